@@ -1,0 +1,1 @@
+"""The asyncio process that drives the PPO dataflow. No torch."""

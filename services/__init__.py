@@ -1,0 +1,1 @@
+"""The trained models and what serves them: one torchrun group per role."""

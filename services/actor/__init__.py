@@ -1,0 +1,1 @@
+"""The actor: policy, frozen reference and rollout engine."""

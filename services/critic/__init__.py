@@ -1,0 +1,1 @@
+"""The critic: value model and value loss."""

@@ -1,0 +1,1 @@
+"""What every trained model is: load, FSDP2, packing, optimizer, checkpoint. Knows no RPC."""

@@ -1,0 +1,1 @@
+"""What every service is: launch, mailbox, gRPC server, ledger."""

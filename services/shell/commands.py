@@ -1,0 +1,93 @@
+"""The contract between the shell and a role: commands that the mailbox runs, and what a role must be able to do.
+
+The shell moves rows and orders work; it knows nothing of PPO. A role (actor, critic, reward) declares its commands; the
+shell serves each as the RPC of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+
+from splitppo.batch import Batch
+from splitppo.v1 import worker_pb2
+
+
+class ReportProgress(Protocol):
+    """Called by the engine loop at token and micro-batch boundaries, on every rank; rank 0's calls are streamed."""
+
+    def __call__(self, done: int, total: int, phase: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command leaves behind; every rank returns one.
+
+    Attributes:
+        columns: new columns for this rank's rows, in the order received; the shell gathers them into the slot.
+            A command that expands rows (Generate) returns a multiple of its rows, grouped by input row.
+        metrics: already reduced over ranks; rank 0's are sent.
+        weights_sha256: answer of ComputeWeightsDigest.
+        durable: the reply waits for it, the mailbox does not (SaveCheckpoint); resolves when
+            all ranks are done.
+    """
+
+    columns: Batch | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    weights_sha256: str = ""
+    durable: Future[None] | None = None
+
+
+@dataclass(frozen=True)
+class Command:
+    """One RPC of a role that goes through the mailbox.
+
+    Attributes:
+        method: name of the RPC, e.g. "Generate".
+        request_type: its request message; has `header` and, where it works on rows, `slot`.
+        columns: columns of the slot that it needs; without them the call is refused (FAILED_PRECONDITION).
+        optional_columns: columns that are passed on where the slot has them.
+        prepare: rank 0, before anything is broadcast: checks request and rows, may add columns; ValueError refuses.
+        shard: rows of each rank; (batch, num_ranks) -> num_ranks index arrays that hold every row once.
+        run: every rank, with its rows (None for a command without a slot).
+        commits: an Update: requires step == committed + 1 and commits it.
+    """
+
+    method: str
+    request_type: type[Message]
+    run: Callable[[Any, Batch | None, ReportProgress], Outcome]
+    columns: Sequence[str] = ()
+    optional_columns: Sequence[str] = ()
+    prepare: Callable[[Any, Batch], Batch] | None = None
+    shard: Callable[[Batch, int], Sequence[NDArray[np.int64]]] | None = None
+    commits: bool = False
+
+
+class Role(Protocol):
+    """A trained or served model behind the shell. Every method is called on every rank, on the main thread."""
+
+    role: worker_pb2.Role
+    num_parameters: int
+
+    def commands(self) -> Sequence[Command]:
+        """The role's own RPCs."""
+        ...
+
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[None]:
+        """Snapshots the role and writes it to `directory` in the background, with rank 0's `service_state`."""
+        ...
+
+    def load_checkpoint(self, directory: Path | None) -> bytes:
+        """Loads what was saved, or the initial model (None), and returns the service state (empty for None)."""
+        ...
+
+    def compute_weights_digest(self) -> str:
+        """sha256 over sorted named_parameters, values only, little-endian fp32; tied weights once."""
+        ...

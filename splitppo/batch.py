@@ -1,0 +1,175 @@
+"""Typed ragged batches: what prompts, rollouts and experience are made of, on the wire and in every process.
+
+A column holds the concatenated values of all rows and the number of values in each row. Nothing is padded here;
+`pad` and `unpad` convert to right-padded [B, T] arrays where vectorised arithmetic wants them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+# The closed set of columns. Aligned with "prompts" or "responses" means: one value per token of it.
+COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "prompts": np.dtype(np.int32),  # token ids
+    "seeds": np.dtype(np.int64),  # one sampling seed per response of the prompt; only before generation
+    "responses": np.dtype(np.int32),  # token ids, the EOS token included where there is one
+    "response_mask": np.dtype(np.uint8),  # aligned with responses; absent: every response token counts
+    "rollout_log_probs": np.dtype(np.float32),  # aligned with responses, as the rollout engine sampled them
+    "old_log_probs": np.dtype(np.float32),  # aligned with responses
+    "ref_log_probs": np.dtype(np.float32),  # aligned with responses
+    "values": np.dtype(np.float32),  # aligned with responses: value of the state before each token
+    "advantages": np.dtype(np.float32),  # aligned with responses
+    "returns": np.dtype(np.float32),  # aligned with responses
+    "mini_batches": np.dtype(np.int32),  # index of the row's mini-batch in each PPO epoch; only inside a group
+}
+
+RESPONSE_ALIGNED = frozenset(
+    {"response_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "advantages", "returns"}
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """Ragged values of one name.
+
+    Attributes:
+        values: [sum(lengths)], all rows back to back.
+        lengths: [num_rows] int32, the number of values in each row.
+    """
+
+    values: Array
+    lengths: NDArray[np.int32]
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[Any] | Array], dtype: np.dtype[Any]) -> Self:
+        """Concatenates rows; an empty list gives a column of no rows."""
+        arrays = [np.asarray(row, dtype=dtype) for row in rows]
+        lengths = np.fromiter((len(array) for array in arrays), dtype=np.int32, count=len(arrays))
+        return cls(np.concatenate(arrays) if arrays else np.empty(0, dtype), lengths)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """[num_rows + 1], where each row starts; the last entry is the number of values."""
+        return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+
+    def rows(self) -> list[Array]:
+        """One view per row."""
+        return np.split(self.values, self.offsets[1:-1]) if self.num_rows else []
+
+    def take(self, indices: Array) -> Column:
+        """The rows at `indices`, in that order; rows may repeat."""
+        starts, lengths = self.offsets[:-1][indices], self.lengths[indices]
+        ends = np.cumsum(lengths, dtype=np.int64)
+        positions = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+        return Column(self.values[positions], lengths)
+
+    def pad(self, width: int | None = None) -> Array:
+        """Right-pads with zeros to [num_rows, width]; the default width is the longest row."""
+        width = int(self.lengths.max(initial=0)) if width is None else width
+        padded = np.zeros((self.num_rows, width), self.values.dtype)
+        padded[self.mask(width)] = self.values
+        return padded
+
+    def mask(self, width: int | None = None) -> NDArray[np.bool_]:
+        """[num_rows, width] bool, true where `pad` puts a value of a row."""
+        width = int(self.lengths.max(initial=0)) if width is None else width
+        return np.arange(width) < self.lengths[:, None]
+
+    def unpad(self, padded: Array) -> Column:
+        """A column of this one's lengths with the values of a right-padded [num_rows, width] array."""
+        return Column(padded[self.mask(padded.shape[1])], self.lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Columns over the same rows.
+
+    Raises:
+        ValueError: a column is unknown, has another dtype than the closed set says, another number of rows, lengths
+            that do not add up to its values, or does not align with `responses`.
+    """
+
+    num_rows: int
+    columns: Mapping[str, Column]
+
+    def __post_init__(self) -> None:
+        for name, column in self.columns.items():
+            expected = COLUMN_DTYPES.get(name)
+            if expected is None:
+                raise ValueError(f"unknown column {name!r}; known: {', '.join(COLUMN_DTYPES)}")
+            if column.values.dtype != expected or column.values.ndim != 1:
+                raise ValueError(
+                    f"column {name!r} must be 1-dimensional {expected}, got {column.values.dtype}"
+                    f" with shape {column.values.shape}"
+                )
+            if column.num_rows != self.num_rows:
+                raise ValueError(f"column {name!r} has {column.num_rows} rows, the batch has {self.num_rows}")
+            if (column.lengths < 0).any() or int(column.lengths.sum(dtype=np.int64)) != len(column.values):
+                raise ValueError(f"column {name!r}: its row lengths do not add up to its {len(column.values)} values")
+        self._check_alignment()
+
+    def _check_alignment(self) -> None:
+        responses = self.columns.get("responses")
+        for name in RESPONSE_ALIGNED & self.columns.keys():
+            if responses is not None and not np.array_equal(self.columns[name].lengths, responses.lengths):
+                raise ValueError(f"column {name!r} must have one value per response token, its row lengths differ")
+
+    @classmethod
+    def from_rows(cls, **rows: Sequence[Sequence[Any] | Array]) -> Self:
+        """Builds a batch from lists of rows, with the dtypes of the closed set."""
+        if unknown := rows.keys() - COLUMN_DTYPES.keys():
+            raise ValueError(f"unknown column {min(unknown)!r}; known: {', '.join(COLUMN_DTYPES)}")
+        columns = {name: Column.from_rows(values, COLUMN_DTYPES[name]) for name, values in rows.items()}
+        return cls(next(iter(columns.values())).num_rows, columns)
+
+    def __getitem__(self, name: str) -> Column:
+        return self.columns[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.columns
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(column.values.nbytes for column in self.columns.values())
+
+    def select(self, names: Iterable[str]) -> Batch:
+        """Only the named columns. KeyError if one is missing."""
+        return Batch(self.num_rows, {name: self.columns[name] for name in names})
+
+    def merge(self, other: Batch) -> Batch:
+        """This batch with the columns of `other` (same rows) added or replaced."""
+        if other.num_rows != self.num_rows:
+            raise ValueError(f"cannot merge a batch of {other.num_rows} rows into one of {self.num_rows}")
+        return Batch(self.num_rows, {**self.columns, **other.columns})
+
+    def take(self, indices: Array) -> Batch:
+        """The rows at `indices`, in that order; rows may repeat."""
+        return Batch(len(indices), {name: column.take(indices) for name, column in self.columns.items()})
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """Rows of all batches, one batch after the other; all must have the same columns."""
+    names = batches[0].columns.keys()
+    if any(batch.columns.keys() != names for batch in batches):
+        raise ValueError("cannot concatenate batches with different columns")
+    return Batch(
+        sum(batch.num_rows for batch in batches),
+        {
+            name: Column(
+                np.concatenate([batch[name].values for batch in batches]),
+                np.concatenate([batch[name].lengths for batch in batches]),
+            )
+            for name in names
+        },
+    )

@@ -1,0 +1,39 @@
+"""Configuration of a run: schema, loading with overrides, the batch plan, digests."""
+
+from splitppo.config.load import ConfigError, dump_config, load_config
+from splitppo.config.schema import (
+    ActorConfig,
+    AlgorithmConfig,
+    CheckpointConfig,
+    Config,
+    CriticConfig,
+    DataConfig,
+    EvaluationConfig,
+    RewardConfig,
+    RolloutConfig,
+    RunConfig,
+    ServiceConfig,
+    ServicesConfig,
+    TrackingConfig,
+    TrainedModelConfig,
+)
+
+__all__ = [
+    "ActorConfig",
+    "AlgorithmConfig",
+    "CheckpointConfig",
+    "Config",
+    "ConfigError",
+    "CriticConfig",
+    "DataConfig",
+    "EvaluationConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "ServiceConfig",
+    "ServicesConfig",
+    "TrackingConfig",
+    "TrainedModelConfig",
+    "dump_config",
+    "load_config",
+]

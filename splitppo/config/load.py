@@ -1,0 +1,114 @@
+"""Reading a configuration: YAML, then `a.b=c` overrides, then validation. Every mistake is one sentence."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from splitppo.config.schema import Config
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names the key or file and what was expected."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's view of numbers: `1e-6` is a float, not a string; a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ConfigError(f"key {key!r} is given twice{node.start_mark}")
+        return super().construct_mapping(node, deep)
+
+
+_FLOAT = re.compile(r"^[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)$|^[-+]?\d+\.([eE][-+]?\d+)?$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads `path`, applies `key.path=value` overrides (values are YAML) and validates.
+
+    Raises:
+        ConfigError: the file cannot be read, a key is unknown, or a value does not fit.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config file {path}: {error}") from error
+    tree = _parse(text, str(path))
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected a mapping of sections, got {type(tree).__name__}")
+    for override in overrides:
+        _apply_override(tree, override)
+    return validate(tree, str(path))
+
+
+def validate(tree: Any, source: str) -> Config:
+    """Validates a plain tree; `source` names it in errors."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: " + "; ".join(_sentences(error))) from error
+
+
+def dump_config(config: Config) -> str:
+    """The resolved configuration as YAML; `load_config` reads it back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _parse(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"override {override!r} must look like key.path=value")
+    *parents, leaf = key.split(".")
+    node: Any = tree
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {override!r}: {parent!r} is not a section")
+    node[leaf] = _parse(value, f"override {override!r}")
+
+
+def _sentences(error: ValidationError) -> Iterable[str]:
+    for item in error.errors(include_url=False):
+        path = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            yield f"unknown key {path!r}{_suggestion(item['loc'])}"
+        elif item["type"] == "missing":
+            yield f"key {path!r} is missing"
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            message = message[:1].lower() + message[1:]
+            where = f"key {path!r}: " if path else ""
+            given = "" if isinstance(item["input"], dict | BaseModel) else f", got {item['input']!r}"
+            yield f"{where}{message}{given}"
+
+
+def _suggestion(location: Sequence[int | str]) -> str:
+    """Nearest known key of the same section, for typing mistakes."""
+    section: Any = Config
+    for part in location[:-1]:
+        field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
+        section = field.annotation if field is not None else None
+    known = list(getattr(section, "model_fields", {}))
+    close = difflib.get_close_matches(str(location[-1]), known, n=1)
+    if close:
+        return f", did you mean {close[0]!r}?"
+    return f"; known here: {', '.join(known)}" if known else ""

@@ -1,0 +1,86 @@
+"""The resolved batch plan: what a step consists of, in numbers, and refusal of what does not divide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from splitppo.config.load import ConfigError
+from splitppo.config.schema import Config, ServiceConfig, TrainedModelConfig
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """Batches of one trained role. Counts of rows are responses, not prompts."""
+
+    role: str
+    num_ranks: int
+    mini_batch_prompts: int
+    mini_batch_rows: int
+    num_mini_batches: int
+    ppo_epochs: int
+    micro_batch: str
+
+    @property
+    def optimizer_steps(self) -> int:
+        return self.num_mini_batches * self.ppo_epochs
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What one step does."""
+
+    prompts: int
+    samples_per_prompt: int
+    roles: tuple[RolePlan, ...]
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * self.samples_per_prompt
+
+    def __str__(self) -> str:
+        lines = [f"step: {self.prompts} prompts x {self.samples_per_prompt} samples = {self.rows} responses"]
+        for role in self.roles:
+            lines.append(
+                f"{role.role}: {role.num_mini_batches} mini-batches of {role.mini_batch_prompts} prompts"
+                f" ({role.mini_batch_rows} responses, about {role.mini_batch_rows / role.num_ranks:g} on each of"
+                f" {role.num_ranks} ranks) x {role.ppo_epochs} epochs = {role.optimizer_steps} optimizer steps;"
+                f" micro-batches of {role.micro_batch}"
+            )
+        return "\n".join(lines)
+
+
+def batch_plan(config: Config) -> BatchPlan:
+    """Resolves the plan.
+
+    Raises:
+        ConfigError: numbers that do not divide, with both numbers and the key to change.
+    """
+    roles = [_role_plan(config, "actor", config.actor, config.services.actor)]
+    if config.uses_critic:
+        roles.append(_role_plan(config, "critic", config.critic, config.services.critic))
+    return BatchPlan(config.data.train_batch_size, config.rollout.n, tuple(roles))
+
+
+def _role_plan(config: Config, role: str, model: TrainedModelConfig, service: ServiceConfig) -> RolePlan:
+    prompts = config.data.train_batch_size
+    mini_batch = model.ppo_mini_batch_size or prompts
+    if prompts % mini_batch:
+        raise ConfigError(
+            f"data.train_batch_size ({prompts}) must be a multiple of {role}.ppo_mini_batch_size ({mini_batch});"
+            f" change {role}.ppo_mini_batch_size"
+        )
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    if model.ppo_micro_batch_size_per_gpu is None and model.ppo_max_token_len_per_gpu < longest:
+        raise ConfigError(
+            f"{role}.ppo_max_token_len_per_gpu ({model.ppo_max_token_len_per_gpu}) must hold one row of"
+            f" data.max_prompt_length + data.max_response_length ({longest}) tokens"
+        )
+    rows = mini_batch * config.rollout.n
+    if rows < service.num_processes:
+        raise ConfigError(
+            f"{role}.ppo_mini_batch_size ({mini_batch}) x rollout.n ({config.rollout.n}) gives fewer rows than"
+            f" services.{role}.num_processes ({service.num_processes}); raise {role}.ppo_mini_batch_size"
+        )
+    fixed = model.ppo_micro_batch_size_per_gpu
+    micro = f"{fixed} rows" if fixed else f"at most {model.ppo_max_token_len_per_gpu} tokens"
+    return RolePlan(role, service.num_processes, mini_batch, rows, prompts // mini_batch, model.ppo_epochs, micro)

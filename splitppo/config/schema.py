@@ -1,0 +1,263 @@
+"""The configuration tree: one YAML per run, read by every process.
+
+Every model is frozen and refuses unknown keys. Field names are verl's where verl has a name for the thing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+def _one_or_many(value: Any) -> Any:
+    """Lets a single entry stand for a list of one."""
+    return value if isinstance(value, list | tuple) else [value]
+
+
+Paths = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
+Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_one_or_many)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+Schedule = Literal["serial", "gather", "overlap"]
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, closed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class RunConfig(Section):
+    """The run as a whole."""
+
+    dir: Path = Field(description="run folder; storage that the controller and all ranks share")
+    name: str = Field("splitppo", description="name in trackers and logs", min_length=1)
+    seed: int = Field(1, ge=0, lt=2**31, description="seeds prompt order, sampling and new model heads")
+    total_steps: int = Field(ge=1, description="PPO steps of the whole run")
+    stop_after_step: PositiveInt | None = Field(None, description="stop early after this step; changes no schedule")
+    schedule: Schedule = Field("gather", description="serial | gather | overlap: what may run at the same time")
+    resume: str = Field("auto", description="auto | disable | path of a global_step_N folder", min_length=1)
+
+
+class DataConfig(Section):
+    """Prompts: which files, how many per step, how long."""
+
+    train_files: Paths = Field(description="parquet or JSONL files with the training prompts", min_length=1)
+    val_files: Paths = Field((), description="parquet or JSONL files with the validation prompts")
+    train_batch_size: PositiveInt = Field(description="prompts per step")
+    max_prompt_length: PositiveInt = Field(512, description="tokens; longer prompts are filtered or truncated")
+    max_response_length: PositiveInt = Field(512, description="tokens sampled at most per response")
+    prompt_key: str = Field("prompt", description="column that holds the chat messages or the plain prompt")
+    max_samples: PositiveInt | None = Field(None, description="use only the first N training rows")
+    val_max_samples: PositiveInt | None = Field(None, description="use only the first N validation rows")
+    shuffle: bool = Field(True, description="a new prompt order in each epoch, a function of seed and epoch")
+    filter_overlong_prompts: bool = Field(True, description="drop prompts longer than max_prompt_length")
+    truncation: Literal["error", "left", "right", "middle"] = Field(
+        "error", description="what happens to an overlong prompt that is not filtered; the side that is cut"
+    )
+    tokenizer: str | None = Field(None, description="folder or hub name; default: actor.model")
+    chat_template: Path | None = Field(None, description="Jinja file that replaces the tokenizer's chat template")
+    apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to the template")
+
+
+class RolloutConfig(Section):
+    """Sampling of training responses, and the engine that does it."""
+
+    backend: Literal["hf"] = Field("hf", description="rollout engine")
+    n: PositiveInt = Field(1, description="responses per prompt")
+    temperature: float = Field(1.0, gt=0.0, description="divides the logits, in sampling and in log-probs")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="nucleus; 1 keeps every token")
+    top_k: int = Field(0, ge=0, description="most likely tokens kept; 0 keeps every token")
+    max_batch_size: PositiveInt = Field(256, description="rows that one rank decodes together")
+
+
+class AlgorithmConfig(Section):
+    """Advantages and the KL penalty in the reward."""
+
+    adv_estimator: str = Field("gae", description="gae | grpo (see controller/advantages.py for all)")
+    gamma: Fraction = Field(1.0, description="discount")
+    lam: Fraction = Field(1.0, description="GAE lambda")
+    norm_adv_by_std_in_grpo: bool = Field(True, description="off: Dr. GRPO")
+    use_kl_in_reward: bool = Field(False, description="subtract kl_coef * KL from every token's reward")
+    kl_penalty: str = Field("kl", description="kl (k1) | abs | mse (k2) | low_var_kl (k3)")
+    kl_coef: float = Field(0.001, ge=0.0, description="initial coefficient of the KL in the reward")
+    kl_ctrl: Literal["fixed", "adaptive"] = Field("fixed", description="adaptive: Ziegler et al., 2019")
+    kl_target: float = Field(0.1, gt=0.0, description="adaptive: KL to hold, nats")
+    kl_horizon: PositiveInt = Field(10_000, description="adaptive: samples over which the coefficient moves")
+
+
+class TrainedModelConfig(Section):
+    """What actor and critic have in common: model, optimiser, batching, placement of compute."""
+
+    model: str = Field(description="local folder or hub name", min_length=1)
+    dtype: Literal["fp32", "bf16"] = Field("fp32", description="compute; master weights and optimiser are fp32")
+    lr: float = Field(ge=0.0, description="peak learning rate")
+    lr_schedule: Literal["constant", "cosine", "linear"] = Field("constant", description="after warm-up; per step")
+    lr_warmup_steps: int = Field(0, ge=0, description="linear warm-up, in steps")
+    lr_decay_steps: PositiveInt | None = Field(None, description="step at which cosine or linear reaches its minimum")
+    lr_min_ratio: Fraction = Field(0.0, description="floor of the decay, as a share of lr")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="AdamW")
+    eps: float = Field(1e-8, gt=0.0, description="AdamW")
+    weight_decay: float = Field(0.01, ge=0.0, description="AdamW")
+    grad_clip: float = Field(1.0, gt=0.0, description="maximal global gradient norm")
+    ppo_mini_batch_size: PositiveInt | None = Field(
+        None, description="prompts per optimiser step; default: data.train_batch_size (critic: as actor)"
+    )
+    ppo_epochs: PositiveInt = Field(1, description="passes over the experience per step")
+    shuffle: bool = Field(False, description="mini-batches drawn in a new order in each epoch")
+    ppo_micro_batch_size_per_gpu: PositiveInt | None = Field(
+        None, description="rows per micro-batch; default: dynamic, by ppo_max_token_len_per_gpu"
+    )
+    ppo_max_token_len_per_gpu: PositiveInt = Field(16_384, description="token budget of a dynamic micro-batch")
+    use_remove_padding: bool | None = Field(
+        None, description="pack rows without padding; default: on GPU yes, on CPU no (length-sorted, trimmed padding)"
+    )
+    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
+        Field("token-mean", description="how token losses become one number; denominators are the mini-batch's")
+    )
+
+    @model_validator(mode="after")
+    def _decay_needs_an_end(self) -> TrainedModelConfig:
+        if self.lr_schedule != "constant" and self.lr_decay_steps is None:
+            raise ValueError(f"lr_schedule {self.lr_schedule!r} needs lr_decay_steps")
+        return self
+
+
+class ActorConfig(TrainedModelConfig):
+    """The policy and its loss."""
+
+    lr: float = Field(1e-6, ge=0.0, description="peak learning rate")
+    clip_ratio: float = Field(0.2, gt=0.0, lt=1.0, description="PPO clip range")
+    clip_ratio_low: float | None = Field(None, gt=0.0, lt=1.0, description="lower clip range; default clip_ratio")
+    clip_ratio_high: float | None = Field(None, gt=0.0, description="upper clip range; default clip_ratio")
+    clip_ratio_c: float = Field(3.0, gt=1.0, description="dual clip for negative advantages")
+    entropy_coeff: float = Field(0.0, description="weight of the entropy bonus")
+    use_kl_loss: bool = Field(False, description="add kl_loss_coef * KL(policy, reference) to the loss")
+    kl_loss_coef: float = Field(0.001, ge=0.0, description="weight of the KL in the loss")
+    kl_loss_type: str = Field("low_var_kl", description="kl (k1) | abs | mse (k2) | low_var_kl (k3), each also with +")
+
+
+class CriticConfig(TrainedModelConfig):
+    """The value model and its loss."""
+
+    model: str = Field("", description="local folder or hub name; default: actor.model")
+    lr: float = Field(1e-5, ge=0.0, description="peak learning rate")
+    cliprange_value: float = Field(0.5, gt=0.0, description="range of the value clip around the old values")
+    warmup_steps: int = Field(0, ge=0, description="first steps that update the critic only")
+
+
+class RewardConfig(Section):
+    """Rule-based scoring of responses, in worker processes."""
+
+    custom_function_path: Path | None = Field(None, description="Python file with a user's scoring function")
+    custom_function_name: str = Field("compute_score", description="its name in that file")
+    num_workers: PositiveInt = Field(1, description="scoring processes")
+    timeout_s: float = Field(30.0, gt=0.0, description="seconds per call; a call that takes longer scores 0, counted")
+    num_examine: int = Field(0, ge=0, description="training samples printed per data source and step")
+
+
+class EvaluationConfig(Section):
+    """Validation on held-out prompts."""
+
+    test_freq: int = Field(-1, ge=-1, description="steps between validations; -1: only before and after the run")
+    val_before_train: bool = Field(True, description="validate the initial policy (step 0)")
+    n: PositiveInt = Field(1, description="responses per validation prompt")
+    temperature: float = Field(0.0, ge=0.0, description="0 is greedy")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="nucleus")
+    top_k: int = Field(0, ge=0, description="0 keeps every token")
+    batch_size: PositiveInt = Field(1024, description="prompts per Generate call")
+    num_examine: int = Field(1, ge=0, description="samples printed per data source")
+    min_accuracy: Fraction = Field(0.0, description="exit 1 if the final overall accuracy is lower; 0: off")
+
+
+class CheckpointConfig(Section):
+    """Pair checkpoints."""
+
+    save_freq: int = Field(-1, ge=-1, description="steps between checkpoints, and after the last step; -1: off")
+    keep: PositiveInt = Field(3, description="newest checkpoints kept")
+    save_hf_model: bool = Field(False, description="also write Hugging Face folders")
+
+
+class TrackingConfig(Section):
+    """What is written down beside metrics.jsonl."""
+
+    trackers: tuple[Literal["tensorboard"], ...] = Field(("tensorboard",), description="besides JSONL")
+    sample_freq: int = Field(10, ge=-1, description="steps between printed sample generations; -1: off")
+    num_samples: PositiveInt = Field(2, description="generations printed each time")
+    dump_rollouts: bool = Field(False, description="write every training and validation rollout as JSONL")
+
+
+class ServiceConfig(Section):
+    """Where one group runs."""
+
+    num_processes: PositiveInt = Field(1, description="ranks, started by services.launch: local")
+    devices: Indices = Field((), description="GPU indices, one per rank; empty: CPU")
+    cpus: Indices = Field((), description="CPU cores of the group; empty: all")
+    threads: PositiveInt = Field(1, description="compute threads per process")
+    address: str = Field("", description="host:port the controller connects to (launch: external)")
+    bind: str = Field("127.0.0.1:0", description="host:port rank 0 listens on; port 0 takes a free one")
+
+    @model_validator(mode="after")
+    def _one_device_per_rank(self) -> ServiceConfig:
+        if self.devices and len(self.devices) != self.num_processes:
+            raise ValueError(f"devices lists {len(self.devices)} GPUs for num_processes {self.num_processes}")
+        return self
+
+
+class ServicesConfig(Section):
+    """The groups and how the controller reaches them."""
+
+    launch: Literal["local", "external"] = Field("local", description="local: the controller starts both groups")
+    actor: ServiceConfig = Field(default_factory=lambda: ServiceConfig.model_validate({}))
+    critic: ServiceConfig = Field(default_factory=lambda: ServiceConfig.model_validate({}))
+    start_timeout_s: float = Field(300.0, gt=0.0, description="until a group answers")
+    progress_timeout_s: float = Field(600.0, gt=0.0, description="longest silence of a running command")
+    max_queued_commands: PositiveInt = Field(16, description="mailbox bound of a service")
+    max_batch_bytes: PositiveInt = Field(4 << 30, description="largest batch a service takes")
+
+
+class Config(Section):
+    """The whole configuration of a run."""
+
+    run: RunConfig
+    data: DataConfig
+    rollout: RolloutConfig = Field(default_factory=lambda: RolloutConfig.model_validate({}))
+    algorithm: AlgorithmConfig = Field(default_factory=lambda: AlgorithmConfig.model_validate({}))
+    actor: ActorConfig
+    critic: CriticConfig = Field(default_factory=lambda: CriticConfig.model_validate({}))
+    reward: RewardConfig = Field(default_factory=lambda: RewardConfig.model_validate({}))
+    evaluation: EvaluationConfig = Field(default_factory=lambda: EvaluationConfig.model_validate({}))
+    checkpoint: CheckpointConfig = Field(default_factory=lambda: CheckpointConfig.model_validate({}))
+    tracking: TrackingConfig = Field(default_factory=lambda: TrackingConfig.model_validate({}))
+    services: ServicesConfig = Field(default_factory=lambda: ServicesConfig.model_validate({}))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derived_defaults(cls, tree: Any) -> Any:
+        """Fills the defaults that come from another section, so that the resolved config shows them."""
+        if not isinstance(tree, dict):
+            return tree
+        sections = {name: dict(tree[name]) for name in ("actor", "critic", "data") if isinstance(tree.get(name), dict)}
+        actor, data, critic = sections.get("actor", {}), sections.get("data", {}), sections.setdefault("critic", {})
+        if actor.get("ppo_mini_batch_size") is None and "train_batch_size" in data:
+            actor["ppo_mini_batch_size"] = data["train_batch_size"]
+        if "model" in actor and not critic.get("model"):
+            critic["model"] = actor["model"]
+        if critic.get("ppo_mini_batch_size") is None:
+            critic["ppo_mini_batch_size"] = actor.get("ppo_mini_batch_size")
+        if data and data.get("tokenizer") is None:
+            data["tokenizer"] = actor.get("model")
+        return {**tree, **sections}
+
+    @property
+    def uses_critic(self) -> bool:
+        """A critic group exists iff the estimator needs values."""
+        return self.algorithm.adv_estimator == "gae"
+
+    @property
+    def uses_reference(self) -> bool:
+        """A reference exists iff KL is used, in the reward or in the loss."""
+        return self.algorithm.use_kl_in_reward or self.actor.use_kl_loss

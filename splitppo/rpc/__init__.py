@@ -1,0 +1,1 @@
+"""Codec, channel and server options, errors <-> status, retry."""

@@ -1,0 +1,1 @@
+"""Stubs generated from proto/splitppo/v1 by `make proto`; never edited by hand."""
