@@ -1,0 +1,209 @@
+"""Batches on the wire: a header that says everything about the columns, then their bytes in checksummed chunks.
+
+The sender copies the payload once (protobuf takes only `bytes`); the receiver checks the header before it takes memory,
+then copies every chunk once, to its final place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from splitppo.batch import COLUMN_DTYPES, RESPONSE_ALIGNED, Batch, Column
+from splitppo.rpc.errors import CorruptBatch, InvalidBatch
+from splitppo.v1 import batch_pb2
+
+CHUNK_BYTES = 1 << 20
+
+# "mini_batches" is made and used inside a group and never travels.
+WIRE_COLUMNS = frozenset(COLUMN_DTYPES) - {"mini_batches"}
+
+_WIRE_DTYPES: Mapping[np.dtype[Any], batch_pb2.DType] = {
+    np.dtype(np.int32): batch_pb2.DTYPE_INT32,
+    np.dtype(np.int64): batch_pb2.DTYPE_INT64,
+    np.dtype(np.float32): batch_pb2.DTYPE_FLOAT32,
+    np.dtype(np.uint8): batch_pb2.DTYPE_UINT8,
+}
+
+
+def encode(batch: Batch, slot: batch_pb2.Slot) -> tuple[batch_pb2.BatchHeader, Iterator[batch_pb2.BatchChunk]]:
+    """The header of a batch and its chunks, made one at a time as the stream asks for them.
+
+    The columns must not change until the last chunk is taken.
+
+    Raises:
+        ValueError: the batch has no column, or one that never travels.
+    """
+    if not batch.columns:
+        raise ValueError("a batch needs at least one column to be sent")
+    if strange := batch.columns.keys() - WIRE_COLUMNS:
+        raise ValueError(f"column {min(strange)!r} is used inside a group only and cannot be sent")
+    header = batch_pb2.BatchHeader(slot=slot, num_rows=batch.num_rows, total_bytes=batch.num_bytes)
+    views = []
+    for name, column in batch.columns.items():
+        dtype = COLUMN_DTYPES[name]
+        header.columns.add(name=name, dtype=_WIRE_DTYPES[dtype], lengths=column.lengths.tolist())
+        views.append(np.ascontiguousarray(column.values, dtype.newbyteorder("<")).view(np.uint8).data)
+    return header, _chunks(views)
+
+
+def _chunks(views: list[memoryview]) -> Iterator[batch_pb2.BatchChunk]:
+    """The bytes of all views, back to back, in chunks of CHUNK_BYTES; the last one is shorter."""
+    offset, parts, filled = 0, [], 0
+    for view in views:
+        start = 0
+        while start < len(view):
+            part = view[start : start + CHUNK_BYTES - filled]
+            parts.append(part)
+            start, filled = start + len(part), filled + len(part)
+            if filled == CHUNK_BYTES:
+                yield _chunk(offset, parts)
+                offset, parts, filled = offset + filled, [], 0
+    if filled:
+        yield _chunk(offset, parts)
+
+
+def _chunk(offset: int, parts: list[memoryview]) -> batch_pb2.BatchChunk:
+    payload = b"".join(parts)
+    return batch_pb2.BatchChunk(offset=offset, payload=payload, checksum=xxhash.xxh3_64_intdigest(payload))
+
+
+class BatchReceiver:
+    """Puts a batch together from its header and chunks; memory is taken only for a header that passed every check.
+
+    Raises:
+        InvalidBatch: the header breaks the closed schema or contradicts itself, or is over `max_bytes`.
+    """
+
+    def __init__(self, header: batch_pb2.BatchHeader, max_bytes: int) -> None:
+        columns = _check_header(header, max_bytes)
+        self._num_rows = header.num_rows
+        self._total_bytes = header.total_bytes
+        self._received_bytes = 0
+        self._columns = {
+            name: Column(np.empty(int(lengths.sum(dtype=np.int64)), COLUMN_DTYPES[name].newbyteorder("<")), lengths)
+            for name, lengths in columns.items()
+        }
+        # What is still to be filled, in the order of the stream.
+        self._targets = [column.values.view(np.uint8).data for column in self._columns.values()]
+
+    @property
+    def received_bytes(self) -> int:
+        return self._received_bytes
+
+    def add(self, chunk: batch_pb2.BatchChunk) -> None:
+        """Checks the next chunk and copies it to its place.
+
+        Raises:
+            InvalidBatch: the chunk is empty, too large, not the next one, or reaches beyond the batch.
+            CorruptBatch: the payload does not have the chunk's checksum.
+        """
+        payload = chunk.payload  # every access copies
+        if not 0 < len(payload) <= CHUNK_BYTES:
+            raise InvalidBatch(f"a chunk must hold 1 to {CHUNK_BYTES} bytes, got {len(payload)}")
+        if chunk.offset != self._received_bytes:
+            fault = "leaves a gap" if chunk.offset > self._received_bytes else "overlaps what was sent before"
+            raise InvalidBatch(f"chunk at byte {chunk.offset} {fault}: byte {self._received_bytes} comes next")
+        if chunk.offset + len(payload) > self._total_bytes:
+            raise InvalidBatch(f"chunk at byte {chunk.offset} ends beyond the batch's {self._total_bytes} bytes")
+        if xxhash.xxh3_64_intdigest(payload) != chunk.checksum:
+            raise CorruptBatch(f"chunk at byte {chunk.offset}: the payload does not have the checksum sent with it")
+        self._fill(memoryview(payload))
+
+    def _fill(self, payload: memoryview) -> None:
+        self._received_bytes += len(payload)
+        while payload:
+            target = self._targets[0]
+            taken = min(len(target), len(payload))
+            target[:taken] = payload[:taken]
+            payload = payload[taken:]
+            self._targets[0] = target[taken:]
+            if taken == len(target):
+                self._targets.pop(0)
+
+    def finish(self) -> Batch:
+        """The complete batch.
+
+        Raises:
+            InvalidBatch: bytes are missing.
+        """
+        if self._received_bytes != self._total_bytes:
+            raise InvalidBatch(f"the stream ended after {self._received_bytes} of {self._total_bytes} bytes")
+        return Batch(self._num_rows, self._columns)
+
+
+def _check_header(header: batch_pb2.BatchHeader, max_bytes: int) -> dict[str, NDArray[np.int32]]:
+    """Row lengths of every column, in the header's order, once everything in the header is known to be consistent."""
+    if not header.columns:
+        raise InvalidBatch("a batch needs at least one column")
+    lengths: dict[str, NDArray[np.int32]] = {}
+    column_bytes = 0
+    for spec in header.columns:
+        if spec.name in lengths:
+            raise InvalidBatch(f"column {spec.name!r} is given twice")
+        lengths[spec.name] = _check_column(spec, header.num_rows)
+        column_bytes += int(lengths[spec.name].sum(dtype=np.int64)) * COLUMN_DTYPES[spec.name].itemsize
+    for name in RESPONSE_ALIGNED & lengths.keys():
+        if "responses" in lengths and not np.array_equal(lengths[name], lengths["responses"]):
+            raise InvalidBatch(f"column {name!r} must have one value per response token, its row lengths differ")
+    if column_bytes != header.total_bytes:
+        raise InvalidBatch(f"total_bytes is {header.total_bytes}, but the row lengths add up to {column_bytes} bytes")
+    if column_bytes > max_bytes:
+        raise InvalidBatch(
+            f"a batch of {column_bytes} bytes is over the limit of {max_bytes} (services.max_batch_bytes)"
+        )
+    return lengths
+
+
+def _check_column(spec: batch_pb2.ColumnSpec, num_rows: int) -> NDArray[np.int32]:
+    if spec.name not in WIRE_COLUMNS:
+        raise InvalidBatch(f"unknown column {spec.name!r}; known: {', '.join(sorted(WIRE_COLUMNS))}")
+    expected = _WIRE_DTYPES[COLUMN_DTYPES[spec.name]]
+    if spec.dtype != expected:
+        names = batch_pb2.DType.DESCRIPTOR.values_by_number
+        got = names[spec.dtype].name if spec.dtype in names else spec.dtype
+        raise InvalidBatch(f"column {spec.name!r} must be {names[expected].name}, got {got}")
+    if len(spec.lengths) != num_rows:
+        raise InvalidBatch(f"column {spec.name!r} has {len(spec.lengths)} row lengths, the batch has {num_rows} rows")
+    lengths = np.array(spec.lengths, dtype=np.int64)
+    if lengths.max(initial=0) > np.iinfo(np.int32).max:
+        raise InvalidBatch(f"column {spec.name!r} has a row of {lengths.max()} values, more than a row can hold")
+    return lengths.astype(np.int32)
+
+
+async def receive_batch(
+    parts: AsyncIterable[Any],
+    max_bytes: int,
+    open_header: Callable[[Any], batch_pb2.BatchHeader] = lambda header: header,
+) -> tuple[batch_pb2.BatchHeader, Batch]:
+    """Receives a whole batch stream: a header, once and first, then chunks.
+
+    Args:
+        parts: PutBatchRequest or GetBatchResponse messages.
+        max_bytes: largest batch that is taken.
+        open_header: checks what stands around the batch's header (PutBatchHeader) and unwraps it.
+
+    Raises:
+        InvalidBatch, CorruptBatch: the stream is malformed; whatever `open_header` raises.
+    """
+    receiver, batch_header = None, batch_pb2.BatchHeader()
+    async for part in parts:
+        kind = part.WhichOneof("part")
+        if kind == "header":
+            if receiver is not None:
+                raise InvalidBatch("a batch stream has one header, got a second one")
+            batch_header = open_header(part.header)
+            receiver = BatchReceiver(batch_header, max_bytes)
+        elif receiver is None:
+            raise InvalidBatch("a batch stream begins with its header")
+        elif kind == "chunk":
+            receiver.add(part.chunk)
+        else:
+            raise InvalidBatch("a batch stream holds a header and chunks, got an empty message")
+    if receiver is None:
+        raise InvalidBatch("the stream ended before its header")
+    return batch_header, receiver.finish()
