@@ -5,13 +5,13 @@ back from `error_from_rpc`. What the status code does not say (reason, role, ran
 google.rpc.ErrorInfo in the rich status.
 """
 
-# ruff: noqa: N818 - the names are the sentence: `raise QueueFull`
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -254,7 +254,10 @@ def _error_info(error: Any) -> error_details_pb2.ErrorInfo | None:
     for key, value in (error.trailing_metadata() if hasattr(error, "trailing_metadata") else None) or ():
         if key != "grpc-status-details-bin":
             continue
-        status = status_pb2.Status.FromString(value)
+        try:
+            status = status_pb2.Status.FromString(value)
+        except DecodeError:
+            return None
         for detail in status.details:
             info = error_details_pb2.ErrorInfo()
             if detail.Unpack(info) and info.domain == ERROR_DOMAIN and status.code != code_pb2.OK:
