@@ -1,0 +1,127 @@
+"""Policy losses, KL estimates and their sum: the actor's loss per response token.
+
+Everything here is per token; a token's weight says how it enters the mini-batch's loss, so that the loss is a plain
+weighted sum, whatever the split into micro-batches and ranks.
+
+Shapes: N response tokens of all rows of a micro-batch, packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Log-ratios are clamped to this before they are exponentiated.
+MAX_LOG_RATIO = 20.0
+# Bound of the k3 estimate.
+MAX_K3 = 10.0
+
+
+@dataclass(frozen=True)
+class ClipRange:
+    """Bounds of the probability ratio: [1 - low, 1 + high], and `dual` (> 1) for negative advantages."""
+
+    low: float
+    high: float
+    dual: float
+
+
+@dataclass(frozen=True)
+class TokenValues:
+    """What a loss says about each token.
+
+    Attributes:
+        loss: [N] float32, differentiable.
+        metrics: [N] float32 each, without gradient; reported as means over the tokens of the mask.
+    """
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor]
+
+
+# (log_probs_N, old_log_probs_N, advantages_N, clip) -> TokenValues
+PolicyLoss = Callable[[Tensor, Tensor, Tensor, ClipRange], TokenValues]
+
+
+def vanilla(log_probs_N: Tensor, old_log_probs_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> TokenValues:
+    """PPO clip (Schulman et al., 2017, eq. 7) with dual clip (Ye et al., 2020, eq. 5).
+
+    With r = exp(d): c1 = max(-A r, -A clip(r)); where A < 0 the loss is min(-A * dual, c1), else c1. Metrics:
+    pg_clipfrac (the clipped term is the larger one), pg_clipfrac_lower (the dual clip acts), ppo_kl (-d).
+    """
+    log_ratio_N = (log_probs_N - old_log_probs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio_N = log_ratio_N.exp()
+    unclipped_N = -advantages_N * ratio_N
+    clipped_N = -advantages_N * ratio_N.clamp(1.0 - clip.low, 1.0 + clip.high)
+    single_N = torch.maximum(unclipped_N, clipped_N)
+    ceiling_N = -advantages_N * clip.dual
+    negative_N = advantages_N < 0
+    loss_N = torch.where(negative_N, torch.minimum(ceiling_N, single_N), single_N)
+    metrics = {
+        "pg_clipfrac": (clipped_N > unclipped_N).float(),
+        "pg_clipfrac_lower": (negative_N & (single_N > ceiling_N)).float(),
+        "ppo_kl": -log_ratio_N.detach(),
+    }
+    return TokenValues(loss_N, metrics)
+
+
+# Names that actor.loss_mode may take.
+POLICY_LOSSES: Mapping[str, PolicyLoss] = {"vanilla": vanilla}
+
+
+def _k1(log_probs_N: Tensor, ref_log_probs_N: Tensor) -> Tensor:
+    return log_probs_N - ref_log_probs_N
+
+
+def _abs(log_probs_N: Tensor, ref_log_probs_N: Tensor) -> Tensor:
+    return (log_probs_N - ref_log_probs_N).abs()
+
+
+def _k2(log_probs_N: Tensor, ref_log_probs_N: Tensor) -> Tensor:
+    return 0.5 * (log_probs_N - ref_log_probs_N).square()
+
+
+def _k3(log_probs_N: Tensor, ref_log_probs_N: Tensor) -> Tensor:
+    log_ratio_N = (ref_log_probs_N - log_probs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (log_ratio_N.exp() - log_ratio_N - 1.0).clamp(-MAX_K3, MAX_K3)
+
+
+_KL_ESTIMATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "kl": _k1,
+    "k1": _k1,
+    "abs": _abs,
+    "mse": _k2,
+    "k2": _k2,
+    "low_var_kl": _k3,
+    "k3": _k3,
+}
+# Names that actor.kl_loss_type may take.
+KL_ESTIMATES = frozenset(_KL_ESTIMATES) | frozenset(f"{name}+" for name in _KL_ESTIMATES)
+
+
+def kl_estimate(log_probs_N: Tensor, ref_log_probs_N: Tensor, name: str) -> Tensor:
+    """Estimates KL(policy, reference) at each token (Schulman, 2020, "Approximating KL divergence").
+
+    Args:
+        log_probs_N: [N] float32, of the policy; gradients flow through it.
+        ref_log_probs_N: [N] float32, of the reference.
+        name: kl or k1 (lp - ref), abs, mse or k2 (squared, halved), low_var_kl or k3 (e^k - k - 1 with k = ref - lp).
+            A trailing "+" keeps the value and takes k2's gradient, which is that of the true KL in expectation.
+
+    Returns:
+        [N] float32.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    estimate = _KL_ESTIMATES.get(name.removesuffix("+"))
+    if estimate is None:
+        raise ValueError(f"unknown KL estimate {name!r}; known: {', '.join(sorted(KL_ESTIMATES))}")
+    value_N = estimate(log_probs_N, ref_log_probs_N)
+    if not name.endswith("+"):
+        return value_N
+    gradient_N = _k2(log_probs_N, ref_log_probs_N)
+    return value_N.detach() + gradient_N - gradient_N.detach()

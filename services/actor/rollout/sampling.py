@@ -1,0 +1,100 @@
+"""Drawing tokens: a random number that belongs to (seed, position), and the distribution that it is put into.
+
+A random number is a pure function of the response's seed and the token's position, so a response depends neither on the
+rows that it is batched with nor on the rank that samples it.
+
+Shapes: R rows decoded together, T response tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from services.actor.rollout.protocol import Sampling
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of an unsigned 64-bit number."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _shift_right(bits: Tensor, count: int) -> Tensor:
+    """Logical right shift of int64, whose own shift copies the sign bit."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """The output function of SplitMix64 (Steele et al., 2014); int64 products wrap as uint64 ones do."""
+    bits = (bits ^ _shift_right(bits, 30)) * _MIX_1
+    bits = (bits ^ _shift_right(bits, 27)) * _MIX_2
+    return bits ^ _shift_right(bits, 31)
+
+
+def uniforms(seeds_R: Tensor, num_positions: int) -> Tensor:
+    """One number in [0, 1) for each row and position: SplitMix64 started at the mixed seed, one output per position.
+
+    Args:
+        seeds_R: [R] int64.
+        num_positions: T.
+
+    Returns:
+        [R, T] float64 with 53 random bits; column t depends on the row's seed and t alone.
+    """
+    positions_T = torch.arange(1, num_positions + 1, dtype=torch.int64, device=seeds_R.device)
+    bits_RT = _mix(_mix(seeds_R + _GOLDEN)[:, None] + positions_T * _GOLDEN)
+    return _shift_right(bits_RT, 11).double() * 2.0**-53
+
+
+def sample_tokens(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Draws one token per row by inverting the cumulative distribution in vocabulary order.
+
+    Args:
+        logits_RV: [R, V], any float type.
+        uniforms_R: [R] float64 in [0, 1); ignored when greedy.
+        sampling: temperature, top_k, top_p.
+
+    Returns:
+        (tokens [R] int64, log_probs [R] float32 before top-k and top-p, see `Rollout`).
+    """
+    logits_RV = logits_RV.float()
+    if sampling.temperature == 0.0:
+        tokens_R = logits_RV.argmax(dim=-1)
+        return tokens_R, _log_probs(logits_RV, tokens_R)
+    if sampling.temperature != 1.0:
+        logits_RV = logits_RV / sampling.temperature
+    probs_RV = _truncate(logits_RV.softmax(dim=-1), sampling)
+    cumulative_RV = probs_RV.cumsum(dim=-1, dtype=torch.float64)
+    # Strictly under the total, so the first entry above it is always a token of positive probability.
+    targets_R1 = uniforms_R[:, None] * cumulative_RV[:, -1:]
+    tokens_R = torch.searchsorted(cumulative_RV, targets_R1, right=True).squeeze(-1)
+    tokens_R = tokens_R.clamp_(max=logits_RV.shape[-1] - 1)  # NaN logits must not become an index
+    return tokens_R, _log_probs(logits_RV, tokens_R)
+
+
+def _log_probs(logits_RV: Tensor, tokens_R: Tensor) -> Tensor:
+    chosen_R = logits_RV.gather(-1, tokens_R[:, None]).squeeze(-1)
+    return chosen_R - logits_RV.logsumexp(dim=-1)
+
+
+def _truncate(probs_RV: Tensor, sampling: Sampling) -> Tensor:
+    """Sets what top-k and top-p cut off to 0; the rest is not renormalised.
+
+    top-p keeps the smallest set of most likely tokens that holds at least that share of what top-k has left.
+    """
+    keeps_all_k = sampling.top_k == 0 or sampling.top_k >= probs_RV.shape[-1]
+    if keeps_all_k and sampling.top_p == 1.0:
+        return probs_RV
+    sorted_RV, order_RV = probs_RV.sort(dim=-1, descending=True, stable=True)
+    if not keeps_all_k:
+        sorted_RV[:, sampling.top_k :] = 0.0
+    if sampling.top_p < 1.0:
+        cumulative_RV = sorted_RV.cumsum(dim=-1, dtype=torch.float64)
+        before_RV = cumulative_RV - sorted_RV
+        sorted_RV = sorted_RV.masked_fill(before_RV >= sampling.top_p * cumulative_RV[:, -1:], 0.0)
+    return torch.zeros_like(probs_RV).scatter_(-1, order_RV, sorted_RV)
