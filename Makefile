@@ -1,0 +1,48 @@
+# Everything a newcomer or CI calls. Settings: PYTHON (interpreter for the environment), LOCK (cpu | cuda), VENV.
+PYTHON ?= python3
+LOCK ?= cpu
+VENV ?= .venv
+ARGS ?=
+
+PY = $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev quickstart test check check-stubs proto bench lock
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
+	  printf '  make %-12s %s\n' "$$name" "$$what"; done
+
+setup:  ## make the environment from requirements/$(LOCK).txt
+	@$(PYTHON) tools/install.py --lock $(LOCK) --venv $(VENV)
+
+setup-dev:  ## the same, with the tools for tests and checks
+	@$(PYTHON) tools/install.py --lock $(LOCK) --dev --venv $(VENV)
+
+quickstart: setup  ## PPO teaches a tiny model to sort letters, in runs/quickstart; ARGS="key=value ..." overrides
+	@$(PY) -m recipes.sort_letters.quickstart $(ARGS)
+
+test: setup-dev  ## every test but those that need a GPU
+	$(PY) -m pytest -m "not gpu" $(ARGS)
+
+check: setup-dev check-stubs  ## lint, format, types, import rules, generated stubs
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+check-stubs: setup-dev
+	@generated=$$(mktemp -d) && trap 'rm -rf "$$generated"' EXIT && $(PY) tools/stubs.py --out "$$generated" \
+	  && diff -r -x __init__.py -x __pycache__ "$$generated/splitppo/v1" splitppo/v1 \
+	  || { echo "splitppo/v1 differs from what proto/ generates: run make proto and commit the result"; exit 1; }
+
+proto: setup-dev  ## regenerate splitppo/v1 from proto/
+	$(PY) tools/stubs.py --out .
+
+bench: setup-dev  ## benchmarks: overlap of actor and critic, transport
+	$(PY) -m benchmarks.transport
+	$(PY) -m benchmarks.overlap
+
+lock: setup-dev  ## resolve pyproject.toml again and write requirements/*.txt
+	$(PY) -m pip install --quiet -r requirements/installer.txt
+	$(PY) tools/lock.py

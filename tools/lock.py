@@ -1,0 +1,60 @@
+"""Writes the locks in requirements/ from pyproject.toml and requirements/constraints.txt.
+
+One resolution, for Linux x86_64 and Python 3.11, with torch's CUDA build, gives requirements/cuda.txt. The CPU build of
+torch depends on the same packages except for CUDA's, so requirements/cpu.txt is that resolution without them: no CPU
+wheel needs to be reachable to write the locks, and what both have in common cannot differ. requirements/controller.txt
+is a controller's machine, without torch; requirements/dev.txt is what the development tools add on top of cpu or cuda.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements"
+CUDA_ONLY = ("cuda-", "nvidia-", "triton==")
+HEADER = "# {what}\n# Written by `make lock` from pyproject.toml; do not edit.\n"
+
+
+def main() -> None:
+    """Resolves everything first and writes last, so that a failure leaves the locks as they were."""
+    cuda = resolve("worker")
+    cpu = [line for line in cuda if not line.startswith(CUDA_ONLY)]
+    controller = resolve()
+    dev = [line for line in resolve("worker", "dev") if line not in cuda]
+    if any("+" in line for line in cuda):
+        sys.exit("torch resolved to a local build; unset UV_FIND_LINKS and UV_EXTRA_INDEX_URL, the locks are unchanged")
+    write("cuda.txt", "Controller and workers on NVIDIA GPUs.", cuda)
+    write("cpu.txt", "Controller and workers on a CPU; torch is PyTorch's CPU wheel (see README.md).", cpu)
+    write("controller.txt", "A controller alone, on a machine without torch.", controller)
+    write("dev.txt", "Tools for tests and checks, on top of cpu.txt or cuda.txt.", dev)
+
+
+def resolve(*extras: str) -> list[str]:
+    """Pins of the project with `extras`, one line per package, sorted by name."""
+    uv = shutil.which("uv", path=sysconfig.get_path("scripts")) or shutil.which("uv")
+    if uv is None:
+        sys.exit("make lock needs uv: install requirements/installer.txt")
+    command = [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
+    command += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
+    command += ["--constraints", str(REQUIREMENTS / "constraints.txt")]
+    for extra in extras:
+        command += ["--extra", extra]
+    done = subprocess.run([*command, "pyproject.toml"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit("pyproject.toml could not be resolved (see above); the locks are unchanged")
+    return done.stdout.splitlines()
+
+
+def write(name: str, what: str, pins: list[str]) -> None:
+    """One lock file."""
+    (REQUIREMENTS / name).write_text(HEADER.format(what=what) + "\n".join(pins) + "\n", encoding="utf-8")
+    sys.stdout.write(f"requirements/{name}: {len(pins)} packages\n")
+
+
+if __name__ == "__main__":
+    main()
