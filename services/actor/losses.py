@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.engine.token_metrics import token_sums
+from splitppo.config import ActorConfig
+
 # Log-ratios are clamped to this before they are exponentiated.
 MAX_LOG_RATIO = 20.0
 # Bound of the k3 estimate.
@@ -35,7 +38,7 @@ class TokenValues:
 
     Attributes:
         loss: [N] float32, differentiable.
-        metrics: [N] float32 each, without gradient; reported as means over the tokens of the mask.
+        metrics: [N] float32 each, without gradient; reported as means over the tokens that count.
     """
 
     loss: Tensor
@@ -125,3 +128,50 @@ def kl_estimate(log_probs_N: Tensor, ref_log_probs_N: Tensor, name: str) -> Tens
         return value_N
     gradient_N = _k2(log_probs_N, ref_log_probs_N)
     return value_N.detach() + gradient_N - gradient_N.detach()
+
+
+# (outputs of the forward, data columns, weights [N], mask [N]) -> (loss, metrics)
+ActorLoss = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+
+
+def actor_loss(config: ActorConfig) -> ActorLoss:
+    """The actor's loss: policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy, reference).
+
+    The loss reads the outputs log_probs and entropy and the columns advantages, old_log_probs and, with use_kl_loss,
+    ref_log_probs. Without old_log_probs the policy counts as the one that sampled (ratio 1, on-policy shortcut).
+    Its metrics are pg_loss and kl_loss, weighted as the loss is, and the token sums of pg_clipfrac, pg_clipfrac_lower,
+    ppo_kl and entropy.
+
+    Raises:
+        ValueError: unknown name of a policy loss or of a KL estimate.
+    """
+    if config.loss_mode not in POLICY_LOSSES:
+        raise ValueError(f"actor.loss_mode {config.loss_mode!r} is unknown; known: {', '.join(POLICY_LOSSES)}")
+    if config.kl_loss_type not in KL_ESTIMATES:
+        known = ", ".join(sorted(KL_ESTIMATES))
+        raise ValueError(f"actor.kl_loss_type {config.kl_loss_type!r} is unknown; known: {known}")
+    policy_loss = POLICY_LOSSES[config.loss_mode]
+    clip = ClipRange(
+        low=config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low,
+        high=config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high,
+        dual=config.clip_ratio_c,
+    )
+
+    def loss(
+        outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor], weights_N: Tensor, mask_N: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        log_probs_N, entropy_N = outputs["log_probs"], outputs["entropy"]
+        old_log_probs_N = columns["old_log_probs"] if "old_log_probs" in columns else log_probs_N.detach()
+        tokens = policy_loss(log_probs_N, old_log_probs_N, columns["advantages"], clip)
+        total = (weights_N * tokens.loss).sum()
+        metrics = {"pg_loss": total.detach(), **token_sums({**tokens.metrics, "entropy": entropy_N}, mask_N)}
+        if config.entropy_coeff:
+            total = total - config.entropy_coeff * (weights_N * entropy_N).sum()
+        if config.use_kl_loss:
+            kl_N = kl_estimate(log_probs_N, columns["ref_log_probs"], config.kl_loss_type)
+            kl_loss = (weights_N * kl_N).sum()
+            total = total + config.kl_loss_coef * kl_loss
+            metrics["kl_loss"] = kl_loss.detach()
+        return total, metrics
+
+    return loss

@@ -5,8 +5,13 @@ Shapes: N response tokens of all rows of a micro-batch, packed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor
+
+from services.engine.token_metrics import token_sums
+from splitppo.config import CriticConfig
 
 
 def clipped_value_loss(
@@ -30,3 +35,27 @@ def clipped_value_loss(
     error_N = (values_N - returns_N).square()
     clipped_error_N = (clipped_values_N - returns_N).square()
     return 0.5 * torch.maximum(error_N, clipped_error_N), clipped_error_N > error_N
+
+
+# (outputs of the forward, data columns, weights [N], mask [N]) -> (loss, metrics)
+CriticLoss = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+
+
+def critic_loss(config: CriticConfig) -> CriticLoss:
+    """The critic's loss: the clipped value loss of the output values to the columns returns and values (the old ones).
+
+    Its metrics are vf_loss, weighted as the loss is, and the token sums of vf_clipfrac and vpred_mean.
+    """
+
+    def loss(
+        outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor], weights_N: Tensor, mask_N: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        values_N = outputs["values"]
+        token_loss_N, clipped_N = clipped_value_loss(
+            values_N, columns["values"], columns["returns"], clip_range=config.cliprange_value
+        )
+        total = (weights_N * token_loss_N).sum()
+        means = {"vf_clipfrac": clipped_N.float(), "vpred_mean": values_N}
+        return total, {"vf_loss": total.detach(), **token_sums(means, mask_N)}
+
+    return loss

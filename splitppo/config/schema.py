@@ -130,6 +130,7 @@ class ActorConfig(TrainedModelConfig):
     """The policy and its loss."""
 
     lr: float = Field(1e-6, ge=0.0, description="peak learning rate")
+    loss_mode: str = Field("vanilla", description="policy loss; vanilla: PPO clip with dual clip")
     clip_ratio: float = Field(0.2, gt=0.0, lt=1.0, description="PPO clip range")
     clip_ratio_low: float | None = Field(None, gt=0.0, lt=1.0, description="lower clip range; default clip_ratio")
     clip_ratio_high: float | None = Field(None, gt=0.0, description="upper clip range; default clip_ratio")
