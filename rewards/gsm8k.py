@@ -1,0 +1,51 @@
+"""GSM8K: the final number of a response, compared with the reference as a string."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Method = Literal["strict", "flexible"]
+
+# An answer stands at the end; looking at no more keeps the search cheap on long responses.
+_TAIL_CHARACTERS = 300
+_MARKED_NUMBER = re.compile(r"#### (-?\$?-?[0-9.,]+)")
+_NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+
+
+def extract_answer(solution_str: str, method: Method = "strict") -> str | None:
+    """The answer in the last 300 characters, without commas and dollar signs, or None.
+
+    strict: the last number behind "#### ". flexible: the last number.
+    """
+    pattern = _MARKED_NUMBER if method == "strict" else _NUMBER
+    numbers = pattern.findall(solution_str[-_TAIL_CHARACTERS:])
+    return _plain(numbers[-1]) if numbers else None
+
+
+def compute_score(
+    data_source: str,  # noqa: ARG001 - the signature that all scorers share
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any] | None = None,  # noqa: ARG001
+    *,
+    method: Method = "strict",
+    format_score: float = 0.0,
+) -> float:
+    """1 for the right answer, `format_score` for a wrong one, 0 for none."""
+    answer = extract_answer(solution_str, method)
+    if answer is None:
+        return 0.0
+    return 1.0 if answer == _plain(str(ground_truth)) else format_score
+
+
+def compute_flexible_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None
+) -> float:
+    """As `compute_score`, with the last number as the answer, marked or not."""
+    return compute_score(data_source, solution_str, ground_truth, extra_info, method="flexible")
+
+
+def _plain(number: str) -> str:
+    return number.replace(",", "").replace("$", "").strip()
