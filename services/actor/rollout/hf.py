@@ -8,8 +8,8 @@ Shapes: U different prompts, P prompt tokens (left-padded), R rows decoded toget
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,8 @@ class HfRollout:
     """Samples with the policy's own module.
 
     Args:
-        gathered: context manager that yields the module with whole (unsharded) weights; entering it is collective.
+        gathered: context manager that yields the module with whole (unsharded) weights, in evaluation mode; entering
+            it is collective.
         stop_token_ids: each of them ends a response; empty: all responses have the maximal length.
         max_batch_size: rows decoded together.
         device: where the module computes.
@@ -75,7 +76,7 @@ class HfRollout:
         positions = _Positions(progress, len(chunks), sampling.max_response_length)
         tokens: list[Array] = [np.empty(0, np.int32)] * len(order)
         log_probs: list[Array] = [np.empty(0, np.float32)] * len(order)
-        with self._gathered() as model, _evaluating(model):
+        with self._gathered() as model:
             for chunk in chunks:
                 unique, index = np.unique(prompt_of_row[chunk], return_inverse=True)
                 rows = _DecodedRows(model, [prompts[row] for row in unique], index, sampling, self._device)
@@ -186,17 +187,6 @@ class _Positions:
 
     def finish_chunk(self) -> None:
         self._finished_chunks, self._in_chunk = self._finished_chunks + 1, 0
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode: a module in training mode with gradient checkpointing refuses the KV cache."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def _trim(values_RT: Tensor, lengths_R: Tensor, *, finite: bool = False) -> list[Array]:

@@ -1,0 +1,206 @@
+"""The Hugging Face rollout backend on tiny random models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from services.actor.rollout.hf import HfRollout
+from services.actor.rollout.protocol import Rollout, Sampling
+
+VOCAB = 23
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": None,
+}
+
+
+def build(family: str = "qwen2") -> Any:
+    torch.manual_seed(0)
+    match family:
+        case "qwen2":
+            model = Qwen2ForCausalLM(Qwen2Config(**SHAPE))
+        case "llama":
+            model = LlamaForCausalLM(LlamaConfig(**SHAPE))
+        case "mistral-sliding-window":
+            model = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4))
+        case _:
+            model = GPT2LMHeadModel(
+                GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.3)
+            )
+    return model.eval()
+
+
+def backend(model: nn.Module, stop: Sequence[int] = (), max_batch_size: int = 64) -> HfRollout:
+    return HfRollout(
+        lambda: nullcontext(model), stop_token_ids=stop, max_batch_size=max_batch_size, device=torch.device("cpu")
+    )
+
+
+def random_prompts(lengths: Sequence[int], seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, VOCAB, length).astype(np.int32) for length in lengths]
+
+
+def generate(
+    rollout: HfRollout, prompts: list[Any], seeds: Sequence[Sequence[int]], length: int = 8, **sampling: Any
+) -> Rollout:
+    settings = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, **sampling}
+    arrays = [np.array(own, np.int64) for own in seeds]
+    return rollout.generate(prompts, arrays, Sampling(**settings, max_response_length=length), lambda done, total: None)
+
+
+def responses(rollout: Rollout) -> list[list[int]]:
+    return [row.tolist() for row in rollout.responses.rows()]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "mistral-sliding-window", "gpt2"])
+def test_greedy_equals_generate_of_hugging_face(family: str) -> None:
+    model, stop = build(family), [3, 7]
+    prompts = random_prompts([5, 1, 9, 5, 3, 7])
+
+    ours = responses(generate(backend(model, stop), prompts, [[0]] * 6, length=12, temperature=0.0))
+
+    for prompt, response in zip(prompts, ours, strict=True):
+        ids = torch.from_numpy(prompt.astype(np.int64))[None]
+        theirs = model.generate(
+            ids, do_sample=False, max_new_tokens=12, eos_token_id=stop, pad_token_id=0, attention_mask=ids >= 0
+        )
+        assert response == theirs[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_equal_those_of_a_plain_forward_over_the_whole_row(temperature: float) -> None:
+    model, prompts = build(), random_prompts([5, 1, 9, 4])
+
+    rollout = generate(backend(model, [3]), prompts, [[1, 2], [3], [4, 5, 6], [7]], temperature=temperature)
+
+    rows = zip(np.repeat(np.arange(4), [2, 1, 3, 1]), rollout.responses.rows(), rollout.log_probs.rows(), strict=True)
+    for prompt, response, log_probs in rows:
+        ids = torch.from_numpy(np.concatenate([prompts[prompt], response]).astype(np.int64))[None]
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, -len(response) - 1 : -1].float() / temperature
+        expected = logits.log_softmax(-1).gather(-1, ids[0, -len(response) :, None])[:, 0]
+        np.testing.assert_allclose(log_probs, expected.numpy(), atol=2e-5)
+
+
+def test_rows_are_ordered_by_prompt_then_sample_whatever_the_lengths() -> None:
+    model, prompts = build(), random_prompts([9, 2, 6])
+    seeds = [[1, 2], [3, 4], [5, 6]]
+
+    together = responses(generate(backend(model), prompts, seeds))
+
+    alone = [responses(generate(backend(model), [prompts[i]], [[seed]]))[0] for i in range(3) for seed in seeds[i]]
+    assert together == alone
+
+
+@pytest.mark.parametrize("max_batch_size", [1, 3, 7])
+def test_a_response_does_not_depend_on_the_batch_it_is_decoded_in(max_batch_size: int) -> None:
+    model, prompts = build(), random_prompts([3, 8, 1, 5, 5])
+    seeds = [[10 * row + sample for sample in range(4)] for row in range(5)]
+
+    whole = generate(backend(model, [3], max_batch_size=64), prompts, seeds)
+    split = generate(backend(model, [3], max_batch_size=max_batch_size), prompts, seeds)
+
+    assert responses(whole) == responses(split)
+    np.testing.assert_allclose(whole.log_probs.values, split.log_probs.values, atol=2e-5)
+
+
+def test_a_replay_gives_the_same_tokens_and_bit_identical_log_probs() -> None:
+    model, prompts = build(), random_prompts([3, 8, 1])
+
+    first, second = (generate(backend(model, [3]), prompts, [[1, 2], [3, 4], [5, 6]]) for _ in range(2))
+
+    assert responses(first) == responses(second)
+    assert first.log_probs.values.tobytes() == second.log_probs.values.tobytes()
+
+
+def test_different_seeds_give_different_responses_and_equal_seeds_equal_ones() -> None:
+    rows = responses(generate(backend(build()), random_prompts([4]), [[1, 2, 3, 1]], length=12))
+
+    assert rows[0] == rows[3]
+    assert len({tuple(row) for row in rows}) == 3
+
+
+def test_the_stop_token_ends_its_row_and_is_part_of_it() -> None:
+    stop = [3, 7, 11]
+    seeds = [list(range(20 * row, 20 * row + 20)) for row in range(3)]
+
+    rows = responses(generate(backend(build(), stop), random_prompts([2, 5, 3]), seeds, length=10))
+
+    assert any(len(row) < 10 for row in rows)
+    assert any(len(row) == 10 and row[-1] not in stop for row in rows)
+    for row in rows:
+        assert all(token not in stop for token in row[:-1])
+        assert row[-1] in stop or len(row) == 10
+
+
+def test_without_stop_tokens_every_response_has_the_maximal_length() -> None:
+    rollout = generate(backend(build()), random_prompts([2, 5]), [[1], [2]], length=6)
+
+    assert rollout.responses.lengths.tolist() == [6, 6]
+
+
+def test_no_prompts_give_an_empty_rollout() -> None:
+    rollout = generate(backend(build()), [], [])
+
+    assert rollout.responses.num_rows == 0
+    assert rollout.log_probs.num_rows == 0
+
+
+def test_progress_counts_every_decoded_position_of_every_chunk() -> None:
+    calls: list[tuple[int, int]] = []
+    arrays = [np.array([seed], np.int64) for seed in range(5)]
+
+    backend(build(), max_batch_size=2).generate(
+        random_prompts([3] * 5), arrays, Sampling(1.0, 1.0, 0, 4), lambda done, total: calls.append((done, total))
+    )
+
+    assert calls == [(done, 12) for done in range(1, 13)]
+
+
+def test_ended_rows_leave_the_batch() -> None:
+    model, stop = build(), list(range(12))
+    batch_sizes: list[int] = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: batch_sizes.append(kwargs["input_ids"].shape[0]), with_kwargs=True
+    )
+
+    generate(backend(model, stop), random_prompts([4]), [list(range(64))], length=12)
+
+    assert batch_sizes[0] == 1  # one prefill for all samples of the prompt
+    assert batch_sizes[1] < 64
+    assert batch_sizes[1:] == sorted(batch_sizes[1:], reverse=True)
+    assert batch_sizes[-1] < 16
+
+
+def test_a_policy_that_gives_nan_is_an_error_not_a_token() -> None:
+    model = build()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+
+    with pytest.raises(FloatingPointError, match="no finite log-prob"):
+        generate(backend(model), random_prompts([4]), [[1]])

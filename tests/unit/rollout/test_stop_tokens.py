@@ -1,0 +1,40 @@
+"""Which tokens end a response."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from services.actor.rollout.stop_tokens import stop_token_ids
+
+
+def model(config_eos: Any, generation_eos: Any) -> Any:
+    return SimpleNamespace(
+        config=SimpleNamespace(eos_token_id=config_eos), generation_config=SimpleNamespace(eos_token_id=generation_eos)
+    )
+
+
+def save_tokenizer(folder: Path, eos: str | None) -> str:
+    words = Tokenizer(WordLevel({"a": 0, "<end>": 5, "<unk>": 1}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token=eos).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("config_eos", "generation_eos", "eos", "expected"),
+    [(2, [2, 3], "<end>", [2, 3, 5]), (None, None, "<end>", [5]), ([7, 8], None, None, [7, 8]), (None, None, None, [])],
+)
+def test_all_places_that_name_a_stop_token_count(
+    tmp_path: Path, config_eos: Any, generation_eos: Any, eos: str | None, expected: list[int]
+) -> None:
+    assert stop_token_ids(model(config_eos, generation_eos), save_tokenizer(tmp_path, eos)) == expected
+
+
+def test_a_missing_tokenizer_is_no_error(tmp_path: Path) -> None:
+    assert stop_token_ids(model(2, None), str(tmp_path)) == [2]
