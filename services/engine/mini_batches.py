@@ -1,63 +1,79 @@
-"""Mini-batches: which rows one optimizer step uses, and how the rows of each are spread over the ranks (pure)."""
+"""Optimizer steps of one update: which rows each consists of, on this rank, and what each token's loss weighs."""
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
 
-from splitppo.balance import attention_cost, partition
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from services.engine.aggregation import LossAggMode, masked_lengths, response_mask, row_weights, spread
+from services.engine.packing import MicroBatchLimits, Rows, plan, row_lengths
+from services.engine.parallel import reduce_array
 from splitppo.batch import Batch, Column
 
 
+@dataclass(frozen=True, eq=False)
+class MiniBatch:
+    """One optimizer step.
+
+    Attributes:
+        micro_batches: rows of this rank that have counting tokens; equally many micro-batches on every rank (the last may be empty).
+        weights: aligned with the responses of the whole batch.
+    """
+
+    micro_batches: list[Rows]
+    weights: Column
+
+
 def plan_mini_batches(
-    num_rows: int, mini_batch_rows: int | None, num_epochs: int, *, shuffle: bool, seed: int, step: int
-) -> Column:
-    """The column `mini_batches`: the index of each row's mini-batch in every epoch.
+    batch: Batch,
+    *,
+    ppo_epochs: int,
+    limits: MicroBatchLimits,
+    mode: LossAggMode,
+    max_response_length: int,
+    device: torch.device,
+) -> list[MiniBatch]:
+    """All optimizer steps of an update, epoch by epoch; all ranks must call it.
 
     Args:
-        num_rows: rows of the whole batch, over all ranks.
-        mini_batch_rows: rows of one optimizer step; None: all.
-        num_epochs: passes over the batch.
-        shuffle: draw the rows of the mini-batches anew in each epoch, a function of (seed, step, epoch); otherwise they
-            are consecutive rows.
-        seed: of the run.
-        step: of the batch.
-
-    Raises:
-        ValueError: the rows do not divide into mini-batches.
+        batch: this rank's rows; `mini_batches` holds ppo_epochs entries per row, absent: one mini-batch per epoch.
+        ppo_epochs: passes over the rows.
+        limits: of micro-batches.
+        mode, max_response_length: see `aggregation.row_weights`.
+        device: of collectives.
     """
-    size = mini_batch_rows or max(num_rows, 1)
-    if num_rows == 0 or num_rows % size:
-        raise ValueError(f"{num_rows} rows do not divide into mini-batches of {size} rows (ppo_mini_batch_size x n)")
-    indices = np.empty((num_rows, num_epochs), np.int32)
-    for epoch in range(num_epochs):
-        rows = np.random.default_rng([seed, step, epoch]).permutation(num_rows) if shuffle else np.arange(num_rows)
-        indices[rows, epoch] = np.arange(num_rows) // size
-    return Column(indices.reshape(-1), np.full(num_rows, num_epochs, np.int32))
+    assigned = np.zeros((batch.num_rows, ppo_epochs), np.int64)
+    if "mini_batches" in batch:
+        assigned = batch["mini_batches"].values.astype(np.int64).reshape(batch.num_rows, ppo_epochs)
+    num_mini_batches = int(reduce_array([assigned.max(initial=0) + 1], device, dist.ReduceOp.MAX)[0])
+    mask = response_mask(batch)
+    tokens = masked_lengths(mask)
+    lengths = row_lengths(batch)
 
-
-def shard_mini_batches(batch: Batch, num_ranks: int) -> list[NDArray[np.int64]]:
-    """Spreads the rows of each mini-batch (of the first epoch) over the ranks, balanced by the cost of their tokens.
-
-    Args:
-        batch: prompts, responses, and mini_batches where rows belong to several.
-        num_ranks: ranks of the group.
-
-    Returns:
-        num_ranks index arrays, ascending, that together hold every row once. The part that is heaviest within its
-        mini-batch goes to the rank with least work so far, so that the ranks' totals are balanced too.
-    """
-    costs = attention_cost(batch["prompts"].lengths + batch["responses"].lengths)
-    first_epoch = np.zeros(batch.num_rows, np.int32)
-    if "mini_batches" in batch and batch.num_rows:
-        first_epoch = batch["mini_batches"].values.reshape(batch.num_rows, -1)[:, 0]
-    shards: list[list[NDArray[np.int64]]] = [[] for _ in range(num_ranks)]
-    loads = np.zeros(num_ranks)
-    for index in np.unique(first_epoch):
-        rows = np.flatnonzero(first_epoch == index)
-        parts = [rows[part] for part in partition(costs[rows], num_ranks)]
-        parts.sort(key=lambda part: -float(costs[part].sum()))
-        for rank, part in zip(np.argsort(loads, kind="stable"), parts, strict=True):
-            shards[rank].append(part)
-            loads[rank] += costs[part].sum()
-    return [np.sort(np.concatenate([*parts, np.empty(0, np.int64)])).astype(np.int64) for parts in shards]
+    rows_of = [
+        [np.flatnonzero((assigned[:, epoch] == index) & (tokens > 0)) for index in range(num_mini_batches)]
+        for epoch in range(ppo_epochs)
+    ]
+    plans = [[plan(lengths[rows], limits) for rows in epoch] for epoch in rows_of]
+    totals = reduce_array(
+        [[[tokens[rows].sum(), (tokens[rows] > 0).sum()] for rows in epoch] for epoch in rows_of], device
+    )
+    counts = reduce_array([[len(parts) for parts in epoch] for epoch in plans], device, dist.ReduceOp.MAX)
+    steps = []
+    for epoch in range(ppo_epochs):
+        of_row = totals[epoch][assigned[:, epoch]]
+        weights = row_weights(
+            mode,
+            tokens,
+            total_tokens=of_row[:, 0],
+            total_sequences=of_row[:, 1],
+            max_response_length=max_response_length,
+        )
+        token_weights = spread(weights, mask)
+        for rows, parts, count in zip(rows_of[epoch], plans[epoch], counts[epoch], strict=True):
+            enough = parts if len(parts) == count else plan(lengths[rows], limits, at_least=int(count))
+            steps.append(MiniBatch([rows[part] for part in enough], token_weights))
+    return steps

@@ -5,7 +5,7 @@ Legend: B rows, S positions (prompt + response), N response tokens of the micro-
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,21 @@ from splitppo.balance import attention_cost, partition
 from splitppo.batch import RESPONSE_ALIGNED, Batch, Column
 
 Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MicroBatchLimits:
+    """How large a micro-batch may be.
+
+    Attributes:
+        packed: rows back to back without padding; otherwise right-padded to the longest row.
+        max_tokens: budget of a dynamic micro-batch, padding included.
+        max_rows: rows of a fixed micro-batch; None: dynamic.
+    """
+
+    packed: bool
+    max_tokens: int
+    max_rows: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +46,10 @@ class MicroBatch:
         previous: [N] int64, index into the flattened positions of the token *before* each response token: its hidden
             state predicts the token and is the state whose value counts.
         targets: [N] int64, the response tokens.
-        row_index: [N] int64, the row of each response token, 0 .. B - 1.
-        num_rows: B.
         mask: [N] bool, response tokens that count.
         weights: [N] float32, what each token's loss is multiplied by; 0 outside the mask.
-        data: every other response-aligned column of the batch, [N] float32.
+        data: every other response-aligned column of the batch, [N] float32, and "row_index", [N] int64, the row of
+            each response token inside the micro-batch.
     """
 
     input_ids: Tensor
@@ -44,8 +58,6 @@ class MicroBatch:
     max_length: int
     previous: Tensor
     targets: Tensor
-    row_index: Tensor
-    num_rows: int
     mask: Tensor
     weights: Tensor
     data: Mapping[str, Tensor]
@@ -57,40 +69,102 @@ def row_lengths(batch: Batch) -> NDArray[np.int32]:
     return lengths
 
 
-def num_micro_batches(lengths: NDArray[np.int32], *, max_rows: int | None, max_tokens: int, packed: bool) -> int:
-    """How many micro-batches the rows need, at least 1.
-
-    Args:
-        lengths: [num_rows] tokens per row.
-        max_rows: rows per micro-batch; None: dynamic, by `max_tokens`.
-        max_tokens: budget of a dynamic micro-batch, padding included where there is padding.
-        packed: no padding.
-    """
-    return max(1, len(plan(lengths, max_rows=max_rows, max_tokens=max_tokens, packed=packed)))
+def check_prompts(batch: Batch) -> None:
+    """ValueError if a prompt is empty: nothing would predict the first token of its response."""
+    if batch.num_rows and not batch["prompts"].lengths.all():
+        raise ValueError(f"prompt of row {int(np.argmin(batch['prompts'].lengths))} is empty")
 
 
-def plan(
-    lengths: NDArray[np.int32], *, max_rows: int | None, max_tokens: int, packed: bool, at_least: int = 0
-) -> list[Rows]:
+def plan(lengths: NDArray[np.int32], limits: MicroBatchLimits, *, at_least: int = 1) -> list[Rows]:
     """Splits rows into micro-batches.
 
     Args:
-        lengths, max_rows, max_tokens, packed: as in `num_micro_batches`.
-        at_least: the number to make, where it is more than the rows need; the last ones may then be empty.
+        lengths: [num_rows] tokens per row.
+        limits: what one micro-batch may hold.
+        at_least: number of micro-batches to make where the rows need fewer; there are empty ones only if there are
+            fewer rows than that.
 
     Returns:
         index arrays that together hold every row once; a row longer than the budget has a micro-batch of its own.
     """
-    raise NotImplementedError
+    if limits.max_rows is None and limits.packed:
+        return _plan_packed(lengths, limits.max_tokens, at_least)
+    longest_first = np.argsort(-lengths, kind="stable")
+    parts: list[Rows] = []
+    start = 0
+    while start < len(lengths):
+        num_rows = limits.max_rows or max(1, limits.max_tokens // max(1, int(lengths[longest_first[start]])))
+        parts.append(longest_first[start : start + num_rows])
+        start += num_rows
+    while len(parts) < at_least and any(len(part) > 1 for part in parts):
+        largest = max(range(len(parts)), key=lambda index: len(parts[index]))
+        half = len(parts[largest]) // 2
+        parts[largest : largest + 1] = [parts[largest][:half], parts[largest][half:]]
+    return parts + [np.empty(0, np.int64)] * (at_least - len(parts))
 
 
-def collate(
-    batch: Batch, weights: Column | None, *, packed: bool, device: torch.device | str = "cpu"
-) -> MicroBatch:
+def _plan_packed(lengths: NDArray[np.int32], max_tokens: int, at_least: int) -> list[Rows]:
+    """Balanced by cost; one more part until every part is within the budget or a single row."""
+    costs = attention_cost(lengths)
+    num_parts = max(at_least, -(-int(lengths.sum(dtype=np.int64)) // max_tokens))
+    while True:
+        parts = partition(costs, num_parts)
+        if all(len(part) <= 1 or lengths[part].sum() <= max_tokens for part in parts):
+            return parts
+        num_parts += 1
+
+
+def collate(batch: Batch, weights: Column | None, *, packed: bool, device: torch.device) -> MicroBatch:
     """Makes the tensors of a micro-batch; no rows give a dummy of one masked response token with weight 0.
 
     Args:
         batch: prompts (none empty), responses, and any response-aligned columns.
-        weights: aligned with the responses; None: all 1 inside the mask.
+        weights: float32, aligned with the responses; None: 1 inside the mask.
+        packed: see `MicroBatchLimits`.
+        device: where the tensors go.
     """
-    raise NotImplementedError
+    if batch.num_rows == 0:
+        batch, weights = _dummy(batch), Column.from_rows([[0.0]], np.dtype(np.float32))
+    prompts, responses = batch["prompts"], batch["responses"]
+    lengths = row_lengths(batch).astype(np.int64)
+    max_length = int(lengths.max())
+    cu_seq_lens = np.concatenate([[0], np.cumsum(lengths)])
+    starts = cu_seq_lens[:-1] if packed else np.arange(batch.num_rows) * max_length
+    num_positions = int(cu_seq_lens[-1]) if packed else batch.num_rows * max_length
+
+    response_positions = _positions(starts + prompts.lengths, responses.lengths)
+    input_ids = np.zeros(num_positions, np.int64)
+    input_ids[_positions(starts, prompts.lengths)] = prompts.values
+    input_ids[response_positions] = responses.values
+    position_ids = np.arange(num_positions) - np.repeat(starts, lengths if packed else max_length)
+    row_index = np.repeat(np.arange(batch.num_rows), responses.lengths)
+    mask = batch["response_mask"].values != 0 if "response_mask" in batch else np.ones(len(row_index), np.bool_)
+    columns = {name: batch[name].values for name in sorted(RESPONSE_ALIGNED & batch.columns.keys() - {"response_mask"})}
+
+    def tensor(array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+
+    shape = (1, num_positions) if packed else (batch.num_rows, max_length)
+    return MicroBatch(
+        input_ids=tensor(input_ids.reshape(shape)),
+        position_ids=tensor(position_ids.reshape(shape)),
+        cu_seq_lens=tensor(cu_seq_lens.astype(np.int32)) if packed else None,
+        max_length=max_length,
+        previous=tensor(response_positions - 1),
+        targets=tensor(responses.values.astype(np.int64)),
+        mask=tensor(mask),
+        weights=tensor(weights.values if weights else mask.astype(np.float32)),
+        data={name: tensor(values) for name, values in {**columns, "row_index": row_index}.items()},
+    )
+
+
+def _positions(starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.int64]:
+    """[sum(lengths)] consecutive indices from each start."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+
+
+def _dummy(empty: Batch) -> Batch:
+    """One row of two tokens with the columns of an empty batch, all zero."""
+    names = (RESPONSE_ALIGNED & empty.columns.keys()) | {"prompts", "responses", "response_mask"}
+    return Batch.from_rows(**{name: [[0]] for name in names})

@@ -1,50 +1,42 @@
 """The training engine: everything a trained model does, on every rank of its group.
 
-Every public method must be called on all ranks, with each rank's own rows.
+Every public method must be called on all ranks, each with its own rows. Losses are weighted by totals of the whole
+mini-batch, so a gradient does not depend on micro-batches, padding or the number of ranks.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import Tensor
 
-from services.engine.packing import MicroBatch
+from services.engine import parallel
+from services.engine.checkpoint import Checkpointer
+from services.engine.digest import count_parameters, weights_digest
+from services.engine.forward import Forward as Forward
+from services.engine.inference import FrozenModel as FrozenModel
+from services.engine.inference import ReportProgress, compute_columns, micro_batch_limits
+from services.engine.mini_batches import MiniBatch, plan_mini_batches
+from services.engine.model import RESPONSE_METHOD, Kind, load_model, resolve_folder
+from services.engine.optimizer import build_optimizer, learning_rate
+from services.engine.packing import MicroBatch as MicroBatch
+from services.engine.packing import check_prompts, collate, row_lengths
 from splitppo.batch import Batch, Column
 from splitppo.config.schema import TrainedModelConfig
 
-# Runs the model; returns named [N] float32 tensors, one value per response token ("log_probs", "entropy" | "values").
-Forward = Callable[[nn.Module, MicroBatch], dict[str, Tensor]]
-# (outputs of the forward, data columns, weights [N], mask [N]) -> (scalar loss = sum(weights * token losses), metrics).
-# Metrics are scalars that are summed over micro-batches and ranks and averaged over mini-batches.
-# `data` also holds "row_index" [N] int64, the row of each token inside the micro-batch.
-TokenLoss = Callable[
-    [Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]
-]
-Kind = Literal["policy", "value"]
+log = logging.getLogger(__name__)
 
-
-class ReportProgress(Protocol):
-    """Called at micro-batch boundaries."""
-
-    def __call__(self, done: int, total: int, phase: str) -> None: ...
-
-
-class FrozenModel:
-    """A model that only computes: the reference policy."""
-
-    def __init__(self, config: TrainedModelConfig, *, device: torch.device) -> None: ...
-
-    def compute(
-        self, batch: Batch, forward: Forward, *, outputs: Sequence[str], progress: ReportProgress
-    ) -> dict[str, Column]:
-        """The named outputs of `forward` for every row, in the order of the rows; no gradient."""
-        raise NotImplementedError
+# (outputs of the forward, data of the micro-batch, weights [N], mask [N]) -> (loss, metrics), both sums over tokens:
+# loss = sum(weights * token losses). Metrics are scalars, summed over micro-batches and ranks, averaged over mini-batches.
+TokenLoss = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
 
 
 class TrainEngine:
@@ -56,58 +48,192 @@ class TrainEngine:
         seed: of the run; a new value head is a function of (seed, kind).
         max_response_length: fixed length of loss_agg_mode seq-mean-token-sum-norm.
         device: of this rank.
+
+    Raises:
+        ValueError: the model cannot be loaded.
     """
 
-    model: nn.Module
-    num_parameters: int
-
     def __init__(
-        self,
-        config: TrainedModelConfig,
-        *,
-        kind: Kind,
-        seed: int,
-        max_response_length: int,
-        device: torch.device,
-    ) -> None: ...
+        self, config: TrainedModelConfig, *, kind: Kind, seed: int, max_response_length: int, device: torch.device
+    ) -> None:
+        self.config, self.kind, self.seed, self.device = config, kind, seed, device
+        self.max_response_length = max_response_length
+        self.num_updates = 0
+        self.model = self._load_model()
+        self.num_parameters = count_parameters(self.model)
+        self.limits = micro_batch_limits(config, self.model, device)
+        bf16 = config.dtype == "bf16"
+        parallel.shard(self.model, device=device, bf16=bf16, forward_methods=[RESPONSE_METHOD[kind]])
+        self.optimizer = build_optimizer(self.model, config)
+        self._checkpointer = Checkpointer(resolve_folder(config.model))
 
     def compute(
         self, batch: Batch, forward: Forward, *, outputs: Sequence[str], progress: ReportProgress
     ) -> dict[str, Column]:
         """The named outputs of `forward` for every row, in the order of the rows; no gradient."""
-        raise NotImplementedError
+        return compute_columns(
+            self.model,
+            batch,
+            forward,
+            outputs=outputs,
+            limits=self.limits,
+            device=self.device,
+            progress=progress,
+        )
 
-    def update(
-        self, batch: Batch, forward: Forward, loss: TokenLoss, *, progress: ReportProgress
-    ) -> dict[str, float]:
-        """All mini-batches and epochs of one RL step, as the column `mini_batches` orders them (absent: one mini-batch).
+    def update(self, batch: Batch, forward: Forward, loss: TokenLoss, *, progress: ReportProgress) -> dict[str, float]:
+        """All mini-batches and epochs of one RL step, as the column `mini_batches` orders them (absent: one).
 
         Returns:
-            the loss's metrics, "loss", "grad_norm", "lr", "num_skipped_steps", "tokens_rank_min", "tokens_rank_max".
+            the loss's metrics, "loss", "grad_norm" (before clipping), "lr", "num_skipped_steps", and the tokens that
+            ranks processed per epoch: "tokens_rank_min", "tokens_rank_max", "tokens_rank_mean"; the same on all ranks.
         """
-        raise NotImplementedError
+        mini_batches = self.plan_update(batch)
+        total = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
+        done, lr = 0, learning_rate(self.config, self.num_updates + 1)
+        applied: list[dict[str, Tensor]] = []
+        norms: list[float] = []
+        for mini_batch in mini_batches:
+            metrics = self.accumulate_gradients(
+                batch, mini_batch, forward, loss, lambda part, done=done: progress(done + part, total, "update")
+            )
+            done += len(mini_batch.micro_batches)
+            norm = self._optimizer_step(lr)
+            if math.isfinite(norm):
+                applied.append(metrics)
+                norms.append(norm)
+        self.num_updates += 1
+        return {
+            **self._reduced(applied),
+            **self._rank_tokens(batch),
+            "grad_norm": sum(norms) / len(norms) if norms else math.nan,
+            "lr": lr,
+            "num_skipped_steps": float(len(mini_batches) - len(norms)),
+        }
+
+    def plan_update(self, batch: Batch) -> list[MiniBatch]:
+        """The optimizer steps of an update."""
+        check_prompts(batch)
+        return plan_mini_batches(
+            batch,
+            ppo_epochs=self.config.ppo_epochs,
+            limits=self.limits,
+            mode=self.config.loss_agg_mode,
+            max_response_length=self.max_response_length,
+            device=self.device,
+        )
+
+    def accumulate_gradients(
+        self,
+        batch: Batch,
+        mini_batch: MiniBatch,
+        forward: Forward,
+        loss: TokenLoss,
+        report: Callable[[int], None] = lambda _: None,
+    ) -> dict[str, Tensor]:
+        """Leaves the gradient of one mini-batch in the parameters, summed over ranks.
+
+        Returns:
+            "loss" and the loss's metrics, summed over this rank's micro-batches, on the device.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model.train()
+        sums: dict[str, Tensor] = {}
+        for done, rows in enumerate(mini_batch.micro_batches, start=1):
+            micro_batch = collate(
+                batch.take(rows), mini_batch.weights.take(rows), packed=self.limits.packed, device=self.device
+            )
+            parallel.sync_gradients(self.model, last=done == len(mini_batch.micro_batches))
+            outputs = forward(self.model, micro_batch)
+            value, metrics = loss(outputs, micro_batch.data, micro_batch.weights, micro_batch.mask)
+            value.backward()  # type: ignore[no-untyped-call]
+            for name, metric in {"loss": value, **metrics}.items():
+                sums[name] = sums[name] + metric.detach() if name in sums else metric.detach()
+            report(done)
+        self.model.eval()
+        return sums
+
+    def _optimizer_step(self, lr: float) -> float:
+        """Clips and steps; a gradient that is not finite changes nothing. Returns the norm, the same on all ranks."""
+        norm = parallel.clip_gradients(self.model.parameters(), self.config.grad_clip)
+        if math.isfinite(norm):
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        else:
+            log.error("gradient norm is %s: optimizer step skipped", norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _reduced(self, applied: list[dict[str, Tensor]]) -> dict[str, float]:
+        """Sums over ranks, means over the mini-batches that were applied."""
+        if not applied:
+            return {}
+        sums_MK = torch.stack([torch.stack([value.float() for value in metrics.values()]) for metrics in applied])
+        means = parallel.all_reduce(sums_MK.mean(0)).tolist()
+        return dict(zip(applied[0], means, strict=True))
+
+    def _rank_tokens(self, batch: Batch) -> dict[str, float]:
+        tokens = float(row_lengths(batch).sum())
+        most, least = parallel.reduce_array([tokens, -tokens], self.device, dist.ReduceOp.MAX)
+        total = parallel.reduce_array([tokens], self.device)[0]
+        return {
+            "tokens_rank_min": float(-least),
+            "tokens_rank_max": float(most),
+            "tokens_rank_mean": float(total) / parallel.num_ranks(),
+        }
 
     @contextmanager
     def gathered(self) -> Iterator[Any]:
-        """The Hugging Face model with full weights on every rank, in eval mode with sdpa attention, for generation.
+        """The Hugging Face model with whole weights on every rank, in eval mode with sdpa attention, for generation.
 
-        Unshards once; inside, ranks may call it any number of times, under torch.no_grad (not inference_mode).
+        Gathers once; inside, each rank may call the model any number of times, under torch.no_grad (not inference_mode).
         """
-        raise NotImplementedError
-        yield
+        attention = self.model.config._attn_implementation
+        parallel.gather(self.model)
+        self.model.set_attn_implementation("sdpa" if attention != "eager" else "eager")
+        try:
+            yield self.model
+        finally:
+            self.model.set_attn_implementation(attention)
+            parallel.release(self.model)
 
     def save(self, directory: Path, extra: bytes, *, with_hf_model: bool) -> Future[None]:
-        """Snapshots and writes in the background; resolves when every rank's part is durable. `extra`: rank 0's."""
-        raise NotImplementedError
+        """Snapshots everything and writes in the background, with rank 0's `extra`; resolves when all ranks' parts are
+        durable.
+        """
+        return self._checkpointer.save(
+            directory,
+            self.model,
+            self.optimizer,
+            num_updates=self.num_updates,
+            extra=extra,
+            with_hf_model=with_hf_model,
+        )
 
     def load(self, directory: Path) -> bytes:
-        """Loads what `save` wrote, at any rank count; returns `extra`. ValueError: missing or not a checkpoint."""
-        raise NotImplementedError
+        """Loads what `save` wrote, from any number of ranks, and returns `extra`.
+
+        Raises:
+            ValueError: missing, torn, or of another model.
+        """
+        self.num_updates, extra = self._checkpointer.load(directory, self.model, self.optimizer)
+        return extra
 
     def load_initial(self) -> None:
-        """The initial weights, read again, and a fresh optimizer."""
-        raise NotImplementedError
+        """The initial weights, read again from their folder, and a fresh optimizer."""
+        parallel.copy_weights(self._load_model(), self.model)
+        self.optimizer = build_optimizer(self.model, self.config)
+        self.num_updates = 0
 
     def weights_digest(self) -> str:
         """sha256 over sorted named_parameters, values only, little-endian fp32; the same on every rank."""
-        raise NotImplementedError
+        return weights_digest(self.model)
+
+    def _load_model(self) -> Any:
+        return load_model(
+            self.config.model,
+            self.kind,
+            seed=self.seed,
+            gradient_checkpointing=self.config.gradient_checkpointing,
+        )

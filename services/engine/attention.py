@@ -1,0 +1,89 @@
+"""Attention for training: causal over right-padded rows, or over packed rows without padding.
+
+Registered with transformers under the name ATTENTION. No mask is ever built: right padding comes after every real
+token, so causality alone hides it, and packed rows are told apart by `cu_seq_lens_q`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+ATTENTION = "splitppo_causal"
+
+# Where it is missing, grouped heads need no word.
+_GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+
+def causal_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 (transformers' signature; none is built for this attention)
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Transformers' attention function.
+
+    Args:
+        module: the attention layer.
+        query: [B, heads, S, head_dim]; key and value may have fewer heads (grouped-query attention).
+        key, value: see query.
+        attention_mask: not used.
+        scaling: of the scores; default 1 / sqrt(head_dim).
+        sliding_window: positions a token sees, itself included; None: all before it.
+        cu_seq_lens_q: [rows + 1] int32, where each packed row starts; None: the rows are the batch.
+        max_length_q: tokens of the longest packed row.
+
+    Returns:
+        ([B, S, heads, head_dim], None).
+    """
+    if cu_seq_lens_q is None:
+        return _causal(module, query, key, value, scaling, sliding_window), None
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        window = (-1 if sliding_window is None else sliding_window - 1, 0)
+        packed = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
+        output = varlen_attn(
+            *packed,
+            cu_seq_lens_q,
+            cu_seq_lens_q,
+            max_length_q,
+            max_length_q,
+            scale=scaling,
+            window_size=window,
+            **_GROUPED_HEADS,
+        )
+        return output.unsqueeze(0), None
+    lengths = cu_seq_lens_q.diff().tolist()
+    rows = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    return torch.cat([_causal(module, *row, scaling, sliding_window) for row in rows], dim=1), None
+
+
+def _causal(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, sliding_window: int | None
+) -> Tensor:
+    """[B, S, heads, head_dim]."""
+    mask = None
+    length = query.shape[2]
+    if sliding_window is not None and length > sliding_window:
+        distance = torch.arange(length, device=query.device)
+        distance = distance[:, None] - distance
+        mask = ((distance >= 0) & (distance < sliding_window))[None, None]
+    output: Tensor = sdpa_attention_forward(
+        module, query, key, value, mask, dropout=0.0, scaling=scaling, is_causal=True
+    )[0]
+    return output
+
+
+AttentionInterface.register(ATTENTION, causal_attention)

@@ -1,0 +1,205 @@
+"""Checkpoints of a trained model: shards by torch.distributed.checkpoint, written in the background.
+
+Keys: model.<name>, optimizer.<name>.<moment>, num_updates, rng.<rank>.<device>, extra (rank 0's bytes). Beside the shards,
+`huggingface/` holds config and tokenizer, and the weights where asked for; `services.engine.export` adds them later.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from services.engine import hf_folder, parallel
+
+HF_FOLDER = "huggingface"
+ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")
+
+
+class Checkpointer:
+    """Writes and reads the checkpoints of one model; every rank has one, and all call each method together.
+
+    Saving has a gloo group and a thread of its own, so that it never meets the collectives of training.
+
+    Args:
+        source: folder whose tokenizer files go into `huggingface/`.
+    """
+
+    def __init__(self, source: Path) -> None:
+        self._source = source
+        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._last: Future[None] | None = None
+
+    def save(
+        self,
+        directory: Path,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        *,
+        num_updates: int,
+        extra: bytes,
+        with_hf_model: bool,
+    ) -> Future[None]:
+        """Snapshots, then writes in the background; waits for the save before it.
+
+        Returns:
+            resolves when the parts of all ranks are on storage; on rank 0 also when `huggingface/` is.
+        """
+        if self._last is not None:
+            self._last.result()
+        folder = None
+        if parallel.rank() == 0:
+            shutil.rmtree(directory, ignore_errors=True)
+            folder = directory / HF_FOLDER
+            hf_folder.write_description(model, self._source, folder)
+        weights = _whole_weights(model) if with_hf_model else {}
+        state = {
+            **model_entries(model),
+            **_optimizer_entries(model, optimizer),
+            "num_updates": torch.tensor(num_updates),
+            **_rng_entries(),
+        }
+        if parallel.rank() == 0:
+            state["extra"] = torch.frombuffer(bytearray(extra or b"\0"), dtype=torch.uint8)
+            state["extra_length"] = torch.tensor(len(extra))
+        written = dcp.async_save(state, checkpoint_id=str(directory), process_group=self._group)
+        self._last = self._thread.submit(_finish, written, directory, folder, weights)
+        return self._last
+
+    def load(self, directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, bytes]:
+        """Loads in place what `save` wrote from any number of ranks; each rank reads its own part.
+
+        Returns:
+            (num_updates, extra)
+
+        Raises:
+            ValueError: missing, torn or of another model; nothing has changed then.
+        """
+        metadata = read_metadata(directory)
+        sizes = tensor_sizes(metadata)
+        weights = model_entries(model)
+        _check_fits(directory, weights, sizes)
+        moments = _fresh_moments(model, sizes)
+        rng = {key: value for key, value in _rng_entries().items() if key in sizes}
+        state: dict[str, Tensor] = {
+            **weights,
+            **{
+                f"optimizer.{name}.{moment}": tensor
+                for name, state in moments.items()
+                for moment, tensor in state.items()
+            },
+            **rng,
+            "num_updates": torch.tensor(0),
+            "extra": torch.empty(sizes["extra"], dtype=torch.uint8),
+            "extra_length": torch.tensor(0),
+        }
+        dcp.load(state, checkpoint_id=str(directory), no_dist=True)
+        optimizer.state.clear()
+        for name, parameter in model.named_parameters():
+            if name in moments:
+                optimizer.state[parameter] = moments[name]
+        _restore_rng(rng)
+        extra = state["extra"].numpy().tobytes()[: int(state["extra_length"])]
+        return int(state["num_updates"]), extra
+
+
+def read_metadata(directory: Path) -> Metadata:
+    """What a checkpoint consists of.
+
+    Raises:
+        ValueError: missing, or a shard is missing.
+    """
+    if not (directory / ".metadata").is_file():
+        raise ValueError(f"{directory} holds no complete checkpoint")
+    metadata = dcp.FileSystemReader(str(directory)).read_metadata()
+    for file in {entry.relative_path for entry in metadata.storage_data.values()}:
+        if not (directory / file).is_file():
+            raise ValueError(f"checkpoint {directory} is torn: {file} is missing")
+    return metadata
+
+
+def tensor_sizes(metadata: Metadata) -> dict[str, torch.Size]:
+    """Shape of every tensor of a checkpoint."""
+    entries = metadata.state_dict_metadata.items()
+    return {name: entry.size for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
+
+
+def model_entries(model: nn.Module) -> dict[str, Tensor]:
+    """model.<name>: this rank's part of every parameter and persistent buffer; tied ones once."""
+    once = {name for name, _ in model.named_parameters()}
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - once
+    return {f"model.{name}": tensor for name, tensor in model.state_dict().items() if name not in tied}
+
+
+def _optimizer_entries(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"optimizer.{name}.{moment}": optimizer.state[parameter][moment]
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+        for moment in ADAMW_STATE
+    }
+
+
+def _fresh_moments(model: nn.Module, sizes: dict[str, torch.Size]) -> dict[str, dict[str, Tensor]]:
+    """Optimizer state to load into, for the parameters that the checkpoint has one of (none before the first update)."""
+    return {
+        name: {
+            "step": torch.zeros((), dtype=torch.float32, device=parallel.local(parameter).device),
+            "exp_avg": torch.zeros_like(parameter.detach()),
+            "exp_avg_sq": torch.zeros_like(parameter.detach()),
+        }
+        for name, parameter in model.named_parameters()
+        if f"optimizer.{name}.step" in sizes
+    }
+
+
+def _check_fits(directory: Path, weights: dict[str, Tensor], sizes: dict[str, torch.Size]) -> None:
+    for name, tensor in weights.items():
+        if sizes.get(name) != tensor.shape:
+            found = f"shape {list(sizes[name])}" if name in sizes else "nothing"
+            raise ValueError(
+                f"checkpoint {directory} is of another model: {name} has shape {list(tensor.shape)} here, {found} there"
+            )
+
+
+def _rng_entries() -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return {f"rng.{parallel.rank()}.{device}": state for device, state in states.items()}
+
+
+def _restore_rng(states: dict[str, Tensor]) -> None:
+    """Sets generators from loaded states; a rank that did not exist when the checkpoint was written keeps its own."""
+    for name, state in states.items():
+        (torch.set_rng_state if name.endswith("cpu") else torch.cuda.set_rng_state)(state)
+
+
+def _whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """On rank 0 copies of all weights on the CPU; elsewhere nothing. All ranks must call it."""
+    weights = {}
+    for key, tensor in model_entries(model).items():
+        whole = parallel.full(tensor)
+        if parallel.rank() == 0:
+            weights[key.removeprefix("model.")] = whole.to("cpu", copy=True)
+    return weights
+
+
+def _finish(written: Future[Any], directory: Path, folder: Path | None, weights: dict[str, Tensor]) -> None:
+    """Waits for the shards of all ranks, writes the Hugging Face weights, makes the names durable."""
+    written.result()
+    if folder is not None and weights:
+        hf_folder.write_weights(folder, weights)
+    for path in (directory, directory.parent):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)

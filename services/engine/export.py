@@ -1,0 +1,58 @@
+"""Makes a Hugging Face folder from one role's checkpoint: python -m services.engine.export --checkpoint DIR --output DIR.
+
+Runs in one process, whatever number of ranks wrote the checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from services.engine import hf_folder
+from services.engine.checkpoint import HF_FOLDER, read_metadata, tensor_sizes
+
+
+def export(checkpoint: Path, output: Path) -> None:
+    """Writes config, tokenizer and fp32 weights.
+
+    Args:
+        checkpoint: folder of one role, e.g. global_step_10/actor.
+        output: new or empty folder.
+
+    Raises:
+        ValueError: no complete checkpoint, or the output folder holds something.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ValueError(f"{output} exists and is not an empty folder")
+    sizes = tensor_sizes(read_metadata(checkpoint))
+    state = {name: torch.empty(size) for name, size in sizes.items() if name.startswith("model.")}
+    dcp.load(state, checkpoint_id=str(checkpoint), no_dist=True)
+    output.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", *hf_folder.COPIED_FILES):
+        if (checkpoint / HF_FOLDER / name).is_file():
+            shutil.copyfile(checkpoint / HF_FOLDER / name, output / name)
+    hf_folder.write_weights(output, {name.removeprefix("model."): tensor for name, tensor in state.items()})
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; 2 for a mistake of the caller."""
+    parser = argparse.ArgumentParser(prog="services.engine.export", description=__doc__)
+    parser.add_argument("--checkpoint", type=Path, required=True, help="e.g. runs/x/checkpoints/global_step_10/actor")
+    parser.add_argument("--output", type=Path, required=True, help="new folder")
+    options = parser.parse_args(arguments)
+    try:
+        export(options.checkpoint, options.output)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(f"{options.output}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,37 @@
+"""AdamW and its learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from splitppo.config.schema import TrainedModelConfig
+
+
+def build_optimizer(model: nn.Module, config: TrainedModelConfig) -> torch.optim.AdamW:
+    """AdamW over all parameters, fp32; the learning rate is set before each step."""
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def learning_rate(config: TrainedModelConfig, step: int) -> float:
+    """Learning rate of RL step `step`, counted from 1.
+
+    Linear warm-up reaches `lr` at step lr_warmup_steps (never 0); cosine and linear then fall to lr * lr_min_ratio at
+    step lr_decay_steps and stay there.
+    """
+    if step <= config.lr_warmup_steps:
+        return config.lr * step / config.lr_warmup_steps
+    if config.lr_schedule == "constant" or config.lr_decay_steps is None:
+        return config.lr
+    progress = min(1.0, (step - config.lr_warmup_steps) / max(1, config.lr_decay_steps - config.lr_warmup_steps))
+    remaining = 1.0 - progress if config.lr_schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return config.lr * (config.lr_min_ratio + (1.0 - config.lr_min_ratio) * remaining)

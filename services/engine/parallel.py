@@ -1,0 +1,159 @@
+"""Data parallelism: FSDP2 sharding of a model over the ranks of the default process group, and the few collectives.
+
+Without a process group there is one rank. At one rank and fp32 compute nothing is wrapped: sharding over one rank is
+the identity, and FSDP2's hooks and copies would only cost time (docs/adr explains with numbers).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+# A model whose full fp32 weights are smaller stays unsharded between forward and backward, and its gradient is reduced
+# once per mini-batch: less communication for memory that is there.
+KEEP_GATHERED_BYTES = 4 << 30
+
+
+def num_ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """Reduces over ranks, in place; returns its argument."""
+    if num_ranks() > 1:
+        dist.all_reduce(tensor, op)
+    return tensor
+
+
+def reduce_array(
+    values: NDArray[Any] | list[float], device: torch.device, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+) -> NDArray[np.float64]:
+    """Reduces host numbers over ranks, in float64."""
+    array = np.asarray(values, np.float64)
+    if num_ranks() == 1:
+        return array
+    reduced: NDArray[np.float64] = all_reduce(torch.from_numpy(array.copy()).to(device), op).cpu().numpy()
+    return reduced
+
+
+def shard(model: nn.Module, *, device: torch.device, bf16: bool, forward_methods: Iterable[str]) -> None:
+    """Shards the model in place: every decoder layer is a unit, everything else the root.
+
+    Args:
+        model: full weights on the CPU or the device, the same on every rank.
+        device: of this rank.
+        bf16: compute in bfloat16; gradients are reduced in float32 into the float32 weights.
+        forward_methods: methods of the model that gather its weights like `forward`.
+    """
+    if num_ranks() == 1 and not bf16:
+        model.to(device)
+        return
+    keep = _stays_gathered(model)
+    options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (num_ranks(),))}
+    if bf16:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in decoder_layers(model):
+        fully_shard(layer, reshard_after_forward=not keep, **options)
+    fully_shard(model, reshard_after_forward=not keep, **options)
+    model.to(device)  # what FSDP2 leaves alone: buffers
+    for unit in units(model):
+        unit.set_gradient_divide_factor(1.0)  # losses are weighted by global totals: gradients add up
+        unit.set_force_sum_reduction_for_comms(True)
+    for name in forward_methods:
+        register_fsdp_forward_method(model, name)
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The longest module list of a transformer: its layers."""
+    return max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len)
+
+
+def units(model: nn.Module) -> list[FSDPModule]:
+    """The sharded modules, root first; none where nothing is wrapped."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def sync_gradients(model: nn.Module, *, last: bool) -> None:
+    """Before a backward pass: whether it is the mini-batch's last, which is where small models reduce gradients."""
+    if isinstance(model, FSDPModule) and _stays_gathered(model):
+        model.set_requires_gradient_sync(last)
+        model.set_reshard_after_backward(last)
+
+
+def _stays_gathered(model: nn.Module) -> bool:
+    return 4 * sum(parameter.numel() for parameter in model.parameters()) <= KEEP_GATHERED_BYTES
+
+
+def gather(model: nn.Module) -> None:
+    """Gathers all weights on every rank until `release`: forward passes communicate nothing."""
+    for unit in units(model):
+        unit.unshard()
+        unit.set_reshard_after_forward(False, recurse=False)
+
+
+def release(model: nn.Module) -> None:
+    """Frees gathered weights; needed after forward passes without a backward, or stale weights would be used."""
+    keep = _stays_gathered(model)
+    for unit in units(model):
+        unit.set_reshard_after_forward(not keep, recurse=False)
+        unit.reshard()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole tensor, on every rank (all ranks must call it)."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Names as Hugging Face has them and whole parameters, one at a time; tied ones once. Every rank must exhaust it."""
+    for name, parameter in model.named_parameters():
+        yield name, full(parameter.detach())
+
+
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    """Overwrites weights and buffers of a sharded model with those of a whole one; nothing is communicated."""
+    whole = source.state_dict()
+    with torch.no_grad():
+        for name, tensor in target.state_dict().items():
+            values = whole[name].to(local(tensor).device)
+            if isinstance(tensor, DTensor):
+                values = distribute_tensor(values, tensor.device_mesh, tensor.placements, src_data_rank=None).to_local()
+            local(tensor).copy_(values)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    """Scales gradients so that their global norm is at most max_norm; leaves them alone if it is not finite.
+
+    Returns:
+        the norm before clipping, the same on every rank.
+    """
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    norm = math.sqrt(all_reduce(torch.nn.utils.get_total_norm(gradients).double() ** 2).item())
+    if math.isfinite(norm) and norm > max_norm:
+        for gradient in gradients:
+            gradient.mul_(max_norm / norm)
+    return norm

@@ -1,0 +1,83 @@
+"""Tiny random models and a character-level tokenizer, built locally: what tests use in place of a hub model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
+
+SPECIAL = ("<pad>", "<eos>", "<unk>")
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 #.,:?!+-*/=()\n"
+VOCABULARY = (*SPECIAL, *CHARACTERS)
+PAD, EOS = 0, 1
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'][0] + ':' + message['content'] + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Writes a tokenizer with one token per character, and a chat template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": "<pad>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+
+
+def tiny_config(**changes: Any) -> Qwen2Config:
+    """2 layers, hidden 32, 4 heads over 2 key-value heads."""
+    settings: dict[str, Any] = {
+        "vocab_size": len(VOCABULARY),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "bos_token_id": None,
+    }
+    return Qwen2Config(**{**settings, **changes})
+
+
+def save_policy(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Writes a random Qwen2 causal language model with tokenizer and generation config; returns the folder."""
+    return _save(Qwen2ForCausalLM, folder, seed, changes)
+
+
+def save_value_model(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Writes a random Qwen2 token classifier with one label; returns the folder."""
+    return _save(Qwen2ForTokenClassification, folder, seed, {"num_labels": 1, **changes})
+
+
+def _save(model_class: Any, folder: Path, seed: int, changes: dict[str, Any]) -> Path:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = model_class(tiny_config(**changes))
+        with torch.no_grad():  # larger than HF's 0.02, so that outputs differ visibly from token to token
+            for parameter in model.parameters():
+                if parameter.ndim > 1:
+                    parameter.mul_(5.0)
+    model.generation_config = GenerationConfig(eos_token_id=EOS, pad_token_id=PAD, bos_token_id=None)
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
