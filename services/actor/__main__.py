@@ -1,0 +1,7 @@
+"""`torchrun ... -m services.actor --config FILE [key=value ...] [--check]`: one rank of the actor's group."""
+
+from services.actor.engine import ActorRole
+from services.shell.launch import run_service
+
+if __name__ == "__main__":
+    run_service("actor", ActorRole)

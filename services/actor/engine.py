@@ -1,0 +1,208 @@
+"""The actor: the policy in training, its frozen reference and the rollout engine, as commands of a service.
+
+Every command runs on every rank at the same time, each with its own rows; the shell gathers what they return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.actor.losses import actor_loss
+from services.actor.measurements import memory_metrics, rollout_probs_diff
+from services.actor.rollout.hf import HfRollout
+from services.actor.rollout.protocol import RolloutBackend, Sampling
+from services.actor.rollout.stop_tokens import stop_token_ids
+from services.engine.assignment import assign_mini_batches
+from services.engine.forward import policy_forward
+from services.engine.inference import FrozenModel
+from services.engine.parallel import reduce_array
+from services.engine.row_checks import check_rows, require_columns
+from services.engine.token_metrics import token_means
+from services.engine.train_engine import TrainEngine
+from services.shell.commands import Command, Outcome, ReportProgress
+from services.shell.context import RankContext
+from services.shell.sharding import shard_by_mini_batch, shard_by_tokens
+from splitppo.batch import Batch
+from splitppo.v1 import actor_pb2, worker_pb2
+
+
+class ActorRole:
+    """Behind ActorService; see `services.shell.commands.Role`.
+
+    Raises:
+        ValueError: a model cannot be loaded, or a loss has an unknown name.
+    """
+
+    role = worker_pb2.ROLE_ACTOR
+
+    def __init__(self, context: RankContext) -> None:
+        config = context.config
+        self._config, self._device = config, context.device
+        self._loss = actor_loss(config.actor)
+        self._policy = TrainEngine(
+            config.actor,
+            kind="policy",
+            seed=config.run.seed,
+            max_response_length=config.data.max_response_length,
+            device=context.device,
+        )
+        self._reference = FrozenModel(config.actor, device=context.device) if config.uses_reference else None
+        self._forward = policy_forward(config.rollout.temperature)
+        self._rollout: RolloutBackend = HfRollout(
+            self._policy.gathered,
+            stop_token_ids=stop_token_ids(self._policy.model, config.data.tokenizer or config.actor.model),
+            max_batch_size=config.rollout.max_batch_size,
+            device=context.device,
+        )
+        self._rollout_is_stale = True
+        self.num_parameters = self._policy.num_parameters
+
+    def commands(self) -> Sequence[Command]:
+        """Generate, ComputeLogProbs, Update."""
+        return (
+            Command(
+                "Generate",
+                actor_pb2.GenerateRequest,
+                self.generate,
+                columns=("prompts", "seeds"),
+                prepare=self._prepare_generate,
+                shard=deal_prompts,
+            ),
+            Command(
+                "ComputeLogProbs",
+                actor_pb2.ComputeLogProbsRequest,
+                self.compute_log_probs,
+                columns=("prompts", "responses"),
+                optional_columns=("response_mask", "rollout_log_probs"),
+                prepare=self._prepare_compute_log_probs,
+                shard=shard_by_tokens,
+            ),
+            Command(
+                "Update",
+                actor_pb2.ActorUpdateRequest,
+                self.update,
+                columns=("prompts", "responses"),
+                optional_columns=("advantages", "response_mask", "old_log_probs", "ref_log_probs"),
+                prepare=self._prepare_update,
+                shard=shard_by_mini_batch,
+                commits=True,
+            ),
+        )
+
+    def generate(self, request: actor_pb2.GenerateRequest, batch: Batch | None, progress: ReportProgress) -> Outcome:
+        """Samples one response per seed of each prompt; rows are ordered by prompt, then sample."""
+        assert batch is not None
+        if self._rollout_is_stale:
+            self._rollout.sync_weights()
+            self._rollout_is_stale = False
+        seeds = batch["seeds"]
+        rollout = self._rollout.generate(
+            batch["prompts"].rows(),
+            seeds.rows(),
+            _sampling(request.sampling),
+            lambda done, total: progress(done, total, "generate"),
+        )
+        prompts = batch["prompts"].take(np.repeat(np.arange(batch.num_rows), seeds.lengths))
+        columns = {"prompts": prompts, "responses": rollout.responses, "rollout_log_probs": rollout.log_probs}
+        return Outcome(columns=Batch(prompts.num_rows, columns))
+
+    def compute_log_probs(
+        self, request: actor_pb2.ComputeLogProbsRequest, batch: Batch | None, progress: ReportProgress
+    ) -> Outcome:
+        """Log-probs of the responses under the policy (old_log_probs) or the reference (ref_log_probs)."""
+        assert batch is not None
+        rows = batch.select(("prompts", "responses"))
+        if request.model == actor_pb2.POLICY_MODEL_REFERENCE:
+            assert self._reference is not None
+            computed = self._reference.compute(rows, self._forward, outputs=("log_probs",), progress=progress)
+            return Outcome(columns=Batch(batch.num_rows, {"ref_log_probs": computed["log_probs"]}))
+        computed = self._policy.compute(rows, self._forward, outputs=("log_probs",), progress=progress)
+        metrics: dict[str, float] = {}
+        if "rollout_log_probs" in batch:
+            metrics = rollout_probs_diff(
+                batch, computed["log_probs"], lambda values, op: reduce_array(values, self._device, op)
+            )
+        return Outcome(columns=Batch(batch.num_rows, {"old_log_probs": computed["log_probs"]}), metrics=metrics)
+
+    def update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch | None, progress: ReportProgress) -> Outcome:
+        """One PPO update: all mini-batches of all epochs. In critic warm-up nothing but the step advances."""
+        assert batch is not None
+        if request.advance_only:
+            return Outcome()
+        self._rollout_is_stale = True
+        metrics = token_means(self._policy.update(batch, self._forward, self._loss, progress=progress))
+        metrics.pop("loss", None)  # absent if every optimizer step was skipped
+        if self._config.actor.use_kl_loss:
+            metrics["kl_coef"] = self._config.actor.kl_loss_coef
+        named = {f"actor/{name}": value for name, value in metrics.items()}
+        return Outcome(metrics={**named, **memory_metrics(self._device)})
+
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[None]:
+        """See `Role.save_checkpoint`; the reference and the rollout engine have nothing to save."""
+        return self._policy.save(directory, service_state, with_hf_model=with_hf_model)
+
+    def load_checkpoint(self, directory: Path | None) -> bytes:
+        """See `Role.load_checkpoint`."""
+        self._rollout_is_stale = True
+        if directory is not None:
+            return self._policy.load(directory)
+        self._policy.load_initial()
+        return b""
+
+    def compute_weights_digest(self) -> str:
+        """See `Role.compute_weights_digest`; of the policy."""
+        return self._policy.weights_digest()
+
+    def _prepare_generate(self, request: actor_pb2.GenerateRequest, batch: Batch) -> Batch:
+        sampling = _sampling(request.sampling)
+        self._check(batch, room=sampling.max_response_length)
+        per_prompt = np.unique(batch["seeds"].lengths)
+        if len(per_prompt) != 1 or per_prompt[0] < 1:
+            raise ValueError(f"every prompt needs the same number of seeds, at least 1; got {per_prompt.tolist()}")
+        return batch
+
+    def _prepare_compute_log_probs(self, request: actor_pb2.ComputeLogProbsRequest, batch: Batch) -> Batch:
+        if request.model not in (actor_pb2.POLICY_MODEL_POLICY, actor_pb2.POLICY_MODEL_REFERENCE):
+            raise ValueError(f"model must be POLICY or REFERENCE, got {request.model}")
+        if request.model == actor_pb2.POLICY_MODEL_REFERENCE and self._reference is None:
+            raise ValueError("this actor holds no reference: neither algorithm.use_kl_in_reward nor actor.use_kl_loss")
+        self._check(batch)
+        return batch
+
+    def _prepare_update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch) -> Batch:
+        if request.advance_only:
+            return batch.take(np.empty(0, np.int64))
+        needed = ("advantages", "ref_log_probs") if self._config.actor.use_kl_loss else ("advantages",)
+        require_columns(batch, needed, "Update")
+        self._check(batch)
+        actor = self._config.actor
+        mini_batch_rows = actor.ppo_mini_batch_size and actor.ppo_mini_batch_size * self._config.rollout.n
+        mini_batches = assign_mini_batches(
+            batch.num_rows,
+            mini_batch_rows,
+            actor.ppo_epochs,
+            shuffle=actor.shuffle,
+            seed=self._config.run.seed,
+            step=request.slot.step,
+        )
+        return batch.merge(Batch(batch.num_rows, {"mini_batches": mini_batches}))
+
+    def _check(self, batch: Batch, room: int = 0) -> None:
+        model = self._policy.model.config.get_text_config()
+        max_positions = getattr(model, "max_position_embeddings", None)
+        check_rows(batch, vocab_size=model.vocab_size, max_positions=max_positions, room=room)
+
+
+def deal_prompts(batch: Batch, num_ranks: int) -> list[NDArray[np.int64]]:
+    """Rows of each rank for sampling: equally many, dealt by length, for the time goes into tokens not yet there."""
+    by_length = np.argsort(-batch["prompts"].lengths, kind="stable")
+    return [np.sort(by_length[rank::num_ranks]) for rank in range(num_ranks)]
+
+
+def _sampling(params: actor_pb2.SamplingParams) -> Sampling:
+    return Sampling(params.temperature, params.top_p, params.top_k, params.max_response_length)

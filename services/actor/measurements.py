@@ -1,0 +1,59 @@
+"""What the actor measures beside its loss: rollout against training probabilities, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from splitppo.batch import Batch, Column
+
+# Reduces host numbers over ranks: (values, operation) -> values.
+Reduce = Callable[[NDArray[np.float64], dist.ReduceOp.RedOpType], NDArray[np.float64]]
+
+
+def rollout_probs_diff(batch: Batch, old_log_probs: Column, reduce: Reduce) -> dict[str, float]:
+    """How far the probabilities of sampled tokens differ between rollout engine and training forward.
+
+    Every rank must call it, with its own rows.
+
+    Args:
+        batch: rollout_log_probs and, where given, response_mask.
+        old_log_probs: of the training forward.
+        reduce: over ranks.
+
+    Returns:
+        training/rollout_probs_diff_{max,mean,std} over the response tokens that count; none where none counts.
+    """
+    diff = np.abs(np.exp(old_log_probs.values.astype(np.float64)) - np.exp(batch["rollout_log_probs"].values))
+    if "response_mask" in batch:
+        diff = diff[batch["response_mask"].values != 0]
+    count, total, squares = reduce(
+        np.array([len(diff), diff.sum(), (diff**2).sum()], np.float64), dist.ReduceOp.SUM
+    ).tolist()
+    largest = float(reduce(np.array([diff.max(initial=0.0)], np.float64), dist.ReduceOp.MAX)[0])
+    if count == 0:
+        return {}
+    variance = max(squares - total**2 / count, 0.0) / max(count - 1, 1)
+    return {
+        "training/rollout_probs_diff_max": largest,
+        "training/rollout_probs_diff_mean": total / count,
+        "training/rollout_probs_diff_std": variance**0.5,
+    }
+
+
+def memory_metrics(device: torch.device) -> dict[str, float]:
+    """Peak GPU memory of this rank since its start, and main memory in use on its machine, GiB."""
+    metrics: dict[str, float] = {}
+    if device.type == "cuda":
+        metrics["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(device) / 2**30
+        metrics["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved(device) / 2**30
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in meminfo.read_text().splitlines()}
+        metrics["perf/cpu_memory_used_gb"] = (kib["MemTotal"] - kib["MemAvailable"]) / 2**20
+    return metrics
