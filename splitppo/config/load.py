@@ -22,10 +22,12 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2's view of numbers: `1e-6` is a float, not a string; a key given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ConfigError(f"key {key!r} is given twice{node.start_mark}")
+        keys = []
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in keys:
+                raise ConfigError(f"key {key!r} is given twice, again in line {key_node.start_mark.line + 1}")
+            keys.append(key)
         return super().construct_mapping(node, deep)
 
 
@@ -110,5 +112,5 @@ def _suggestion(location: Sequence[int | str]) -> str:
     known = list(getattr(section, "model_fields", {}))
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
     if close:
-        return f", did you mean {close[0]!r}?"
+        return f", did you mean {'.'.join(map(str, [*location[:-1], close[0]]))!r}?"
     return f"; known here: {', '.join(known)}" if known else ""

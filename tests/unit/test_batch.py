@@ -1,0 +1,168 @@
+"""Ragged columns and batches: what they accept, and what padding, taking and merging do to rows."""
+
+import numpy as np
+import pytest
+
+from splitppo.batch import COLUMN_DTYPES, RESPONSE_ALIGNED, Batch, Column, concatenate
+
+INT32 = np.dtype(np.int32)
+
+
+def column(*rows: list[int]) -> Column:
+    return Column.from_rows(rows, INT32)
+
+
+def as_lists(column: Column) -> list[list[float]]:
+    return [row.tolist() for row in column.rows()]
+
+
+# Columns.
+
+
+def test_rows_are_stored_back_to_back() -> None:
+    ragged = column([1, 2], [], [3])
+
+    assert ragged.values.tolist() == [1, 2, 3]
+    assert ragged.lengths.tolist() == [2, 0, 1]
+    assert ragged.offsets.tolist() == [0, 2, 2, 3]
+
+
+@pytest.mark.parametrize("rows", [[], [[]], [[], []], [[1]], [[1, 2], [], [3, 4, 5]], [[], [1], []]])
+def test_rows_come_back_as_they_were_given(rows: list[list[int]]) -> None:
+    assert as_lists(column(*rows)) == rows
+
+
+def test_rows_are_views() -> None:
+    ragged = column([1, 2], [3])
+
+    ragged.rows()[1][0] = 9
+
+    assert ragged.values.tolist() == [1, 2, 9]
+
+
+def test_padding_fills_with_zeros_on_the_right() -> None:
+    assert column([1, 2], [], [3]).pad(3).tolist() == [[1, 2, 0], [0, 0, 0], [3, 0, 0]]
+
+
+def test_the_default_width_is_the_longest_row() -> None:
+    assert column([1], [2, 3]).pad().shape == (2, 2)
+    assert column([], []).pad().shape == (2, 0)
+    assert column().pad().shape == (0, 0)
+
+
+def test_the_mask_is_true_where_a_row_has_values() -> None:
+    assert column([0, 0], [], [0]).mask().tolist() == [[True, True], [False, False], [True, False]]
+
+
+def test_a_width_that_cuts_a_row_is_an_error() -> None:
+    with pytest.raises(ValueError):
+        column([1, 2, 3]).pad(2)
+
+
+def test_unpadding_takes_the_values_inside_the_mask_with_their_own_dtype() -> None:
+    ragged = column([1, 2], [], [3])
+
+    unpadded = ragged.unpad(np.array([[0.1, 0.2, 9], [9, 9, 9], [0.3, 9, 9]], np.float32))
+
+    assert unpadded.values.tolist() == np.float32([0.1, 0.2, 0.3]).tolist()
+    assert unpadded.lengths.tolist() == [2, 0, 1]
+
+
+def test_taking_rows_reorders_repeats_and_drops() -> None:
+    ragged = column([1, 2], [], [3], [4, 5, 6])
+
+    assert as_lists(ragged.take(np.array([3, 0, 0, 1]))) == [[4, 5, 6], [1, 2], [1, 2], []]
+    assert as_lists(ragged.take(np.array([], np.int64))) == []
+
+
+# Batches.
+
+
+def test_a_batch_of_lists_has_the_dtypes_of_the_closed_set() -> None:
+    batch = Batch.from_rows(**{name: [[1]] for name in COLUMN_DTYPES})
+
+    assert {name: batch[name].values.dtype for name in batch.columns} == dict(COLUMN_DTYPES)
+
+
+def test_its_size_counts_values_only() -> None:
+    assert Batch.from_rows(prompts=[[1, 2], [3]], seeds=[[1], []], response_mask=[[1], [1]]).num_bytes == 12 + 8 + 2
+
+
+def test_an_unknown_column_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown column 'reward'; known: prompts, seeds"):
+        Batch.from_rows(reward=[[1]])
+    with pytest.raises(ValueError, match=r"unknown column 'reward'"):
+        Batch(1, {"reward": column([1])})
+
+
+@pytest.mark.parametrize("values", [np.zeros(2, np.int64), np.zeros((2, 1), np.int32), np.zeros(2, ">i4")])
+def test_values_of_another_dtype_or_shape_are_refused(values: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="column 'prompts' must be 1-dimensional int32, got"):
+        Batch(1, {"prompts": Column(values, np.array([2], np.int32))})
+
+
+def test_columns_of_different_numbers_of_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="column 'responses' has 1 rows, the batch has 2"):
+        Batch.from_rows(prompts=[[1], [2]], responses=[[1]])
+
+
+@pytest.mark.parametrize("lengths", [[1, 2], [3, 2], [5, -1]])
+def test_lengths_that_do_not_add_up_are_refused(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="column 'prompts': its row lengths do not add up to its 4 values"):
+        Batch(2, {"prompts": Column(np.zeros(4, np.int32), np.array(lengths, np.int32))})
+
+
+@pytest.mark.parametrize("name", sorted(RESPONSE_ALIGNED))
+def test_columns_aligned_with_responses_must_have_their_lengths(name: str) -> None:
+    with pytest.raises(ValueError, match=f"column '{name}' must have one value per response token"):
+        Batch.from_rows(responses=[[1, 2], [3]], **{name: [[0], [0, 0]]})
+
+
+def test_selecting_keeps_only_the_named_columns() -> None:
+    batch = Batch.from_rows(prompts=[[1]], responses=[[2]])
+
+    assert list(batch.select(["responses"]).columns) == ["responses"]
+    assert "prompts" in batch
+    with pytest.raises(KeyError, match="values"):
+        batch.select(["values"])
+
+
+def test_merging_adds_and_replaces_columns() -> None:
+    batch = Batch.from_rows(prompts=[[1]], responses=[[2]])
+
+    merged = batch.merge(Batch.from_rows(responses=[[3, 4]], values=[[0.5, 0.5]]))
+
+    assert as_lists(merged["prompts"]) == [[1]]
+    assert as_lists(merged["responses"]) == [[3, 4]]
+    assert as_lists(merged["values"]) == [[0.5, 0.5]]
+
+
+def test_merging_checks_rows_and_alignment() -> None:
+    batch = Batch.from_rows(responses=[[2]])
+
+    with pytest.raises(ValueError, match="cannot merge a batch of 2 rows into one of 1"):
+        batch.merge(Batch.from_rows(values=[[1.0], [1.0]]))
+    with pytest.raises(ValueError, match="'values' must have one value per response token"):
+        batch.merge(Batch.from_rows(values=[[1.0, 2.0]]))
+
+
+def test_taking_rows_of_a_batch_takes_them_of_every_column() -> None:
+    batch = Batch.from_rows(prompts=[[1], [2, 2]], responses=[[], [5]]).take(np.array([1, 0, 1]))
+
+    assert batch.num_rows == 3
+    assert as_lists(batch["prompts"]) == [[2, 2], [1], [2, 2]]
+    assert as_lists(batch["responses"]) == [[5], [], [5]]
+
+
+def test_concatenating_puts_the_rows_of_one_batch_after_those_of_the_other() -> None:
+    first, second = Batch.from_rows(prompts=[[1], []]), Batch.from_rows(prompts=[[2, 3]])
+
+    joined = concatenate([first, second, first])
+
+    assert joined.num_rows == 5
+    assert as_lists(joined["prompts"]) == [[1], [], [2, 3], [1], []]
+
+
+def test_concatenating_different_columns_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot concatenate batches with different columns"):
+        concatenate([Batch.from_rows(prompts=[[1]]), Batch.from_rows(responses=[[1]])])

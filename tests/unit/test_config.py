@@ -1,0 +1,261 @@
+"""Configuration: one sentence per mistake, naming the key; derived defaults; the batch plan; the worker digests."""
+
+from pathlib import Path
+
+import pytest
+
+from splitppo.config import Config, ConfigError, dump_config, load_config
+from splitppo.config.digest import worker_digest
+from splitppo.config.plan import batch_plan
+
+MINIMAL = """
+run: {dir: runs/x, total_steps: 3}
+data: {train_files: train.parquet, train_batch_size: 8}
+actor: {model: models/tiny}
+"""
+
+
+def load(tmp_path: Path, *overrides: str, text: str = MINIMAL) -> Config:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    return load_config(file, overrides)
+
+
+def mistake(tmp_path: Path, *overrides: str, text: str = MINIMAL) -> str:
+    with pytest.raises(ConfigError) as caught:
+        batch_plan(load(tmp_path, *overrides, text=text))
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence.removeprefix(f"{tmp_path / 'config.yaml'}: ")
+
+
+# What is read.
+
+
+def test_a_single_file_stands_for_a_list_of_one(tmp_path: Path) -> None:
+    assert load(tmp_path).data.train_files == ("train.parquet",)
+
+
+def test_defaults_that_come_from_another_section_are_filled_in(tmp_path: Path) -> None:
+    config = load(tmp_path)
+
+    assert config.critic.model == config.data.tokenizer == "models/tiny"
+    assert config.actor.ppo_mini_batch_size == config.critic.ppo_mini_batch_size == 8
+
+
+def test_the_critics_mini_batch_follows_the_actors(tmp_path: Path) -> None:
+    assert load(tmp_path, "actor.ppo_mini_batch_size=4").critic.ppo_mini_batch_size == 4
+
+
+def test_overrides_win_over_the_file_and_make_sections(tmp_path: Path) -> None:
+    config = load(tmp_path, "actor.lr=1e-4", "services.critic.devices=[0, 1]", "services.critic.num_processes=2")
+
+    assert config.actor.lr == 1e-4
+    assert config.services.critic.devices == (0, 1)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-6", 1e-6), ("1E3", 1000.0), ("2.e-3", 2e-3), ("3", 3.0)])
+def test_numbers_are_read_as_people_write_them(tmp_path: Path, text: str, value: float) -> None:
+    assert load(tmp_path, f"actor.lr={text}").actor.lr == value
+
+
+def test_an_override_may_hold_equal_signs_and_addresses(tmp_path: Path) -> None:
+    config = load(tmp_path, "run.name=a=b", "services.actor.address=10.0.0.1:5000")
+
+    assert (config.run.name, config.services.actor.address) == ("a=b", "10.0.0.1:5000")
+
+
+def test_what_is_written_is_read_back_equal(tmp_path: Path) -> None:
+    config = load(tmp_path, "actor.betas=[0.9, 0.99]", "data.chat_template=t.jinja", "actor.lr=1e-6")
+
+    assert load(tmp_path, text=dump_config(config)) == config
+
+
+def test_a_config_cannot_be_changed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load(tmp_path).run.seed = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "critic", "reference"),
+    [
+        ([], True, False),
+        (["algorithm.adv_estimator=grpo"], False, False),
+        (["algorithm.use_kl_in_reward=true"], True, True),
+        (["actor.use_kl_loss=true"], True, True),
+    ],
+)
+def test_critic_and_reference_exist_where_they_are_used(
+    tmp_path: Path, overrides: list[str], critic: bool, reference: bool
+) -> None:
+    config = load(tmp_path, *overrides)
+
+    assert (config.uses_critic, config.uses_reference) == (critic, reference)
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("actor.lrr=1", "unknown key 'actor.lrr', did you mean 'actor.lr'?"),
+        ("actr.lr=1", "unknown key 'actr', did you mean 'actor'?"),
+        ("services.actor.adress=x", "unknown key 'services.actor.adress', did you mean 'services.actor.address'?"),
+        ("run.zzz=1", "unknown key 'run.zzz'; known here: dir, name, seed, total_steps"),
+        ("actor.lr=fast", "key 'actor.lr': input should be a valid number"),
+        ("actor.lr=-1", "key 'actor.lr': input should be greater than or equal to 0, got -1"),
+        ("actor.lr=.nan", "key 'actor.lr': input should be a finite number, got nan"),
+        ("run.total_steps=0", "key 'run.total_steps': input should be greater than or equal to 1, got 0"),
+        ("run.total_steps=2.5", "key 'run.total_steps': input should be a valid integer"),
+        ("run.schedule=fast", "key 'run.schedule': input should be 'serial', 'gather' or 'overlap', got 'fast'"),
+        ("rollout.n=", "key 'rollout.n': input should be a valid integer, got None"),
+        ("run=3", "key 'run': input should be a valid dictionary"),
+        ("actor=[1]", "key 'actor': input should be a valid dictionary"),
+        ("data.train_files=[]", "key 'data.train_files': tuple should have at least 1 item"),
+        ("services.actor.devices=[0, 1]", "key 'services.actor': devices lists 2 GPUs for num_processes 1"),
+        ("services.actor.devices=[-1]", "key 'services.actor.devices.0': input should be greater than or equal to 0"),
+        ("actor.lr_schedule=cosine", "key 'actor': lr_schedule 'cosine' needs lr_decay_steps"),
+        ("evaluation.min_accuracy=2", "key 'evaluation.min_accuracy': input should be less than or equal to 1, got 2"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_the_key(tmp_path: Path, override: str, sentence: str) -> None:
+    assert mistake(tmp_path, override).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("actor.lr", "override 'actor.lr' must look like key.path=value"),
+        ("=3", "override '=3' must look like key.path=value"),
+        ("run.dir.x=3", "override 'run.dir.x=3': 'dir' is not a section"),
+        ("actor.lr=[", "override 'actor.lr=[' is not valid YAML"),
+    ],
+)
+def test_an_override_that_cannot_be_applied_is_quoted(tmp_path: Path, override: str, sentence: str) -> None:
+    assert mistake(tmp_path, override).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "expected a mapping of sections, got NoneType"),
+        ("- a", "expected a mapping of sections, got list"),
+        ("run: {dir: x}", "key 'run.total_steps' is missing; key 'data' is missing; key 'actor' is missing"),
+        (MINIMAL + "run: {}", "key 'run' is given twice, again in line 5"),
+    ],
+)
+def test_a_file_that_is_no_configuration_says_what_is_missing(tmp_path: Path, text: str, sentence: str) -> None:
+    assert mistake(tmp_path, text=text).startswith(sentence)
+
+
+def test_a_file_that_is_not_yaml_is_named_with_the_place(tmp_path: Path) -> None:
+    sentence = mistake(tmp_path, text="run: [1")
+
+    assert "config.yaml is not valid YAML" in sentence
+    assert "line 1" in sentence
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the config file .*nowhere\.yaml"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+# The plan.
+
+
+def test_the_plan_counts_rows_mini_batches_and_optimizer_steps(tmp_path: Path) -> None:
+    plan = batch_plan(
+        load(
+            tmp_path, "rollout.n=4", "actor.ppo_mini_batch_size=2", "actor.ppo_epochs=3", "critic.ppo_mini_batch_size=8"
+        )
+    )
+    actor, critic = plan.roles
+
+    assert (plan.prompts, plan.rows) == (8, 32)
+    assert (actor.mini_batch_rows, actor.num_mini_batches, actor.optimizer_steps) == (8, 4, 12)
+    assert (critic.mini_batch_rows, critic.num_mini_batches, critic.optimizer_steps) == (32, 1, 1)
+
+
+def test_the_plan_is_printed_with_every_number(tmp_path: Path) -> None:
+    plan = batch_plan(load(tmp_path, "rollout.n=2", "services.actor.num_processes=2"))
+
+    assert str(plan).splitlines()[:2] == [
+        "step: 8 prompts x 2 samples = 16 responses",
+        "actor: 1 mini-batches of 8 prompts (16 responses, about 8 on each of 2 ranks) x 1 epochs"
+        " = 1 optimizer steps; micro-batches of at most 16384 tokens",
+    ]
+
+
+def test_without_a_critic_the_plan_has_the_actor_only(tmp_path: Path) -> None:
+    assert [role.role for role in batch_plan(load(tmp_path, "algorithm.adv_estimator=grpo")).roles] == ["actor"]
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            "actor.ppo_mini_batch_size=3",
+            "data.train_batch_size (8) must be a multiple of actor.ppo_mini_batch_size (3);"
+            " change actor.ppo_mini_batch_size",
+        ),
+        ("critic.ppo_mini_batch_size=16", "data.train_batch_size (8) must be a multiple of critic.ppo_mini_batch_size"),
+        (
+            "actor.ppo_max_token_len_per_gpu=1023",
+            "actor.ppo_max_token_len_per_gpu (1023) must hold one row of data.max_prompt_length +"
+            " data.max_response_length (1024) tokens",
+        ),
+        (
+            "services.critic.num_processes=9",
+            "critic.ppo_mini_batch_size (8) x rollout.n (1) gives fewer rows than services.critic.num_processes (9)",
+        ),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_both_numbers_and_the_key(
+    tmp_path: Path, override: str, sentence: str
+) -> None:
+    assert mistake(tmp_path, override).startswith(sentence)
+
+
+# The digests.
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "run.total_steps=9",
+        "run.schedule=overlap",
+        "run.dir=elsewhere",
+        "services.actor.address=a:1",
+        "services.critic.threads=2",
+        "checkpoint.save_freq=1",
+        "evaluation.test_freq=1",
+    ],
+)
+def test_a_longer_run_or_another_address_needs_no_restart(tmp_path: Path, override: str) -> None:
+    before, after = load(tmp_path), load(tmp_path, override)
+
+    assert worker_digest(before, "actor") == worker_digest(after, "actor")
+    assert worker_digest(before, "critic") == worker_digest(after, "critic")
+
+
+@pytest.mark.parametrize(
+    ("override", "actor_changes", "critic_changes"),
+    [
+        ("actor.lr=1", True, False),
+        ("critic.lr=1", False, True),
+        ("critic.model=other", False, True),
+        ("rollout.temperature=0.5", True, False),
+        ("rollout.n=2", True, True),
+        ("run.seed=2", True, True),
+        ("actor.use_kl_loss=true", True, False),
+        ("algorithm.use_kl_in_reward=true", True, False),
+    ],
+)
+def test_what_shapes_a_worker_changes_its_digest_and_no_others(
+    tmp_path: Path, override: str, actor_changes: bool, critic_changes: bool
+) -> None:
+    before, after = load(tmp_path), load(tmp_path, override)
+
+    assert (worker_digest(before, "actor") != worker_digest(after, "actor")) is actor_changes
+    assert (worker_digest(before, "critic") != worker_digest(after, "critic")) is critic_changes
