@@ -266,7 +266,16 @@ def _draw_pool(
         if (end - begin) / (right - left) > _CHARACTER_WIDTH * max(map(len, lines)):
             colour = "white" if own and label in _DARK_PHASES else _INK if own else _FAINT
             middle = (begin + end) / 2 - start_s
-            axes.text(middle, row, "\n".join(lines), ha="center", va="center", fontsize=10, color=colour)
+            axes.text(
+                middle,
+                row,
+                "\n".join(lines),
+                ha="center",
+                va="center",
+                fontsize=10 if len(lines) == 1 else 8.5,
+                linespacing=1.0,
+                color=colour,
+            )
 
 
 def _draw_phase_legend(axes: Any, spans: Sequence[Span]) -> None:

@@ -19,7 +19,6 @@ import jinja2.nodes
 import jinja2.parser
 import numpy as np
 import tokenizers
-import tokenizers.processors
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 
@@ -153,7 +152,6 @@ def load_tokenizer(
     config = _read_json(folder / "tokenizer_config.json")
     special_tokens = _special_tokens(folder, config)
     _mark_special(backend, special_tokens)
-    _set_explicit_bos_eos(backend, config, special_tokens)
     template = _template_text(folder, config, chat_template)
     return Tokenizer(
         backend,
@@ -213,24 +211,6 @@ def _mark_special(backend: tokenizers.Tokenizer, special_tokens: Mapping[str, st
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     missing = [token for token in special_tokens.values() if token not in known]
     backend.add_special_tokens([token for token in missing if backend.token_to_id(token) is not None])
-
-
-def _set_explicit_bos_eos(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> None:
-    """`add_bos_token` and `add_eos_token` in tokenizer_config.json replace what tokenizer.json adds to plain text."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    parts, added = ["$A:0"], []
-    for key, name, position in (("add_bos_token", "bos_token", 0), ("add_eos_token", "eos_token", 1)):
-        token = special_tokens.get(name)
-        token_id = None if token is None else backend.token_to_id(token)
-        if config.get(key) and token_id is not None:
-            parts.insert(position * len(parts), f"{token}:0")
-            added.append((token, token_id))
-    backend.post_processor = tokenizers.processors.TemplateProcessing(
-        single=parts, pair=[*parts, "$B:1"], special_tokens=added
-    )
 
 
 def _eos_token_ids(folder: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> tuple[int, ...]:

@@ -1,0 +1,60 @@
+"""`python -m controller --config FILE [key.path=value ...]`: runs PPO; `--check` only validates and prints the plan."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from controller.advantages import check_estimator
+from controller.kl import check_kl_penalty
+from splitppo.config import Config, ConfigError, dump_config, load_config
+from splitppo.config.plan import batch_plan
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
+    parser.add_argument("--check", action="store_true", help="validate, print the resolved batch plan, exit")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the configuration")
+    return parser.parse_intermixed_args(arguments)
+
+
+def checked_config(path: Path, overrides: list[str]) -> Config:
+    """Loads the configuration and checks what goes beyond single keys.
+
+    Raises:
+        ConfigError: the first mistake found.
+    """
+    config = load_config(path, overrides)
+    batch_plan(config)
+    check_estimator(config.algorithm.adv_estimator)
+    check_kl_penalty(config.algorithm.kl_penalty)
+    return config
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command and returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted."""
+    options = parse_arguments(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = checked_config(options.config, options.overrides)
+        if options.check:
+            sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\n")
+            return 0
+        # Imported late: a mistake in the configuration is reported at once, without loading the rest.
+        from controller.session import run_session
+
+        return run_session(config)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

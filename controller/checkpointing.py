@@ -1,0 +1,64 @@
+"""Writing a pair checkpoint while the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+
+from controller.checkpoints import CheckpointStore
+from controller.clients import WorkerClient
+from controller.run_state import RunState
+from controller.schedule import first_error
+from splitppo.config import CheckpointConfig
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointWriter:
+    """Saves both roles in the background, one checkpoint at a time; the commit marker is written last.
+
+    Raises (from `begin` or `join`): what kept the checkpoint before from being written.
+    """
+
+    def __init__(self, store: CheckpointStore, clients: Sequence[WorkerClient], config: CheckpointConfig) -> None:
+        self._store = store
+        self._clients = clients
+        self._config = config
+        self._writing: asyncio.Task[None] | None = None
+
+    async def begin(self, state: RunState, *, after: Awaitable[None]) -> None:
+        """Starts the checkpoint of `state.step`.
+
+        Args:
+            state: the controller's part.
+            after: done when the step's updates are committed and its metrics are written; a checkpoint never counts
+                before that, so a resumed run has no gap in its metrics.
+        """
+        await self.join()
+        self._writing = asyncio.create_task(self._write(state, after))
+
+    async def join(self) -> None:
+        """Waits for the checkpoint that is being written, if there is one."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            await writing
+
+    def cancel(self) -> None:
+        """Gives the running checkpoint up; without its marker it never counts."""
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    async def _write(self, state: RunState, after: Awaitable[None]) -> None:
+        await after
+        try:
+            async with asyncio.TaskGroup() as saving:
+                for client in self._clients:
+                    saving.create_task(
+                        client.save_checkpoint(base_step=state.step, with_hf_model=self._config.save_hf_model)
+                    )
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from None
+        await asyncio.to_thread(self._store.commit, state.step, state.model_dump(mode="json"), keep=self._config.keep)
+        log.info("checkpoint of step %d committed", state.step)

@@ -1,0 +1,102 @@
+"""Pair checkpoints: one part per trained role, and the controller's own state.
+
+    checkpoints/global_step_N/{actor,critic}/   written by the services, in the background
+    checkpoints/global_step_N/controller.json   step, KL coefficient, validation before the run, totals
+    checkpoints/global_step_N/COMMITTED         the commit marker: written last, when every part is durable
+    checkpoints/latest                          newest committed step
+
+A folder without its marker is half a pair: never loaded, removed when the next checkpoint commits.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from controller.files import write_atomically
+from splitppo.config import ConfigError
+
+log = logging.getLogger(__name__)
+
+MARKER = "COMMITTED"
+STATE = "controller.json"
+PREFIX = "global_step_"
+
+
+class CheckpointStore:
+    """The checkpoints folder of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def folder(self, step: int) -> Path:
+        """Where the checkpoint of `step` lies."""
+        return self.path / f"{PREFIX}{step}"
+
+    def steps(self) -> list[int]:
+        """Committed steps, oldest first."""
+        folders = [marker.parent.name for marker in self.path.glob(f"{PREFIX}*/{MARKER}")]
+        return sorted(int(name.removeprefix(PREFIX)) for name in folders if name.removeprefix(PREFIX).isdigit())
+
+    def latest_step(self) -> int:
+        """The newest committed step, 0 when there is none."""
+        return max(self.steps(), default=0)
+
+    def read_state(self, step: int) -> dict[str, Any]:
+        """The controller's state at a committed step."""
+        state: dict[str, Any] = json.loads((self.folder(step) / STATE).read_text(encoding="utf-8"))
+        return state
+
+    def commit(self, step: int, state: dict[str, Any], *, keep: int) -> None:
+        """Makes the checkpoint of `step` count, after every role's part is durable; then removes the oldest."""
+        folder = self.folder(step)
+        write_atomically(folder / STATE, json.dumps(state, indent=2))
+        write_atomically(folder / MARKER, f"{step}\n")
+        write_atomically(self.path / "latest", f"{step}\n")
+        for old_step in self.steps()[:-keep]:
+            self._remove(old_step)
+        for half in self.path.glob(f"{PREFIX}*"):
+            name = half.name.removeprefix(PREFIX)
+            if name.isdigit() and int(name) < step and not (half / MARKER).exists():
+                shutil.rmtree(half, ignore_errors=True)
+
+    def forget_after(self, step: int) -> None:
+        """Removes checkpoints of later steps: a run that resumes from `step` writes them anew."""
+        for folder in self.path.glob(f"{PREFIX}*"):
+            name = folder.name.removeprefix(PREFIX)
+            if name.isdigit() and int(name) > step:
+                self._remove(int(name))
+
+    def _remove(self, step: int) -> None:
+        """The marker goes first, so a removal that is cut short never leaves a checkpoint that looks whole."""
+        (self.folder(step) / MARKER).unlink(missing_ok=True)
+        shutil.rmtree(self.folder(step), ignore_errors=True)
+
+    def adopt(self, folder: Path) -> int:
+        """The step of a checkpoint folder; one of another run is copied (hard links) into this run first.
+
+        Raises:
+            ConfigError: the folder is no complete checkpoint.
+        """
+        name = folder.resolve().name
+        if not name.startswith(PREFIX) or not name.removeprefix(PREFIX).isdigit() or not (folder / MARKER).exists():
+            raise ConfigError(
+                f"run.resume: {folder} is no complete checkpoint; expected auto, disable or a folder"
+                f" {PREFIX}N with a file {MARKER}"
+            )
+        step = int(name.removeprefix(PREFIX))
+        if folder.resolve() != self.folder(step).resolve():
+            self._remove(step)
+            shutil.copytree(folder, self.folder(step), copy_function=_link_or_copy, dirs_exist_ok=True)
+        return step
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

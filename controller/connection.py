@@ -1,0 +1,119 @@
+"""The groups of a run as the controller sees them: started or found, greeted, restored to one step, restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+
+from controller.clients import ActorClient, Caller, CriticClient, Limits, ProgressCallback, WorkerClient
+from controller.launcher import Endpoint, LocalLauncher, RoleName
+from controller.run_folder import RunFolder
+from controller.schedule import first_error
+from controller.trainer import Services
+from splitppo.config import Config, ConfigError
+from splitppo.config.digest import worker_digest
+from splitppo.rpc.errors import WireError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class ServiceGroups:
+    """Owns the processes (where `services.launch` is local) and the channels to them."""
+
+    def __init__(self, config: Config, folder: RunFolder, on_progress: ProgressCallback) -> None:
+        self._config = config
+        self._folder = folder
+        self._on_progress = on_progress
+        self._limits = Limits(config.services.progress_timeout_s, max_batch_bytes=config.services.max_batch_bytes)
+        self._launcher = LocalLauncher(config, folder.config_file) if config.services.launch == "local" else None
+        self._services: Services | None = None
+
+    @property
+    def clients(self) -> Sequence[WorkerClient]:
+        """Actor first."""
+        assert self._services is not None
+        services = self._services
+        return [services.actor] if services.critic is None else [services.actor, services.critic]
+
+    async def connect(self) -> Services:
+        """Starts the groups that do not run, greets all, and writes processes.json.
+
+        Raises:
+            GroupFailed: a group that we started did not come up.
+            WireError: a worker cannot be reached or refuses this controller (other config, other version, newer epoch).
+        """
+        endpoints: dict[RoleName, Endpoint] = (
+            await self._launcher.start() if self._launcher else self._configured_endpoints()
+        )
+        await self._close_channels()
+        actor = ActorClient(endpoints["actor"].address, self._caller("actor"), self._limits, self._on_progress)
+        critic = None
+        if "critic" in endpoints:
+            critic = CriticClient(endpoints["critic"].address, self._caller("critic"), self._limits, self._on_progress)
+        self._services = Services(actor, critic)
+        await _all(client.handshake(self._config.services.start_timeout_s) for client in self.clients)
+        self._folder.write_processes(
+            Endpoint(
+                role,
+                client.address,
+                client.worker.instance_id,
+                tuple({"rank": p.rank, "pid": p.pid, "host": p.host} for p in client.worker.processes),
+            )
+            for role, client in zip(endpoints, self.clients, strict=True)
+        )
+        return self._services
+
+    def _configured_endpoints(self) -> dict[RoleName, Endpoint]:
+        roles: list[RoleName] = ["actor", "critic"] if self._config.uses_critic else ["actor"]
+        endpoints: dict[RoleName, Endpoint] = {
+            role: Endpoint(role, getattr(self._config.services, role).address) for role in roles
+        }
+        for role, endpoint in endpoints.items():
+            if not endpoint.address:
+                raise ConfigError(f"services.{role}.address: expected host:port, because services.launch is external")
+        return endpoints
+
+    def _caller(self, role: RoleName) -> Caller:
+        claim = self._folder.claim
+        return Caller(claim.run_id, claim.epoch, worker_digest(self._config, role), claim.nonce)
+
+    async def recover(self, error: WireError) -> None:
+        """Ends what is left of a lost group that we started, so that `connect` brings it up again."""
+        await self._close_channels()
+        if self._launcher is None:
+            return
+        lost = [role for role, group in self._launcher.groups.items() if group.has_ended or role == error.place.role]
+        await asyncio.gather(*(self._launcher.restart(role) for role in lost))
+
+    async def restore(self, step: int) -> None:
+        """Brings every role to the pair checkpoint of `step`; 0 is the initial model."""
+        await _all(client.load_checkpoint(step) for client in self.clients if not client.is_fresh_at(step))
+
+    async def weights_digests(self) -> dict[str, str]:
+        """sha256 of each role's weights."""
+        digests = await _all(client.compute_weights_digest() for client in self.clients)
+        return {client.role: digest for client, digest in zip(self.clients, digests, strict=True)}
+
+    async def close(self) -> None:
+        """Closes the channels and ends the groups that we started."""
+        await self._close_channels()
+        if self._launcher:
+            await self._launcher.stop()
+
+    async def _close_channels(self) -> None:
+        if self._services is not None:
+            await asyncio.gather(*(client.close() for client in self.clients))
+            self._services = None
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Awaits the same call on every group; the first failure is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except BaseExceptionGroup as failures:
+        raise first_error(failures) from None
+    return [task.result() for task in tasks]

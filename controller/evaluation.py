@@ -1,0 +1,87 @@
+"""Validation: the policy answers held-out prompts, the rewards judge the answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from controller.clients import ActorClient
+from controller.data import PromptBatch, PromptTable
+from controller.scoring import Scorer, Verdict
+from controller.summary import Accuracy
+from controller.validation_metrics import Outcome, accuracy_by_source, validation_metrics
+from splitppo.batch import Batch
+from splitppo.config import Config
+from splitppo.v1.actor_pb2 import SamplingParams
+from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """One validation.
+
+    Attributes:
+        accuracy: overall and per data source.
+        metrics: val-core/... and val-aux/...
+        verdicts: what was generated and judged, in parts.
+        duration_s: seconds it took.
+    """
+
+    accuracy: Accuracy
+    metrics: Mapping[str, float]
+    verdicts: Sequence[Verdict]
+    duration_s: float
+
+
+class Evaluator:
+    """Validates the policy that the actor holds."""
+
+    def __init__(self, config: Config, actor: ActorClient, prompts: PromptTable | None, scorer: Scorer) -> None:
+        self._config = config
+        self._actor = actor
+        self._prompts = prompts
+        self._scorer = scorer
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether there is anything to validate on."""
+        return self._prompts is not None
+
+    async def evaluate(self, step: int) -> ValidationResult:
+        """Answers and judges every validation prompt with the policy of `step`, which must be the committed one."""
+        assert self._prompts is not None
+        started_s = time.perf_counter()
+        evaluation = self._config.evaluation
+        verdicts: list[Verdict] = []
+        for part, prompts in enumerate(self._prompts.parts(evaluation.batch_size)):
+            responses = await self._generate(prompts, step, part)
+            verdicts.append(
+                await self._scorer.score(
+                    prompts,
+                    responses,
+                    num_samples=evaluation.n,
+                    num_examine=evaluation.num_examine if part == 0 else 0,
+                )
+            )
+        outcomes = [
+            Outcome.of(sample.data_source, (part, row // evaluation.n), verdict.result, row)
+            for part, verdict in enumerate(verdicts)
+            for row, sample in enumerate(verdict.samples)
+        ]
+        return ValidationResult(
+            accuracy_by_source(outcomes), validation_metrics(outcomes), verdicts, time.perf_counter() - started_s
+        )
+
+    async def _generate(self, prompts: PromptBatch, step: int, part: int) -> Batch:
+        evaluation, data = self._config.evaluation, self._config.data
+        sampling = SamplingParams(
+            temperature=evaluation.temperature,
+            top_p=evaluation.top_p,
+            top_k=evaluation.top_k,
+            max_response_length=data.max_response_length,
+        )
+        slot = Slot(kind=SLOT_KIND_EVALUATION, step=step, part=part)
+        await self._actor.put_batch(slot, prompts.to_batch(self._config.run.seed, step, evaluation.n))
+        await self._actor.generate(slot, sampling, base_step=step)
+        return await self._actor.get_batch(slot, ["responses"])

@@ -1,0 +1,213 @@
+"""Starts the groups on this machine (`services.launch: local`) and ends them on every exit path.
+
+Each group is a torchrun process with its own session, CPU/GPU set and thread count. Its standard input is a pipe that
+only the controller writes to: torchrun passes it on to every rank, and a rank that reads its end exits at once, so
+the groups end even when the controller is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from splitppo.config import Config, ServiceConfig
+
+log = logging.getLogger(__name__)
+
+RoleName = Literal["actor", "critic"]
+STOP_GRACE_S = 30.0
+POLL_INTERVAL_S = 0.05
+TAIL_LINES = 20
+BAD_INPUT_EXIT = 2
+
+
+class GroupFailed(Exception):
+    """A group ended, or did not come up; the message says which rank and shows its last words.
+
+    Attributes:
+        is_bad_input: the rank ended because of what it was given (a config key, a model folder), not of a fault.
+    """
+
+    def __init__(self, message: str, *, is_bad_input: bool = False) -> None:
+        super().__init__(message)
+        self.is_bad_input = is_bad_input
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a group can be reached and which processes it consists of, as its rank 0 announced it."""
+
+    role: RoleName
+    address: str
+    instance_id: str = ""
+    processes: tuple[dict[str, Any], ...] = ()
+
+
+class LocalGroup:
+    """One torchrun group on this machine."""
+
+    def __init__(self, role: RoleName, config: Config, config_file: Path) -> None:
+        self.role: RoleName = role
+        self._run_dir = config.run.dir
+        self._service: ServiceConfig = getattr(config.services, role)
+        self._start_timeout_s = config.services.start_timeout_s
+        self._config_file = config_file
+        self._process: asyncio.subprocess.Process | None = None
+        self.endpoint: Endpoint | None = None
+
+    @property
+    def _announcement(self) -> Path:
+        return self._run_dir / "services" / f"{self.role}.json"
+
+    @property
+    def _torchrun_log(self) -> Path:
+        return self._run_dir / "logs" / f"{self.role}_torchrun.log"
+
+    async def start(self) -> None:
+        """Starts the processes and returns at once; `ready` waits for them."""
+        self.endpoint = None
+        self._announcement.unlink(missing_ok=True)
+        self._torchrun_log.parent.mkdir(parents=True, exist_ok=True)
+        for old_log in self._torchrun_log.parent.glob(f"{self.role}_[0-9]*.log"):
+            old_log.replace(old_log.with_suffix(".log.old"))
+        with self._torchrun_log.open("wb") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=self._environment(),
+                start_new_session=True,
+            )
+        log.info("started the %s group, torchrun pid %d", self.role, self._process.pid)
+
+    def _command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--standalone", "--nproc-per-node", str(self._service.num_processes), "--max-restarts", "0"),
+            *("-m", f"services.{self.role}", "--config", str(self._config_file), "--lifeline"),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        environment = dict(os.environ)
+        environment["OMP_NUM_THREADS"] = str(self._service.threads)
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._service.devices))
+        environment["TOKENIZERS_PARALLELISM"] = "false"
+        return environment
+
+    async def ready(self) -> Endpoint:
+        """Waits until rank 0 takes calls.
+
+        Raises:
+            GroupFailed: the group ended instead, or did not answer within services.start_timeout_s.
+        """
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                while (announced := self._read_announcement()) is None:
+                    if self._process.returncode is not None:
+                        raise self._post_mortem("ended at start")
+                    await asyncio.sleep(POLL_INTERVAL_S)
+        except TimeoutError as error:
+            raise self._post_mortem(f"did not come up in {self._start_timeout_s:g} s") from error
+        self.endpoint = Endpoint(
+            self.role, announced["address"], announced["instance_id"], tuple(announced["processes"])
+        )
+        return self.endpoint
+
+    def _read_announcement(self) -> dict[str, Any] | None:
+        try:
+            announced: dict[str, Any] = json.loads(self._announcement.read_text())
+        except FileNotFoundError:
+            return None
+        return announced
+
+    @property
+    def has_ended(self) -> bool:
+        """True once torchrun has exited."""
+        return self._process is not None and self._process.returncode is not None
+
+    async def wait(self) -> None:
+        """Returns when torchrun has exited."""
+        if self._process is not None:
+            await self._process.wait()
+
+    def _post_mortem(self, what: str) -> GroupFailed:
+        """What happened, in one sentence, and the last lines of the culprit rank's log."""
+        output = _read(self._torchrun_log)
+        cause = re.search(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", output, re.DOTALL)
+        rank, exit_code = (int(cause.group(1)), int(cause.group(2))) if cause else (0, 1)
+        rank_log = self._run_dir / "logs" / f"{self.role}_{rank}.log"
+        source, text = (rank_log, _read(rank_log)) if _read(rank_log).strip() else (self._torchrun_log, output)
+        tail = "\n".join(f"  {line}" for line in text.splitlines()[-TAIL_LINES:])
+        message = f"the {self.role} group {what} (rank {rank}, exit code {exit_code}); last lines of {source}:\n{tail}"
+        return GroupFailed(message, is_bad_input=exit_code == BAD_INPUT_EXIT)
+
+    async def stop(self) -> None:
+        """Ends the group: drain by SIGTERM, then the lifeline, then SIGKILL."""
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+            await self._ended_within(STOP_GRACE_S)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if not await self._ended_within(5.0):
+            log.warning("the %s group did not end in time: SIGKILL", self.role)
+            self._process.kill()
+            await self._process.wait()
+        self._process = None
+
+    async def _ended_within(self, seconds: float) -> bool:
+        assert self._process is not None
+        try:
+            await asyncio.wait_for(self._process.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+class LocalLauncher:
+    """All groups of a run on this machine."""
+
+    def __init__(self, config: Config, config_file: Path) -> None:
+        roles: list[RoleName] = ["actor", "critic"] if config.uses_critic else ["actor"]
+        self.groups = {role: LocalGroup(role, config, config_file) for role in roles}
+
+    async def start(self) -> dict[RoleName, Endpoint]:
+        """Starts every group that is not running and waits until all answer; returns their endpoints by role."""
+        started = [group for group in self.groups.values() if group.endpoint is None or group.has_ended]
+        await asyncio.gather(*(group.start() for group in started))
+        try:
+            async with asyncio.TaskGroup() as waiting:
+                for group in started:
+                    waiting.create_task(group.ready())
+        except* GroupFailed as failures:
+            raise failures.exceptions[0] from None
+        return {role: group.endpoint for role, group in self.groups.items() if group.endpoint is not None}
+
+    async def restart(self, role: RoleName) -> None:
+        """Ends what is left of a group; the next `start` brings it up again."""
+        await self.groups[role].stop()
+        self.groups[role].endpoint = None
+
+    async def stop(self) -> None:
+        """Ends every group."""
+        await asyncio.gather(*(group.stop() for group in self.groups.values()))

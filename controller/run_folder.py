@@ -1,0 +1,179 @@
+"""The run folder: who owns it, which config it belongs to, where a run resumes.
+
+One controller at a time holds the folder (a file lock); each start raises the epoch, the fencing token that every
+call carries, so that a controller that lost the folder can change nothing any more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from controller.checkpoints import CheckpointStore
+from controller.files import write_atomically
+from controller.launcher import Endpoint
+from controller.run_state import RunState
+from splitppo.config import Config, ConfigError, dump_config
+
+# Keys that say how long, where and how often, but not what is computed: they may differ from the stored config.
+MUTABLE_KEYS = (
+    "run.dir",
+    "run.name",
+    "run.total_steps",
+    "run.stop_after_step",
+    "run.schedule",
+    "run.resume",
+    "actor.ppo_micro_batch_size_per_gpu",
+    "actor.ppo_max_token_len_per_gpu",
+    "actor.use_remove_padding",
+    "actor.gradient_checkpointing",
+    "critic.ppo_micro_batch_size_per_gpu",
+    "critic.ppo_max_token_len_per_gpu",
+    "critic.use_remove_padding",
+    "critic.gradient_checkpointing",
+    "rollout.max_batch_size",
+    "reward.num_workers",
+    "reward.timeout_s",
+    "reward.num_examine",
+    "evaluation",
+    "checkpoint",
+    "tracking",
+    "services",
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a controller holds while it owns the folder."""
+
+    run_id: str
+    epoch: int
+    nonce: str
+
+
+class RunFolder:
+    """The folder of one run, claimed for the life of this object (a context manager).
+
+    Raises:
+        ConfigError: another controller is alive in the folder, it belongs to another config, or it holds a run and
+            `run.resume` is `disable`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.path = config.run.dir
+        self.checkpoints = CheckpointStore(self.path / "checkpoints")
+        self._config = config
+        self._lock = -1
+        self.claim = Claim("", 0, "")
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    def __enter__(self) -> Self:
+        self._make()
+        self._lock = os.open(self.path / "controller.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise ConfigError(f"run.dir: another controller is running in {self.path}") from None
+        try:
+            self._check_config()
+            self._take_epoch()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        (self.path / self.claim.nonce).unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _make(self) -> None:
+        try:
+            for folder in ("", "logs", "services", "checkpoints"):
+                (self.path / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"run.dir: cannot make the run folder {self.path}: {error.strerror}") from error
+
+    def _check_config(self) -> None:
+        if not self.config_file.exists():
+            write_atomically(self.config_file, dump_config(self._config))
+            return
+        if self._config.run.resume == "disable":
+            raise ConfigError(
+                f"run.dir: {self.path} holds a run already; remove it, choose another folder, or set run.resume=auto"
+            )
+        stored = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+        resolved = yaml.safe_load(dump_config(self._config))
+        if differences := list(_differences(stored, resolved)):
+            lines = "\n".join(f"  {key}: {old!r} in the folder, {new!r} now" for key, old, new in differences)
+            raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{lines}")
+        write_atomically(self.config_file, dump_config(self._config))
+
+    def _take_epoch(self) -> None:
+        """Raises the fencing token; the run id is made once per folder."""
+        record = self.path / "controller.epoch"
+        run_id, epoch = secrets.token_hex(8), 0
+        if record.exists():
+            stored = json.loads(record.read_text(encoding="utf-8"))
+            run_id, epoch = stored["run_id"], stored["epoch"]
+        self.claim = Claim(run_id, epoch + 1, f"nonce-{secrets.token_hex(8)}")
+        write_atomically(record, json.dumps({"run_id": run_id, "epoch": epoch + 1}))
+        write_atomically(self.path / self.claim.nonce, "")
+
+    def resume_step(self) -> int:
+        """The checkpointed step that this run starts from; 0 is the initial model.
+
+        Raises:
+            ConfigError: `run.resume` names a folder that is no complete checkpoint.
+        """
+        resume = self._config.run.resume
+        if resume == "disable":
+            return 0
+        if resume == "auto":
+            return self.checkpoints.latest_step()
+        return self.checkpoints.adopt(Path(resume))
+
+    def load_state(self, step: int) -> RunState:
+        """The controller's part of the checkpoint of `step`; 0 is the state before the first step."""
+        if step == 0:
+            return RunState.initial(self._config)
+        return RunState.model_validate(self.checkpoints.read_state(step))
+
+    def write_processes(self, endpoints: Iterable[Endpoint]) -> None:
+        """Writes processes.json: every process of every group, and where it is reached."""
+        rows: list[dict[str, Any]] = [
+            {
+                "role": endpoint.role,
+                "rank": process["rank"],
+                "pid": process["pid"],
+                "host": process["host"],
+                "address": endpoint.address,
+                "instance_id": endpoint.instance_id,
+            }
+            for endpoint in endpoints
+            for process in endpoint.processes
+        ]
+        rows.append({"role": "controller", "rank": 0, "pid": os.getpid(), "host": os.uname().nodename})
+        write_atomically(self.path / "processes.json", json.dumps(rows, indent=2))
+
+
+def _differences(stored: Any, resolved: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(key, stored value, new value) of every leaf that differs and must not."""
+    if path in MUTABLE_KEYS:
+        return
+    if isinstance(stored, dict) and isinstance(resolved, dict):
+        for key in {**stored, **resolved}:
+            yield from _differences(stored.get(key), resolved.get(key), f"{path}.{key}".lstrip("."))
+    elif stored != resolved:
+        yield path, stored, resolved

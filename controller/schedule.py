@@ -1,0 +1,43 @@
+"""Which calls of a step may run at the same time: the only thing in which the schedules differ.
+
+serial   every call after the other.
+gather   independent calls overlap; both updates run concurrently and are joined.
+overlap  as gather, but the critic's update is joined where it is first needed: before the next step's values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from splitppo.config.schema import Schedule
+
+Call = Callable[[], Awaitable[Any]]
+
+
+async def run_calls(schedule: Schedule, *calls: Call) -> list[Any]:
+    """Runs independent calls and returns their results in order; at the same time unless the schedule is serial.
+
+    The first call that fails cancels the others, and its error is raised as it is.
+    """
+    if schedule == "serial":
+        return [await call() for call in calls]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_awaited(call)) for call in calls]
+    except BaseExceptionGroup as failures:
+        raise first_error(failures) from None
+    return [task.result() for task in tasks]
+
+
+async def _awaited(call: Call) -> Any:
+    return await call()
+
+
+def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first leaf of an exception group."""
+    error: BaseException = failures
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,267 @@
+"""The PPO dataflow, and nothing else.
+
+    prompts -> generate -> { old/ref log-probs | values | scores } -> advantages -> { update actor | update critic }
+
+The schedules (controller/schedule.py) change only what may run at the same time, never what is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from controller.checkpointing import CheckpointWriter
+from controller.clients import ActorClient, CriticClient
+from controller.data import PromptBatch, PromptDataset
+from controller.evaluation import Evaluator
+from controller.experience import Experience, assemble_experience
+from controller.recorder import Recorder
+from controller.run_state import RunState
+from controller.schedule import run_calls
+from controller.scoring import Scorer, Verdict
+from controller.step_record import StepRecord
+from splitppo.batch import Batch
+from splitppo.config import Config
+from splitppo.v1.actor_pb2 import POLICY_MODEL_POLICY, POLICY_MODEL_REFERENCE, PolicyModel, SamplingParams
+from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
+
+
+@dataclass(frozen=True)
+class Services:
+    """The groups that the trainer drives; estimators without values have no critic."""
+
+    actor: ActorClient
+    critic: CriticClient | None
+
+
+@dataclass(frozen=True)
+class Observers:
+    """What accompanies the training: validation, checkpoints, records."""
+
+    evaluator: Evaluator
+    checkpoints: CheckpointWriter
+    recorder: Recorder
+
+
+class Trainer:
+    """Drives the services through the steps of a run, from the state that they were restored to."""
+
+    def __init__(
+        self,
+        config: Config,
+        services: Services,
+        prompts: PromptDataset,
+        scorer: Scorer,
+        observers: Observers,
+        state: RunState,
+    ) -> None:
+        self.config = config
+        self.actor, self.critic = services.actor, services.critic
+        self.prompts = prompts
+        self.scorer = scorer
+        self.evaluator = observers.evaluator
+        self.checkpoints = observers.checkpoints
+        self.recorder = observers.recorder
+        self.state = state
+        self.schedule = config.run.schedule
+        self._critic_update: asyncio.Task[None] | None = None
+
+    @property
+    def step(self) -> int:
+        """The step that is being worked on, or the last one that was done."""
+        return self.state.step
+
+    @property
+    def last_step(self) -> int:
+        """Where this process stops; `stop_after_step` changes no schedule."""
+        run = self.config.run
+        return min(run.total_steps, run.stop_after_step or run.total_steps)
+
+    async def fit(self) -> None:
+        """Trains up to the last step; validates and saves on the way."""
+        if self.step == 0:
+            await self.evaluate_if_due()
+        while self.step < self.last_step:
+            self.state = self.state.at_step(self.step + 1)
+            experience = await self.collect(self.prompts.batch_at(self.step))
+            await self.update(experience)
+            await self.evaluate_if_due()
+            self.complete_step()
+            await self.checkpoint_if_due()
+        await self.checkpoints.join()
+
+    async def collect(self, prompts: PromptBatch) -> Experience:
+        """Generates, then gathers what the advantages need, at the same time where the schedule allows it."""
+        record = self.recorder.begin(self.step)
+        rollouts = await self.generate(prompts, record)
+        log_probs, values, verdict = await run_calls(
+            self.schedule,
+            lambda: self.compute_log_probs(rollouts, record),
+            lambda: self.compute_values(rollouts, record),
+            lambda: self.score(prompts, rollouts, record),
+        )
+        with record.timed("adv"):
+            return assemble_experience(
+                self.config.algorithm,
+                rollouts.merge(log_probs).merge(values),
+                verdict.result.scores,
+                num_samples=self.config.rollout.n,
+                kl_coef=self.state.kl_coef,
+            )
+
+    async def update(self, experience: Experience) -> None:
+        """Updates both models; under `overlap` the critic's update goes on while the next step generates."""
+        record = self.recorder.current
+        record.experience = experience
+        if self.schedule == "overlap":
+            self._critic_update = asyncio.create_task(self.update_critic(experience, record))
+            await self.update_actor(experience, record)
+            if self.step == self.last_step:
+                await self.join_critic()
+        else:
+            await run_calls(
+                self.schedule,
+                lambda: self.update_actor(experience, record),
+                lambda: self.update_critic(experience, record),
+            )
+        self.recorder.close(record)
+        self.state = self.state.after(experience, self.config, record.step_s)
+
+    async def join_critic(self) -> None:
+        """Waits for the critic's update of the step before, where one is still running, and completes that step."""
+        if self._critic_update is not None:
+            with self.recorder.current.timed("stall_critic"):
+                await asyncio.shield(self._critic_update)
+            self._critic_update = None
+            if self.recorder.oldest.ended_s is not None:
+                self.recorder.complete(self.recorder.oldest)
+
+    async def join(self) -> None:
+        """Waits for what runs in the background: the critic's update, the checkpoint that is being written."""
+        await self.join_critic()
+        await self.checkpoints.join()
+
+    async def abandon(self) -> None:
+        """Gives up what runs in the background; the services finish their commands all the same."""
+        self.checkpoints.cancel()
+        if self._critic_update is not None:
+            update, self._critic_update = self._critic_update, None
+            update.cancel()
+            await asyncio.wait([update])
+
+    def complete_step(self) -> None:
+        """Writes the step's metrics once both updates are done; under `overlap` that is in the next step."""
+        if self._critic_update is None:
+            self.recorder.complete(self.recorder.oldest)
+
+    # The calls of a step, in the order of the dataflow.
+
+    async def generate(self, prompts: PromptBatch, record: StepRecord) -> Batch:
+        """Samples n responses per prompt; returns prompts and responses, ordered by prompt, then sample."""
+        rollout = self.config.rollout
+        sampling = SamplingParams(
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            max_response_length=self.config.data.max_response_length,
+        )
+        with record.timed("gen"):
+            await self.actor.put_batch(self._slot, prompts.to_batch(self.config.run.seed, self.step, rollout.n))
+            reply = await self.actor.generate(self._slot, sampling, base_step=self.step - 1)
+            responses = await self.actor.get_batch(self._slot, ["responses"])
+        record.add_reply("actor", "gen", reply)
+        return prompts.repeated(rollout.n).merge(responses)
+
+    async def compute_log_probs(self, rollouts: Batch, record: StepRecord) -> Batch:
+        """Log-probs of the responses under the policy, and under the reference where KL is used."""
+        wanted: list[tuple[PolicyModel, str, str]] = []
+        if self._needs_old_log_probs:
+            wanted.append((POLICY_MODEL_POLICY, "old_log_prob", "old_log_probs"))
+        if self.config.uses_reference:
+            wanted.append((POLICY_MODEL_REFERENCE, "ref", "ref_log_probs"))
+
+        async def compute(model: PolicyModel, name: str) -> None:
+            with record.timed(name):
+                reply = await self.actor.compute_log_probs(self._slot, model, base_step=self.step - 1)
+            record.add_reply("actor", name, reply)
+
+        await run_calls(self.schedule, *[lambda m=model, n=name: compute(m, n) for model, name, _ in wanted])
+        if not wanted:
+            return Batch(rollouts.num_rows, {})
+        return await self.actor.get_batch(self._slot, [column for _, _, column in wanted])
+
+    async def compute_values(self, rollouts: Batch, record: StepRecord) -> Batch:
+        """Values of the states before each response token; here the critic's previous update is needed."""
+        if self.critic is None:
+            return Batch(rollouts.num_rows, {})
+        await self.critic.put_batch(self._slot, rollouts)
+        await self.join_critic()
+        with record.timed("values"):
+            reply = await self.critic.compute_values(self._slot, base_step=self.step - 1)
+            values = await self.critic.get_batch(self._slot, ["values"])
+        record.add_reply("critic", "values", reply)
+        return values
+
+    async def score(self, prompts: PromptBatch, rollouts: Batch, record: StepRecord) -> Verdict:
+        """Scores of the responses, from the reward workers."""
+        with record.timed("reward"), record.span("reward", "score"):
+            verdict = await self.scorer.score(
+                prompts,
+                rollouts,
+                num_samples=self.config.rollout.n,
+                num_examine=self.config.reward.num_examine,
+            )
+        record.verdict = verdict
+        return verdict
+
+    async def update_actor(self, experience: Experience, record: StepRecord) -> None:
+        """One PPO update of the policy; in the critic's warm-up only the step advances."""
+        warming_up = self.critic is not None and self.step <= self.config.critic.warmup_steps
+        with record.timed("update_actor"):
+            if not warming_up:
+                await self.actor.put_batch(self._slot, experience.batch.select(["advantages"]))
+            reply = await self.actor.update(self._slot, advance_only=warming_up, base_step=self.step - 1)
+        record.add_reply("actor", "update_actor", reply)
+
+    async def update_critic(self, experience: Experience, record: StepRecord) -> None:
+        """One update of the value model."""
+        if self.critic is None:
+            return
+        with record.timed("update_critic"):
+            await self.critic.put_batch(self._slot, experience.batch.select(["returns"]))
+            reply = await self.critic.update(self._slot, base_step=self.step - 1)
+        record.add_reply("critic", "update_critic", reply)
+
+    # What happens between steps.
+
+    async def evaluate_if_due(self) -> None:
+        """Validates before the run, every `evaluation.test_freq` steps and after the last step."""
+        evaluation = self.config.evaluation
+        if self.step == 0:
+            due = evaluation.val_before_train
+        else:
+            on_schedule = evaluation.test_freq > 0 and self.step % evaluation.test_freq == 0
+            due = self.step == self.last_step or on_schedule
+        if due and self.evaluator.has_prompts:
+            validation = await self.evaluator.evaluate(self.step)
+            self.recorder.add_validation(self.step, validation)
+            self.state = self.state.validated(self.step, validation.accuracy)
+
+    async def checkpoint_if_due(self) -> None:
+        """Starts a pair checkpoint in the background; it queues behind the updates of its step."""
+        save_freq = self.config.checkpoint.save_freq
+        if save_freq > 0 and (self.step % save_freq == 0 or self.step == self.last_step):
+            await self.checkpoints.begin(self.state, after=self.recorder.completion(self.step))
+            if self.schedule == "serial":
+                await self.checkpoints.join()
+
+    @property
+    def _slot(self) -> Slot:
+        return Slot(kind=SLOT_KIND_EXPERIENCE, step=self.step)
+
+    @property
+    def _needs_old_log_probs(self) -> bool:
+        """One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones."""
+        actor = self.config.actor
+        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.data.train_batch_size
+        return self.config.algorithm.use_kl_in_reward or not one_update
