@@ -216,6 +216,7 @@ class ServicesConfig(Section):
     critic: ServiceConfig = Field(default_factory=lambda: ServiceConfig.model_validate({}))
     start_timeout_s: float = Field(300.0, gt=0.0, description="until a group answers")
     progress_timeout_s: float = Field(600.0, gt=0.0, description="longest silence of a running command")
+    max_restarts: int = Field(3, ge=0, description="times that lost groups are restarted and restored in one run")
     max_queued_commands: PositiveInt = Field(16, description="mailbox bound of a service")
     max_batch_bytes: PositiveInt = Field(4 << 30, description="largest batch a service takes")
 
