@@ -47,6 +47,8 @@ class Outcome:
 def accuracy_by_source(outcomes: Iterable[Outcome]) -> Accuracy:
     """Mean over responses of "acc", or of the reward for a source without it; overall and per source.
 
+    A response whose scorer failed, and so gave no "acc", counts as 0.
+
     Raises:
         ValueError: there is no outcome.
     """
@@ -54,8 +56,8 @@ def accuracy_by_source(outcomes: Iterable[Outcome]) -> Accuracy:
     outcomes = list(outcomes)
     core = _core_variables(outcomes)
     for outcome in outcomes:
-        if is_numeric(value := outcome.variables.get(core[outcome.data_source])):
-            by_source[outcome.data_source].append(float(value))
+        value = outcome.variables.get(core[outcome.data_source])
+        by_source[outcome.data_source].append(float(value) if is_numeric(value) else 0.0)
     if not by_source:
         raise ValueError("a validation without any response has no accuracy")
     return Accuracy(
@@ -76,13 +78,11 @@ def validation_metrics(outcomes: Iterable[Outcome]) -> dict[str, float]:
         prompts[outcome.data_source, outcome.prompt].append(outcome)
     collected: dict[str, list[float]] = defaultdict(list)
     for (source, _), group in prompts.items():
-        for variable in {name: None for outcome in group for name in outcome.variables}:
-            judged = [outcome.variables for outcome in group if is_numeric(outcome.variables.get(variable))]
-            values_N = np.array([float(variables[variable]) for variables in judged])
-            preds = [str(variables["pred"]) for variables in judged if "pred" in variables]
-            for name, value in _prompt_metrics(values_N, preds).items():
-                is_core = variable == core[source] and name.startswith("mean@")
-                collected[f"{'val-core' if is_core else 'val-aux'}/{source}/{variable}/{name}"].append(value)
+        for variable in {core[source]: None, **{name: None for outcome in group for name in outcome.variables}}:
+            is_core = variable == core[source]
+            for name, value in _prompt_metrics(group, variable, 0.0 if is_core else None).items():
+                section = "val-core" if is_core and name.startswith("mean@") else "val-aux"
+                collected[f"{section}/{source}/{variable}/{name}"].append(value)
     metrics = {name: float(np.mean(values)) for name, values in collected.items()}
     return {"val/accuracy": accuracy_by_source(outcomes).overall, **metrics}
 
@@ -96,11 +96,15 @@ def _core_variables(outcomes: Iterable[Outcome]) -> Mapping[str, str]:
     return core
 
 
-def _prompt_metrics(values_N: NDArray[np.float64], preds: Sequence[str]) -> dict[str, float]:
-    """All figures of one prompt and variable; N samples, and their answers if all have one."""
-    num_samples = len(values_N)
+def _prompt_metrics(group: Sequence[Outcome], variable: str, missing: float | None) -> dict[str, float]:
+    """All figures of one prompt and variable; samples without a number have the value `missing`, or are left out."""
+    values = [(outcome.variables.get(variable, missing), outcome.variables.get("pred")) for outcome in group]
+    judged = [(float(value), pred) for value, pred in values if is_numeric(value)]
+    num_samples = len(judged)
     if num_samples == 0:
         return {}
+    values_N = np.array([value for value, _ in judged])
+    preds = [pred for _, pred in judged]
     metrics = {f"mean@{num_samples}": float(values_N.mean())}
     if num_samples == 1:
         return metrics
@@ -108,8 +112,9 @@ def _prompt_metrics(values_N: NDArray[np.float64], preds: Sequence[str]) -> dict
     for n in _subset_sizes(num_samples):
         drawn_Kn = _bootstrap_indices(num_samples, n)
         chosen = {"best": values_N[drawn_Kn].max(axis=1), "worst": values_N[drawn_Kn].min(axis=1)}
-        if len(preds) == num_samples:
-            chosen["maj"] = values_N[_majority(np.unique(preds, return_inverse=True)[1], drawn_Kn)]
+        if any(pred is not None for pred in preds):
+            pred_N = np.unique([str(pred) for pred in preds], return_inverse=True)[1]
+            chosen["maj"] = values_N[_majority(pred_N, drawn_Kn)]
         for name, values_K in chosen.items():
             metrics[f"{name}@{n}/mean"], metrics[f"{name}@{n}/std"] = float(values_K.mean()), float(values_K.std())
     return metrics

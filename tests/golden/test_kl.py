@@ -1,0 +1,113 @@
+"""Token rewards, KL penalty and KL coefficient against numbers worked by hand and slow references."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from controller.kl import KL_ESTIMATORS, check_kl_penalty, kl_divergence, next_kl_coef, penalise_kl, token_rewards
+from splitppo.config import AlgorithmConfig, ConfigError
+
+LOG_PROBS_BT = np.array([[-1.0, -2.0, np.nan], [-0.5, np.nan, np.nan], [np.nan] * 3, [-30.0, -1.0, -60.0]], np.float32)
+REF_LOG_PROBS_BT = np.array([[-1.5, -1.0, np.nan], [-0.5, np.nan, 3], [np.nan] * 3, [-1.0, -2.0, -1.0]], np.float32)
+MASK_BT = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 0, 1]], bool)
+
+
+def reference_kl(log_prob: float, ref_log_prob: float, kind: str) -> float:
+    """k1 = lp - ref; abs; k2 = (lp - ref)^2 / 2; k3 = clamp(e^k - k - 1, +-10), k = clamp(ref - lp, +-20)."""
+    difference = log_prob - ref_log_prob
+    if kind in ("kl", "k1"):
+        return difference
+    if kind == "abs":
+        return abs(difference)
+    if kind in ("mse", "k2"):
+        return difference**2 / 2
+    k = min(max(-difference, -20.0), 20.0)
+    return min(max(math.exp(k) - k - 1.0, -10.0), 10.0)
+
+
+@pytest.mark.parametrize("kind", KL_ESTIMATORS)
+def test_kl_estimators_agree_with_their_formulas_and_are_zero_outside_the_mask(kind: str) -> None:
+    kl_BT = kl_divergence(LOG_PROBS_BT, REF_LOG_PROBS_BT, MASK_BT, kl_penalty=kind)
+    for index, inside in np.ndenumerate(MASK_BT):
+        expected = reference_kl(float(LOG_PROBS_BT[index]), float(REF_LOG_PROBS_BT[index]), kind) if inside else 0.0
+        assert kl_BT[index] == pytest.approx(expected, rel=1e-12)
+
+
+def test_an_unknown_kl_estimator_is_a_config_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="expected one of kl, k1, abs, mse, k2, low_var_kl, k3, got 'k4'"):
+        check_kl_penalty("k4")
+
+
+def test_the_score_sits_on_the_last_token_inside_the_mask() -> None:
+    mask_BT = np.array([[1, 1, 1], [1, 0, 0], [1, 0, 1], [1, 1, 0]], bool)
+    rewards_BT, num_empty = token_rewards(np.array([1.0, 2.0, 3.0, 4.0]), mask_BT)
+    np.testing.assert_array_equal(rewards_BT, [[0, 0, 1], [2, 0, 0], [0, 0, 3], [0, 4, 0]])
+    assert rewards_BT.dtype == np.float32
+    assert num_empty == 0
+
+
+def test_a_response_without_tokens_gets_its_score_nowhere_and_is_counted() -> None:
+    rewards_BT, num_empty = token_rewards(np.array([5.0, 1.0]), np.array([[0, 0, 0], [1, 1, 0]], bool))
+    np.testing.assert_array_equal(rewards_BT, [[0, 0, 0], [0, 1, 0]])
+    assert num_empty == 1
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 0), (0, 4)])
+def test_a_batch_without_any_token_has_no_rewards(shape: tuple[int, int]) -> None:
+    rewards_BT, num_empty = token_rewards(np.ones(shape[0]), np.ones(shape, bool))
+    assert rewards_BT.shape == shape
+    assert num_empty == shape[0] * (shape[1] == 0)
+
+
+def test_the_penalty_is_subtracted_from_every_token_and_the_mean_kl_is_over_rows() -> None:
+    # k1 is 0.5 and -1 in row 0 (mean -0.25), 0 in row 1, nothing in row 2, -29 and -59 in row 3 (mean -44).
+    scores_BT = np.array([[0, 1, np.nan], [1, 0, 0], [0, 0, 0], [0, 0, 2]], np.float32)
+    rewards_BT, mean_kl = penalise_kl(scores_BT, LOG_PROBS_BT, REF_LOG_PROBS_BT, MASK_BT, kl_coef=0.1, kl_penalty="kl")
+    np.testing.assert_allclose(rewards_BT, [[-0.05, 1.1, 0], [1, 0, 0], [0, 0, 0], [2.9, 0, 7.9]], rtol=1e-6)
+    assert mean_kl == pytest.approx((-0.25 + 0 + 0 - 44) / 4)
+
+
+def adaptive(target: float = 0.1, horizon: int = 1000) -> AlgorithmConfig:
+    return AlgorithmConfig.model_validate({"kl_ctrl": "adaptive", "kl_target": target, "kl_horizon": horizon})
+
+
+@pytest.mark.parametrize(
+    ("current_kl", "factor"),
+    [
+        (0.1, 1.0),  # on target
+        (0.11, 1.0 + 0.1 * 256 / 1000),
+        (0.5, 1.0 + 0.2 * 256 / 1000),  # error clipped
+        (0.095, 1.0 - 0.05 * 256 / 1000),
+        (-3.0, 1.0 - 0.2 * 256 / 1000),  # the k1 estimate may be negative
+    ],
+)
+def test_the_adaptive_coefficient_moves_as_in_ziegler_2019(current_kl: float, factor: float) -> None:
+    assert next_kl_coef(adaptive(), 0.02, current_kl, num_samples=256) == pytest.approx(0.02 * factor)
+
+
+def test_the_adaptive_coefficient_goes_on_from_a_restored_value() -> None:
+    kls = [0.3, 0.05, 0.2, 0.12, 0.01]
+    straight = 0.02
+    for kl in kls:
+        straight = next_kl_coef(adaptive(), straight, kl, num_samples=64)
+    restored = 0.02
+    for kl in kls[:2]:
+        restored = next_kl_coef(adaptive(), restored, kl, num_samples=64)
+    restored = float(repr(restored))
+    for kl in kls[2:]:
+        restored = next_kl_coef(adaptive(), restored, kl, num_samples=64)
+    assert restored == straight
+
+
+def test_the_fixed_coefficient_never_moves() -> None:
+    fixed = AlgorithmConfig.model_validate({"kl_ctrl": "fixed"})
+    assert next_kl_coef(fixed, 0.02, 99.0, num_samples=256) == 0.02
+
+
+def test_an_adaptive_coefficient_is_not_moved_by_a_step_without_kl_and_refuses_a_kl_that_is_not_finite() -> None:
+    assert next_kl_coef(adaptive(), 0.02, None, num_samples=256) == 0.02
+    with pytest.raises(ValueError, match="finite KL, got nan"):
+        next_kl_coef(adaptive(), 0.02, math.nan, num_samples=256)

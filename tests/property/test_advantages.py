@@ -1,0 +1,95 @@
+"""What holds for advantages of any batch: any mask, any rewards, any grouping."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from controller.advantages import ESTIMATORS, compute_advantages, gae
+from controller.masked import masked_whiten
+
+few = settings(deadline=None, max_examples=60)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> dict[str, np.ndarray]:
+    shape = draw(st.tuples(st.integers(1, 6), st.integers(1, 8)))
+    reals = st.floats(-10, 10, width=32)
+    return {
+        "rewards_BT": draw(hnp.arrays(np.float32, shape, elements=reals)),
+        "values_BT": draw(hnp.arrays(np.float32, shape, elements=reals)),
+        "mask_BT": draw(hnp.arrays(np.bool_, shape)),
+        "groups_B": draw(hnp.arrays(np.int64, shape[0], elements=st.integers(0, 3))),
+    }
+
+
+def advantages_of(name: str, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    assume(batch["mask_BT"].sum() >= 2)
+    return compute_advantages(
+        name,
+        batch["rewards_BT"],
+        batch["mask_BT"],
+        groups_B=batch["groups_B"],
+        values_BT=batch["values_BT"],
+        gamma=0.9,
+        lam=0.8,
+    )
+
+
+@few
+@given(batches())
+def test_whitened_values_have_mean_zero_and_variance_one(batch: dict[str, np.ndarray]) -> None:
+    inside = batch["values_BT"][batch["mask_BT"]].astype(np.float64)
+    assume(len(inside) >= 2 and inside.std() > 1e-2)
+    whitened = masked_whiten(batch["values_BT"], batch["mask_BT"])[batch["mask_BT"]]
+    np.testing.assert_allclose(whitened.mean(), 0.0, atol=1e-5)
+    np.testing.assert_allclose(whitened.var(ddof=1), 1.0, rtol=1e-3)
+
+
+@few
+@given(batches())
+def test_gae_with_gamma_and_lam_one_is_reward_to_go_minus_value(batch: dict[str, np.ndarray]) -> None:
+    mask_BT = batch["mask_BT"]
+    advantages_BT, returns_BT = gae(batch["rewards_BT"], batch["values_BT"], mask_BT, gamma=1.0, lam=1.0)
+    rewards_BT = np.where(mask_BT, batch["rewards_BT"], 0.0).astype(np.float64)
+    to_go_BT = np.where(mask_BT, rewards_BT[:, ::-1].cumsum(axis=1)[:, ::-1], 0.0)
+    np.testing.assert_allclose(returns_BT, to_go_BT, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(advantages_BT, np.where(mask_BT, to_go_BT - batch["values_BT"], 0), rtol=1e-5, atol=1e-4)
+
+
+@few
+@given(st.sampled_from(sorted(ESTIMATORS)), batches(), st.randoms(use_true_random=False))
+def test_permuting_rows_permutes_the_result(name: str, batch: dict[str, np.ndarray], random: object) -> None:
+    order = np.random.default_rng(random.randrange(2**32)).permutation(len(batch["mask_BT"]))  # type: ignore[attr-defined]
+    permuted = {key: array[order] for key, array in batch.items()}
+    for result_BT, expected_BT in zip(advantages_of(name, permuted), advantages_of(name, batch), strict=True):
+        np.testing.assert_allclose(result_BT, expected_BT[order], rtol=1e-4, atol=1e-4)
+
+
+@few
+@given(st.sampled_from(sorted(ESTIMATORS)), batches(), st.integers(1, 5))
+def test_more_padding_changes_nothing(name: str, batch: dict[str, np.ndarray], padding: int) -> None:
+    padded = dict(batch)
+    for key in ("rewards_BT", "values_BT"):
+        padded[key] = np.pad(batch[key], ((0, 0), (0, padding)), constant_values=np.nan)
+    padded["mask_BT"] = np.pad(batch["mask_BT"], ((0, 0), (0, padding)))
+    for result_BT, expected_BT in zip(advantages_of(name, padded), advantages_of(name, batch), strict=True):
+        np.testing.assert_allclose(result_BT[:, : expected_BT.shape[1]], expected_BT, rtol=1e-5, atol=1e-5)
+        assert (result_BT[:, expected_BT.shape[1] :] == 0.0).all()
+
+
+@few
+@given(batches())
+def test_holes_in_the_mask_are_bridged_as_if_the_tokens_were_not_there(batch: dict[str, np.ndarray]) -> None:
+    advantages_BT, returns_BT = gae(batch["rewards_BT"], batch["values_BT"], batch["mask_BT"], gamma=0.9, lam=0.8)
+    for row, mask_T in enumerate(batch["mask_BT"]):
+        tokens = mask_T.nonzero()[0]
+        dense_1T = np.ones((1, len(tokens)), bool)
+        rewards_1T, values_1T = batch["rewards_BT"][row, None, tokens], batch["values_BT"][row, None, tokens]
+        advantages_1T, returns_1T = gae(
+            rewards_1T.reshape(1, -1), values_1T.reshape(1, -1), dense_1T, gamma=0.9, lam=0.8
+        )
+        np.testing.assert_array_equal(advantages_BT[row, tokens], advantages_1T[0])
+        np.testing.assert_array_equal(returns_BT[row, tokens], returns_1T[0])

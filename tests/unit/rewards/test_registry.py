@@ -1,0 +1,69 @@
+"""Which scorer judges which data source, and the errors that users see."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rewards.manager import check_data_sources
+from rewards.registry import SCORERS, load_scorer, scorer_name
+from rewards.sort_letters import compute_score
+from splitppo.config import ConfigError, RewardConfig
+
+
+def test_every_registered_scorer_can_be_loaded() -> None:
+    assert all(callable(load_scorer(name)) for name in SCORERS)
+
+
+@pytest.mark.parametrize(
+    ("data_source", "name"),
+    [("openai/gsm8k", "openai/gsm8k"), ("openai/gsm8k/main", "openai/gsm8k"), ("math/algebra/hard", "math")],
+)
+def test_a_name_covers_its_parts(data_source: str, name: str) -> None:
+    assert scorer_name(data_source) == name
+
+
+@pytest.mark.parametrize("data_source", ["mathematics", "openai", "", "my/math"])
+def test_an_unknown_data_source_is_a_config_error_that_says_what_to_do(data_source: str) -> None:
+    with pytest.raises(ConfigError, match=r"no reward for data_source.*known: gsm8k.*reward\.custom_function_path"):
+        check_data_sources(RewardConfig.model_validate({}), ["math", data_source])
+
+
+def test_a_users_function_judges_any_data_source(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.touch()
+    check_data_sources(RewardConfig.model_validate({"custom_function_path": path}), ["anything"])
+
+
+def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
+    config = RewardConfig.model_validate({"custom_function_path": tmp_path / "mine.py"})
+    with pytest.raises(ConfigError, match=r"'reward\.custom_function_path': there is no file .*mine\.py"):
+        check_data_sources(config, ["anything"])
+
+
+@pytest.mark.parametrize(
+    ("response", "score"),
+    [
+        ("#### abcd", 1.0),
+        ("####abcd\n", 1.0),
+        ("#### dcba #### abcd", 1.0),
+        ("#### abcd #### dcba", 0.0),
+        ("#### abcde", 0.0),
+        ("abcd", 0.0),
+        ("####", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_sort_letters_wants_the_sorted_letters_behind_the_last_marker(response: str, score: float) -> None:
+    assert compute_score("sort_letters", response, "abcd") == score
+
+
+def test_a_scoring_process_imports_neither_the_controller_nor_anything_heavy() -> None:
+    code = "import sys, rewards.scoring_process; print(*sys.modules)"
+    root = Path(__file__).parents[3]
+    modules = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    heavy = {"numpy", "torch", "grpc", "pydantic", "math_verify", "controller", "splitppo"}
+    assert not heavy & set(modules.stdout.split())
