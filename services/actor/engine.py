@@ -21,13 +21,14 @@ from services.engine.assignment import assign_mini_batches
 from services.engine.forward import policy_forward
 from services.engine.inference import FrozenModel
 from services.engine.parallel import reduce_array
-from services.engine.row_checks import check_rows, require_columns
+from services.engine.row_checks import check_rows
 from services.engine.token_metrics import token_means
 from services.engine.train_engine import TrainEngine
 from services.shell.commands import Command, Outcome, ReportProgress
 from services.shell.context import RankContext
 from services.shell.sharding import shard_by_mini_batch, shard_by_tokens
 from splitppo.batch import Batch
+from splitppo.rpc.errors import WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
 
 
@@ -136,7 +137,6 @@ class ActorRole:
             return Outcome()
         self._rollout_is_stale = True
         metrics = token_means(self._policy.update(batch, self._forward, self._loss, progress=progress))
-        metrics.pop("loss", None)  # absent if every optimizer step was skipped
         if self._config.actor.use_kl_loss:
             metrics["kl_coef"] = self._config.actor.kl_loss_coef
         named = {f"actor/{name}": value for name, value in metrics.items()}
@@ -178,7 +178,8 @@ class ActorRole:
         if request.advance_only:
             return batch.take(np.empty(0, np.int64))
         needed = ("advantages", "ref_log_probs") if self._config.actor.use_kl_loss else ("advantages",)
-        require_columns(batch, needed, "Update")
+        if missing := [name for name in needed if name not in batch]:
+            raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
         self._check(batch)
         actor = self._config.actor
         mini_batch_rows = actor.ppo_mini_batch_size and actor.ppo_mini_batch_size * self._config.rollout.n

@@ -82,7 +82,6 @@ class CriticRole:
         """One update of the value model: all mini-batches of all epochs."""
         assert batch is not None
         metrics = token_means(self._model.update(batch, self._forward, self._loss, progress=progress))
-        metrics.pop("loss", None)  # absent if every optimizer step was skipped
         return Outcome(metrics={f"critic/{name}": value for name, value in metrics.items()})
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[None]:

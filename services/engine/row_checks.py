@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,13 +38,6 @@ def check_rows(batch: Batch, *, vocab_size: int, max_positions: int | None, room
     for name, column in batch.columns.items():
         if column.values.dtype == np.float32:
             _refuse(column, ~np.isfinite(column.values), name, "a finite number")
-
-
-def require_columns(batch: Batch, names: Sequence[str], purpose: str) -> None:
-    """ValueError if the batch lacks one of the columns."""
-    for name in names:
-        if name not in batch:
-            raise ValueError(f"{purpose} needs the column {name!r}, the slot has no such column")
 
 
 def _refuse(column: Column, wrong: NDArray[np.bool_], name: str, expected: str) -> None:

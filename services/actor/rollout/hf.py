@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import DynamicCache
 
+from services.actor.rollout.kv_cache import growing_cache
 from services.actor.rollout.protocol import Rollout, Sampling
 from services.actor.rollout.sampling import sample_tokens, uniforms
 from splitppo.batch import Array, Column
@@ -136,7 +136,7 @@ class _DecodedRows:
         ids = np.zeros(mask.shape, np.int64)
         ids[mask] = np.concatenate(prompts)
         self._model = model
-        self._cache = DynamicCache(config=model.config)
+        self._cache = growing_cache(model.config)
         self._width = width
         self._next_positions = torch.from_numpy(lengths).to(device)
         self._mask: Tensor | None = None  # stays None where no row is padded: attention needs no mask then

@@ -14,6 +14,7 @@ from services.shell.commands import Command, Outcome
 from services.shell.context import RankContext
 from splitppo.batch import Batch, Column
 from splitppo.config import Config
+from splitppo.rpc.errors import WrongState
 from splitppo.v1 import actor_pb2, batch_pb2
 from tests.models import EOS, VOCABULARY, save_policy
 
@@ -290,9 +291,9 @@ def test_update_refuses_what_it_cannot_train_on(model: Path) -> None:
     reference = call(role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_REFERENCE), whole).columns
     assert reference is not None
 
-    with pytest.raises(ValueError, match="Update needs the column 'advantages'"):
+    with pytest.raises(WrongState, match="Update needs advantages, ref_log_probs, which the slot lacks"):
         call(role, "Update", update_request(), whole.select(["prompts", "responses"]))
-    with pytest.raises(ValueError, match="Update needs the column 'ref_log_probs'"):
+    with pytest.raises(WrongState, match="Update needs ref_log_probs, which the slot lacks"):
         call(role, "Update", update_request(), whole)
     with pytest.raises(ValueError, match="column 'advantages', row 0: expected a finite number, got nan"):
         call(role, "Update", update_request(), whole.merge(reference).merge(poisoned))

@@ -32,7 +32,7 @@ SHAPE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 128,
     "initializer_range": 0.3,
     "pad_token_id": None,
 }
@@ -105,6 +105,21 @@ def test_log_probs_equal_those_of_a_plain_forward_over_the_whole_row(temperature
             logits = model(input_ids=ids).logits[0, -len(response) - 1 : -1].float() / temperature
         expected = logits.log_softmax(-1).gather(-1, ids[0, -len(response) :, None])[:, 0]
         np.testing.assert_allclose(log_probs, expected.numpy(), atol=2e-5)
+
+
+def test_long_responses_stay_equal_to_a_plain_forward_while_rows_leave() -> None:
+    model, prompts, seeds = build(), random_prompts([5, 2]), [list(range(40)), list(range(40, 80))]
+
+    rollout = generate(backend(model, [3]), prompts, seeds, length=100)
+
+    rows = [row for row in rollout.responses.rows() if len(row) > 70]
+    assert rows, "no response outlived the first room of the cache"
+    for index, response in enumerate(rollout.responses.rows()):
+        ids = torch.from_numpy(np.concatenate([prompts[index // 40], response]).astype(np.int64))[None]
+        with torch.no_grad():
+            log_softmax = model(input_ids=ids).logits[0, -len(response) - 1 : -1].log_softmax(-1)
+        expected = log_softmax.gather(-1, ids[0, -len(response) :, None])[:, 0]
+        np.testing.assert_allclose(rollout.log_probs.rows()[index], expected.numpy(), atol=5e-5)
 
 
 def test_rows_are_ordered_by_prompt_then_sample_whatever_the_lengths() -> None:
