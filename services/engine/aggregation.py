@@ -27,7 +27,7 @@ def response_mask(batch: Batch) -> Column:
 def masked_lengths(mask: Column) -> NDArray[np.float64]:
     """[num_rows] how many tokens of each row count."""
     row_of_token = np.repeat(np.arange(mask.num_rows), mask.lengths)
-    return np.bincount(row_of_token, weights=mask.values, minlength=mask.num_rows)
+    return np.bincount(row_of_token, weights=mask.values, minlength=mask.num_rows).astype(np.float64)
 
 
 def row_weights(
@@ -45,8 +45,8 @@ def row_weights(
             seq-mean-token-mean: mean over sequences of their means. seq-mean-token-sum-norm: seq-mean-token-sum divided
             by max_response_length.
         tokens: [num_rows] counting tokens of each row.
-        total_tokens, total_sequences: counting tokens, and rows that have any, of the row's whole mini-batch on all
-            ranks; [num_rows] or one number.
+        total_tokens: counting tokens of the row's whole mini-batch on all ranks; [num_rows] or one number.
+        total_sequences: rows of that mini-batch that have any; as total_tokens.
         max_response_length: tokens.
 
     Returns:

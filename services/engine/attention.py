@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 ATTENTION = "splitppo_causal"
 
 # Where it is missing, grouped heads need no word.
-_GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+_GROUPED_HEADS: Any = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 def causal_attention(
@@ -38,8 +38,9 @@ def causal_attention(
 
     Args:
         module: the attention layer.
-        query: [B, heads, S, head_dim]; key and value may have fewer heads (grouped-query attention).
-        key, value: see query.
+        query: [B, heads, S, head_dim].
+        key: as query, with as many heads or fewer (grouped-query attention).
+        value: as key.
         attention_mask: not used.
         scaling: of the scores; default 1 / sqrt(head_dim).
         sliding_window: positions a token sees, itself included; None: all before it.
@@ -50,28 +51,30 @@ def causal_attention(
         ([B, S, heads, head_dim], None).
     """
     if cu_seq_lens_q is None:
-        return _causal(module, query, key, value, scaling, sliding_window), None
+        return _causal(module, query, key, value, scaling=scaling, sliding_window=sliding_window), None
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
-        packed = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
-        output = varlen_attn(
-            *packed,
+        output: Any = varlen_attn(
+            query[0].transpose(0, 1),
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
             cu_seq_lens_q,
             cu_seq_lens_q,
-            max_length_q,
-            max_length_q,
+            max_length_q or 0,
+            max_length_q or 0,
             scale=scaling,
             window_size=window,
             **_GROUPED_HEADS,
         )
         return output.unsqueeze(0), None
     lengths = cu_seq_lens_q.diff().tolist()
-    rows = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
-    return torch.cat([_causal(module, *row, scaling, sliding_window) for row in rows], dim=1), None
+    rows = zip(*(torch.split(tensor, lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    outputs = [_causal(module, *qkv, scaling=scaling, sliding_window=sliding_window) for qkv in rows]
+    return torch.cat(outputs, dim=1), None
 
 
 def _causal(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, sliding_window: int | None
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, sliding_window: int | None
 ) -> Tensor:
     """[B, S, heads, head_dim]."""
     mask = None

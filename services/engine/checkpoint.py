@@ -1,21 +1,24 @@
 """Checkpoints of a trained model: shards by torch.distributed.checkpoint, written in the background.
 
-Keys: model.<name>, optimizer.<name>.<moment>, num_updates, rng.<rank>.<device>, extra (rank 0's bytes). Beside the shards,
-`huggingface/` holds config and tokenizer, and the weights where asked for; `services.engine.export` adds them later.
+Keys: model.<name>, optimizer.<name>.<moment>, num_updates, rng.<rank>.<device>, extra (rank 0's bytes). Beside the
+shards, `huggingface/` holds config and tokenizer, and the weights where asked for (`services.engine.export` makes them
+later).
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from services.engine import hf_folder, parallel
@@ -71,7 +74,11 @@ class Checkpointer:
         if parallel.rank() == 0:
             state["extra"] = torch.frombuffer(bytearray(extra or b"\0"), dtype=torch.uint8)
             state["extra_length"] = torch.tensor(len(extra))
-        written = dcp.async_save(state, checkpoint_id=str(directory), process_group=self._group)
+        written = state_dict_saver.async_save(
+            state, checkpoint_id=str(directory), process_group=self._group, no_dist=self._group is None
+        )
+        if not isinstance(written, Future):
+            written = written.upload_completion
         self._last = self._thread.submit(_finish, written, directory, folder, weights)
         return self._last
 
@@ -102,7 +109,7 @@ class Checkpointer:
             "extra": torch.empty(sizes["extra"], dtype=torch.uint8),
             "extra_length": torch.tensor(0),
         }
-        dcp.load(state, checkpoint_id=str(directory), no_dist=True)
+        read_shards(directory, state)
         optimizer.state.clear()
         for name, parameter in model.named_parameters():
             if name in moments:
@@ -120,11 +127,18 @@ def read_metadata(directory: Path) -> Metadata:
     """
     if not (directory / ".metadata").is_file():
         raise ValueError(f"{directory} holds no complete checkpoint")
-    metadata = dcp.FileSystemReader(str(directory)).read_metadata()
+    metadata = FileSystemReader(str(directory)).read_metadata()
     for file in {entry.relative_path for entry in metadata.storage_data.values()}:
         if not (directory / file).is_file():
             raise ValueError(f"checkpoint {directory} is torn: {file} is missing")
     return metadata
+
+
+def read_shards(directory: Path, state: dict[str, Tensor]) -> None:
+    """Fills tensors (this rank's part of sharded ones) from a checkpoint; ranks do not wait for each other."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        state_dict_loader.load(state, checkpoint_id=str(directory), no_dist=True)
 
 
 def tensor_sizes(metadata: Metadata) -> dict[str, torch.Size]:
@@ -150,7 +164,7 @@ def _optimizer_entries(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 
 def _fresh_moments(model: nn.Module, sizes: dict[str, torch.Size]) -> dict[str, dict[str, Tensor]]:
-    """Optimizer state to load into, for the parameters that the checkpoint has one of (none before the first update)."""
+    """Optimizer state to load into, for the parameters that have one in the checkpoint (none before an update)."""
     return {
         name: {
             "step": torch.zeros((), dtype=torch.float32, device=parallel.local(parameter).device),
@@ -173,7 +187,7 @@ def _check_fits(directory: Path, weights: dict[str, Tensor], sizes: dict[str, to
 
 def _rng_entries() -> dict[str, Tensor]:
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state()
     return {f"rng.{parallel.rank()}.{device}": state for device, state in states.items()}
 

@@ -1,4 +1,4 @@
-"""Makes a Hugging Face folder from one role's checkpoint: python -m services.engine.export --checkpoint DIR --output DIR.
+"""Makes a Hugging Face folder from a checkpoint: python -m services.engine.export --checkpoint DIR --output DIR.
 
 Runs in one process, whatever number of ranks wrote the checkpoint.
 """
@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 
 from services.engine import hf_folder
-from services.engine.checkpoint import HF_FOLDER, read_metadata, tensor_sizes
+from services.engine.checkpoint import HF_FOLDER, read_metadata, read_shards, tensor_sizes
 
 
 def export(checkpoint: Path, output: Path) -> None:
@@ -31,7 +30,7 @@ def export(checkpoint: Path, output: Path) -> None:
         raise ValueError(f"{output} exists and is not an empty folder")
     sizes = tensor_sizes(read_metadata(checkpoint))
     state = {name: torch.empty(size) for name, size in sizes.items() if name.startswith("model.")}
-    dcp.load(state, checkpoint_id=str(checkpoint), no_dist=True)
+    read_shards(checkpoint, state)
     output.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", *hf_folder.COPIED_FILES):
         if (checkpoint / HF_FOLDER / name).is_file():

@@ -70,7 +70,7 @@ def response_values(
     head = self.score if hasattr(self, "score") else self.classifier
     hidden_ND = _hidden_states(self, input_ids, position_ids, previous, cu_seq_lens, max_length)
     bias = None if head.bias is None else head.bias.float()
-    return functional.linear(hidden_ND.float(), head.weight.float(), bias).squeeze(-1)
+    return functional.linear(hidden_ND.float(), head.weight.float(), bias).squeeze(-1).clone()  # FSDP2 hooks no views
 
 
 def _inputs(micro_batch: MicroBatch) -> tuple[Any, ...]:

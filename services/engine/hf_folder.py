@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
+from transformers.utils import logging as hf_logging
 
 # What makes a tokenizer, and how to generate; everything else in a model folder is config or weights.
 COPIED_FILES = (
@@ -53,6 +54,7 @@ def write_weights(folder: Path, weights: dict[str, Tensor]) -> None:
         model = model_class(config)
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
+    hf_logging.disable_progress_bar()
     model.save_pretrained(folder, state_dict=weights)
     for file in folder.iterdir():
         with file.open("rb") as stream:

@@ -42,7 +42,7 @@ def log_probs_and_entropy(
         (log_probs, entropy), each [N] float32 (float64 for float64 input), in nats.
     """
     chunk = max(1, max_logits // weight_VD.shape[0])
-    outputs: tuple[Tensor, Tensor] = _ChunkedHead.apply(
+    outputs: tuple[Tensor, Tensor] = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, bias_V, targets_N, temperature, softcap, chunk
     )
     return outputs

@@ -19,7 +19,8 @@ class MiniBatch:
     """One optimizer step.
 
     Attributes:
-        micro_batches: rows of this rank that have counting tokens; equally many micro-batches on every rank (the last may be empty).
+        micro_batches: rows of this rank that have counting tokens; equally many micro-batches on every rank, the last
+            ones may be empty.
         weights: aligned with the responses of the whole batch.
     """
 
@@ -42,7 +43,8 @@ def plan_mini_batches(
         batch: this rank's rows; `mini_batches` holds ppo_epochs entries per row, absent: one mini-batch per epoch.
         ppo_epochs: passes over the rows.
         limits: of micro-batches.
-        mode, max_response_length: see `aggregation.row_weights`.
+        mode: see `aggregation.row_weights`.
+        max_response_length: see there.
         device: of collectives.
     """
     assigned = np.zeros((batch.num_rows, ppo_epochs), np.int64)

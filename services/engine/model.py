@@ -75,8 +75,9 @@ def load_model(
         config = AutoConfig.from_pretrained(folder)
         _switch_off_dropout(config, kind)
         model, report = auto.from_pretrained(
-            folder, config=config, dtype=dtype, attn_implementation=_attention(config), output_loading_info=True
+            folder, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True
         )
+        set_attention(model, generation=False)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ValueError(f"{name} is not a usable Hugging Face {kind} model: {_first_line(error)}") from error
     _initialise_head(model, sorted(report["missing_keys"]), kind=kind, seed=seed, name=name)
@@ -90,14 +91,15 @@ def load_model(
     return model.eval()
 
 
-def supports_packing(model: nn.Module) -> bool:
-    """Whether rows may be packed: only with our attention function."""
-    return bool(model.config._attn_implementation == ATTENTION)
+def supports_packing(model: Any) -> bool:
+    """Whether rows may be packed: not where attention scores are soft-capped, which the fast kernels cannot do."""
+    return not getattr(model.config, "attn_logit_softcapping", None)
 
 
-def _attention(config: Any) -> str:
-    """Our attention; eager where scores are soft-capped, which the fast kernels cannot do."""
-    return "eager" if getattr(config, "attn_logit_softcapping", None) else ATTENTION
+def set_attention(model: Any, *, generation: bool) -> None:
+    """Switches to sdpa, which builds masks, for generation, and back to ours for training; eager stays eager."""
+    if supports_packing(model):
+        model.set_attn_implementation("sdpa" if generation else ATTENTION)
 
 
 def _switch_off_dropout(config: Any, kind: Kind) -> None:

@@ -128,8 +128,8 @@ def collate(batch: Batch, weights: Column | None, *, packed: bool, device: torch
     prompts, responses = batch["prompts"], batch["responses"]
     lengths = row_lengths(batch).astype(np.int64)
     max_length = int(lengths.max())
-    cu_seq_lens = np.concatenate([[0], np.cumsum(lengths)])
-    starts = cu_seq_lens[:-1] if packed else np.arange(batch.num_rows) * max_length
+    cu_seq_lens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    starts: Rows = cu_seq_lens[:-1] if packed else np.arange(batch.num_rows) * max_length
     num_positions = int(cu_seq_lens[-1]) if packed else batch.num_rows * max_length
 
     response_positions = _positions(starts + prompts.lengths, responses.lengths)
@@ -158,10 +158,11 @@ def collate(batch: Batch, weights: Column | None, *, packed: bool, device: torch
     )
 
 
-def _positions(starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.int64]:
+def _positions(starts: Rows, lengths: NDArray[np.int32]) -> Rows:
     """[sum(lengths)] consecutive indices from each start."""
     ends = np.cumsum(lengths, dtype=np.int64)
-    return np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+    positions: Rows = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+    return positions
 
 
 def _dummy(empty: Batch) -> Batch:

@@ -30,10 +30,12 @@ KEEP_GATHERED_BYTES = 4 << 30
 
 
 def num_ranks() -> int:
+    """Ranks of the group; 1 without one."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
+    """This rank; 0 without a group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -45,10 +47,10 @@ def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) 
 
 
 def reduce_array(
-    values: NDArray[Any] | list[float], device: torch.device, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+    values: Any, device: torch.device, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
 ) -> NDArray[np.float64]:
     """Reduces host numbers over ranks, in float64."""
-    array = np.asarray(values, np.float64)
+    array: NDArray[np.float64] = np.asarray(values, np.float64)
     if num_ranks() == 1:
         return array
     reduced: NDArray[np.float64] = all_reduce(torch.from_numpy(array.copy()).to(device), op).cpu().numpy()
@@ -129,7 +131,7 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Names as Hugging Face has them and whole parameters, one at a time; tied ones once. Every rank must exhaust it."""
+    """Hugging Face names and whole parameters, one at a time; tied ones once. Every rank must exhaust it."""
     for name, parameter in model.named_parameters():
         yield name, full(parameter.detach())
 

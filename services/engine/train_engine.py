@@ -6,6 +6,7 @@ mini-batch, so a gradient does not depend on micro-batches, padding or the numbe
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from services.engine.forward import Forward as Forward
 from services.engine.inference import FrozenModel as FrozenModel
 from services.engine.inference import ReportProgress, compute_columns, micro_batch_limits
 from services.engine.mini_batches import MiniBatch, plan_mini_batches
-from services.engine.model import RESPONSE_METHOD, Kind, load_model, resolve_folder
+from services.engine.model import RESPONSE_METHOD, Kind, load_model, resolve_folder, set_attention
 from services.engine.optimizer import build_optimizer, learning_rate
 from services.engine.packing import MicroBatch as MicroBatch
 from services.engine.packing import check_prompts, collate, row_lengths
@@ -35,7 +36,8 @@ from splitppo.config.schema import TrainedModelConfig
 log = logging.getLogger(__name__)
 
 # (outputs of the forward, data of the micro-batch, weights [N], mask [N]) -> (loss, metrics), both sums over tokens:
-# loss = sum(weights * token losses). Metrics are scalars, summed over micro-batches and ranks, averaged over mini-batches.
+# loss = sum(weights * token losses). Metrics are scalars, summed over micro-batches and ranks, and averaged
+# over mini-batches.
 TokenLoss = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
 
 
@@ -90,14 +92,16 @@ class TrainEngine:
         """
         mini_batches = self.plan_update(batch)
         total = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
-        done, lr = 0, learning_rate(self.config, self.num_updates + 1)
+        done = itertools.count(1)
+        lr = learning_rate(self.config, self.num_updates + 1)
+
+        def report() -> None:
+            progress(next(done), total, "update")
+
         applied: list[dict[str, Tensor]] = []
         norms: list[float] = []
         for mini_batch in mini_batches:
-            metrics = self.accumulate_gradients(
-                batch, mini_batch, forward, loss, lambda part, done=done: progress(done + part, total, "update")
-            )
-            done += len(mini_batch.micro_batches)
+            metrics = self.accumulate_gradients(batch, mini_batch, forward, loss, report)
             norm = self._optimizer_step(lr)
             if math.isfinite(norm):
                 applied.append(metrics)
@@ -129,7 +133,7 @@ class TrainEngine:
         mini_batch: MiniBatch,
         forward: Forward,
         loss: TokenLoss,
-        report: Callable[[int], None] = lambda _: None,
+        report: Callable[[], None] = lambda: None,
     ) -> dict[str, Tensor]:
         """Leaves the gradient of one mini-batch in the parameters, summed over ranks.
 
@@ -149,7 +153,7 @@ class TrainEngine:
             value.backward()  # type: ignore[no-untyped-call]
             for name, metric in {"loss": value, **metrics}.items():
                 sums[name] = sums[name] + metric.detach() if name in sums else metric.detach()
-            report(done)
+            report()
         self.model.eval()
         return sums
 
@@ -187,15 +191,15 @@ class TrainEngine:
     def gathered(self) -> Iterator[Any]:
         """The Hugging Face model with whole weights on every rank, in eval mode with sdpa attention, for generation.
 
-        Gathers once; inside, each rank may call the model any number of times, under torch.no_grad (not inference_mode).
+        Gathers once; inside, each rank may call the model any number of times, under torch.no_grad (inference_mode
+        would leave tensors behind that training cannot use).
         """
-        attention = self.model.config._attn_implementation
         parallel.gather(self.model)
-        self.model.set_attn_implementation("sdpa" if attention != "eager" else "eager")
+        set_attention(self.model, generation=True)
         try:
             yield self.model
         finally:
-            self.model.set_attn_implementation(attention)
+            set_attention(self.model, generation=False)
             parallel.release(self.model)
 
     def save(self, directory: Path, extra: bytes, *, with_hf_model: bool) -> Future[None]:

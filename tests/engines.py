@@ -1,0 +1,96 @@
+"""Engines over tiny models, batches and losses, for the engine's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.engine import parallel
+from services.engine.forward import Forward, policy_forward, value_forward
+from services.engine.model import Kind
+from services.engine.train_engine import TokenLoss, TrainEngine
+from splitppo.batch import Batch
+from splitppo.config.schema import ActorConfig, CriticConfig
+
+MAX_RESPONSE = 12
+CPU = torch.device("cpu")
+
+
+def make_engine(folder: Path, kind: Kind = "policy", *, seed: int = 1, **settings: Any) -> TrainEngine:
+    """An engine on the CPU; settings are keys of the actor's or critic's section."""
+    section = ActorConfig if kind == "policy" else CriticConfig
+    config = section.model_validate({"model": str(folder), "lr": 1e-2, **settings})
+    return TrainEngine(config, kind=kind, seed=seed, max_response_length=MAX_RESPONSE, device=CPU)
+
+
+def make_batch(num_rows: int = 10, *, seed: int = 0, num_mini_batches: int = 1, ppo_epochs: int = 1) -> Batch:
+    """Ragged rows, the second without a response, with holes in the mask, old values, advantages and returns."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, MAX_RESPONSE + 1, num_rows)
+    lengths[1] = 0
+    prompts = [rng.integers(3, 50, rng.integers(1, 20)) for _ in lengths]
+    mask = [(rng.random(length) > 0.2) | (np.arange(length) == 0) for length in lengths]
+    mini_batches = [[(row + epoch) % num_mini_batches for epoch in range(ppo_epochs)] for row in range(num_rows)]
+    return Batch.from_rows(
+        prompts=prompts,
+        responses=[rng.integers(3, 50, length) for length in lengths],
+        response_mask=mask,
+        advantages=[rng.normal(size=length) for length in lengths],
+        returns=[rng.normal(size=length) for length in lengths],
+        mini_batches=mini_batches,
+    )
+
+
+def forward_of(kind: Kind) -> Forward:
+    """At temperature 0.7 for a policy."""
+    return policy_forward(0.7) if kind == "policy" else value_forward()
+
+
+def loss_of(kind: Kind) -> TokenLoss:
+    """Policy gradient with an entropy bonus, or half the squared error of the values."""
+
+    def policy_loss(
+        outputs: Mapping[str, Tensor], data: Mapping[str, Tensor], weights_N: Tensor, mask_N: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        token_loss_N = -data["advantages"] * outputs["log_probs"] - 0.1 * outputs["entropy"]
+        return (weights_N * token_loss_N).sum(), {"entropy": (weights_N * outputs["entropy"]).sum()}
+
+    def value_loss(
+        outputs: Mapping[str, Tensor], data: Mapping[str, Tensor], weights_N: Tensor, mask_N: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        token_loss_N = 0.5 * (outputs["values"] - data["returns"]) ** 2
+        return (weights_N * token_loss_N).sum(), {"vpred_mean": (weights_N * outputs["values"]).sum()}
+
+    return policy_loss if kind == "policy" else value_loss
+
+
+def silent(done: int, total: int, phase: str) -> None:
+    """A progress report that nobody reads."""
+
+
+def gradients(engine: TrainEngine, batch: Batch) -> dict[str, Tensor]:
+    """Whole gradients of the batch's first mini-batch, by parameter."""
+    mini_batch = engine.plan_update(batch)[0]
+    engine.accumulate_gradients(batch, mini_batch, forward_of(engine.kind), loss_of(engine.kind))
+    return {name: parallel.full(parameter.grad).clone() for name, parameter in engine.model.named_parameters()}
+
+
+def weights(engine: TrainEngine) -> dict[str, Tensor]:
+    """Copies of all whole weights."""
+    return {name: tensor.clone() for name, tensor in parallel.full_parameters(engine.model)}
+
+
+def relative_error(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The largest norm(actual - expected) / norm(expected) over parameter tensors."""
+    assert actual.keys() == expected.keys()
+    errors = []
+    for name, tensor in expected.items():
+        scale = tensor.double().norm()
+        error = (actual[name].double() - tensor.double()).norm()
+        errors.append(float(error / scale) if scale > 0 else float(error))
+    return max(errors)

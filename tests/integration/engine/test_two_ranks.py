@@ -1,0 +1,188 @@
+"""A group of two real torchrun ranks on gloo does what one process does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.engine.train_engine import FrozenModel, TrainEngine
+from tests.engines import (
+    CPU,
+    forward_of,
+    gradients,
+    loss_of,
+    make_batch,
+    make_engine,
+    relative_error,
+    silent,
+    weights,
+)
+from tests.models import save_policy
+
+ROOT = Path(__file__).parents[3]
+KINDS = ("policy", "value")
+OUTPUTS = {"policy": ["log_probs", "entropy"], "value": ["values"]}
+BATCH = make_batch(11, num_mini_batches=2, ppo_epochs=2)
+
+
+@dataclass(frozen=True)
+class Group:
+    """What two ranks computed: facts and tensors by rank, and their checkpoints."""
+
+    models: Path
+    output: Path
+    facts: list[dict[str, Any]]
+    tensors: list[dict[str, Any]]
+
+    def engine(self, kind: str) -> TrainEngine:
+        """The same engine in this process."""
+        return make_engine(self.models / "policy", kind, ppo_max_token_len_per_gpu=64, ppo_epochs=2)
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Group:
+    models, output = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("output")
+    save_policy(models / "policy")
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "0"]
+    finished = subprocess.run(
+        [sys.executable, *command, "-m", "tests.integration.engine.worker", str(models), str(output)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    facts = [json.loads((output / f"facts_{rank}.json").read_text()) for rank in range(2)]
+    tensors = [torch.load(output / f"tensors_{rank}.pt", weights_only=False) for rank in range(2)]
+    return Group(models, output, facts, tensors)
+
+
+def in_order(group: Group, key: str) -> list[np.ndarray]:
+    """Rows that the ranks computed, in the order of the batch."""
+    rows = {}
+    for facts, tensors in zip(group.facts, group.tensors, strict=True):
+        rows.update(zip(facts["rows"], tensors[key], strict=True))
+    return [rows[row] for row in sorted(rows)]
+
+
+def test_both_ranks_hold_between_40_and_60_percent_of_the_tokens(group: Group) -> None:
+    metrics = group.facts[0]["policy/metrics"]
+    total = 2 * metrics["tokens_rank_mean"]
+    assert total == len(BATCH["prompts"].values) + len(BATCH["responses"].values)
+    assert 0.4 <= metrics["tokens_rank_min"] / total <= metrics["tokens_rank_max"] / total <= 0.6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_initial_weights_new_head_included_do_not_depend_on_the_number_of_ranks(group: Group, kind: str) -> None:
+    alone = group.engine(kind).weights_digest()
+    assert [facts[f"{kind}/initial_digest"] for facts in group.facts] == [alone, alone]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_agree_with_one_rank(group: Group, kind: str) -> None:
+    expected = group.engine(kind).compute(BATCH, forward_of(kind), outputs=OUTPUTS[kind], progress=silent)
+    for name in OUTPUTS[kind]:
+        for rank in range(2):
+            group.tensors[rank][name] = group.tensors[rank][f"{kind}/compute/{rank}"][name]
+        actual = np.concatenate(in_order(group, name))
+        np.testing.assert_allclose(actual, expected[name].values, rtol=1e-4, atol=1e-5)
+
+
+def test_sharded_reference_agrees_with_one_rank(group: Group) -> None:
+    reference = FrozenModel(group.engine("policy").config, device=CPU)
+    expected = reference.compute(BATCH, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"]
+    for rank in range(2):
+        group.tensors[rank]["reference"] = group.tensors[rank][f"reference/{rank}"]
+    np.testing.assert_allclose(np.concatenate(in_order(group, "reference")), expected.values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_agrees_with_one_rank(group: Group, kind: str) -> None:
+    expected = gradients(group.engine(kind), BATCH)
+    assert relative_error(group.tensors[0][f"{kind}/gradients"], expected) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_agrees_when_one_rank_has_no_row_of_the_mini_batch(group: Group, kind: str) -> None:
+    row = BATCH.take(np.array(group.facts[0]["rows"][:1]))
+    expected = gradients(group.engine(kind), row)
+    for tensors in group.tensors:
+        assert relative_error(tensors[f"{kind}/gradients_of_one_row"], expected) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_update_and_its_metrics_agree_with_one_rank(group: Group, kind: str) -> None:
+    engine = group.engine(kind)
+    metrics = engine.update(BATCH, forward_of(kind), loss_of(kind), progress=silent)
+    assert group.facts[0][f"{kind}/metrics"] == group.facts[1][f"{kind}/metrics"]
+    for name, value in group.facts[0][f"{kind}/metrics"].items():
+        if not name.startswith("tokens_rank"):
+            assert value == pytest.approx(metrics[name], rel=1e-4), name
+    assert relative_error(group.tensors[0][f"{kind}/saved_weights"], weights(engine)) <= 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_digest_is_the_same_on_every_rank_and_of_the_values_alone(group: Group, kind: str) -> None:
+    engine = group.engine(kind)
+    engine.load(group.output / kind)
+    assert {facts[f"{kind}/saved_digest"] for facts in group.facts} == {engine.weights_digest()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpoint_of_two_ranks_loads_bit_identically_on_one(group: Group, kind: str) -> None:
+    engine = group.engine(kind)
+    assert engine.load(group.output / kind) == f"state of {kind}".encode()
+    assert engine.num_updates == 1
+    for name, tensor in weights(engine).items():
+        assert torch.equal(tensor, group.tensors[0][f"{kind}/saved_weights"][name]), name
+    saved_moments = group.tensors[0][f"{kind}/saved_optimizer"]
+    assert len(saved_moments) == 3 * len(weights(engine))
+    for name, parameter in engine.model.named_parameters():
+        for moment, tensor in engine.optimizer.state[parameter].items():
+            assert torch.equal(tensor, saved_moments[f"{name}.{moment}"]), (name, moment)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_update_after_resuming_two_ranks_on_one_agrees(group: Group, kind: str) -> None:
+    engine = group.engine(kind)
+    engine.load(group.output / kind)
+    engine.update(BATCH, forward_of(kind), loss_of(kind), progress=silent)
+    for name, tensor in weights(engine).items():
+        error = (tensor - group.tensors[0][f"{kind}/next_weights"][name]).abs().max()
+        assert error <= 1e-5, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_save_is_not_touched_by_an_update_that_runs_meanwhile(group: Group, kind: str) -> None:
+    facts = group.facts[0]
+    assert facts[f"{kind}/next_digest"] != facts[f"{kind}/saved_digest"]
+    assert facts[f"{kind}/reloaded_digest"] == facts[f"{kind}/saved_digest"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replaying_an_update_after_a_reload_gives_the_same_weights_bit_for_bit(group: Group, kind: str) -> None:
+    for facts in group.facts:
+        assert facts[f"{kind}/replayed_digest"] == group.facts[0][f"{kind}/next_digest"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_initial_weights_can_be_loaded_again(group: Group, kind: str) -> None:
+    for facts in group.facts:
+        assert facts[f"{kind}/reloaded_initial_digest"] == facts[f"{kind}/initial_digest"]
+
+
+def test_ranks_generate_different_numbers_of_tokens_without_waiting_for_each_other(group: Group) -> None:
+    assert group.facts[0]["generated"] == group.facts[1]["generated"]
+    for facts in group.facts:
+        assert facts["digest_after_generation"] == facts["policy/replayed_digest"]

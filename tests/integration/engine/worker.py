@@ -1,0 +1,90 @@
+"""One rank of a group that trains tiny models; run by torchrun, results are written by rank 0."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from services.engine import parallel
+from services.engine.train_engine import FrozenModel
+from splitppo.balance import partition
+from tests.engines import CPU, forward_of, gradients, loss_of, make_batch, make_engine, silent, weights
+
+
+def main(models: Path, output: Path) -> None:
+    """Computes outputs, gradients, updates and checkpoints of a policy and a value model."""
+    dist.init_process_group("gloo")
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    whole = make_batch(11, num_mini_batches=2, ppo_epochs=2)
+    costs = (whole["prompts"].lengths + whole["responses"].lengths).astype(float)
+    rows = partition(costs, num_ranks)[rank]
+    batch = whole.take(rows)
+    facts: dict[str, object] = {}
+    tensors: dict[str, object] = {}
+    for kind, outputs in (("policy", ["log_probs", "entropy"]), ("value", ["values"])):
+        settings = {"ppo_max_token_len_per_gpu": 64, "ppo_epochs": 2}
+        forward, loss = forward_of(kind), loss_of(kind)
+        engine = make_engine(models / "policy", kind, **settings)
+        facts[f"{kind}/initial_digest"] = engine.weights_digest()
+        computed = engine.compute(batch, forward, outputs=outputs, progress=silent)
+        tensors[f"{kind}/compute/{rank}"] = {name: column.rows() for name, column in computed.items()}
+        tensors[f"{kind}/gradients"] = gradients(engine, batch)
+        first = batch.take([0]) if rank == 0 else batch.take([])
+        tensors[f"{kind}/gradients_of_one_row"] = gradients(engine, first) if num_ranks > 1 else {}
+        facts[f"{kind}/metrics"] = engine.update(batch, forward, loss, progress=silent)
+        saved = engine.save(output / kind, f"state of {kind}".encode() * (rank + 1), with_hf_model=True)
+        tensors[f"{kind}/saved_weights"] = weights(engine)
+        facts[f"{kind}/saved_digest"] = engine.weights_digest()
+        tensors[f"{kind}/saved_optimizer"] = moments(engine)
+        engine.update(batch, forward, loss, progress=silent)  # in place, while the save is being written
+        tensors[f"{kind}/next_weights"] = weights(engine)
+        facts[f"{kind}/next_digest"] = engine.weights_digest()
+        saved.result(60)
+        engine.load_initial()
+        facts[f"{kind}/reloaded_initial_digest"] = engine.weights_digest()
+        facts[f"{kind}/extra"] = engine.load(output / kind).decode()
+        facts[f"{kind}/reloaded_digest"] = engine.weights_digest()
+        engine.update(batch, forward, loss, progress=silent)
+        facts[f"{kind}/replayed_digest"] = engine.weights_digest()
+        if kind == "policy":
+            facts["generated"] = generate_alone(engine, rank)
+            facts["digest_after_generation"] = engine.weights_digest()
+            reference = FrozenModel(engine.config, device=CPU)
+            tensors[f"reference/{rank}"] = reference.compute(batch, forward, outputs=outputs, progress=silent)[
+                "log_probs"
+            ].rows()
+    facts["rows"] = rows.tolist()
+    torch.save(tensors, output / f"tensors_{rank}.pt")
+    (output / f"facts_{rank}.json").write_text(json.dumps(facts))
+    dist.destroy_process_group()
+
+
+def moments(engine) -> dict[str, torch.Tensor]:
+    """Whole optimizer state by parameter and moment."""
+    return {
+        f"{name}.{moment}": parallel.full(tensor).clone()
+        for name, parameter in engine.model.named_parameters()
+        for moment, tensor in engine.optimizer.state[parameter].items()
+    }
+
+
+def generate_alone(engine, rank: int) -> list[int]:
+    """Greedy tokens; each rank decodes another number of them, which would hang if weights were gathered per call."""
+    with engine.gathered() as model, torch.no_grad():
+        tokens = model.generate(
+            torch.tensor([[5, 6, 7]]),
+            attention_mask=torch.ones(1, 3, dtype=torch.long),
+            min_new_tokens=4 + 3 * rank,
+            max_new_tokens=4 + 3 * rank,
+            do_sample=False,
+        )
+    return tokens[0, :7].tolist()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
