@@ -20,7 +20,7 @@ def outcomes(source: str, prompt: str, *samples: dict[str, object]) -> list[Outc
 def verl_bootstrap(
     values: Sequence[object], n: int, reduce: Callable[[list[object]], float], seed: int = 42
 ) -> tuple[float, float]:
-    """The bootstrap_metric of verl: 1000 draws of n with replacement, mean and standard deviation of the reduced draws."""
+    """1000 draws of n with replacement, as verl draws them: mean and standard deviation of what they reduce to."""
     random = np.random.RandomState(seed)
     results = []
     for _ in range(1000):
