@@ -35,8 +35,7 @@ class Outcome:
             A command that expands rows (Generate) returns a multiple of its rows, grouped by input row.
         metrics: already reduced over ranks; rank 0's are sent.
         weights_sha256: answer of ComputeWeightsDigest.
-        durable: the reply waits for it, the mailbox does not (SaveCheckpoint); resolves when
-            all ranks are done.
+        durable: the reply waits for rank 0's, the mailbox does not (SaveCheckpoint); resolves when all ranks are done.
     """
 
     columns: Batch | None = None
@@ -51,12 +50,15 @@ class Command:
 
     Attributes:
         method: name of the RPC, e.g. "Generate".
-        request_type: its request message; has `header` and, where it works on rows, `slot`.
+        request_type: its request message; has `header` and, where it works on rows, `slot`. A request whose field
+            `advance_only` is set needs no rows: `run` gets None, the slot is not looked at.
         columns: columns of the slot that it needs; without them the call is refused (FAILED_PRECONDITION).
         optional_columns: columns that are passed on where the slot has them.
         prepare: rank 0, before anything is broadcast: checks request and rows, may add columns; ValueError refuses.
-        shard: rows of each rank; (batch, num_ranks) -> num_ranks index arrays that hold every row once.
-        run: every rank, with its rows (None for a command without a slot).
+        shard: rows of each rank; (batch, num_ranks) -> num_ranks index arrays that hold every row once. Default:
+            sharding.shard_by_tokens; for updates there is sharding.shard_by_mini_batch.
+        run: every rank, with its rows (None for a command without a slot). A ValueError in here is a bug; what the
+            caller can get wrong belongs into `prepare`.
         commits: an Update: requires step == committed + 1 and commits it.
     """
 
@@ -85,7 +87,11 @@ class Role(Protocol):
         ...
 
     def load_checkpoint(self, directory: Path | None) -> bytes:
-        """Loads what was saved, or the initial model (None), and returns the service state (empty for None)."""
+        """Loads what was saved, or the initial model (None), and returns the service state (empty for None).
+
+        Raises:
+            ValueError, OSError: it is not a checkpoint of this role, or torn.
+        """
         ...
 
     def compute_weights_digest(self) -> str:

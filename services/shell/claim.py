@@ -1,0 +1,62 @@
+"""Which controller a service works for: the newest epoch of one run."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from splitppo.rpc.errors import InvalidArgument, StaleEpoch, WrongState
+
+
+class Claim:
+    """The fencing token. A newer epoch takes over; from then on every older one is refused. Thread-safe."""
+
+    def __init__(self, epoch_file: Path | None = None) -> None:
+        self._epoch_file = epoch_file
+        self._lock = threading.Lock()
+        self._run_id = ""
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """0 before the first handshake."""
+        return self._epoch
+
+    def take(self, run_id: str, epoch: int) -> None:
+        """A controller introduces itself.
+
+        Raises:
+            InvalidArgument: no run id, or an epoch below 1.
+            StaleEpoch: a newer controller has been here, or has claimed the run folder.
+            WrongState: the same epoch of another run.
+        """
+        if not run_id or epoch < 1:
+            raise InvalidArgument(f"a handshake needs a run id and an epoch from 1 on, got {run_id!r} and {epoch}")
+        with self._lock:
+            newest = max(self._epoch, self._epoch_of_folder())
+            if epoch < newest:
+                raise StaleEpoch(f"controller epoch {epoch} is over, epoch {newest} has taken over")
+            if epoch == self._epoch and run_id != self._run_id:
+                raise WrongState(f"epoch {epoch} belongs to run {self._run_id!r}, not to {run_id!r}")
+            self._run_id, self._epoch = run_id, epoch
+
+    def check(self, run_id: str, epoch: int) -> None:
+        """Whether a call comes from the controller that has claimed this service.
+
+        Raises:
+            StaleEpoch: it comes from an older one.
+            WrongState: it comes from one that has not introduced itself.
+        """
+        with self._lock:
+            if epoch < self._epoch:
+                raise StaleEpoch(f"controller epoch {epoch} is over, epoch {self._epoch} has taken over")
+            if epoch > self._epoch or run_id != self._run_id:
+                known = f"run {self._run_id!r}, epoch {self._epoch}" if self._epoch else "no controller yet"
+                raise WrongState(f"run {run_id!r}, epoch {epoch} must call Handshake first; this service knows {known}")
+
+    def _epoch_of_folder(self) -> int:
+        """The epoch in the run folder, 0 where there is none."""
+        try:
+            return int(self._epoch_file.read_text()) if self._epoch_file else 0
+        except (OSError, ValueError):
+            return 0

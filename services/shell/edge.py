@@ -1,0 +1,92 @@
+"""The edge of the server: bytes become messages, exceptions become status. RPCs behind it just raise."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from splitppo.rpc.errors import Internal, InvalidArgument, Place, status_of, wire_error
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext
+# (message or iterator of messages, context) -> message or async iterator of messages
+Method = Callable[[Any, Any], Any]
+
+
+def service_handler(
+    service: ServiceDescriptor, methods: Mapping[str, Method], role: str
+) -> grpc.GenericRpcHandler[Any, Any]:
+    """A gRPC handler for the methods of a service that are given; the rest is UNIMPLEMENTED."""
+    handlers = {}
+    for descriptor in service.methods:
+        if descriptor.name not in methods:
+            continue
+        edge = _Edge(methods[descriptor.name], GetMessageClass(descriptor.input_type), role, descriptor.name)
+        # Requests arrive as bytes, so that a message that cannot be read is the caller's mistake, not ours.
+        make: Any
+        make, behaviour = {
+            (False, False): (grpc.unary_unary_rpc_method_handler, edge.unary),
+            (True, False): (grpc.stream_unary_rpc_method_handler, edge.stream_unary),
+            (False, True): (grpc.unary_stream_rpc_method_handler, edge.unary_stream),
+        }[descriptor.client_streaming, descriptor.server_streaming]
+        handlers[descriptor.name] = make(behaviour, response_serializer=_serialise)
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+class _Edge:
+    """One RPC method."""
+
+    def __init__(self, method: Method, request_type: type[Message], role: str, name: str) -> None:
+        self._method = method
+        self._request_type = request_type
+        self._place = Place(role=role, method=name)
+
+    async def unary(self, request: bytes, context: Context[Any, Any]) -> Any:
+        try:
+            return await self._method(self._read(request), context)
+        except Exception as error:  # noqa: BLE001 - the edge
+            await self._abort(context, error)
+
+    async def stream_unary(self, requests: AsyncIterator[bytes], context: Context[Any, Any]) -> Any:
+        try:
+            return await self._method(self._read_all(requests), context)
+        except Exception as error:  # noqa: BLE001 - the edge
+            await self._abort(context, error)
+
+    async def unary_stream(self, request: bytes, context: Context[Any, Any]) -> AsyncIterator[Any]:
+        try:
+            async for reply in self._method(self._read(request), context):
+                yield reply
+        except Exception as error:  # noqa: BLE001 - the edge
+            await self._abort(context, error)
+
+    async def _read_all(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+        async for request in requests:
+            yield self._read(request)
+
+    def _read(self, request: bytes) -> Message:
+        try:
+            return self._request_type.FromString(request)
+        except DecodeError as error:
+            raise InvalidArgument(f"the message is not a {self._request_type.DESCRIPTOR.full_name}") from error
+
+    async def _abort(self, context: Context[Any, Any], error: Exception) -> None:
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        refusal = wire_error(error).at(self._place)
+        if isinstance(refusal, Internal) and not isinstance(error, Internal):
+            log.error("%s: a bug", self._place, exc_info=error)
+        status = status_of(refusal)
+        await context.abort(status.code, status.details, status.trailing_metadata)
+
+
+def _serialise(message: Message) -> bytes:
+    return message.SerializeToString()

@@ -1,0 +1,148 @@
+"""Joining the torchrun group: store, process groups, device, CPU cores."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from services.shell.context import RankContext, RoleName
+from splitppo.config import Config, ConfigError, ServiceConfig
+from splitppo.v1 import worker_pb2
+
+# A rank that is done waits in a collective for the slowest one; a dead rank is noticed at once, by other means.
+_MIN_GROUP_TIMEOUT_S = 1800.0
+_STORE_TIMEOUT = timedelta(seconds=60)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What torchrun tells a rank, by environment variables."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node: int
+    restart: str
+    store_host: str
+    store_port: int
+    hosts_store: bool
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Launch:
+        """Raises ConfigError outside of torchrun."""
+        try:
+            rank = int(environment["RANK"])
+            return cls(
+                rank=rank,
+                world_size=int(environment["WORLD_SIZE"]),
+                local_rank=int(environment["LOCAL_RANK"]),
+                local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
+                node=int(environment.get("GROUP_RANK", "0")),
+                restart=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+                store_host=environment["MASTER_ADDR"],
+                store_port=int(environment["MASTER_PORT"]),
+                hosts_store=rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            )
+        except KeyError as error:
+            raise ConfigError(
+                f"environment variable {error.args[0]} is missing: start this with"
+                " torchrun --standalone --nproc-per-node N --max-restarts 0 -m services.ROLE --config FILE"
+            ) from error
+
+    def connect_store(self, *, may_host: bool = True) -> Store:
+        """A new client of the group's store. Keys do not outlive a restart of the group."""
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            self.store_host,
+            self.store_port,
+            is_master=self.hosts_store and may_host,
+            timeout=_STORE_TIMEOUT,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        return PrefixStore(f"splitppo/{self.restart}", store)
+
+
+def place_process(launch: Launch, service: ServiceConfig) -> torch.device:
+    """Binds this process to its CPU cores, threads and GPU; returns the device that it computes on.
+
+    Raises:
+        ConfigError: cores or GPUs that this machine does not have.
+    """
+    if cpus := cpus_of_rank(service.cpus, launch.local_rank, launch.local_world_size):
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            raise ConfigError(f"services.*.cpus: this machine does not offer cores {sorted(cpus)}") from error
+    torch.set_num_threads(service.threads)
+    if not service.devices:
+        return torch.device("cpu")
+    # A launcher that sets CUDA_VISIBLE_DEVICES has chosen the devices already; then they are counted from 0.
+    index = launch.local_rank if "CUDA_VISIBLE_DEVICES" in os.environ else service.devices[launch.rank]
+    if index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"services.*.devices is {list(service.devices)}, but this machine offers {torch.cuda.device_count()} GPUs;"
+            " leave it empty to compute on the CPU"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def cpus_of_rank(cpus: tuple[int, ...], local_rank: int, local_world_size: int) -> set[int]:
+    """An equal slice of the cores for each rank of the node; all of them where they do not divide."""
+    if not cpus or len(cpus) % local_world_size:
+        return set(cpus)
+    num_cpus = len(cpus) // local_world_size
+    return set(cpus[local_rank * num_cpus : (local_rank + 1) * num_cpus])
+
+
+def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config, device: torch.device) -> RankContext:
+    """Creates the compute group (the default one) and the control group."""
+    timeout = timedelta(seconds=max(_MIN_GROUP_TIMEOUT_S, 2 * config.services.progress_timeout_s))
+    is_cuda = device.type == "cuda"
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
+        store=store,
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=timeout,
+        device_id=device if is_cuda else None,
+    )
+    control_group = dist.new_group(backend="gloo", timeout=timeout)
+    return RankContext(
+        role_name=role_name,
+        rank=launch.rank,
+        world_size=launch.world_size,
+        local_rank=launch.local_rank,
+        device=device,
+        compute_group=None,
+        control_group=control_group,
+        config=config,
+    )
+
+
+@dataclass(frozen=True)
+class Members:
+    """All ranks of the group, and those whose processes run beside this one."""
+
+    processes: tuple[worker_pb2.Process, ...]
+    same_node: tuple[int, ...]
+
+
+def introduce(launch: Launch, store: Store) -> Members:
+    """Tells every rank of every other one."""
+    mine = {"pid": os.getpid(), "host": socket.gethostname(), "node": launch.node}
+    store.set(f"process/{launch.rank}", json.dumps(mine))
+    known = [json.loads(store.get(f"process/{rank}")) for rank in range(launch.world_size)]
+    return Members(
+        tuple(worker_pb2.Process(rank=rank, pid=one["pid"], host=one["host"]) for rank, one in enumerate(known)),
+        tuple(rank for rank, one in enumerate(known) if one["node"] == launch.node),
+    )

@@ -1,0 +1,199 @@
+"""What the service answers, on the gRPC thread. Commands are handed to the mailbox, the rest is immediate."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, cast
+
+from google.protobuf.descriptor import ServiceDescriptor
+
+from services.shell.commands import Command
+from services.shell.edge import Method
+from services.shell.mailbox import Call
+from services.shell.slots import describe
+from services.shell.worker import Worker
+from splitppo import __version__
+from splitppo.rpc.codec import encode, receive_batch
+from splitppo.rpc.errors import InvalidArgument, WrongState
+from splitppo.rpc.identity import PROTOCOL_VERSION
+from splitppo.v1 import batch_pb2, worker_pb2
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_MAX_REQUEST_ID_LENGTH = 256
+
+
+class WorkerServicer:
+    """The RPCs of WorkerService that do not go through the mailbox."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def methods(self) -> Mapping[str, Method]:
+        """By name of the RPC."""
+        return {
+            "Handshake": self.handshake,
+            "GetStatus": self.get_status,
+            "PutBatch": self.put_batch,
+            "GetBatch": self.get_batch,
+        }
+
+    async def handshake(self, request: worker_pb2.HandshakeRequest, _: Any) -> worker_pb2.HandshakeResponse:
+        """Checks that controller and worker fit together, then works for this controller and no older one."""
+        worker, config = self._worker, self._worker.context.config
+        if request.protocol_version != PROTOCOL_VERSION:
+            raise WrongState(
+                f"the controller speaks protocol {request.protocol_version} (version {request.software_version}),"
+                f" this worker {PROTOCOL_VERSION} (version {__version__}): install the same version on both sides"
+            )
+        if request.config_digest != worker.config_digest:
+            raise WrongState(
+                f"the controller's config digest is {request.config_digest}, this worker's {worker.config_digest}:"
+                f" the sections that shape the {worker.context.role_name} differ;"
+                " restart the worker with the controller's configuration"
+            )
+        if not _FILE_NAME.fullmatch(request.nonce):
+            raise InvalidArgument(f"nonce must be the name of a file in the run folder, got {request.nonce!r}")
+        if not (config.run.dir / request.nonce).is_file():
+            raise WrongState(
+                f"this worker does not see {request.nonce} in its run folder {config.run.dir};"
+                " run.dir must be storage that the controller and all ranks share"
+            )
+        worker.claim.take(request.run_id, request.epoch)
+        return worker_pb2.HandshakeResponse(
+            protocol_version=PROTOCOL_VERSION,
+            software_version=__version__,
+            role=worker.role,
+            world_size=worker.context.world_size,
+            instance_id=worker.instance_id,
+            committed_step=worker.ledger.committed_step,
+            config_digest=worker.config_digest,
+            processes=worker.processes,
+            unix_ns=time.time_ns(),
+            num_parameters=worker.num_parameters,
+        )
+
+    async def get_status(self, _: worker_pb2.GetStatusRequest, __: Any) -> worker_pb2.GetStatusResponse:
+        """What the service is doing right now."""
+        worker = self._worker
+        running = worker.mailbox.running
+        return worker_pb2.GetStatusResponse(
+            role=worker.role,
+            state=worker.state,
+            instance_id=worker.instance_id,
+            committed_step=worker.ledger.committed_step,
+            epoch=worker.claim.epoch,
+            running_method=running.command.method if running else "",
+            progress=running.progress if running else None,
+            queued_commands=worker.mailbox.num_queued,
+            slots=worker.slots.slots(),
+        )
+
+    async def put_batch(
+        self, requests: AsyncIterator[worker_pb2.PutBatchRequest], _: Any
+    ) -> worker_pb2.PutBatchResponse:
+        """Takes a batch into its slot, once it is complete."""
+        header, batch = await receive_batch(
+            requests, self._worker.context.config.services.max_batch_bytes, self._open_put
+        )
+        self._worker.slots.put(header.slot, batch, self._worker.ledger.committed_step)
+        return worker_pb2.PutBatchResponse(received_bytes=header.total_bytes)
+
+    def _open_put(self, header: worker_pb2.PutBatchHeader) -> batch_pb2.BatchHeader:
+        """Refuses a batch before memory is taken for it."""
+        self._check_caller(header)
+        self._worker.slots.check(header.batch.slot, self._worker.ledger.committed_step)
+        return header.batch
+
+    async def get_batch(
+        self, request: worker_pb2.GetBatchRequest, _: Any
+    ) -> AsyncIterator[worker_pb2.GetBatchResponse]:
+        """Sends columns of a slot."""
+        self._check_caller(request)
+        if not request.columns:
+            raise InvalidArgument("columns must name at least one column")
+        rows = self._worker.slots.get(request.slot)
+        if missing := [name for name in request.columns if name not in rows]:
+            raise WrongState(
+                f"the {describe(request.slot)} has no column {missing[0]!r}; it has {', '.join(rows.columns)}"
+            )
+        header, chunks = encode(rows.select(request.columns), request.slot)
+        yield worker_pb2.GetBatchResponse(header=header)
+        for chunk in chunks:
+            yield worker_pb2.GetBatchResponse(chunk=chunk)
+
+    def _check_caller(self, header: worker_pb2.PutBatchHeader | worker_pb2.GetBatchRequest) -> None:
+        self._worker.claim.check(header.run_id, header.epoch)
+        self._worker.check_open()
+        self._worker.check_clean()
+
+
+def command_method(worker: Worker, command: Command) -> Method:
+    """The RPC of a command: puts it into the mailbox and streams its progress and its result."""
+
+    async def serve(request: Any, _: Any) -> AsyncIterator[worker_pb2.CommandEvent]:
+        call = Call(command, request)
+        _check_request(call)
+        worker.claim.check(request.header.run_id, request.header.epoch)
+        call = worker.mailbox.admit(call, lambda: _stored_reply(worker, call))
+        async for event in _events(call):
+            yield event
+
+    return serve
+
+
+def _check_request(call: Call) -> None:
+    """What can be said of a request without looking at the state of the worker."""
+    if not 0 < len(call.request_id) <= _MAX_REQUEST_ID_LENGTH:
+        raise InvalidArgument(f"header.request_id must have 1 to {_MAX_REQUEST_ID_LENGTH} characters")
+    if call.works_on_slot and call.request.slot.kind == batch_pb2.SLOT_KIND_UNSPECIFIED:
+        raise InvalidArgument("slot must be given")
+    if call.command.commits and call.request.slot.kind != batch_pb2.SLOT_KIND_EXPERIENCE:
+        raise InvalidArgument(f"an update needs an experience slot, got the {describe(call.request.slot)}")
+
+
+def _stored_reply(worker: Worker, call: Call) -> worker_pb2.CommandResult | None:
+    """The reply of a command that has been applied before and still stands."""
+    reply = worker.ledger.reply_of(call.request_id)
+    if reply is None and call.works_on_slot and not call.command.commits:
+        reply = worker.slots.reply_of(call.request.slot, call.request_id)
+    return reply
+
+
+async def _events(call: Call) -> AsyncIterator[worker_pb2.CommandEvent]:
+    """Progress, the newest only if the client is slow, then the result. Ending early leaves the command running."""
+    loop = asyncio.get_running_loop()
+    news = asyncio.Event()
+
+    def tell() -> None:
+        loop.call_soon_threadsafe(news.set)
+
+    call.listen(tell)
+    try:
+        sent: worker_pb2.Progress | None = None
+        while not call.is_done:
+            if call.progress is not sent and call.progress is not None:
+                sent = call.progress
+                yield worker_pb2.CommandEvent(progress=sent)
+            else:
+                await news.wait()
+                news.clear()
+        yield worker_pb2.CommandEvent(result=call.result())
+    finally:
+        call.unlisten(tell)
+
+
+def service_of(command: Command) -> ServiceDescriptor:
+    """The proto service that declares a command.
+
+    Raises:
+        ValueError: no service in the file of the request has a method of this name that takes this request.
+    """
+    request = command.request_type.DESCRIPTOR
+    for service in request.file.services_by_name.values():
+        method = service.methods_by_name.get(command.method)
+        if method is not None and method.input_type.full_name == request.full_name:
+            return cast(ServiceDescriptor, service)
+    raise ValueError(f"{request.file.name} declares no RPC {command.method}({request.name})")

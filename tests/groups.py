@@ -1,0 +1,119 @@
+"""Real torchrun groups for tests: started, waited for, ended by pid."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+START_TIMEOUT_S = 120.0
+POLL_INTERVAL_S = 0.02
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str = "condition") -> Any:
+    """Polls until `condition()` is true and returns its value; TimeoutError after the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {timeout_s} s")
+        time.sleep(POLL_INTERVAL_S)
+    return value
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Group:
+    """One torchrun group of `python -m MODULE --config FILE`.
+
+    Args:
+        module: e.g. "services.actor".
+        config_file: YAML; its run.dir must be `run_dir`.
+        role: name of the announcement, `<run_dir>/services/<role>.json`.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        config_file: Path,
+        run_dir: Path,
+        role: str,
+        *,
+        num_processes: int = 1,
+        overrides: Sequence[str] = (),
+        lifeline: bool = False,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.run_dir, self.role = run_dir, role
+        self.announcement = run_dir / "services" / f"{role}.json"
+        self.announcement.unlink(missing_ok=True)
+        self.output_file = run_dir / f"{role}_torchrun.out"
+        run_dir.mkdir(parents=True, exist_ok=True)
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"),
+            *("--nproc-per-node", str(num_processes), "-m", module, "--config", str(config_file), *overrides),
+        ]
+        with self.output_file.open("wb") as output:
+            self.process = subprocess.Popen(
+                command + (["--lifeline"] if lifeline else []),
+                cwd=PROJECT,
+                stdin=subprocess.PIPE if lifeline else subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(environment or {})},
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        """What torchrun and its ranks have printed."""
+        return self.output_file.read_text(errors="replace")
+
+    def wait_ready(self) -> Group:
+        """Waits until rank 0 takes calls."""
+
+        def ready() -> bool:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the {self.role} group ended at start:\n{self.output}")
+            return self.announcement.exists()
+
+        wait_until(ready, START_TIMEOUT_S, f"{self.role} group ready")
+        announced = json.loads(self.announcement.read_text())
+        self.address: str = announced["address"]
+        self.instance_id: str = announced["instance_id"]
+        self.pids: list[int] = [process["pid"] for process in announced["processes"]]
+        return self
+
+    def kill_rank(self, rank: int) -> None:
+        """SIGKILL."""
+        os.kill(self.pids[rank], signal.SIGKILL)
+
+    def wait_ended(self, timeout_s: float = 60.0) -> int:
+        """Waits for torchrun and every rank to end; returns torchrun's exit code."""
+        code = self.process.wait(timeout_s)
+        for pid in getattr(self, "pids", []):
+            wait_until(lambda pid=pid: not is_alive(pid), 5.0, f"rank with pid {pid} ends")
+        return code
+
+    def stop(self) -> None:
+        """Ends whatever is left, at once."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)  # a session of its own: its ranks are in it
+            self.process.wait()
+        for pid in getattr(self, "pids", []):
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        if self.process.stdin is not None:
+            self.process.stdin.close()

@@ -1,0 +1,161 @@
+"""A role of plain tensors behind the real shell: values are functions of the tokens, weights are a counter.
+
+Run by torchrun as `-m tests.integration.shell.toy`. Its behaviour is steered by the first prompt token of the batch,
+and by files in the run folder, so that tests decide when it goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from services.shell.commands import Command, Outcome, ReportProgress
+from services.shell.context import RankContext
+from services.shell.launch import run_service
+from services.shell.sharding import shard_by_mini_batch
+from splitppo.batch import Batch, Column
+from splitppo.v1 import critic_pb2, worker_pb2
+
+# First token of the first prompt.
+BLOCK = 900  # until the file "go" exists in the run folder
+RAISE_ON_RANK = 910  # + rank
+OUT_OF_MEMORY = 920
+FAIL_AFTER_STEP = 930
+REFUSED = 940
+
+
+class ToyRole:
+    """Values are 10 * rank-independent token sums; an update adds the global sum of returns to the weights."""
+
+    role = worker_pb2.ROLE_CRITIC
+    num_parameters = 1
+
+    def __init__(self, context: RankContext) -> None:
+        if (context.config.run.dir / "broken_model").exists():
+            raise OSError("the model folder is broken: no weights")
+        self._context = context
+        self._weights = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self._optimizer = torch.optim.SGD([self._weights], lr=1.0)
+        self._writer = ThreadPoolExecutor(1)
+        self._write(f"alive_{context.rank}", str(os.getpid()))
+
+    def _write(self, name: str, text: str) -> None:
+        (self._context.config.run.dir / name).write_text(text)
+
+    def commands(self) -> Sequence[Command]:
+        return (
+            Command(
+                "ComputeValues",
+                critic_pb2.ComputeValuesRequest,
+                self._compute_values,
+                columns=("prompts", "responses"),
+                prepare=self._prepare,
+            ),
+            Command(
+                "Update",
+                critic_pb2.CriticUpdateRequest,
+                self._update,
+                columns=("prompts", "responses", "returns"),
+                prepare=self._prepare,
+                shard=shard_by_mini_batch,
+                commits=True,
+            ),
+        )
+
+    def _prepare(self, request: Any, batch: Batch) -> Batch:
+        if batch["prompts"].values[0] == REFUSED:
+            raise ValueError("the first token is the one that is refused")
+        return batch
+
+    def _compute_values(self, request: Any, batch: Batch, progress: ReportProgress) -> Outcome:
+        self._misbehave(batch, progress)
+        rows = [
+            row.astype("float32") + 1000 * int(prompt.sum())
+            for prompt, row in zip(batch["prompts"].rows(), batch["responses"].rows(), strict=True)
+        ]
+        values = Batch.from_rows(values=rows)
+        progress(batch.num_rows, batch.num_rows, "values")
+        return Outcome(values, self._token_metrics(batch))
+
+    def _update(self, request: Any, batch: Batch, progress: ReportProgress) -> Outcome:
+        self._misbehave(batch, progress)
+        total = torch.tensor([float(batch["returns"].values.sum())], dtype=torch.float64)
+        self._all_reduce(total)
+        self._weights.grad = -total
+        self._optimizer.step()
+        if batch["prompts"].values[0] == FAIL_AFTER_STEP:
+            raise RuntimeError("the second optimizer step failed")
+        progress(1, 1, "update")
+        return Outcome(None, {"total": float(total)})
+
+    def _token_metrics(self, batch: Batch) -> dict[str, float]:
+        tokens = torch.tensor([len(batch["prompts"].values) + len(batch["responses"].values)], dtype=torch.float64)
+        all_tokens = tokens.clone()
+        self._all_reduce(all_tokens)
+        return {"token_share": float(tokens / all_tokens)}
+
+    def _all_reduce(self, tensor: torch.Tensor) -> None:
+        dist.all_reduce(tensor, group=self._context.compute_group)
+
+    def _misbehave(self, batch: Batch, progress: ReportProgress) -> None:
+        """Does what the largest prompt token of all ranks asks for."""
+        order = torch.tensor([int(batch["prompts"].values.max())])
+        dist.all_reduce(order, op=dist.ReduceOp.MAX, group=self._context.compute_group)
+        match int(order):
+            case token if token == BLOCK:
+                progress(0, 1, "blocked")
+                self._wait_for(self._context.config.run.dir / "go")
+            case token if RAISE_ON_RANK <= token < RAISE_ON_RANK + 10:
+                progress(0, 1, "forward")
+                if self._context.rank == token - RAISE_ON_RANK:
+                    raise RuntimeError("a toy has broken")
+                self._all_reduce(torch.zeros(1))
+            case token if token == OUT_OF_MEMORY:
+                raise torch.OutOfMemoryError("no room for 1 TiB")
+
+    def _wait_for(self, file: Path) -> None:
+        deadline = time.monotonic() + 60.0
+        while not file.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{file} never came")
+            time.sleep(0.01)
+
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[None]:
+        snapshot = float(self._weights.detach())
+
+        def write() -> None:
+            if (self._context.config.run.dir / "hold_save").exists():
+                self._wait_for(self._context.config.run.dir / "release_save")
+            if self._context.rank == 0:
+                (directory / "weights").write_text(repr(snapshot))
+                (directory / "state").write_bytes(service_state)
+
+        return self._writer.submit(write)
+
+    def load_checkpoint(self, directory: Path | None) -> bytes:
+        with torch.no_grad():
+            self._weights.fill_(0.0 if directory is None else float((directory / "weights").read_text()))
+        return b"" if directory is None else (directory / "state").read_bytes()
+
+    def compute_weights_digest(self) -> str:
+        return hashlib.sha256(self._weights.detach().numpy().tobytes()).hexdigest()
+
+
+def values_of(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> Column:
+    """What ComputeValues answers."""
+    rows = [[1000.0 * sum(p) + token for token in r] for p, r in zip(prompts, responses, strict=True)]
+    return Batch.from_rows(values=rows)["values"]
+
+
+build: Callable[[RankContext], ToyRole] = ToyRole
+
+if __name__ == "__main__":
+    run_service("critic", build)
