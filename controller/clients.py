@@ -14,7 +14,7 @@ import grpc.aio
 from splitppo import __version__
 from splitppo.batch import Batch
 from splitppo.rpc.calls import Patience, follow_command, repeat_until_answered
-from splitppo.rpc.codec import encode, receive_batch
+from splitppo.rpc.codec import encode_parts, receive_batch
 from splitppo.rpc.errors import Internal, Place, Unavailable, WrongState, WrongStep, error_from_rpc
 from splitppo.rpc.identity import PROTOCOL_VERSION, request_id
 from splitppo.rpc.options import CLIENT_OPTIONS
@@ -28,6 +28,7 @@ _GREETING_TIMEOUT_S = 5.0
 _GREETING_PAUSE_S = 0.1
 _UNARY_TIMEOUT_S = 10.0
 _MAX_LOAD_ATTEMPTS = 5
+_WORKER_SERVICE = "/splitppo.v1.WorkerService"
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,13 @@ class WorkerClient:
         self._num_loads = 0
         self._channel = grpc.aio.insecure_channel(address, options=list(CLIENT_OPTIONS))
         self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        # The batch streams, with messages that the codec serialises and parses.
+        self._put_parts = self._channel.stream_unary(
+            f"{_WORKER_SERVICE}/PutBatch", None, worker_pb2.PutBatchResponse.FromString
+        )
+        self._get_parts = self._channel.unary_stream(
+            f"{_WORKER_SERVICE}/GetBatch", worker_pb2.GetBatchRequest.SerializeToString, None
+        )
 
     async def close(self) -> None:
         """Closes the channel; running commands go on in the worker."""
@@ -216,16 +224,16 @@ class WorkerClient:
         await self._repeat("PutBatch", slot.step, lambda: self._put(slot, batch))
 
     async def _put(self, slot: batch_pb2.Slot, batch: Batch) -> None:
-        header, chunks = encode(batch, slot)
+        header, chunks = encode_parts(batch, slot)
         opening = worker_pb2.PutBatchHeader(run_id=self._caller.run_id, epoch=self._caller.epoch, batch=header)
 
-        async def parts() -> AsyncIterator[worker_pb2.PutBatchRequest]:
-            yield worker_pb2.PutBatchRequest(header=opening)
+        async def parts() -> AsyncIterator[bytes]:
+            yield worker_pb2.PutBatchRequest(header=opening).SerializeToString()
             for chunk in chunks:
-                yield worker_pb2.PutBatchRequest(chunk=chunk)
+                yield chunk
 
         started_s = time.perf_counter()
-        response = await self._worker.PutBatch(parts(), timeout=self._limits.progress_timeout_s)
+        response = await self._put_parts(parts(), timeout=self._limits.progress_timeout_s)
         if response.received_bytes != batch.num_bytes:
             raise Internal(f"the worker took {response.received_bytes} of {batch.num_bytes} bytes")
         self.traffic += Traffic(bytes_sent=batch.num_bytes, transfer_s=time.perf_counter() - started_s)
@@ -239,8 +247,8 @@ class WorkerClient:
             run_id=self._caller.run_id, epoch=self._caller.epoch, slot=slot, columns=columns
         )
         started_s = time.perf_counter()
-        call = self._worker.GetBatch(request, timeout=self._limits.progress_timeout_s)
-        header, batch = await receive_batch(call, self._limits.max_batch_bytes)
+        call = self._get_parts(request, timeout=self._limits.progress_timeout_s)
+        header, batch = await receive_batch(call, self._limits.max_batch_bytes, part_type=worker_pb2.GetBatchResponse)
         if header.slot != slot or set(batch.columns) != set(columns):
             raise Internal(f"the worker sent {', '.join(batch.columns)}, asked for {', '.join(columns)}")
         self.traffic += Traffic(bytes_received=batch.num_bytes, transfer_s=time.perf_counter() - started_s)

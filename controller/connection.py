@@ -92,6 +92,10 @@ class ServiceGroups:
         """Brings every role to the pair checkpoint of `step`; 0 is the initial model."""
         await _all(client.load_checkpoint(step) for client in self.clients if not client.is_fresh_at(step))
 
+    async def reload_initial(self) -> None:
+        """Brings every role back to its initial model, also where it never left it."""
+        await _all(client.load_checkpoint(0) for client in self.clients)
+
     async def weights_digests(self) -> dict[str, str]:
         """sha256 of each role's weights."""
         digests = await _all(client.compute_weights_digest() for client in self.clients)

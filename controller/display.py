@@ -85,7 +85,7 @@ class StepFigures:
         self.tokens_per_s: float | None = None
         self.accuracy: float | None = None
         self.rewards: list[float] = []
-        self._moments: deque[tuple[int, float]] = deque([(first_step, time.monotonic())], maxlen=_RECENT_STEPS)
+        self._moments: deque[tuple[int, float]] = deque(maxlen=_RECENT_STEPS)
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Takes over a step's metrics; missing ones are not shown."""
@@ -95,13 +95,17 @@ class StepFigures:
         self.tokens_per_s = metrics.get("perf/throughput")
         if self.reward is not None:
             self.rewards.append(self.reward)
+        if not self._moments:
+            self._moments.append((step - 1, time.monotonic() - metrics.get("timing_s/step", 0.0)))
         self._moments.append((step, time.monotonic()))
 
     @property
     def step_s(self) -> float | None:
         """Seconds per step, lately; validation and checkpoints included."""
+        if not self._moments:
+            return None
         (first, start), (last, end) = self._moments[0], self._moments[-1]
-        return (end - start) / (last - first) if last > first else None
+        return (end - start) / (last - first)
 
     @property
     def eta_s(self) -> float | None:

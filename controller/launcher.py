@@ -147,7 +147,10 @@ class LocalGroup:
         cause = re.search(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", output, re.DOTALL)
         rank, exit_code = (int(cause.group(1)), int(cause.group(2))) if cause else (0, 1)
         rank_log = self._run_dir / "logs" / f"{self.role}_{rank}.log"
-        source, text = (rank_log, _read(rank_log)) if _read(rank_log).strip() else (self._torchrun_log, output)
+        words_before_report = re.split(r"^.*failed \(exitcode: .*$", output, maxsplit=1, flags=re.MULTILINE)[0]
+        source, text = self._torchrun_log, words_before_report.strip() or output
+        if _read(rank_log).strip():
+            source, text = rank_log, _read(rank_log)
         tail = "\n".join(f"  {line}" for line in text.splitlines()[-TAIL_LINES:])
         message = f"the {self.role} group {what} (rank {rank}, exit code {exit_code}); last lines of {source}:\n{tail}"
         return GroupFailed(message, is_bad_input=exit_code == BAD_INPUT_EXIT)

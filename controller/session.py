@@ -17,6 +17,7 @@ from controller.data import PromptDataset, PromptTable, load_train_prompts, load
 from controller.display import open_display
 from controller.evaluation import Evaluator
 from controller.launcher import GroupFailed
+from controller.logs import log_to
 from controller.recorder import Recorder
 from controller.report import write_report
 from controller.run_folder import RunFolder
@@ -64,6 +65,7 @@ class Session:
         self._config = config
         self._folder = folder
         self._display = open_display()
+        log_to(folder.path, self._display)
         self._groups = ServiceGroups(config, folder, self._on_progress)
         self._recorder: Recorder | None = None
         self._trainer: Trainer | None = None
@@ -73,13 +75,14 @@ class Session:
 
     async def run(self) -> int:
         """Trains; whatever happens, the groups are ended and summary.json is written."""
-        self._cancel_on_signals()
+        task = self._cancel_on_signals()
         reason: ExitReason = "failed"
         try:
             await self._train()
             reason = "completed"
         except asyncio.CancelledError:
             reason = "interrupted"
+            task.uncancel()
             await self._join()
         except ConfigError as error:
             reason = "bad_input"
@@ -96,12 +99,13 @@ class Session:
             self._finish(reason)
         return self._exit_status(reason)
 
-    def _cancel_on_signals(self) -> None:
+    def _cancel_on_signals(self) -> asyncio.Task[object]:
         """SIGINT and SIGTERM end the run at the next await; the groups are drained, not killed."""
         task = asyncio.current_task()
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        return task
 
     async def _train(self) -> None:
         config = self._config

@@ -113,17 +113,18 @@ class Trainer:
         """Updates both models; under `overlap` the critic's update goes on while the next step generates."""
         record = self.recorder.current
         record.experience = experience
-        if self.schedule == "overlap":
-            self._critic_update = asyncio.create_task(self.update_critic(experience, record))
-            await self.update_actor(experience, record)
-            if self.step == self.last_step:
-                await self.join_critic()
-        else:
-            await run_calls(
-                self.schedule,
-                lambda: self.update_actor(experience, record),
-                lambda: self.update_critic(experience, record),
-            )
+        with record.timed("update_actor_critic"):
+            if self.schedule == "overlap" and self.critic is not None:
+                self._critic_update = asyncio.create_task(self.update_critic(experience, record))
+                await self.update_actor(experience, record)
+                if self.step == self.last_step:
+                    await self.join_critic()
+            else:
+                await run_calls(
+                    self.schedule,
+                    lambda: self.update_actor(experience, record),
+                    lambda: self.update_critic(experience, record),
+                )
         self.recorder.close(record)
         self.state = self.state.after(experience, self.config, record.step_s)
 

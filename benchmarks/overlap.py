@@ -1,0 +1,195 @@
+"""What split placement buys: step times of the schedules, measured in one run on the same rollouts.
+
+    python -m benchmarks.overlap [--rounds 4] [--steps 4] [key.path=value ...]
+
+Both groups of the quickstart are started once, one thread each. Blocks of steps alternate between the schedules serial,
+gather and overlap and a critic-free variant (GRPO, no critic); the first step of each block is left out. Learning rates
+are 0 and every step gets the same prompts and seeds, so all steps work on the same rollouts. Figures are medians;
+only ratios within one run mean anything on a shared machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import uvloop
+
+from controller.checkpointing import CheckpointWriter
+from controller.connection import ServiceGroups
+from controller.data import PromptBatch, PromptDataset, load_train_prompts
+from controller.display import PlainDisplay
+from controller.evaluation import Evaluator
+from controller.recorder import Recorder
+from controller.run_folder import RunFolder
+from controller.run_state import RunState
+from controller.scoring import Scorer
+from controller.tokenizer import load_tokenizer
+from controller.trackers import METRICS_FILE, read_metrics
+from controller.trainer import Observers, Services, Trainer
+from recipes.sort_letters.prepare import prepare
+from rewards.manager import RewardManager
+from splitppo.batch import Batch
+from splitppo.config import Config, load_config
+
+RECIPE = Path("recipes/sort_letters/cpu.yaml")
+CRITIC_FREE = "critic-free"
+VARIANTS = ("serial", "gather", "overlap", CRITIC_FREE)
+Row = Mapping[str, float]
+
+
+class SamePrompts(PromptDataset):
+    """Gives every step the prompts and the seeds of step 1."""
+
+    def batch_at(self, step: int) -> PromptBatch:  # noqa: ARG002 - the point of it
+        """The batch of step 1, whose seeds do not depend on the step either."""
+        return _FirstStepBatch(**vars(super().batch_at(1)))
+
+
+@dataclass(frozen=True, eq=False)
+class _FirstStepBatch(PromptBatch):
+    def to_batch(self, run_seed: int, step: int, num_samples: int) -> Batch:  # noqa: ARG002
+        return super().to_batch(run_seed, 1, num_samples)
+
+
+class Silent:
+    """A stream that swallows the display's lines."""
+
+    def write(self, text: str) -> int:
+        """Nothing is written."""
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held."""
+
+
+def variant_config(config: Config, variant: str, num_steps: int) -> Config:
+    """The configuration of a block."""
+    schedule = "gather" if variant == CRITIC_FREE else variant
+    run = config.run.model_copy(update={"schedule": schedule, "total_steps": num_steps})
+    estimator = "grpo" if variant == CRITIC_FREE else "gae"
+    algorithm = config.algorithm.model_copy(update={"adv_estimator": estimator})
+    return config.model_copy(update={"run": run, "algorithm": algorithm})
+
+
+async def measure(config: Config, num_rounds: int, num_steps: int) -> dict[str, list[Row]]:
+    """Runs all blocks; returns the metrics lines of each variant, without the first step of each block."""
+    tokenizer = load_tokenizer(config.actor.model)
+    prompts = load_train_prompts(config.data, tokenizer, seed=config.run.seed)
+    prompts.__class__ = SamePrompts
+    rows: dict[str, list[Row]] = defaultdict(list)
+    with RunFolder(config) as folder:
+        groups = ServiceGroups(config, folder, lambda *_: None)
+        try:
+            async with RewardManager(config.reward, prompts.table.data_sources) as manager:
+                services = await groups.connect()
+                for _ in range(num_rounds):
+                    for variant in VARIANTS:
+                        await groups.reload_initial()
+                        block = variant_config(config, variant, num_steps)
+                        await run_block(block, folder, services, prompts, Scorer(tokenizer, manager))
+                        rows[variant] += read_metrics(config.run.dir / METRICS_FILE)[1:]
+        finally:
+            await groups.close()
+    return rows
+
+
+async def run_block(
+    config: Config, folder: RunFolder, services: Services, prompts: PromptDataset, scorer: Scorer
+) -> None:
+    """Trains a few steps from the initial models with the trainer that users run."""
+    if not config.uses_critic:
+        services = replace(services, critic=None)
+    clients = [client for client in (services.actor, services.critic) if client is not None]
+    recorder = Recorder(config, folder.path, PlainDisplay(Silent()), prompts.epoch_of)
+    recorder.restart_at(0, clients)
+    observers = Observers(
+        Evaluator(config, services.actor, None, scorer),
+        CheckpointWriter(folder.checkpoints, clients, config.checkpoint),
+        recorder,
+    )
+    await Trainer(config, services, prompts, scorer, observers, RunState.initial(config)).fit()
+    recorder.close_files()
+
+
+def median(rows: Sequence[Row], name: str) -> float:
+    """Median of a metric, in its unit; NaN if no row has it."""
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return statistics.median(values) if values else float("nan")
+
+
+def expected_step_s(variant: str, serial: Sequence[Row]) -> float:
+    """Step time by the formula, from the parts as serial has timed them (docs/architecture.md)."""
+    gen, old, ref, values, reward, adv, actor, critic = (
+        median(serial, f"timing_s/{name}")
+        for name in ("gen", "old_log_prob", "ref", "values", "reward", "adv", "update_actor", "update_critic")
+    )
+    middle = max(old + ref, values, reward)
+    return {
+        "serial": gen + old + ref + values + reward + adv + actor + critic,
+        "gather": gen + middle + adv + max(actor, critic),
+        "overlap": gen + middle + adv + actor + max(0.0, critic - actor - gen),
+        CRITIC_FREE: gen + max(old + ref, reward) + adv + actor,
+    }[variant]
+
+
+def report(rows: Mapping[str, Sequence[Row]]) -> str:
+    """The table, and the two ratios that the schedules promise."""
+    serial = rows["serial"]
+    lines = [
+        f"{'schedule':<12}{'steps':>6}{'step ms':>9}{'formula ms':>11}{'vs serial':>10}{'eta':>6}"
+        f"{'bubble actor':>13}{'bubble critic':>14}{'idle':>6}"
+    ]
+    for variant in VARIANTS:
+        step_s = median(rows[variant], "timing_s/step")
+        figures = [
+            median(rows[variant], f"overlap/{name}")
+            for name in ("efficiency", "bubble_actor", "bubble_critic", "idle_fraction")
+        ]
+        eta, bubble_actor, bubble_critic, idle = figures
+        lines.append(
+            f"{variant:<12}{len(rows[variant]):>6}{step_s * 1e3:>9.0f}{expected_step_s(variant, serial) * 1e3:>11.0f}"
+            f"{step_s / median(serial, 'timing_s/step'):>10.2f}{eta:>6.2f}{bubble_actor:>13.2f}{bubble_critic:>14.2f}"
+            f"{idle:>6.2f}"
+        )
+    slower = max(median(serial, "timing_s/update_actor"), median(serial, "timing_s/update_critic"))
+    phase = median(rows["gather"], "timing_s/update_actor_critic")
+    overlap, gather, free = (median(rows[name], "timing_s/step") for name in ("overlap", "gather", CRITIC_FREE))
+    lines += [
+        "",
+        f"gather's update phase / slower role's update in serial: {phase / slower:.2f} (goal: at most 1.15)",
+        f"overlap's step / gather's step: {overlap / gather:.2f} (goal: at most 1)",
+        f"overlap's step / critic-free step: {overlap / free:.2f} (1: the critic costs no wall-clock time)",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=4, help="blocks per schedule")
+    parser.add_argument("--steps", type=int, default=4, help="steps per block; the first is left out")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
+    options = parser.parse_args()
+    prepare(Path(".cache/sort_letters"))
+    with tempfile.TemporaryDirectory() as folder:
+        fixed = [
+            f"run.dir={folder}/run",
+            "actor.lr=0",
+            "critic.lr=0",
+            "tracking.trackers=[]",
+            "checkpoint.save_freq=-1",
+        ]
+        config = load_config(RECIPE, [*fixed, *options.overrides])
+        rows = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(measure(config, options.rounds, options.steps))
+        print(report(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Where the controller's log lines go: a file in the run folder, and the display, so that they never tear the panel."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from controller.display import Display
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _DisplayHandler(logging.Handler):
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.INFO)
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._display.line(self.format(record))
+
+
+def log_to(run_dir: Path, display: Display) -> None:
+    """Sends everything from INFO on to `logs/controller.log` and to the display, and nowhere else."""
+    handlers: list[logging.Handler] = [
+        logging.FileHandler(run_dir / "logs" / "controller.log", encoding="utf-8"),
+        _DisplayHandler(display),
+    ]
+    logging.basicConfig(level=logging.INFO, format=_FORMAT, handlers=handlers, force=True)
