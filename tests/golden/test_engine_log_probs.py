@@ -1,0 +1,99 @@
+"""Log-probabilities, entropies and values against float64 references that materialise all logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+from services.engine.forward import policy_forward, value_forward
+from services.engine.log_probs import log_probs_and_entropy
+from tests.engines import make_batch, make_engine, silent
+from tests.models import save_policy, save_value_model
+
+BATCH = make_batch(8)
+
+
+def reference(hidden, weight, targets, *, temperature, bias=None, softcap=None):
+    logits = hidden.double() @ weight.double().T
+    if bias is not None:
+        logits = logits + bias.double()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    log_softmax = torch.log_softmax(logits / temperature, -1)
+    log_probs = log_softmax.gather(-1, targets[:, None]).squeeze(-1)
+    return log_probs, -(log_softmax.exp() * log_softmax).sum(-1)
+
+
+@pytest.mark.parametrize("max_logits", [1, 60, 100_000])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+@pytest.mark.parametrize(("bias", "softcap"), [(False, None), (True, None), (True, 3.0)])
+def test_chunked_head_equals_full_logits_in_value_and_gradient(max_logits, temperature, bias, softcap) -> None:
+    generator = torch.Generator().manual_seed(3)
+    leaves = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in [(7, 5), (30, 5), (30,)]]
+    targets = torch.randint(30, (7,), generator=generator)
+    cotangents = torch.randn((2, 7), generator=generator, dtype=torch.float64)
+    results = []
+    for function, settings in [(log_probs_and_entropy, {"max_logits": max_logits}), (reference, {})]:
+        hidden, weight, bias_V = (leaf.clone().requires_grad_() for leaf in leaves)
+        settings |= {"bias_V" if settings else "bias": bias_V if bias else None}
+        outputs = function(hidden, weight, targets, temperature=temperature, softcap=softcap, **settings)
+        sum((output * cotangent).sum() for output, cotangent in zip(outputs, cotangents, strict=True)).backward()
+        results.append([*outputs, hidden.grad, weight.grad, *([bias_V.grad] if bias else [])])
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_gradient_of_log_probs_alone_needs_no_entropy() -> None:
+    hidden = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(6, 4, dtype=torch.float64)
+    targets = torch.tensor([0, 5, 2])
+    log_probs_and_entropy(hidden, weight, targets, temperature=1.0)[0].sum().backward()
+    twin = hidden.detach().clone().requires_grad_()
+    reference(twin, weight, targets, temperature=1.0)[0].sum().backward()
+    torch.testing.assert_close(hidden.grad, twin.grad)
+
+
+def test_bf16_inputs_give_fp32_results() -> None:
+    hidden, weight = torch.randn(5, 16).bfloat16(), torch.randn(40, 16).bfloat16()
+    targets = torch.arange(5)
+    outputs = log_probs_and_entropy(hidden, weight, targets, temperature=1.0, max_logits=80)
+    for output, expected in zip(outputs, reference(hidden, weight, targets, temperature=1.0), strict=True):
+        assert output.dtype == torch.float32
+        torch.testing.assert_close(output.double(), expected, rtol=0.02, atol=0.1)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_policy_outputs_equal_a_float64_model_row_by_row(tmp_path: Path, packed: bool, temperature: float) -> None:
+    folder = save_policy(tmp_path / "policy")
+    engine = make_engine(folder, use_remove_padding=packed, ppo_max_token_len_per_gpu=64)
+    columns = engine.compute(BATCH, policy_forward(temperature), outputs=["log_probs", "entropy"], progress=silent)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    log_probs, entropies = [], []
+    for prompt, response in zip(BATCH["prompts"].rows(), BATCH["responses"].rows(), strict=True):
+        tokens = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))
+        with torch.no_grad():
+            logits = model(tokens[None]).logits[0] / temperature
+        log_softmax = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
+        log_probs.append(log_softmax.gather(-1, tokens[len(prompt) :, None]).squeeze(-1))
+        entropies.append(-(log_softmax.exp() * log_softmax).sum(-1))
+    np.testing.assert_allclose(columns["log_probs"].values, torch.cat(log_probs).numpy(), rtol=1e-4, atol=2e-5)
+    np.testing.assert_allclose(columns["entropy"].values, torch.cat(entropies).numpy(), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_values_are_those_of_the_state_before_each_token(tmp_path: Path, packed: bool) -> None:
+    folder = save_value_model(tmp_path / "value")
+    engine = make_engine(folder, "value", use_remove_padding=packed, ppo_max_token_len_per_gpu=64)
+    values = engine.compute(BATCH, value_forward(), outputs=["values"], progress=silent)["values"]
+    model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float64).eval()
+    for row, (prompt, response) in enumerate(zip(BATCH["prompts"].rows(), BATCH["responses"].rows(), strict=True)):
+        for index in range(len(response)):
+            state = torch.from_numpy(np.concatenate([prompt, response[:index]]).astype(np.int64))
+            with torch.no_grad():
+                expected = model(state[None]).logits[0, -1, 0].item()
+            assert values.rows()[row][index] == pytest.approx(expected, rel=1e-4, abs=1e-5)

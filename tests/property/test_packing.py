@@ -1,0 +1,110 @@
+"""Micro-batches: every split holds every row once, collating loses nothing, and no split changes the gradient."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.engine.packing import MicroBatchLimits, collate, plan, row_lengths
+from services.engine.train_engine import TrainEngine
+from splitppo.batch import Batch
+from tests.engines import CPU, gradients, make_batch, make_engine, relative_error
+from tests.models import save_policy
+
+LENGTHS = st.lists(st.integers(1, 60), max_size=40).map(lambda lengths: np.array(lengths, np.int32))
+LIMITS = st.builds(
+    MicroBatchLimits,
+    packed=st.booleans(),
+    max_tokens=st.integers(1, 200),
+    max_rows=st.none() | st.integers(1, 10),
+)
+
+
+@given(LENGTHS, LIMITS, st.integers(1, 12))
+def test_a_plan_holds_every_row_once_in_at_least_as_many_micro_batches_as_asked(lengths, limits, at_least) -> None:
+    parts = plan(lengths, limits, at_least=at_least)
+    assert len(parts) >= at_least
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(lengths)))
+    if len(lengths) >= len(parts):
+        assert all(len(part) for part in parts)
+
+
+@given(LENGTHS, LIMITS, st.integers(1, 12))
+def test_no_micro_batch_is_over_its_limit_unless_it_is_one_row(lengths, limits, at_least) -> None:
+    for part in plan(lengths, limits, at_least=at_least):
+        if limits.max_rows is not None:
+            assert len(part) <= limits.max_rows
+        elif len(part) > 1:
+            tokens = lengths[part].sum() if limits.packed else lengths[part].max() * len(part)
+            assert tokens <= limits.max_tokens
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    tokens = st.integers(1, 99)
+    prompts = draw(st.lists(st.lists(tokens, min_size=1, max_size=9), min_size=1, max_size=7))
+    responses = [draw(st.lists(tokens, max_size=9)) for _ in prompts]
+    masks = [draw(st.lists(st.integers(0, 1), min_size=len(row), max_size=len(row))) for row in responses]
+    values = [np.arange(len(row)) + 100 * index for index, row in enumerate(responses)]
+    return Batch.from_rows(prompts=prompts, responses=responses, response_mask=masks, values=values)
+
+
+@given(batches(), st.booleans())
+def test_collating_and_taking_apart_again_is_the_identity(batch: Batch, packed: bool) -> None:
+    micro = collate(batch, None, packed=packed, device=CPU)
+    lengths = row_lengths(batch)
+    if packed:
+        assert micro.cu_seq_lens is not None
+        starts = micro.cu_seq_lens.numpy()[:-1]
+        assert micro.cu_seq_lens.diff().tolist() == lengths.tolist()
+    else:
+        starts = np.arange(batch.num_rows) * micro.input_ids.shape[1]
+    flat, positions = micro.input_ids.flatten().numpy(), micro.position_ids.flatten().numpy()
+    for start, prompt, response in zip(starts, batch["prompts"].rows(), batch["responses"].rows(), strict=True):
+        row = slice(start, start + len(prompt) + len(response))
+        assert flat[row].tolist() == [*prompt, *response]
+        assert positions[row].tolist() == list(range(len(prompt) + len(response)))
+    assert torch.equal(micro.input_ids.flatten()[micro.previous + 1], micro.targets)
+    assert micro.targets.tolist() == batch["responses"].values.tolist()
+    assert micro.data["values"].tolist() == batch["values"].values.tolist()
+    assert micro.data["row_index"].tolist() == np.repeat(range(batch.num_rows), batch["responses"].lengths).tolist()
+    assert micro.mask.tolist() == (batch["response_mask"].values != 0).tolist()
+    assert micro.weights.tolist() == micro.mask.float().tolist()
+
+
+def test_no_rows_collate_to_one_masked_token_of_weight_zero() -> None:
+    batch = make_batch(4).take(np.empty(0, np.int64))
+    for packed in (True, False):
+        micro = collate(batch, None, packed=packed, device=CPU)
+        assert micro.mask.tolist() == [False]
+        assert micro.weights.tolist() == [0.0]
+        assert micro.data.keys() == {"advantages", "returns", "row_index"}
+
+
+@cache
+def engine_of(kind) -> TrainEngine:
+    return make_engine(save_policy(Path(mkdtemp()) / "policy"), kind, loss_agg_mode="seq-mean-token-mean")
+
+
+@cache
+def gradients_row_by_row(kind, seed: int) -> dict[str, torch.Tensor]:
+    engine = engine_of(kind)
+    engine.limits = MicroBatchLimits(packed=False, max_tokens=1)
+    return gradients(engine, make_batch(9, seed=seed))
+
+
+@pytest.mark.parametrize("kind", ["policy", "value"])
+@settings(max_examples=20, deadline=None)
+@given(limits=LIMITS, seed=st.integers(0, 2))
+def test_gradient_does_not_depend_on_micro_batches_padding_or_packing(kind, limits, seed) -> None:
+    engine = engine_of(kind)
+    engine.limits = limits
+    actual = gradients(engine, make_batch(9, seed=seed))
+    assert relative_error(actual, gradients_row_by_row(kind, seed)) <= 1e-5
