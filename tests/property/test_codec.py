@@ -1,13 +1,18 @@
 """The codec's round trip is the identity."""
 
+import asyncio
+from collections.abc import AsyncIterator
+
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
 from splitppo.batch import COLUMN_DTYPES, RESPONSE_ALIGNED, Batch, Column
-from splitppo.rpc.codec import WIRE_COLUMNS, BatchReceiver, encode
-from splitppo.v1 import batch_pb2
+from splitppo.rpc.chunks import checksum, read_chunk, serialise_chunk
+from splitppo.rpc.codec import WIRE_COLUMNS, BatchReceiver, encode, encode_parts, receive_batch
+from splitppo.rpc.errors import WireError
+from splitppo.v1 import batch_pb2, worker_pb2
 
 
 @st.composite
@@ -35,6 +40,10 @@ def test_what_is_received_is_what_was_sent_bit_for_bit(sent: Batch) -> None:
     received = receiver.finish()
 
     assert wire_header.slot == slot
+    assert_identical(received, sent)
+
+
+def assert_identical(received: Batch, sent: Batch) -> None:
     assert received.num_rows == sent.num_rows
     assert list(received.columns) == list(sent.columns)
     for name, column in sent.columns.items():
@@ -42,3 +51,62 @@ def test_what_is_received_is_what_was_sent_bit_for_bit(sent: Batch) -> None:
         assert received[name].values.tobytes() == column.values.tobytes()
         assert received[name].lengths.dtype == np.int32
         np.testing.assert_array_equal(received[name].lengths, column.lengths)
+
+
+@given(batches())
+def test_serialised_parts_arrive_bit_for_bit_too(sent: Batch) -> None:
+    header, chunks = encode_parts(sent, batch_pb2.Slot(step=1))
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield worker_pb2.GetBatchResponse(header=header).SerializeToString()
+        for chunk in chunks:
+            yield chunk
+
+    _, received = asyncio.run(receive_batch(parts(), sent.num_bytes, part_type=worker_pb2.GetBatchResponse))
+
+    assert_identical(received, sent)
+
+
+offsets = st.integers(0, 2**64 - 1)
+pieces = st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=3)
+
+
+@given(offsets, pieces)
+def test_a_chunk_written_by_hand_is_the_protobuf_message(offset: int, written: list[bytes]) -> None:
+    views = [memoryview(piece) for piece in written]
+    message = serialise_chunk(offset, views)
+    chunk = batch_pb2.BatchChunk(offset=offset, payload=b"".join(written), checksum=checksum(views))
+
+    assert worker_pb2.PutBatchRequest.FromString(message) == worker_pb2.PutBatchRequest(chunk=chunk)
+    assert worker_pb2.GetBatchResponse.FromString(message) == worker_pb2.GetBatchResponse(chunk=chunk)
+
+
+@given(offsets, pieces)
+def test_a_chunk_read_by_hand_is_what_was_written(offset: int, written: list[bytes]) -> None:
+    views = [memoryview(piece) for piece in written]
+
+    assert read_chunk(serialise_chunk(offset, views)) == (offset, checksum(views), b"".join(written))
+
+
+@given(st.binary(max_size=40), st.data())
+def test_what_is_not_laid_out_as_we_write_it_is_left_to_protobuf(noise: bytes, data: st.DataObject) -> None:
+    good = serialise_chunk(7, [memoryview(b"payload")])
+    position = data.draw(st.integers(0, len(good)))
+    for message in (noise, good[:position] + noise, good[:position] + noise + good[position:]):
+        read = read_chunk(message)
+        if read is not None:
+            chunk = worker_pb2.PutBatchRequest.FromString(message).chunk
+            assert (read[0] % 2**64, *read[1:]) == (chunk.offset, chunk.checksum, chunk.payload)
+
+
+@given(st.lists(st.binary(max_size=60), max_size=4))
+def test_any_bytes_are_refused_with_an_error_of_the_wire(messages: list[bytes]) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for message in messages:
+            yield message
+
+    try:
+        asyncio.run(receive_batch(parts(), 1 << 20, lambda header: header.batch))
+    except WireError:
+        return
+    raise AssertionError("random bytes were taken for a batch")

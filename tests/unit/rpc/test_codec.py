@@ -7,7 +7,8 @@ import pytest
 import xxhash
 
 from splitppo.batch import Batch, Column
-from splitppo.rpc.codec import CHUNK_BYTES, BatchReceiver, encode, receive_batch
+from splitppo.rpc.chunks import CHUNK_BYTES
+from splitppo.rpc.codec import BatchReceiver, encode, encode_parts, receive_batch
 from splitppo.rpc.errors import CorruptBatch, InvalidBatch
 from splitppo.v1 import batch_pb2, worker_pb2
 
@@ -261,3 +262,42 @@ async def test_a_put_is_opened_before_its_batch_is_read() -> None:
 
     with pytest.raises(LookupError, match="other"):
         await receive_batch(parts(), LIMIT, refuse)
+
+
+async def serialised(*messages: bytes) -> AsyncIterator[bytes]:
+    for message in messages:
+        yield message
+
+
+PUT_HEADER = worker_pb2.PutBatchRequest(header=worker_pb2.PutBatchHeader(batch=small_header())).SerializeToString()
+PUT_CHUNK = next(encode_parts(small_batch(), SLOT)[1])
+
+
+@pytest.mark.parametrize(
+    ("messages", "error", "sentence"),
+    [
+        ([], InvalidBatch, "the stream ended before its header"),
+        ([PUT_CHUNK, PUT_HEADER], InvalidBatch, "a batch stream begins with its header"),
+        ([PUT_HEADER, PUT_CHUNK, PUT_HEADER], InvalidBatch, "a batch stream has one header, got a second one"),
+        ([PUT_HEADER, b""], InvalidBatch, "got an empty message"),
+        ([PUT_HEADER, PUT_CHUNK[:-1]], InvalidBatch, r"the message is not a splitppo\.v1\.PutBatchRequest"),
+        ([PUT_HEADER, PUT_CHUNK[:-1] + b"!"], CorruptBatch, "chunk at byte 0: the payload does not have the checksum"),
+        ([PUT_HEADER, PUT_CHUNK, PUT_CHUNK], InvalidBatch, "chunk at byte 0 overlaps what was sent before"),
+        ([PUT_HEADER], InvalidBatch, "the stream ended after 0 of 36 bytes"),
+    ],
+)
+async def test_a_serialised_stream_is_checked_like_messages(
+    messages: list[bytes], error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        await receive_batch(serialised(*messages), LIMIT, lambda header: header.batch)
+
+
+async def test_a_chunk_that_another_protobuf_writer_laid_out_is_read_too() -> None:
+    _, chunks = encode(small_batch(), SLOT)
+    foreign = [worker_pb2.PutBatchRequest(chunk=part).SerializeToString() for part in chunks]
+
+    _, batch = await receive_batch(serialised(PUT_HEADER, *foreign), LIMIT, lambda header: header.batch)
+
+    assert foreign != [PUT_CHUNK]
+    assert batch["values"].values.tolist() == [0.5, 1.5, 2.5]
