@@ -1,7 +1,7 @@
-"""The chunk message, written and read by hand: protobuf's classes copy the payload several times, this does once.
+"""The chunk message, written and read by hand: protobuf's classes copy the payload several times, this copies once.
 
-What is written is plain protobuf, a PutBatchRequest or a GetBatchResponse (both have the chunk in field 2); what is read
-is only that very layout, and everything else is left to protobuf.
+What is written is plain protobuf, a PutBatchRequest or a GetBatchResponse (both have the chunk in field 2). What is
+read is only that very layout; everything else is left to protobuf.
 """
 
 from __future__ import annotations
