@@ -39,16 +39,18 @@ class CheckpointWriter:
         self._writing = asyncio.create_task(self._write(state, after))
 
     async def join(self) -> None:
-        """Waits for the checkpoint that is being written, if there is one."""
+        """Waits for the checkpoint that is being written, if there is one; it goes on when the wait is cancelled."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    async def abandon(self) -> None:
+        """Gives the running checkpoint up, whatever became of it; without its marker it never counts."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
-            await writing
-
-    def cancel(self) -> None:
-        """Gives the running checkpoint up; without its marker it never counts."""
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
 
     async def _write(self, state: RunState, after: Awaitable[None]) -> None:
         await after
@@ -60,5 +62,17 @@ class CheckpointWriter:
                     )
         except BaseExceptionGroup as failures:
             raise first_error(failures) from None
-        await asyncio.to_thread(self._store.commit, state.step, state.model_dump(mode="json"), keep=self._config.keep)
+        await self._commit(state)
         log.info("checkpoint of step %d committed", state.step)
+
+    async def _commit(self, state: RunState) -> None:
+        """Runs to its end even when cancelled: a thread cannot be stopped, and must not write behind a restart."""
+        commit = asyncio.to_thread(
+            self._store.commit, state.step, state.model_dump(mode="json"), keep=self._config.keep
+        )
+        committing = asyncio.create_task(commit)
+        try:
+            await asyncio.shield(committing)
+        except asyncio.CancelledError:
+            await asyncio.wait([committing])
+            raise

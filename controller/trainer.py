@@ -132,8 +132,9 @@ class Trainer:
         """Waits for the critic's update of the step before, where one is still running, and completes that step."""
         if self._critic_update is not None:
             with self.recorder.current.timed("stall_critic"):
-                await asyncio.shield(self._critic_update)
-            self._critic_update = None
+                await asyncio.wait([self._critic_update])
+            update, self._critic_update = self._critic_update, None
+            update.result()
             if self.recorder.oldest.ended_s is not None:
                 self.recorder.complete(self.recorder.oldest)
 
@@ -144,11 +145,11 @@ class Trainer:
 
     async def abandon(self) -> None:
         """Gives up what runs in the background; the services finish their commands all the same."""
-        self.checkpoints.cancel()
+        await self.checkpoints.abandon()
         if self._critic_update is not None:
             update, self._critic_update = self._critic_update, None
             update.cancel()
-            await asyncio.wait([update])
+            await asyncio.gather(update, return_exceptions=True)
 
     def complete_step(self) -> None:
         """Writes the step's metrics once both updates are done; under `overlap` that is in the next step."""
