@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import pickle
 import socket
 import statistics
@@ -66,7 +67,7 @@ class BatchService:
     def __init__(self) -> None:
         self._columns: dict[str, Column] = {}
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The messages of the batch streams are serialised and parsed by the codec."""
         put = grpc.stream_unary_rpc_method_handler(
             self.put_batch,
@@ -349,7 +350,7 @@ def contenders() -> list[Contender]:
     """Ours and the others that can run here."""
     found: list[Contender] = [OverGrpc(), PickleOverTcp(), Memcpy()]
     try:
-        import ray
+        import ray  # type: ignore[import-not-found]
     except ImportError:
         return found
     return [*found, OverRay(ray)]
@@ -389,7 +390,8 @@ async def measure(num_rows: int, num_tokens: int, repetitions: int) -> None:
 
 
 def report(directions: Any, racing: list[Contender], timings: dict[tuple[str, str], Timings]) -> None:
-    """Prints the medians as a table."""
+    """Prints the medians as a table; the load says how quiet the machine was."""
+    print(f"cores: {os.cpu_count()}, load average of the last minute: {os.getloadavg()[0]:.1f}")
     print(f"{'what':30} {'MB':>6}  {'how':18} {'ms':>8} {'min ms':>8} {'CPU ms':>8}")
     for title, num_bytes, _ in directions:
         for contender in racing:
