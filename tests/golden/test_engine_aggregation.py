@@ -1,0 +1,63 @@
+"""Loss weights and learning rates worked by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from services.engine.aggregation import masked_lengths, response_mask, row_weights, spread
+from services.engine.optimizer import learning_rate
+from splitppo.batch import Batch
+from splitppo.config.schema import ActorConfig
+
+# Three rows of 4, 0 and 2 tokens, of which 3, 0 and 1 count: 4 tokens in 2 sequences.
+MASKED = Batch.from_rows(responses=[[7, 7, 7, 7], [], [7, 7]], response_mask=[[1, 0, 1, 1], [], [0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", [1 / 4, 0, 1 / 4, 1 / 4, 0, 1 / 4]),
+        ("seq-mean-token-sum", [1 / 2, 0, 1 / 2, 1 / 2, 0, 1 / 2]),
+        ("seq-mean-token-mean", [1 / 6, 0, 1 / 6, 1 / 6, 0, 1 / 2]),
+        ("seq-mean-token-sum-norm", [1 / 20, 0, 1 / 20, 1 / 20, 0, 1 / 20]),
+    ],
+)
+def test_weights_of_each_aggregation(mode, expected) -> None:
+    mask = response_mask(MASKED)
+    tokens = masked_lengths(mask)
+    assert tokens.tolist() == [3, 0, 1]
+    weights = row_weights(mode, tokens, total_tokens=4, total_sequences=2, max_response_length=10)
+    np.testing.assert_allclose(spread(weights, mask).values, expected, rtol=1e-6)
+
+
+def test_every_response_token_counts_without_a_mask() -> None:
+    assert response_mask(MASKED.select(["responses"])).values.tolist() == [1.0] * 6
+
+
+def test_a_mini_batch_without_counting_tokens_has_finite_weights() -> None:
+    weights = row_weights("seq-mean-token-mean", np.zeros(2), total_tokens=0, total_sequences=0, max_response_length=10)
+    assert np.isfinite(weights).all()
+
+
+def rates(steps, **settings) -> list[float]:
+    config = ActorConfig.model_validate({"model": "m", "lr": 8.0, **settings})
+    return [learning_rate(config, step) for step in steps]
+
+
+def test_warm_up_is_linear_never_zero_and_ends_at_the_peak() -> None:
+    assert rates(range(1, 7), lr_warmup_steps=4) == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
+
+
+def test_constant_without_warm_up_is_the_peak_from_the_first_step() -> None:
+    assert rates([1, 2, 1000]) == [8.0, 8.0, 8.0]
+
+
+def test_linear_decay_reaches_its_floor_at_the_last_step_and_stays() -> None:
+    settings = {"lr_schedule": "linear", "lr_warmup_steps": 2, "lr_decay_steps": 6, "lr_min_ratio": 0.5}
+    assert rates(range(1, 9), **settings) == [4.0, 8.0, 7.0, 6.0, 5.0, 4.0, 4.0, 4.0]
+
+
+def test_cosine_decay_follows_half_a_wave() -> None:
+    expected = [8.0 * 0.5 * (1 + np.cos(np.pi * step / 4)) for step in range(1, 5)] + [0.0]
+    np.testing.assert_allclose(rates(range(1, 6), lr_schedule="cosine", lr_decay_steps=4), expected, atol=1e-12)

@@ -1,0 +1,152 @@
+"""Checkpoints of one process: exact, isolated, refused when they do not fit, exported as Hugging Face folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+
+from services.engine import export
+from services.engine.digest import weights_digest
+from services.engine.train_engine import TrainEngine
+from tests.engines import forward_of, loss_of, make_batch, make_engine, silent, weights
+from tests.models import EOS, save_policy, save_value_model
+
+BATCH = make_batch()
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+def updated(folder: Path, kind="policy", **settings) -> TrainEngine:
+    engine = make_engine(folder, kind, **settings)
+    step(engine)
+    return engine
+
+
+def step(engine: TrainEngine) -> dict[str, float]:
+    return engine.update(BATCH, forward_of(engine.kind), loss_of(engine.kind), progress=silent)
+
+
+def test_a_resumed_engine_goes_on_bit_for_bit(policy: Path, tmp_path: Path) -> None:
+    settings = {"lr_schedule": "linear", "lr_decay_steps": 5}
+    engine = updated(policy, **settings)
+    engine.save(tmp_path / "part", b"\x00state\xff", with_hf_model=False).result(30)
+    expected = step(engine)
+    resumed = make_engine(policy, **settings)
+    assert resumed.load(tmp_path / "part") == b"\x00state\xff"
+    assert step(resumed) == expected
+    assert resumed.weights_digest() == engine.weights_digest()
+
+
+def test_a_save_before_the_first_update_loads_as_a_fresh_engine(policy: Path, tmp_path: Path) -> None:
+    engine = make_engine(policy)
+    engine.save(tmp_path / "part", b"", with_hf_model=False).result(30)
+    trained = updated(policy)
+    assert trained.load(tmp_path / "part") == b""
+    step(trained)
+    step(engine)
+    assert trained.weights_digest() == engine.weights_digest()
+
+
+def test_the_snapshot_is_not_touched_by_later_updates(policy: Path, tmp_path: Path) -> None:
+    engine = updated(policy)
+    saved = engine.weights_digest()
+    future = engine.save(tmp_path / "part", b"", with_hf_model=True)
+    step(engine)
+    future.result(30)
+    assert weights_digest(AutoModelForCausalLM.from_pretrained(tmp_path / "part" / "huggingface")) == saved
+    engine.load(tmp_path / "part")
+    assert engine.weights_digest() == saved
+
+
+def test_loading_the_initial_model_forgets_all_training(policy: Path) -> None:
+    engine, fresh = updated(policy, "value"), make_engine(policy, "value")
+    engine.load_initial()
+    assert engine.weights_digest() == fresh.weights_digest()
+    assert engine.num_updates == 0
+    assert step(engine) == step(fresh)
+    assert engine.weights_digest() == fresh.weights_digest()
+
+
+def test_the_random_state_is_restored(policy: Path, tmp_path: Path) -> None:
+    engine = make_engine(policy)
+    engine.save(tmp_path / "part", b"", with_hf_model=False).result(30)
+    expected = torch.rand(3)
+    engine.load(tmp_path / "part")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_save_replaces_the_leftovers_of_a_torn_one(policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "__7_0.distcp").write_text("torn")
+    make_engine(policy).save(tmp_path / "part", b"", with_hf_model=False).result(30)
+    assert not (tmp_path / "part" / "__7_0.distcp").exists()
+
+
+def test_missing_and_torn_checkpoints_are_refused_and_change_nothing(policy: Path, tmp_path: Path) -> None:
+    engine = updated(policy)
+    digest = engine.weights_digest()
+    with pytest.raises(ValueError, match="nowhere holds no complete checkpoint"):
+        engine.load(tmp_path / "nowhere")
+    engine.save(tmp_path / "part", b"", with_hf_model=False).result(30)
+    next((tmp_path / "part").glob("*.distcp")).unlink()
+    with pytest.raises(ValueError, match=r"is torn: __0_0\.distcp is missing"):
+        engine.load(tmp_path / "part")
+    assert engine.weights_digest() == digest
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(policy: Path, tmp_path: Path) -> None:
+    wider = make_engine(save_policy(tmp_path / "wider", hidden_size=48))
+    wider.save(tmp_path / "part", b"", with_hf_model=False).result(30)
+    engine = make_engine(policy)
+    digest = engine.weights_digest()
+    with pytest.raises(ValueError, match=r"is of another model: model\.\S+ has shape"):
+        engine.load(tmp_path / "part")
+    assert engine.weights_digest() == digest
+
+
+def test_export_gives_a_folder_that_transformers_loads_with_the_same_weights(
+    policy: Path, tmp_path: Path, capfd
+) -> None:
+    engine = updated(policy)
+    engine.save(tmp_path / "part", b"", with_hf_model=False).result(30)
+    assert export.main(["--checkpoint", str(tmp_path / "part"), "--output", str(tmp_path / "out")]) == 0
+    assert capfd.readouterr() == (f"{tmp_path / 'out'}\n", "")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert weights_digest(model) == engine.weights_digest()
+    assert model.generation_config.eos_token_id == EOS
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("abc")["input_ids"] == [3, 4, 5]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_value_model_from_a_language_model_exports_as_a_token_classifier(tmp_path: Path, tied: bool) -> None:
+    engine = updated(save_policy(tmp_path / "policy", tie_word_embeddings=tied), "value")
+    engine.save(tmp_path / "part", b"", with_hf_model=True).result(30)
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "part" / "huggingface")
+    assert weights_digest(model) == engine.weights_digest()
+    again = make_engine(tmp_path / "part" / "huggingface", "value", seed=99)
+    assert again.weights_digest() == engine.weights_digest()
+
+
+@pytest.mark.parametrize("output", ["used", "fine"])
+def test_export_mistakes_are_one_sentence_and_exit_2(tmp_path: Path, output: str, capsys) -> None:
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    arguments = ["--checkpoint", str(tmp_path / "nowhere"), "--output", str(tmp_path / output)]
+    assert export.main(arguments) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_digest_counts_tied_weights_once_and_values_only(tmp_path: Path) -> None:
+    tied = make_engine(save_policy(tmp_path / "tied"))
+    assert tied.num_parameters == sum(tensor.numel() for tensor in weights(tied).values())
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "tied")
+    assert weights_digest(model) == tied.weights_digest()
+    assert weights_digest(model.bfloat16().float()) != tied.weights_digest()
+    value = make_engine(save_value_model(tmp_path / "value"), "value")
+    assert value.weights_digest() != tied.weights_digest()

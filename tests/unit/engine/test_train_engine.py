@@ -1,0 +1,215 @@
+"""What an update does to a model: steps, skips, schedules, metrics, progress."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from services.engine.train_engine import TrainEngine
+from splitppo.batch import Batch
+from tests.engines import forward_of, gradients, loss_of, make_batch, make_engine, relative_error, silent, weights
+from tests.models import save_policy
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+def update(engine: TrainEngine, batch: Batch, loss=None, progress=silent) -> dict[str, float]:
+    return engine.update(batch, forward_of(engine.kind), loss or loss_of(engine.kind), progress=progress)
+
+
+def poisoned(poisoned_calls: set[int]):
+    """The usual loss, infinite in some calls."""
+    calls = iter(range(1000))
+
+    def loss(outputs, data, weights_N, mask_N):
+        value, metrics = loss_of("policy")(outputs, data, weights_N, mask_N)
+        return (value * torch.inf if next(calls) in poisoned_calls else value), metrics
+
+    return loss
+
+
+def test_a_non_finite_gradient_skips_the_step_is_counted_and_said(policy: Path, caplog) -> None:
+    engine = make_engine(policy)
+    before = engine.weights_digest()
+    metrics = update(engine, make_batch(), poisoned({0}))
+    assert engine.weights_digest() == before
+    assert metrics["num_skipped_steps"] == 1
+    assert math.isnan(metrics["grad_norm"])
+    assert "optimizer step skipped" in caplog.text
+
+
+def test_other_mini_batches_are_applied_when_one_is_skipped(policy: Path) -> None:
+    batch = make_batch(num_mini_batches=2)
+    skipping, reference = make_engine(policy), make_engine(policy)
+    metrics = update(skipping, batch, poisoned({0}))
+    second = batch.take(np.flatnonzero(batch["mini_batches"].values == 1)).select(
+        [name for name in batch.columns if name != "mini_batches"]
+    )
+    expected = update(reference, second)
+    assert skipping.weights_digest() == reference.weights_digest()
+    assert metrics["num_skipped_steps"] == 1
+    assert metrics["loss"] == pytest.approx(expected["loss"])
+    assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"])
+
+
+def test_gradient_is_clipped_to_the_configured_norm(policy: Path) -> None:
+    norms = {}
+
+    class Recorder(torch.optim.SGD):
+        def step(self, closure=None):
+            norms["applied"] = torch.nn.utils.get_total_norm([p.grad for g in self.param_groups for p in g["params"]])
+
+    engine = make_engine(policy, grad_clip=0.5)
+    engine.optimizer = Recorder(engine.model.parameters(), lr=1.0)
+    metrics = update(engine, make_batch())
+    assert metrics["grad_norm"] > 0.5
+    assert float(norms["applied"]) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_every_mini_batch_of_every_epoch_is_one_optimizer_step(policy: Path) -> None:
+    engine = make_engine(policy, ppo_epochs=3)
+    update(engine, make_batch(num_mini_batches=2, ppo_epochs=3))
+    assert {int(state["step"]) for state in engine.optimizer.state.values()} == {6}
+
+
+def test_learning_rate_advances_once_per_update_not_per_mini_batch(policy: Path) -> None:
+    engine = make_engine(policy, lr=1.0, lr_warmup_steps=4, ppo_epochs=2)
+    batch = make_batch(num_mini_batches=2, ppo_epochs=2)
+    assert [update(engine, batch)["lr"] for _ in range(3)] == [0.25, 0.5, 0.75]
+
+
+def test_metrics_are_means_over_mini_batches_of_sums_over_micro_batches(policy: Path) -> None:
+    batch = make_batch(num_mini_batches=2)
+    one, many = make_engine(policy, lr=0.0), make_engine(policy, lr=0.0, ppo_micro_batch_size_per_gpu=1)
+    assert update(one, batch) == pytest.approx(update(many, batch), rel=1e-5)
+    halves = [batch.take(np.flatnonzero(batch["mini_batches"].values == index)) for index in range(2)]
+    halves = [half.select([name for name in half.columns if name != "mini_batches"]) for half in halves]
+    mean = sum(update(one, half)["entropy"] for half in halves) / 2
+    assert update(one, batch)["entropy"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_progress_counts_the_micro_batches_of_the_whole_update(policy: Path) -> None:
+    engine = make_engine(policy, ppo_micro_batch_size_per_gpu=3, ppo_epochs=2)
+    reports: list[tuple[int, int, str]] = []
+    update(engine, make_batch(10, num_mini_batches=2, ppo_epochs=2), progress=lambda *report: reports.append(report))
+    assert [done for done, _, _ in reports] == list(range(1, len(reports) + 1))
+    assert {(total, phase) for _, total, phase in reports} == {(len(reports), "update")}
+
+
+def test_gradient_checkpointing_changes_no_gradient(policy: Path) -> None:
+    plain, recomputing = make_engine(policy), make_engine(policy, gradient_checkpointing=True)
+    batch = make_batch()
+    assert relative_error(gradients(recomputing, batch), gradients(plain, batch)) <= 1e-6
+
+
+def test_a_mini_batch_whose_tokens_are_all_masked_leaves_a_zero_gradient(policy: Path) -> None:
+    batch = make_batch(4)
+    masked = Batch.from_rows(response_mask=[np.zeros(length) for length in batch["responses"].lengths])
+    metrics = update(make_engine(policy, weight_decay=0.0), batch.merge(masked))
+    assert metrics["grad_norm"] == 0.0
+    assert metrics["num_skipped_steps"] == 0
+
+
+def test_computing_leaves_weights_and_gradients_alone(policy: Path) -> None:
+    engine = make_engine(policy)
+    before = engine.weights_digest()
+    engine.compute(make_batch(), forward_of("policy"), outputs=["log_probs"], progress=silent)
+    assert engine.weights_digest() == before
+    assert all(parameter.grad is None for parameter in engine.model.parameters())
+
+
+def test_rows_without_a_response_keep_their_place(policy: Path) -> None:
+    batch = make_batch(6)
+    column = make_engine(policy).compute(batch, forward_of("policy"), outputs=["entropy"], progress=silent)["entropy"]
+    assert column.lengths.tolist() == batch["responses"].lengths.tolist()
+    assert column.lengths[1] == 0
+
+
+@pytest.mark.parametrize("rows", [[], [1]])
+def test_computing_nothing_gives_empty_columns(policy: Path, rows: list[int]) -> None:
+    batch = make_batch(6).take(np.array(rows, np.int64))
+    column = make_engine(policy).compute(batch, forward_of("policy"), outputs=["entropy"], progress=silent)["entropy"]
+    assert column.num_rows == len(rows)
+    assert column.values.dtype == np.float32
+    assert len(column.values) == 0
+
+
+def test_empty_prompt_is_refused(policy: Path) -> None:
+    batch = Batch.from_rows(prompts=[[5], []], responses=[[6], [7]])
+    with pytest.raises(ValueError, match="prompt of row 1 is empty"):
+        make_engine(policy).compute(batch, forward_of("policy"), outputs=["entropy"], progress=silent)
+
+
+def test_generation_with_left_padding_equals_generation_without(policy: Path) -> None:
+    engine = make_engine(policy)
+    prompt = torch.tensor([[9, 8, 7]])
+    settings = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    with engine.gathered() as model, torch.no_grad():
+        alone = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+        padded = torch.tensor([[0, 0, 9, 8, 7], [5, 4, 3, 2, 6]])
+        mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+        together = model.generate(padded, attention_mask=mask, **settings)
+    assert together[0, 2:].tolist() == alone[0].tolist()
+
+
+def test_an_engine_trains_after_generation_as_if_it_had_not_generated(policy: Path) -> None:
+    batch = make_batch()
+    generating, other = make_engine(policy), make_engine(policy)
+    with generating.gathered() as model, torch.no_grad():
+        model.generate(torch.tensor([[9, 8]]), attention_mask=torch.ones(1, 2, dtype=torch.long), max_new_tokens=2)
+    update(generating, batch)
+    update(other, batch)
+    assert generating.weights_digest() == other.weights_digest()
+
+
+def test_untied_embeddings_train_too(tmp_path: Path) -> None:
+    engine = make_engine(save_policy(tmp_path / "untied", tie_word_embeddings=False))
+    before = weights(engine)
+    update(engine, make_batch())
+    assert {"lm_head.weight", "model.embed_tokens.weight"} <= before.keys()
+    assert all(not torch.equal(tensor, before[name]) for name, tensor in weights(engine).items())
+
+
+def gemma2(folder: Path, **settings) -> Path:
+    config = Gemma2Config(
+        vocab_size=60,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        sliding_window=4,
+        final_logit_softcapping=0.5,
+        **settings,
+    )
+    torch.manual_seed(0)
+    Gemma2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("attention_softcap", [None, 2.0])
+def test_soft_capped_logits_and_sliding_windows_equal_the_models_own(tmp_path: Path, attention_softcap) -> None:
+    engine = make_engine(gemma2(tmp_path, attn_logit_softcapping=attention_softcap))
+    batch = make_batch(4)
+    actual = engine.compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"].rows()
+    model = Gemma2ForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    for prompt, response, row in zip(batch["prompts"].rows(), batch["responses"].rows(), actual, strict=True):
+        tokens = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))
+        with torch.no_grad():
+            log_softmax = torch.log_softmax(model(tokens[None]).logits[0].double() / 0.7, -1)[len(prompt) - 1 : -1]
+        expected = log_softmax.gather(-1, tokens[len(prompt) :, None]).squeeze(-1).numpy()
+        np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_packing_a_model_with_soft_capped_attention_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="use_remove_padding: Gemma2ForCausalLM soft-caps its attention"):
+        make_engine(gemma2(tmp_path, attn_logit_softcapping=2.0), use_remove_padding=True)
