@@ -87,10 +87,10 @@ class Recorder:
         elif step == 0:
             self._log(0, {**validation.metrics, "timing_s/testing": validation.duration_s})
 
-    def complete(self, record: StepRecord) -> None:
-        """Writes the step's line and spans; both updates are done."""
-        assert record is self._open.popleft()
+    def complete_oldest(self) -> None:
+        """Writes the line and the spans of the step that is open longest; both its updates are done."""
         assert self._trace is not None
+        record = self._open.popleft()
         self._trace.add(record.spans)
         spans = [span for span in self._trace.spans if span.step >= record.step - 1]
         metrics = metrics_line(record, spans, self._config, epoch=self._epoch_of(record.step))

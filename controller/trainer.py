@@ -136,7 +136,7 @@ class Trainer:
             update, self._critic_update = self._critic_update, None
             update.result()
             if self.recorder.oldest.ended_s is not None:
-                self.recorder.complete(self.recorder.oldest)
+                self.recorder.complete_oldest()
 
     async def join(self) -> None:
         """Waits for what runs in the background: the critic's update, the checkpoint that is being written."""
@@ -154,7 +154,7 @@ class Trainer:
     def complete_step(self) -> None:
         """Writes the step's metrics once both updates are done; under `overlap` that is in the next step."""
         if self._critic_update is None:
-            self.recorder.complete(self.recorder.oldest)
+            self.recorder.complete_oldest()
 
     # The calls of a step, in the order of the dataflow.
 
