@@ -83,15 +83,22 @@ class CheckpointStore:
             ConfigError: the folder is no complete checkpoint.
         """
         name = folder.resolve().name
-        if not name.startswith(PREFIX) or not name.removeprefix(PREFIX).isdigit() or not (folder / MARKER).exists():
+        number = name.removeprefix(PREFIX)
+        is_complete = (folder / MARKER).exists() and (folder / STATE).exists()
+        if not name.startswith(PREFIX) or not number.isdigit() or not is_complete:
             raise ConfigError(
                 f"run.resume: {folder} is no complete checkpoint; expected auto, disable or a folder"
-                f" {PREFIX}N with a file {MARKER}"
+                f" {PREFIX}N with the files {STATE} and {MARKER}"
             )
-        step = int(name.removeprefix(PREFIX))
+        step = int(number)
         if folder.resolve() != self.folder(step).resolve():
             self._remove(step)
-            shutil.copytree(folder, self.folder(step), copy_function=_link_or_copy, dirs_exist_ok=True)
+            # The marker last: a copy that is cut short never looks whole.
+            without_marker = shutil.ignore_patterns(MARKER)
+            shutil.copytree(
+                folder, self.folder(step), ignore=without_marker, copy_function=_link_or_copy, dirs_exist_ok=True
+            )
+            write_atomically(self.folder(step) / MARKER, f"{step}\n")
         return step
 
 
