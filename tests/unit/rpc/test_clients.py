@@ -370,14 +370,16 @@ async def hang(worker: FakeWorker, request: Any, context: Any) -> Events:
     await asyncio.Event().wait()
 
 
-async def test_a_silent_command_is_given_up_naming_role_step_method_and_phase(connect: Connect) -> None:
-    client = await connect(FakeWorker([hang]), limits=Limits(progress_timeout_s=0.1))
+async def test_a_running_command_is_given_up_at_its_first_silence(connect: Connect) -> None:
+    asked: list[worker_pb2.GetStatusResponse] = []
+    client = await connect(FakeWorker([hang], on_status=asked.append), limits=Limits(progress_timeout_s=0.1))
 
     with pytest.raises(
         DeadlineExceeded,
         match=r"^actor, step 5, Generate \(decode\): the command made no progress for 0\.1 s; it had reached 3 of 10$",
     ):
         await generate(client)
+    assert len(asked) == 1
 
 
 async def test_a_queued_command_waits_while_the_worker_works_on_others(connect: Connect) -> None:
