@@ -50,11 +50,11 @@ class Command:
 
     Attributes:
         method: name of the RPC, e.g. "Generate".
-        request_type: its request message; has `header` and, where it works on rows, `slot`. A request whose field
-            `advance_only` is set needs no rows: `run` gets None, the slot is not looked at.
+        request_type: its request message; has `header` and, where it works on rows, `slot`.
         columns: columns of the slot that it needs; without them the call is refused (FAILED_PRECONDITION).
         optional_columns: columns that are passed on where the slot has them.
-        prepare: rank 0, before anything is broadcast: checks request and rows, may add columns; ValueError refuses.
+        prepare: rank 0, before anything is broadcast: checks request and rows, may add columns or drop rows;
+            ValueError (and any WireError) refuses.
         shard: rows of each rank; (batch, num_ranks) -> num_ranks index arrays that hold every row once. Default:
             sharding.shard_by_tokens; for updates there is sharding.shard_by_mini_batch.
         run: every rank, with its rows (None for a command without a slot). A ValueError in here is a bug; what the

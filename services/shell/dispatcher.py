@@ -90,12 +90,13 @@ class Leader:
                 self._announce(Order(OrderKind.NOTHING))
             else:
                 with working_on(call.request):
-                    self._answer(call)
+                    self.answer(call)
         self._worker.mailbox.wait_open(_DURABLE_TIMEOUT_S)
         self._failure.stop()
         self._announce(Order(OrderKind.LEAVE))
 
-    def _answer(self, call: Call) -> None:
+    def answer(self, call: Call) -> None:
+        """Runs a call that has left the mailbox, up to its reply or its error."""
         log.info("%s begins", call.command.method)
         try:
             self._check_identity(call)
@@ -140,7 +141,7 @@ class Leader:
         command = call.command
         if isinstance(command, LifecycleCommand) and command.check is not None:
             command.check(call.request)
-        if not call.needs_rows:
+        if not call.works_on_slot:
             return None
         stored = self._worker.slots.get(call.request.slot)
         if missing := [name for name in command.columns if name not in stored]:

@@ -34,11 +34,11 @@ from splitppo.rpc.errors import WireError
 log = logging.getLogger(__name__)
 
 BuildRole = Callable[[RankContext], Role]
-_BAD_INPUT = 2
+_FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
 
 
 def run_service(role_name: RoleName, build_role: BuildRole, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs one rank of a service until the group is drained or fails; never returns.
+    """Runs one rank of a service until the group is drained or fails, and leaves the process.
 
     Exit codes: 0 drained, 1 failed, 2 bad input (one sentence on stderr, from one rank), 3 the launcher has gone.
 
@@ -48,26 +48,35 @@ def run_service(role_name: RoleName, build_role: BuildRole, arguments: Sequence[
             mistakes.
         arguments: default: the command line.
     """
+    code = run(role_name, build_role, arguments)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without the clean-up of libraries, which takes seconds and may wait for ranks that are gone.
+    os._exit(code)
+
+
+def run(role_name: RoleName, build_role: BuildRole, arguments: Sequence[str] | None = None) -> int:
+    """`run_service` up to its exit code."""
     try:
         options = _parse(role_name, arguments)
         config = load_config(options.config, options.overrides)
         plan = batch_plan(config)
         if role_name == "critic" and not config.uses_critic:
             raise ConfigError(f"algorithm.adv_estimator {config.algorithm.adv_estimator!r} uses no critic")
-        if options.check:
-            if int(os.environ.get("RANK", "0")) == 0:
-                sys.stdout.write(f"{_describe(role_name, config)}\n{plan}\n")
-            sys.exit(0)
-        _serve(role_name, config, build_role, lifeline=options.lifeline)
+        if not options.check:
+            _serve(role_name, config, build_role, lifeline=options.lifeline)
+        elif int(os.environ.get("RANK", "0")) == 0:
+            sys.stdout.write(f"{_describe(role_name, config)}\n{plan}\n")
     except (ValueError, OSError) as error:
         _say_once(" ".join(str(error).split()))
-        _exit(_BAD_INPUT)
+        return _BAD_INPUT
     except KeyboardInterrupt:
-        _exit(130)
+        return _INTERRUPTED
     except Exception:
         log.exception("this rank failed outside of any command")
-        _exit(1)
-    sys.exit(0)
+        return _FAILED
+    return 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -162,7 +171,8 @@ def _announce(path: Path, address: str, worker: Worker) -> None:
 
 def _say_once(sentence: str) -> None:
     """Prints what the user must change, on one rank of the group, and logs it on all."""
-    log.error("%s", sentence, extra=FILE_ONLY)
+    if logging.getLogger().hasHandlers():
+        log.error("%s", sentence, extra=FILE_ONLY)
     if _is_first_to_say():
         sys.stderr.write(f"error: {sentence}\n")
 
@@ -175,10 +185,3 @@ def _is_first_to_say() -> bool:
     with suppress(RuntimeError, ConfigError):
         return Launch.from_environment().connect_store(may_host=False).add("said", 1) == 1
     return rank == "0"
-
-
-def _exit(code: int) -> NoReturn:
-    """Leaves without the clean-up of libraries that may wait for ranks that are gone."""
-    logging.shutdown()
-    sys.stderr.flush()
-    os._exit(code)

@@ -46,12 +46,8 @@ class Call:
 
     @property
     def works_on_slot(self) -> bool:
+        """Whether its request names a slot, whose rows it is given."""
         return "slot" in self.request.DESCRIPTOR.fields_by_name
-
-    @property
-    def needs_rows(self) -> bool:
-        """False for commands without a slot, and for an update that only advances the step."""
-        return self.works_on_slot and not getattr(self.request, "advance_only", False)
 
     @property
     def is_done(self) -> bool:

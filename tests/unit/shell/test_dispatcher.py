@@ -1,0 +1,330 @@
+"""The loop of rank 0, in a group of one: who is let in, what is kept, what a failure leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.shell.collectives import ControlChannel
+from services.shell.commands import Command, Outcome
+from services.shell.context import RankContext
+from services.shell.dispatcher import Leader
+from services.shell.ledger import Ledger
+from services.shell.lifecycle import Lifecycle
+from services.shell.mailbox import Call
+from services.shell.slots import SlotStore
+from services.shell.worker import Worker
+from splitppo.batch import Batch
+from splitppo.config.load import validate
+from splitppo.rpc.errors import (
+    Dirty,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    OutOfMemory,
+    StaleEpoch,
+    WireError,
+    WrongState,
+    WrongStep,
+)
+from splitppo.v1 import batch_pb2, critic_pb2, worker_pb2
+
+ROWS = Batch.from_rows(prompts=[[1], [2, 3]], responses=[[4], [5, 6]])
+
+
+def experience(step: int) -> batch_pb2.Slot:
+    return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=step)
+
+
+class Counter:
+    """A role whose weights are one parameter; each update adds 1 to it."""
+
+    role = worker_pb2.ROLE_CRITIC
+    num_parameters = 1
+
+    def __init__(self) -> None:
+        self.weights = torch.nn.Parameter(torch.zeros(1))
+        self.optimizer = torch.optim.SGD([self.weights], lr=1.0)
+        self.before_step: Callable[[], None] = lambda: None
+        self.after_step: Callable[[], None] = lambda: None
+        self.metrics: dict[str, Any] = {}
+        self.durable: Future[None] = Future()
+
+    def commands(self) -> tuple[Command, Command]:
+        return (
+            Command(
+                "ComputeValues",
+                critic_pb2.ComputeValuesRequest,
+                self.compute_values,
+                columns=("prompts", "responses"),
+                optional_columns=("values",),
+                prepare=self.prepare,
+            ),
+            Command("Update", critic_pb2.CriticUpdateRequest, self.update, columns=("prompts",), commits=True),
+        )
+
+    def prepare(self, request: Any, batch: Batch) -> Batch:
+        if int(batch["prompts"].values[0]) > 100:
+            raise ValueError("the first token is over 100")
+        return batch
+
+    def compute_values(self, request: Any, batch: Batch | None, progress: Any) -> Outcome:
+        assert batch is not None
+        self.before_step()
+        progress(1, 1, "values")
+        return Outcome(Batch(batch.num_rows, {"values": replace_dtype(batch)}), self.metrics)
+
+    def update(self, request: Any, batch: Batch | None, progress: Any) -> Outcome:
+        self.before_step()
+        self.weights.grad = -torch.ones(1)
+        self.optimizer.step()
+        self.after_step()
+        return Outcome(metrics=self.metrics)
+
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[None]:
+        (directory / "state").write_bytes(service_state)
+        return self.durable
+
+    def load_checkpoint(self, directory: Path | None) -> bytes:
+        if directory is None:
+            return b""
+        if not (directory / "state").exists():
+            raise ValueError(f"{directory} is torn")
+        return (directory / "state").read_bytes()
+
+    def compute_weights_digest(self) -> str:
+        return f"{float(self.weights.detach()):g}"
+
+
+def replace_dtype(batch: Batch) -> Any:
+    responses = batch["responses"]
+    return replace(responses, values=responses.values.astype("float32"))
+
+
+class Service:
+    """A leader without followers; `do` runs one call through mailbox and engine."""
+
+    def __init__(self, run_dir: Path) -> None:
+        config = validate(
+            {
+                "run": {"dir": str(run_dir), "total_steps": 1},
+                "data": {"train_files": "x", "train_batch_size": 1},
+                "actor": {"model": "x"},
+            },
+            "test",
+        )
+        self.role = Counter()
+        control: Any = None
+        context = RankContext("critic", 0, 1, 0, torch.device("cpu"), None, control, config)
+        ledger, slots = Ledger(), SlotStore()
+        self.worker = Worker(context, self.role.role, 1, (), ledger, slots)
+        self.worker.claim.take("run", 1)
+        self.commands = [
+            *self.role.commands(),
+            *Lifecycle(self.role, "critic", run_dir, ledger, slots).commands(),
+        ]
+        no_failure: Any = None
+        self.leader = Leader(self.commands, ControlChannel(0, 1), no_failure, self.worker, idle_interval_s=0.0)
+        self.run_dir = run_dir
+
+    def submit(self, method: str, *, base_step: int = 0, epoch: int = 1, request_id: str = "", **fields: Any) -> Call:
+        command = next(command for command in self.commands if command.method == method)
+        header = worker_pb2.CommandHeader(
+            run_id="run", epoch=epoch, base_step=base_step, request_id=request_id or f"{method}-{base_step}"
+        )
+        call = Call(command, command.request_type(header=header, **fields))
+        return self.worker.mailbox.admit(call, lambda: self.worker.ledger.reply_of(call.request_id))
+
+    def work(self) -> None:
+        """Runs what is in the mailbox."""
+        while self.worker.mailbox.num_queued:
+            call = self.worker.mailbox.take(0.0)
+            assert call is not None
+            self.leader.answer(call)
+
+    def do(self, method: str, **fields: Any) -> worker_pb2.CommandResult:
+        call = self.submit(method, **fields)
+        self.work()
+        return call.result()
+
+    def update(self, step: int) -> worker_pb2.CommandResult:
+        self.worker.slots.put(experience(step), ROWS, step - 1)
+        return self.do("Update", base_step=step - 1, slot=experience(step))
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    return Service(tmp_path)
+
+
+def raises(*_: Any, error: BaseException) -> None:
+    raise error
+
+
+def test_columns_go_into_the_slot_and_progress_to_the_caller(service: Service) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    service.role.metrics = {"mean": torch.tensor(2.5)}
+    call = service.submit("ComputeValues", slot=experience(1))
+    service.work()
+    assert call.progress == worker_pb2.Progress(done=1, total=1, phase="values")
+    assert dict(call.result().metrics) == {"mean": 2.5}
+    assert call.result().engine_time.finished_unix_ns >= call.result().engine_time.started_unix_ns > 0
+    assert service.worker.slots.get(experience(1))["values"].values.tolist() == [4.0, 5.0, 6.0]
+
+
+def test_an_update_commits_its_step_and_drops_its_experience(service: Service) -> None:
+    assert service.update(1).committed_step == 1
+    assert service.worker.ledger.committed_step == 1
+    assert service.worker.slots.slots() == []
+    assert service.do("ComputeWeightsDigest", base_step=1).weights_sha256 == "1"
+
+
+def test_an_applied_update_is_answered_from_the_ledger_and_not_applied_again(service: Service) -> None:
+    first = service.update(1)
+    again = service.do("Update", base_step=0, slot=experience(1))
+    assert again.replayed
+    assert again.engine_time == first.engine_time
+    assert float(service.role.weights.detach()) == 1.0
+
+
+def test_steps_are_checked_when_a_command_leaves_the_mailbox_not_on_arrival(service: Service) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    service.worker.slots.put(experience(2), ROWS, 0)
+    update = service.submit("Update", base_step=0, slot=experience(1))
+    ahead = service.submit("ComputeValues", base_step=1, slot=experience(2))
+    late = service.submit("ComputeValues", base_step=0, slot=experience(2), request_id="late")
+    service.work()
+    assert update.result().committed_step == 1
+    assert ahead.result().committed_step == 1
+    with pytest.raises(WrongStep, match="expects committed step 0, it is 1"):
+        late.result()
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_an_update_must_be_of_the_next_step(service: Service, step: int) -> None:
+    with pytest.raises(WrongStep, match="step 1 comes next"):
+        service.do("Update", base_step=0, slot=experience(step))
+
+
+def test_a_controller_that_was_replaced_while_its_command_waited_is_refused(service: Service) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    call = service.submit("Update", slot=experience(1))
+    service.worker.claim.take("run", 2)
+    service.work()
+    with pytest.raises(StaleEpoch):
+        call.result()
+    assert service.worker.ledger.committed_step == 0
+
+
+def test_a_missing_slot_and_missing_columns_are_refused(service: Service) -> None:
+    with pytest.raises(NotFound, match="experience slot of step 1"):
+        service.do("ComputeValues", slot=experience(1))
+    service.worker.slots.put(experience(1), ROWS.select(["prompts"]), 0)
+    with pytest.raises(WrongState, match="lacks responses; it has prompts"):
+        service.do("ComputeValues", slot=experience(1))
+    service.worker.slots.put(experience(2), Batch.from_rows(prompts=[], responses=[]), 0)
+    with pytest.raises(InvalidArgument, match="no rows"):
+        service.do("ComputeValues", slot=experience(2))
+
+
+def test_what_prepare_refuses_is_the_callers_mistake(service: Service) -> None:
+    service.worker.slots.put(experience(1), Batch.from_rows(prompts=[[101]], responses=[[1]]), 0)
+    with pytest.raises(InvalidArgument, match="over 100"):
+        service.do("ComputeValues", slot=experience(1))
+    assert service.worker.is_serving
+
+
+def test_an_error_of_the_engine_is_our_bug_and_the_group_of_one_goes_on(service: Service) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    service.role.before_step = lambda: raises(error=ValueError("shapes differ"))
+    with pytest.raises(Internal, match="ValueError: shapes differ"):
+        service.do("ComputeValues", slot=experience(1))
+    service.role.before_step = lambda: None
+    assert service.do("ComputeValues", slot=experience(1)).committed_step == 0
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("1 TiB"), MemoryError("1 TiB")])
+@pytest.mark.parametrize("method", ["ComputeValues", "Update"])
+def test_out_of_memory_before_the_first_optimizer_step_leaves_the_service_clean(
+    service: Service, error: Exception, method: str
+) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    service.role.before_step = lambda: raises(error=error)
+    with pytest.raises(OutOfMemory, match="1 TiB"):
+        service.do(method, slot=experience(1))
+    service.role.before_step = lambda: None
+    assert service.update(1).committed_step == 1
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("1 TiB"), RuntimeError("broken")])
+def test_an_update_that_failed_after_an_optimizer_step_leaves_it_dirty(service: Service, error: Exception) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    service.role.after_step = lambda: raises(error=error)
+    with pytest.raises(Internal):
+        service.do("Update", slot=experience(1))
+    assert service.worker.state == worker_pb2.WORKER_STATE_DIRTY
+    with pytest.raises(Dirty, match=r"Update failed half-way.*only GetStatus and LoadCheckpoint"):
+        service.do("ComputeValues", slot=experience(1))
+    service.do("LoadCheckpoint", step=0)
+    assert service.worker.is_serving
+    assert service.worker.slots.slots() == []
+
+
+def test_metrics_that_are_no_numbers_make_an_update_fail(service: Service) -> None:
+    service.role.metrics = {"loss": "high"}
+    with pytest.raises(Internal):
+        service.update(1)
+    assert service.worker.state == worker_pb2.WORKER_STATE_DIRTY
+
+
+def test_the_mailbox_goes_on_while_a_checkpoint_is_written(service: Service) -> None:
+    service.update(1)
+    saving = service.submit("SaveCheckpoint", base_step=1)
+    service.work()
+    assert service.update(2).committed_step == 2
+    assert not saving.is_done
+    service.role.durable.set_result(None)
+    assert saving.result().committed_step == 1
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_its_call_only(service: Service) -> None:
+    saving = service.submit("SaveCheckpoint")
+    service.work()
+    service.role.durable.set_exception(OSError("disk full"))
+    with pytest.raises(WireError, match="disk full"):
+        saving.result()
+    assert service.worker.is_serving
+
+
+def test_loading_brings_back_step_and_ledger_and_drops_the_experience(service: Service) -> None:
+    service.update(1)
+    service.role.durable.set_result(None)
+    service.do("SaveCheckpoint", base_step=1)
+    service.update(2)
+    service.worker.slots.put(experience(3), ROWS, 2)
+    assert service.do("LoadCheckpoint", base_step=2, step=1).committed_step == 1
+    assert service.worker.slots.slots() == []
+    assert service.do("Update", base_step=0, slot=experience(1)).replayed
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_before_anything_is_touched(service: Service) -> None:
+    service.update(1)
+    with pytest.raises(NotFound, match="global_step_7"):
+        service.do("LoadCheckpoint", base_step=1, step=7)
+    with pytest.raises(InvalidArgument, match="0 or more"):
+        service.do("LoadCheckpoint", base_step=1, step=-1)
+    assert service.worker.ledger.committed_step == 1
+    assert service.worker.is_serving
+
+
+def test_a_torn_checkpoint_leaves_the_service_dirty(service: Service) -> None:
+    (service.run_dir / "checkpoints" / "global_step_1" / "critic").mkdir(parents=True)
+    with pytest.raises(InvalidArgument, match="is torn"):
+        service.do("LoadCheckpoint", step=1)
+    assert service.worker.state == worker_pb2.WORKER_STATE_DIRTY

@@ -1,0 +1,67 @@
+"""The command line of a service, up to where the group would be joined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.shell.group import cpus_of_rank
+from services.shell.launch import run
+
+
+def build_nothing(_: Any) -> Any:
+    raise AssertionError("no role is built here")
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    tree = {
+        "run": {"dir": str(tmp_path / "run"), "total_steps": 3},
+        "data": {"train_files": "unused", "train_batch_size": 4},
+        "actor": {"model": "some/model"},
+    }
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--check", "critic.lrr=1"], "unknown key 'critic.lrr', did you mean"),
+        (["--check", "critic.ppo_mini_batch_size=3"], "must be a multiple of critic.ppo_mini_batch_size (3)"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+        (["--check", "algorithm.adv_estimator=grpo"], "uses no critic"),
+        ([], "start this with torchrun"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    config_file: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert run("critic", build_nothing, ["--config", str(config_file), *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert sentence in printed.err
+    assert printed.out == ""
+
+
+def test_check_writes_nothing(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("actor", build_nothing, ["--config", str(config_file), "--check"]) == 0
+    assert "actor: some/model, 1 processes on the CPU" in capsys.readouterr().out
+    assert not (config_file.parent / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "local_rank", "local_world_size", "expected"),
+    [((), 0, 2, set()), ((4, 5, 6, 7), 1, 2, {6, 7}), ((4, 5, 6), 1, 2, {4, 5, 6}), ((3,), 0, 1, {3})],
+)
+def test_cores_are_sliced_where_they_divide(
+    cpus: tuple[int, ...], local_rank: int, local_world_size: int, expected: set[int]
+) -> None:
+    assert cpus_of_rank(cpus, local_rank, local_world_size) == expected

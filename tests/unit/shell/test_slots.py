@@ -1,0 +1,116 @@
+"""The experience store."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.shell.slots import MAX_EVALUATION_SLOTS, SlotStore
+from splitppo.batch import Batch
+from splitppo.rpc.errors import InvalidArgument, NotFound, WrongState
+from splitppo.v1 import batch_pb2, worker_pb2
+
+
+def experience(step: int) -> batch_pb2.Slot:
+    return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=step)
+
+
+def evaluation(step: int, part: int = 0) -> batch_pb2.Slot:
+    return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=step, part=part)
+
+
+PROMPTS = Batch.from_rows(prompts=[[1, 2], [3]])
+
+
+def test_columns_of_the_same_rows_are_merged_into_the_slot() -> None:
+    store = SlotStore()
+    store.put(experience(1), PROMPTS, 0)
+    store.put(experience(1), Batch.from_rows(responses=[[4], [5, 6]]), 0)
+    rows = store.get(experience(1))
+    assert set(rows.columns) == {"prompts", "responses"}
+    assert rows["responses"].values.tolist() == [4, 5, 6]
+
+
+def test_a_put_that_does_not_fit_changes_nothing() -> None:
+    store = SlotStore()
+    store.put(experience(1), PROMPTS, 0)
+    with pytest.raises(ValueError, match="3 rows into one of 2"):
+        store.put(experience(1), Batch.from_rows(prompts=[[9]] * 3, responses=[[9]] * 3), 0)
+    assert set(store.get(experience(1)).columns) == {"prompts"}
+
+
+def test_columns_that_do_not_align_with_the_responses_are_refused() -> None:
+    store = SlotStore()
+    store.put(experience(1), Batch.from_rows(responses=[[1, 2]]), 0)
+    with pytest.raises(ValueError, match="one value per response token"):
+        store.put(experience(1), Batch.from_rows(values=[[0.5]]), 0)
+    assert "values" not in store.get(experience(1))
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_the_next_two_steps_have_room(step: int) -> None:
+    store = SlotStore()
+    store.put(experience(step), PROMPTS, 0)
+    assert store.get(experience(step)).num_rows == 2
+
+
+@pytest.mark.parametrize("step", [-1, 0, 3])
+def test_other_steps_are_refused(step: int) -> None:
+    with pytest.raises(WrongState, match="steps 1 and 2"):
+        SlotStore().put(experience(step), PROMPTS, 0)
+
+
+def test_slots_without_a_kind_or_with_a_part_of_experience_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="unknown slot kind"):
+        SlotStore().put(batch_pb2.Slot(step=1), PROMPTS, 0)
+    with pytest.raises(InvalidArgument, match="part 0"):
+        SlotStore().put(batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=1, part=1), PROMPTS, 0)
+
+
+def test_a_commit_drops_the_experience_of_its_step_and_keeps_the_next_one() -> None:
+    store = SlotStore()
+    store.put(experience(1), PROMPTS, 0)
+    store.put(experience(2), PROMPTS, 0)
+    store.commit(1)
+    assert [slot.step for slot in store.slots()] == [2]
+
+
+def test_an_evaluation_outlives_the_commit_of_its_step_but_not_the_next() -> None:
+    store = SlotStore()
+    store.put(evaluation(1), PROMPTS, 0)
+    store.commit(1)
+    assert store.get(evaluation(1)).num_rows == 2
+    store.commit(2)
+    with pytest.raises(NotFound, match="evaluation slot of step 1"):
+        store.get(evaluation(1))
+
+
+def test_the_oldest_evaluation_makes_room() -> None:
+    store = SlotStore()
+    for part in range(MAX_EVALUATION_SLOTS + 1):
+        store.put(evaluation(0, part), PROMPTS, 0)
+    assert [slot.part for slot in store.slots()] == list(range(1, MAX_EVALUATION_SLOTS + 1))
+
+
+def test_a_missing_slot_is_named_with_what_to_do() -> None:
+    with pytest.raises(NotFound, match=r"experience slot of step 7.*put it again"):
+        SlotStore().get(experience(7))
+
+
+def test_a_multiple_of_the_rows_replaces_them() -> None:
+    store = SlotStore()
+    store.put(experience(1), Batch.from_rows(prompts=[[1], [2]], seeds=[[7, 8], [9, 10]]), 0)
+    generated = Batch.from_rows(prompts=[[1], [1], [2], [2]], responses=[[3], [4], [5], [6]])
+    store.absorb(experience(1), generated, "generate", worker_pb2.CommandResult())
+    assert store.get(experience(1)).num_rows == 4
+    assert "seeds" not in store.get(experience(1))
+
+
+def test_replies_last_as_long_as_the_work_they_speak_of() -> None:
+    store = SlotStore()
+    store.put(experience(1), PROMPTS, 0)
+    reply = worker_pb2.CommandResult(metrics={"a": 1.0})
+    store.absorb(experience(1), Batch.from_rows(responses=[[1], [2]]), "request", reply)
+    assert store.reply_of(experience(1), "request") == reply
+    assert store.reply_of(experience(1), "another") is None
+    store.put(experience(1), PROMPTS, 0)
+    assert store.reply_of(experience(1), "request") is None
