@@ -36,7 +36,7 @@ class ActorRole:
     """Behind ActorService; see `services.shell.commands.Role`.
 
     Raises:
-        ValueError: a model cannot be loaded, or a loss has an unknown name.
+        ValueError: a model cannot be loaded.
     """
 
     role = worker_pb2.ROLE_ACTOR
@@ -132,9 +132,9 @@ class ActorRole:
 
     def update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch | None, progress: ReportProgress) -> Outcome:
         """One PPO update: all mini-batches of all epochs. In critic warm-up nothing but the step advances."""
-        assert batch is not None
         if request.advance_only:
             return Outcome()
+        assert batch is not None
         self._rollout_is_stale = True
         metrics = token_means(self._policy.update(batch, self._forward, self._loss, progress=progress))
         if self._config.actor.use_kl_loss:

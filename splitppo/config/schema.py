@@ -21,6 +21,10 @@ Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_on
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 Schedule = Literal["serial", "gather", "overlap"]
+LossMode = Literal["vanilla"]
+KlLossType = Literal[
+    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
+]
 
 
 class Section(BaseModel):
@@ -130,7 +134,7 @@ class ActorConfig(TrainedModelConfig):
     """The policy and its loss."""
 
     lr: float = Field(1e-6, ge=0.0, description="peak learning rate")
-    loss_mode: str = Field("vanilla", description="policy loss; vanilla: PPO clip with dual clip")
+    loss_mode: LossMode = Field("vanilla", description="policy loss; vanilla: PPO clip with dual clip")
     clip_ratio: float = Field(0.2, gt=0.0, lt=1.0, description="PPO clip range")
     clip_ratio_low: float | None = Field(None, gt=0.0, lt=1.0, description="lower clip range; default clip_ratio")
     clip_ratio_high: float | None = Field(None, gt=0.0, description="upper clip range; default clip_ratio")
@@ -138,7 +142,9 @@ class ActorConfig(TrainedModelConfig):
     entropy_coeff: float = Field(0.0, description="weight of the entropy bonus")
     use_kl_loss: bool = Field(False, description="add kl_loss_coef * KL(policy, reference) to the loss")
     kl_loss_coef: float = Field(0.001, ge=0.0, description="weight of the KL in the loss")
-    kl_loss_type: str = Field("low_var_kl", description="kl (k1) | abs | mse (k2) | low_var_kl (k3), each also with +")
+    kl_loss_type: KlLossType = Field(
+        "low_var_kl", description="kl (k1) | abs | mse (k2) | low_var_kl (k3); with +: that value, k2's gradient"
+    )
 
 
 class CriticConfig(TrainedModelConfig):
@@ -177,7 +183,9 @@ class EvaluationConfig(Section):
 class CheckpointConfig(Section):
     """Pair checkpoints."""
 
-    save_freq: int = Field(-1, ge=-1, description="steps between checkpoints, and after the last step; -1: off")
+    save_freq: int = Field(
+        -1, ge=-1, description="steps between checkpoints, and after the last step; -1: only on Ctrl-C"
+    )
     keep: PositiveInt = Field(3, description="newest checkpoints kept")
     save_hf_model: bool = Field(False, description="also write Hugging Face folders")
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from services.actor.losses import KL_ESTIMATES, ClipRange, actor_loss, kl_estimate, vanilla
+from services.actor.losses import KL_ESTIMATES, POLICY_LOSSES, ClipRange, actor_loss, kl_estimate, vanilla
 from services.engine.token_metrics import token_means
 from splitppo.config import ActorConfig
+from splitppo.config.schema import KlLossType, LossMode
 
 Array = NDArray[np.float64]
 
@@ -214,7 +215,11 @@ def test_a_batch_without_any_counting_token_gives_zero_not_nan() -> None:
     assert not gradient.any()
 
 
-@pytest.mark.parametrize(("key", "value"), [("loss_mode", "vanila"), ("kl_loss_type", "k4")])
-def test_an_unknown_name_is_an_error_that_lists_the_known_ones(key: str, value: str) -> None:
-    with pytest.raises(ValueError, match=rf"actor\.{key} '{value}' is unknown; known: "):
-        actor_loss(config(**{key: value}))
+def test_the_configuration_knows_every_loss_and_every_estimate() -> None:
+    assert set(get_args(LossMode)) == set(POLICY_LOSSES)
+    assert set(get_args(KlLossType)) == set(KL_ESTIMATES)
+
+
+def test_an_unknown_kl_estimate_is_an_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown KL estimate 'k4'; known: abs, abs\\+, k1"):
+        kl_estimate(torch.zeros(1), torch.zeros(1), "k4")

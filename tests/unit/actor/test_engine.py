@@ -299,9 +299,3 @@ def test_update_refuses_what_it_cannot_train_on(model: Path) -> None:
         call(role, "Update", update_request(), whole.merge(reference).merge(poisoned))
     with pytest.raises(ValueError, match="9 rows do not divide into mini-batches of 6"):
         call(role, "Update", update_request(), whole.merge(reference).take(np.arange(9)))
-
-
-@pytest.mark.parametrize(("key", "value"), [("loss_mode", "ppo2"), ("kl_loss_type", "k9")])
-def test_an_unknown_loss_is_refused_before_any_model_is_loaded(tmp_path: Path, key: str, value: str) -> None:
-    with pytest.raises(ValueError, match=f"actor.{key} '{value}' is unknown; known"):
-        build(tmp_path / "no model here", **{key: value})

@@ -1,0 +1,256 @@
+"""PPO steps over real gRPC on real torchrun groups of actor and critic, at one rank and at two."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from controller.clients import ActorClient, Caller, CriticClient
+from services.actor.rollout.hf import HfRollout
+from services.actor.rollout.protocol import Sampling
+from splitppo.batch import Batch
+from splitppo.config import Config, dump_config
+from splitppo.config.digest import worker_digest
+from splitppo.rpc.errors import InvalidArgument, WireError, WrongState
+from splitppo.v1 import actor_pb2, batch_pb2
+from tests.groups import Group
+from tests.models import EOS, VOCABULARY, save_policy
+
+NUM_PROMPTS, NUM_SAMPLES, NUM_STEPS, MAX_RESPONSE = 6, 4, 2, 8
+RUN_ID, NONCE = "test", "nonce"
+SAMPLING = actor_pb2.SamplingParams(temperature=0.8, top_p=1.0, top_k=0, max_response_length=MAX_RESPONSE)
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass
+class Step:
+    """What one PPO step left behind."""
+
+    experience: Batch
+    actor_metrics: Mapping[str, float]
+    critic_metrics: Mapping[str, float]
+    log_prob_metrics: Mapping[str, float]
+
+
+@dataclass
+class Session:
+    """Two runs from the initial models over the same prompts and seeds, and what was refused in between."""
+
+    runs: list[list[Step]] = field(default_factory=list)
+    digests: list[tuple[str, str]] = field(default_factory=list)
+    initial_digests: tuple[str, str] = ("", "")
+    warm_up_digests: tuple[str, str] = ("", "")
+    refusals: dict[str, WireError] = field(default_factory=dict)
+
+
+def make_config(run_dir: Path, model: Path, num_ranks: int) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"dir": str(run_dir), "total_steps": 10},
+            "data": {"train_files": "unused", "train_batch_size": NUM_PROMPTS, "max_response_length": MAX_RESPONSE},
+            "rollout": {"n": NUM_SAMPLES, "temperature": 0.8, "max_batch_size": 8},
+            "actor": {
+                "model": str(model),
+                "lr": 1e-3,
+                "ppo_mini_batch_size": NUM_PROMPTS,
+                "ppo_max_token_len_per_gpu": 560,
+                "use_kl_loss": True,
+            },
+            "critic": {"lr": 1e-3, "ppo_mini_batch_size": 3, "ppo_epochs": 2, "shuffle": True},
+            "services": {role: {"num_processes": num_ranks} for role in ("actor", "critic")},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1-rank", "2-ranks"])
+def session(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    run_dir = tmp_path_factory.mktemp("run")
+    config = make_config(run_dir, model, request.param)
+    config_file = run_dir / "config.yaml"
+    config_file.write_text(dump_config(config))
+    (run_dir / NONCE).touch()
+    groups = [
+        Group(f"services.{role}", config_file, run_dir, role, num_processes=request.param)
+        for role in ("actor", "critic")
+    ]
+    try:
+        addresses = [group.wait_ready().address for group in groups]
+        yield asyncio.run(record(config, *addresses))
+    finally:
+        for group in groups:
+            group.stop()
+
+
+async def record(config: Config, actor_address: str, critic_address: str) -> Session:
+    actor = ActorClient(actor_address, Caller(RUN_ID, 1, worker_digest(config, "actor"), NONCE))
+    critic = CriticClient(critic_address, Caller(RUN_ID, 1, worker_digest(config, "critic"), NONCE))
+    await asyncio.gather(actor.handshake(30), critic.handshake(30))
+    session = Session(initial_digests=await digests(actor, critic))
+    for _ in range(2):
+        await asyncio.gather(actor.load_checkpoint(0), critic.load_checkpoint(0))
+        session.runs.append([await ppo_step(actor, critic, step) for step in range(1, NUM_STEPS + 1)])
+        session.digests.append(await digests(actor, critic))
+    session.refusals = await refusals(actor)
+    await actor.update(slot(NUM_STEPS + 1), base_step=NUM_STEPS, advance_only=True)
+    session.warm_up_digests = await digests(actor, critic)
+    await asyncio.gather(actor.close(), critic.close())
+    return session
+
+
+async def digests(actor: ActorClient, critic: CriticClient) -> tuple[str, str]:
+    first, second = await asyncio.gather(actor.compute_weights_digest(), critic.compute_weights_digest())
+    return first, second
+
+
+def slot(step: int) -> batch_pb2.Slot:
+    return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=step)
+
+
+def prompts_of(step: int) -> Batch:
+    rng = np.random.default_rng(step)
+    rows = [rng.integers(3, len(VOCABULARY), rng.integers(2, 12)) for _ in range(NUM_PROMPTS)]
+    return Batch.from_rows(prompts=rows, seeds=rng.integers(-(2**62), 2**62, (NUM_PROMPTS, NUM_SAMPLES)))
+
+
+async def ppo_step(actor: ActorClient, critic: CriticClient, step: int) -> Step:
+    """One step as the controller does it; the advantages are made up."""
+    here, base = slot(step), step - 1
+    await actor.put_batch(here, prompts_of(step))
+    await actor.generate(here, SAMPLING, base_step=base)
+    rows = await actor.get_batch(here, ["prompts", "responses", "rollout_log_probs"])
+    await critic.put_batch(here, rows.select(["prompts", "responses"]))
+    policy = await actor.compute_log_probs(here, actor_pb2.POLICY_MODEL_POLICY, base_step=base)
+    await actor.compute_log_probs(here, actor_pb2.POLICY_MODEL_REFERENCE, base_step=base)
+    await critic.compute_values(here, base_step=base)
+    rows = rows.merge(await actor.get_batch(here, ["old_log_probs", "ref_log_probs"]))
+    rows = rows.merge(await critic.get_batch(here, ["values"]))
+
+    rng = np.random.default_rng(100 + step)
+    draws = {name: [rng.normal(size=n) for n in rows["responses"].lengths] for name in ("advantages", "returns")}
+    await actor.put_batch(here, Batch.from_rows(advantages=draws["advantages"]))
+    await critic.put_batch(here, Batch.from_rows(returns=draws["returns"]))
+    trained, critic_trained = await asyncio.gather(
+        actor.update(here, base_step=base), critic.update(here, base_step=base)
+    )
+    return Step(rows, trained.metrics, critic_trained.metrics, policy.metrics)
+
+
+async def refusals(actor: ActorClient) -> dict[str, WireError]:
+    """Requests that the actor must refuse; afterwards its next slot is as after Generate."""
+    here, base = slot(NUM_STEPS + 1), NUM_STEPS
+    await actor.put_batch(here, prompts_of(1))
+    found: dict[str, WireError] = {}
+
+    async def attempt(name: str, call: Any) -> None:
+        try:
+            await call
+        except WireError as error:
+            found[name] = error
+
+    bad = actor_pb2.SamplingParams(temperature=-1.0, top_p=1.0, max_response_length=4)
+    await attempt("sampling", actor.generate(here, bad, base_step=base))
+    await actor.generate(here, SAMPLING, base_step=base)
+    await attempt("model", actor.compute_log_probs(here, actor_pb2.POLICY_MODEL_UNSPECIFIED, base_step=base))
+    await attempt("columns", actor.update(here, base_step=base))
+    return found
+
+
+def test_generate_gives_every_prompt_its_samples(session: Session) -> None:
+    for step, made in enumerate(session.runs[0], start=1):
+        rows, prompts = made.experience, prompts_of(step)["prompts"].rows()
+        assert rows.num_rows == NUM_PROMPTS * NUM_SAMPLES
+        for index, prompt in enumerate(rows["prompts"].rows()):
+            np.testing.assert_array_equal(prompt, prompts[index // NUM_SAMPLES])
+        for response in rows["responses"].rows():
+            assert len(response) == MAX_RESPONSE or response[-1] == EOS
+
+
+def test_training_and_rollout_agree_on_the_log_probs_of_every_token(session: Session) -> None:
+    for made in session.runs[0]:
+        rollout, old = made.experience["rollout_log_probs"].values, made.experience["old_log_probs"].values
+        np.testing.assert_allclose(rollout, old, atol=2e-5)
+        assert made.log_prob_metrics["training/rollout_probs_diff_max"] == pytest.approx(
+            np.abs(np.exp(rollout) - np.exp(old)).max(), abs=1e-7
+        )
+
+
+def test_the_reference_is_the_initial_policy_and_stays_behind(session: Session) -> None:
+    first, second = (made.experience for made in session.runs[0])
+
+    np.testing.assert_allclose(first["ref_log_probs"].values, first["old_log_probs"].values, atol=1e-6)
+    assert np.abs(second["ref_log_probs"].values - second["old_log_probs"].values).max() > 1e-3
+
+
+def test_in_the_only_mini_batch_of_a_step_the_ratio_is_one(session: Session) -> None:
+    for made in session.runs[0]:
+        assert made.actor_metrics["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
+        assert made.actor_metrics["actor/pg_clipfrac"] == 0.0
+
+
+def test_both_updates_report_what_they_did(session: Session) -> None:
+    for made in session.runs[0]:
+        assert made.actor_metrics["actor/lr"] == made.critic_metrics["critic/lr"] == 1e-3
+        for name in ("actor/pg_loss", "actor/entropy", "actor/kl_loss", "actor/grad_norm"):
+            assert np.isfinite(made.actor_metrics[name])
+        for name in ("critic/vf_loss", "critic/vf_clipfrac", "critic/vpred_mean", "critic/grad_norm"):
+            assert np.isfinite(made.critic_metrics[name])
+
+
+def test_two_runs_give_identical_experience_and_identical_weights(session: Session) -> None:
+    assert session.digests[0] == session.digests[1]
+    assert all(after != before for after, before in zip(session.digests[0], session.initial_digests, strict=True))
+    for first, second in zip(*session.runs, strict=True):
+        for name in first.experience.columns:
+            np.testing.assert_array_equal(first.experience[name].values, second.experience[name].values)
+
+
+def test_a_warm_up_step_advances_the_actor_and_leaves_its_weights(session: Session) -> None:
+    assert session.warm_up_digests == session.digests[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "sentence"),
+    [
+        ("sampling", InvalidArgument, "temperature must be 0 (greedy) or positive, got -1.0"),
+        ("model", InvalidArgument, "model must be POLICY or REFERENCE"),
+        ("columns", WrongState, "Update needs advantages, ref_log_probs, which the slot lacks"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_in_a_sentence(
+    session: Session, name: str, error: type[WireError], sentence: str
+) -> None:
+    assert isinstance(session.refusals[name], error)
+    assert sentence in session.refusals[name].message
+
+
+def test_responses_do_not_depend_on_the_number_of_ranks(session: Session, model: Path) -> None:
+    """The first step's tokens equal those of a rollout in this process."""
+    policy = AutoModelForCausalLM.from_pretrained(model).eval()
+    backend = HfRollout(
+        lambda: nullcontext(policy), stop_token_ids=[EOS], max_batch_size=64, device=torch.device("cpu")
+    )
+    prompts = prompts_of(1)
+
+    rollout = backend.generate(
+        prompts["prompts"].rows(),
+        prompts["seeds"].rows(),
+        Sampling(SAMPLING.temperature, 1.0, 0, MAX_RESPONSE),
+        lambda done, total: None,
+    )
+
+    np.testing.assert_array_equal(rollout.responses.values, session.runs[0][0].experience["responses"].values)
