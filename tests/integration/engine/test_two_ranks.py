@@ -107,6 +107,24 @@ def test_sharded_reference_agrees_with_one_rank(group: Group) -> None:
     np.testing.assert_allclose(np.concatenate(in_order(group, "reference")), expected.values, rtol=1e-4, atol=1e-5)
 
 
+def test_bf16_computes_near_fp32_on_fp32_master_weights(group: Group) -> None:
+    engine = group.engine("policy")
+    assert group.facts[0]["bf16/initial_digest"] == engine.weights_digest()
+    expected = gradients(engine, BATCH)
+    actual = group.tensors[0]["bf16/gradients"]
+    assert {tensor.dtype for tensor in actual.values()} == {torch.float32}
+    assert 1e-6 < relative_error(actual, expected) <= 0.1
+
+
+def test_bf16_policy_and_reference_agree_before_the_first_update(group: Group) -> None:
+    for rank in range(2):
+        group.tensors[rank]["bf16"] = group.tensors[rank][f"bf16/{rank}"]
+        group.tensors[rank]["bf16_reference"] = group.tensors[rank][f"bf16_reference/{rank}"]
+    policy, reference = (np.concatenate(in_order(group, key)) for key in ("bf16", "bf16_reference"))
+    assert policy.dtype == np.float32
+    np.testing.assert_allclose(policy, reference, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradient_agrees_with_one_rank(group: Group, kind: str) -> None:
     expected = gradients(group.engine(kind), BATCH)

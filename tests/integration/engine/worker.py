@@ -57,6 +57,14 @@ def main(models: Path, output: Path) -> None:
             tensors[f"reference/{rank}"] = reference.compute(batch, forward, outputs=outputs, progress=silent)[
                 "log_probs"
             ].rows()
+    bf16 = make_engine(models / "policy", dtype="bf16", ppo_max_token_len_per_gpu=64, ppo_epochs=2)
+    tensors["bf16/gradients"] = gradients(bf16, batch)
+    computed = bf16.compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"]
+    tensors[f"bf16/{rank}"] = computed.rows()
+    facts["bf16/initial_digest"] = bf16.weights_digest()
+    reference = FrozenModel(bf16.config, device=CPU)
+    computed = reference.compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"]
+    tensors[f"bf16_reference/{rank}"] = computed.rows()
     facts["rows"] = rows.tolist()
     torch.save(tensors, output / f"tensors_{rank}.pt")
     (output / f"facts_{rank}.json").write_text(json.dumps(facts))

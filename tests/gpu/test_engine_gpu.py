@@ -1,0 +1,93 @@
+"""The engine on one CUDA device: bf16 compute through FSDP2, packed rows through the varlen kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from services.engine.train_engine import FrozenModel, TrainEngine
+from splitppo.config.schema import ActorConfig, CriticConfig
+from tests.engines import MAX_RESPONSE, forward_of, gradients, loss_of, make_batch, relative_error, silent
+from tests.models import save_policy
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+BATCH = make_batch(24, num_mini_batches=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group() -> Iterator[None]:
+    torch.cuda.set_device(0)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("models") / "policy", hidden_size=128, intermediate_size=256)
+
+
+def engine_of(folder: Path, kind="policy", **settings) -> TrainEngine:
+    section = ActorConfig if kind == "policy" else CriticConfig
+    config = section.model_validate({"model": str(folder), "ppo_max_token_len_per_gpu": 256, **settings})
+    return TrainEngine(config, kind=kind, seed=1, max_response_length=MAX_RESPONSE, device=torch.device("cuda", 0))
+
+
+def test_packing_is_the_default(policy: Path) -> None:
+    assert engine_of(policy).limits.packed
+
+
+@pytest.mark.parametrize("kind", ["policy", "value"])
+def test_fp32_packed_gradient_equals_padded(policy: Path, kind) -> None:
+    packed, padded = (engine_of(policy, kind, use_remove_padding=packing) for packing in (True, False))
+    assert relative_error(gradients(packed, BATCH), gradients(padded, BATCH)) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["policy", "value"])
+def test_bf16_varlen_gradient_is_as_near_to_fp32_as_padded_bf16(policy: Path, kind) -> None:
+    exact = gradients(engine_of(policy, kind, use_remove_padding=False), BATCH)
+    errors = [
+        relative_error(gradients(engine_of(policy, kind, dtype="bf16", use_remove_padding=packing), BATCH), exact)
+        for packing in (True, False)
+    ]
+    assert errors[0] <= max(0.05, 2 * errors[1])
+
+
+def test_bf16_varlen_log_probs_are_near_fp32(policy: Path) -> None:
+    outputs = {"outputs": ["log_probs"], "progress": silent}
+    exact = engine_of(policy).compute(BATCH, forward_of("policy"), **outputs)["log_probs"].values
+    bf16 = engine_of(policy, dtype="bf16").compute(BATCH, forward_of("policy"), **outputs)["log_probs"].values
+    assert np.abs(bf16 - exact).mean() <= 0.05
+    frozen = FrozenModel(engine_of(policy, dtype="bf16").config, device=torch.device("cuda", 0))
+    reference = frozen.compute(BATCH, forward_of("policy"), **outputs)["log_probs"].values
+    np.testing.assert_allclose(reference, bf16, atol=1e-5)
+
+
+def test_update_save_and_load_on_the_device(policy: Path, tmp_path: Path) -> None:
+    engine = engine_of(policy, dtype="bf16", lr=1e-3, gradient_checkpointing=True)
+    metrics = engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
+    assert metrics["num_skipped_steps"] == 0
+    saved = engine.save(tmp_path / "part", b"state", with_hf_model=True)
+    digest = engine.weights_digest()
+    engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
+    saved.result(120)
+    other = engine_of(policy, dtype="bf16", lr=1e-3)
+    assert other.load(tmp_path / "part") == b"state"
+    assert other.weights_digest() == digest
+
+
+def test_generation_after_an_update_uses_the_new_weights(policy: Path) -> None:
+    engine = engine_of(policy, dtype="bf16", lr=1e-1)
+    tokens = torch.tensor([[5, 6, 7]], device="cuda")
+    logits = []
+    for _ in range(2):
+        with engine.gathered() as model, torch.no_grad():
+            logits.append(model(tokens).logits.float())
+        engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
+    assert (logits[0] - logits[1]).abs().max() > 0.1
