@@ -11,8 +11,8 @@ from controller.kl import check_kl_penalty
 from splitppo.config import Config, ConfigError, dump_config, load_config
 from splitppo.config.plan import batch_plan
 
-EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -52,6 +52,8 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":

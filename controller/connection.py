@@ -14,7 +14,7 @@ from controller.schedule import first_error
 from controller.trainer import Services
 from splitppo.config import Config, ConfigError
 from splitppo.config.digest import worker_digest
-from splitppo.rpc.errors import WireError
+from splitppo.rpc.errors import DataLoss, InvalidArgument, NotFound, Unavailable, WireError, WrongState
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -30,6 +30,7 @@ class ServiceGroups:
         self._limits = Limits(config.services.progress_timeout_s, max_batch_bytes=config.services.max_batch_bytes)
         self._launcher = LocalLauncher(config, folder.config_file) if config.services.launch == "local" else None
         self._services: Services | None = None
+        self._was_connected = False
 
     @property
     def clients(self) -> Sequence[WorkerClient]:
@@ -43,7 +44,9 @@ class ServiceGroups:
 
         Raises:
             GroupFailed: a group that we started did not come up.
-            WireError: a worker cannot be reached or refuses this controller (other config, other version, newer epoch).
+            ConfigError: a configured worker cannot be reached, or is not the one that was meant (other role, config,
+                version, or claimed by a newer controller).
+            WireError: a worker that was connected before is lost.
         """
         endpoints: dict[RoleName, Endpoint] = (
             await self._launcher.start() if self._launcher else self._configured_endpoints()
@@ -54,7 +57,7 @@ class ServiceGroups:
         if "critic" in endpoints:
             critic = CriticClient(endpoints["critic"].address, self._caller("critic"), self._limits, self._on_progress)
         self._services = Services(actor, critic)
-        await _all(client.handshake(self._config.services.start_timeout_s) for client in self.clients)
+        await self._greet()
         self._folder.write_processes(
             Endpoint(
                 role,
@@ -65,6 +68,17 @@ class ServiceGroups:
             for role, client in zip(endpoints, self.clients, strict=True)
         )
         return self._services
+
+    async def _greet(self) -> None:
+        try:
+            await _all(client.handshake(self._config.services.start_timeout_s) for client in self.clients)
+        except WrongState as error:
+            raise ConfigError(str(error)) from error
+        except Unavailable as error:
+            if self._launcher is not None or self._was_connected:
+                raise
+            raise ConfigError(str(error)) from error
+        self._was_connected = True
 
     def _configured_endpoints(self) -> dict[RoleName, Endpoint]:
         roles: list[RoleName] = ["actor", "critic"] if self._config.uses_critic else ["actor"]
@@ -89,8 +103,16 @@ class ServiceGroups:
         await asyncio.gather(*(self._launcher.restart(role) for role in lost))
 
     async def restore(self, step: int) -> None:
-        """Brings every role to the pair checkpoint of `step`; 0 is the initial model."""
-        await _all(client.load_checkpoint(step) for client in self.clients if not client.is_fresh_at(step))
+        """Brings every role to the pair checkpoint of `step`; 0 is the initial model.
+
+        Raises:
+            ConfigError: the checkpoint is torn, or does not fit the model.
+            WireError: a worker is lost.
+        """
+        try:
+            await _all(client.load_checkpoint(step) for client in self.clients if not client.is_fresh_at(step))
+        except (InvalidArgument, NotFound, DataLoss) as error:
+            raise ConfigError(f"the checkpoint of step {step} cannot be loaded: {error}") from error
 
     async def reload_initial(self) -> None:
         """Brings every role back to its initial model, also where it never left it."""
@@ -106,6 +128,11 @@ class ServiceGroups:
         await self._close_channels()
         if self._launcher:
             await self._launcher.stop()
+
+    def kill(self) -> None:
+        """Ends the groups that we started at once, without waiting."""
+        if self._launcher:
+            self._launcher.kill()
 
     async def _close_channels(self) -> None:
         if self._services is not None:

@@ -95,6 +95,10 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Leaves the folder to the next controller."""
         (self.path / self.claim.nonce).unlink(missing_ok=True)
         os.close(self._lock)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 import time
 from dataclasses import dataclass
+from typing import Literal, NoReturn
 
 import uvloop
 
@@ -34,8 +36,8 @@ from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
-JOIN_TIMEOUT_S = 60.0
-EXIT_STATUS: dict[ExitReason, int] = {"completed": 0, "failed": 1, "bad_input": 2, "interrupted": 130}
+LOST_GROUP = (Unavailable, PeerDied, DeadlineExceeded)
+EXIT_STATUS: dict[ExitReason, int] = {"completed": 0, "failed": 1, "bad_input": 2}
 
 
 def run_session(config: Config) -> int:
@@ -69,43 +71,69 @@ class Session:
         self._groups = ServiceGroups(config, folder, self._on_progress)
         self._recorder: Recorder | None = None
         self._trainer: Trainer | None = None
+        self._phase: Literal["preparing", "training", "closing"] = "preparing"
+        self._signal: signal.Signals | None = None
+        self._reason: ExitReason = "failed"
         self._summary: Summary
         self._digests = WeightsDigests()
         self._started_s = time.monotonic()
 
     async def run(self) -> int:
         """Trains; whatever happens, the groups are ended and summary.json is written."""
-        task = self._cancel_on_signals()
-        reason: ExitReason = "failed"
+        task = self._take_signals()
         try:
             await self._train()
-            reason = "completed"
+            self._reason = "completed" if self._signal is None else "interrupted"
         except asyncio.CancelledError:
-            reason = "interrupted"
+            self._reason = "interrupted"
             task.uncancel()
-            await self._join()
         except ConfigError as error:
-            reason = "bad_input"
+            self._reason = "bad_input"
             self._explain(error)
         except GroupFailed as error:
-            reason = "bad_input" if error.is_bad_input else "failed"
+            self._reason = "bad_input" if error.is_bad_input else "failed"
             self._explain(error)
         except (WireError, OSError) as error:
+            # Whoever stops the controller may stop the groups as well, before the step is done.
+            self._reason = "failed" if self._signal is None else "interrupted"
             self._explain(error)
         except Exception:
             log.exception("the run failed")
         finally:
+            self._phase = "closing"
+            await self._abandon()
             await self._groups.close()
-            self._finish(reason)
-        return self._exit_status(reason)
+            self._finish()
+        return self._exit_status()
 
-    def _cancel_on_signals(self) -> asyncio.Task[object]:
-        """SIGINT and SIGTERM end the run at the next await; the groups are drained, not killed."""
+    def _take_signals(self) -> asyncio.Task[object]:
+        """SIGINT and SIGTERM are the session's from here on; returns the task that runs it."""
         task = asyncio.current_task()
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+            asyncio.get_running_loop().add_signal_handler(number, self._interrupt, number, task)
         return task
+
+    def _interrupt(self, number: signal.Signals, task: asyncio.Task[object]) -> None:
+        """The first signal lets the running step be finished and saved; the second one leaves at once."""
+        if self._signal is not None or self._phase == "closing":
+            self._leave_at_once()
+        self._signal, self._reason = number, "interrupted"
+        if self._phase == "training" and self._trainer is not None:
+            log.info("%s: finishing step %d, then saving; once more leaves at once", number.name, self._trainer.step)
+            self._trainer.stop()
+        else:
+            task.cancel()
+
+    def _leave_at_once(self) -> NoReturn:
+        """Ends the process wherever it is; the groups end with it."""
+        try:
+            self._groups.kill()
+            self._finish(with_report=False)
+            self._folder.release()
+            logging.shutdown()
+        finally:
+            os._exit(self._exit_status())
 
     async def _train(self) -> None:
         config = self._config
@@ -117,32 +145,33 @@ class Session:
         prompts = load_train_prompts(config.data, tokenizer, seed=config.run.seed)
         val_prompts = load_val_prompts(config.data, tokenizer)
         sources = prompts.table.data_sources | (val_prompts.data_sources if val_prompts else frozenset())
-        self._display.start(batch_plan(config), config, step=self._folder.resume_step())
+        step = self._folder.resume_step()
+        self._display.start(batch_plan(config), config, step=step)
         self._recorder = Recorder(config, self._folder.path, self._display, prompts.epoch_of)
         async with RewardManager(config.reward, sources) as manager:
             inputs = Inputs(prompts, val_prompts, Scorer(tokenizer, manager))
-            await self._train_until_done(inputs)
+            await self._train_until_done(inputs, step)
         self._digests = WeightsDigests(**await self._groups.weights_digests())
 
-    async def _train_until_done(self, inputs: Inputs) -> None:
-        """Trains; lost groups are restarted and restored, `services.max_restarts` times at most."""
+    async def _train_until_done(self, inputs: Inputs, step: int) -> None:
+        """Trains from `step` on; lost groups are restarted and restored, `services.max_restarts` times at most."""
         num_restarts = 0
         while True:
             try:
-                return await self._train_from_checkpoint(inputs)
-            except (Unavailable, PeerDied, DeadlineExceeded) as error:
-                if num_restarts == self._config.services.max_restarts:
+                return await self._train_from(step, inputs)
+            except LOST_GROUP as error:
+                if self._signal is not None or num_restarts == self._config.services.max_restarts:
                     raise
                 num_restarts += 1
                 log.warning("lost a group, restarting it: %s", error)
                 await self._abandon()
                 await self._groups.recover(error)
+                step = self._folder.checkpoints.latest_step()
 
-    async def _train_from_checkpoint(self, inputs: Inputs) -> None:
-        """Connects, restores both roles and the records to the last common checkpoint, and trains on from there."""
+    async def _train_from(self, step: int, inputs: Inputs) -> None:
+        """Connects, restores both roles and the records to the checkpoint of `step`, and trains on from there."""
         config, folder, recorder = self._config, self._folder, self._recorder
         assert recorder is not None
-        step = folder.resume_step()
         services = await self._groups.connect()
         await self._groups.restore(step)
         folder.checkpoints.forget_after(step)
@@ -155,7 +184,11 @@ class Session:
         )
         state = folder.load_state(step)
         self._trainer = Trainer(config, services, inputs.prompts, inputs.scorer, observers, state)
-        await self._trainer.fit()
+        self._phase = "training"
+        try:
+            await self._trainer.fit()
+        finally:
+            self._phase = "preparing"
 
     def _on_progress(self, role: str, method: str, progress: worker_pb2.Progress) -> None:
         self._display.phase(role, progress.phase or method, progress.done, progress.total)
@@ -165,17 +198,7 @@ class Session:
         if self._trainer is not None:
             await self._trainer.abandon()
 
-    async def _join(self) -> None:
-        """Before an interrupted run ends: the critic's update and the checkpoint that is being written are joined."""
-        if self._trainer is None:
-            return
-        try:
-            async with asyncio.timeout(JOIN_TIMEOUT_S):
-                await self._trainer.join()
-        except (TimeoutError, WireError, OSError) as error:
-            log.warning("what was still running is lost: %s", error)
-
-    def _finish(self, reason: ExitReason) -> None:
+    def _finish(self, *, with_report: bool = True) -> None:
         """Writes report and summary; a picture that cannot be drawn does not cost the summary."""
         state = self._trainer.state if self._trainer else RunState.initial(self._config)
         wall_s = time.monotonic() - self._started_s
@@ -190,11 +213,12 @@ class Session:
             tokens=state.tokens,
             overlap=self._recorder.overlap() if self._recorder else None,
             weights_sha256=self._digests,
-            exit_reason=reason,
+            exit_reason=self._reason,
         )
         self._summary.write(self._folder.path / "summary.json")
         if self._recorder is not None:
             self._recorder.close_files()
+        if self._recorder is not None and with_report:
             run = self._config.run
             try:
                 write_report(self._folder.path, name=run.name, schedule=run.schedule, wall_s=wall_s)
@@ -207,12 +231,15 @@ class Session:
         self._display.close()
         sys.stderr.write(f"error: {error}\n")
 
-    def _exit_status(self, reason: ExitReason) -> int:
+    def _exit_status(self) -> int:
         """The process's exit status; a completed run fails if it stays under `evaluation.min_accuracy`."""
-        minimum = self._config.evaluation.min_accuracy
-        after = self._summary.validation.after
-        if reason == "completed" and minimum > 0.0 and (after is None or after.overall < minimum):
+        if self._reason == "interrupted":
+            return 128 + (self._signal or signal.SIGINT)
+        if self._reason != "completed":
+            return EXIT_STATUS[self._reason]
+        minimum, after = self._config.evaluation.min_accuracy, self._summary.validation.after
+        if minimum > 0.0 and (after is None or after.overall < minimum):
             reached = "nothing was validated" if after is None else f"the final accuracy is {after.overall:.3f}"
             sys.stderr.write(f"error: {reached}, expected evaluation.min_accuracy ({minimum:g}) or more\n")
             return EXIT_STATUS["failed"]
-        return EXIT_STATUS[reason]
+        return EXIT_STATUS[self._reason]

@@ -65,6 +65,7 @@ class Trainer:
         self.state = state
         self.schedule = config.run.schedule
         self._critic_update: asyncio.Task[None] | None = None
+        self._is_stopping = False
 
     @property
     def step(self) -> int:
@@ -77,18 +78,27 @@ class Trainer:
         run = self.config.run
         return min(run.total_steps, run.stop_after_step or run.total_steps)
 
+    @property
+    def is_done(self) -> bool:
+        """True when no step follows the one that is being worked on."""
+        return self._is_stopping or self.step >= self.last_step
+
+    def stop(self) -> None:
+        """Lets `fit` return, and save, after the step that is being worked on."""
+        self._is_stopping = True
+
     async def fit(self) -> None:
         """Trains up to the last step; validates and saves on the way."""
         if self.step == 0:
             await self.evaluate_if_due()
-        while self.step < self.last_step:
+        while not self.is_done:
             self.state = self.state.at_step(self.step + 1)
             experience = await self.collect(self.prompts.batch_at(self.step))
             await self.update(experience)
             await self.evaluate_if_due()
             self.complete_step()
             await self.checkpoint_if_due()
-        await self.checkpoints.join()
+        await self.join()
 
     async def collect(self, prompts: PromptBatch) -> Experience:
         """Generates, then gathers what the advantages need, at the same time where the schedule allows it."""
@@ -117,7 +127,7 @@ class Trainer:
             if self.schedule == "overlap" and self.critic is not None:
                 self._critic_update = asyncio.create_task(self.update_critic(experience, record))
                 await self.update_actor(experience, record)
-                if self.step == self.last_step:
+                if self.is_done:
                     await self.join_critic()
             else:
                 await run_calls(
@@ -252,7 +262,8 @@ class Trainer:
     async def checkpoint_if_due(self) -> None:
         """Starts a pair checkpoint in the background; it queues behind the updates of its step."""
         save_freq = self.config.checkpoint.save_freq
-        if save_freq > 0 and (self.step % save_freq == 0 or self.step == self.last_step):
+        on_schedule = save_freq > 0 and (self.step % save_freq == 0 or self.step == self.last_step)
+        if on_schedule or self._is_stopping:
             await self.checkpoints.begin(self.state, after=self.recorder.completion(self.step))
             if self.schedule == "serial":
                 await self.checkpoints.join()
