@@ -16,7 +16,9 @@ def worker_digest(config: Config, role: Literal["actor", "critic"]) -> str:
     """
     sections: dict[str, object] = {"seed": config.run.seed, role: getattr(config, role).model_dump(mode="json")}
     sections["rollout.n"] = config.rollout.n
+    sections["data.max_response_length"] = config.data.max_response_length
     if role == "actor":
         sections["rollout"] = config.rollout.model_dump(mode="json")
+        sections["data.tokenizer"] = config.data.tokenizer
         sections["reference"] = config.uses_reference
     return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
