@@ -1,0 +1,61 @@
+"""`make quickstart`: prepares what is missing, then runs PPO afresh; arguments override keys of cpu.yaml.
+
+A finished or broken run in the same folder is removed first, unless an argument asks to resume it. Nothing but a run
+folder of ours is ever removed, and none in which a controller is alive.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from recipes.sort_letters.prepare import prepare
+from splitppo.config import ConfigError, load_config
+
+CONFIG = Path(__file__).with_name("cpu.yaml")
+FRESH_RUN = "run.resume=disable"
+# What the controller writes first; a folder with other things in it and without these is not ours.
+RUN_FILES = ("config.yaml", "controller.lock")
+EXIT_BAD_INPUT = 2
+
+
+def main(overrides: list[str]) -> None:
+    """Becomes the controller; returns only on bad input, by SystemExit."""
+    arguments = [FRESH_RUN, *overrides]
+    try:
+        config = load_config(CONFIG, arguments)
+        prepare()
+        if config.run.resume == "disable":
+            remove_run(config.run.dir)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(EXIT_BAD_INPUT) from error
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "controller", "--config", str(CONFIG), *arguments])
+
+
+def remove_run(folder: Path) -> None:
+    """Removes the folder of an earlier run.
+
+    Raises:
+        ConfigError: it is not a run folder, or a controller is running in it.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not all((folder / name).is_file() for name in RUN_FILES):
+        raise ConfigError(
+            f"run.dir: {folder} is not the folder of an earlier run; remove it yourself or choose another"
+        )
+    with (folder / "controller.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"run.dir: another controller is running in {folder}") from None
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

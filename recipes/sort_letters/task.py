@@ -1,0 +1,89 @@
+"""The task: "sort cadb" wants "#### abcd". Words, their split into disjoint sets, and what a response says.
+
+The warm start sees three behaviours (ascending, descending, copy); PPO rewards one of them, ascending.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+LETTERS = "abcdefghij"
+WORD_LENGTHS = (3, 4, 5)
+DATA_SOURCE = "sort_letters"
+BEHAVIOURS = ("ascending", "descending", "copy")
+MARKER = "#### "
+# Words per length that are kept for validation and for PPO; the warm start has the rest.
+NUM_VAL_WORDS: Mapping[int, int] = {3: 128, 4: 192, 5: 192}
+NUM_TRAIN_WORDS: Mapping[int, int] = {3: 256, 4: 896, 5: 896}
+MAX_PROMPT_CHARACTERS = len("sort ") + max(WORD_LENGTHS)
+MAX_RESPONSE_TOKENS = len(MARKER) + max(WORD_LENGTHS) + 1  # one token per character, and EOS
+
+
+@dataclass(frozen=True)
+class Words:
+    """Three disjoint sets of words of different letters.
+
+    Attributes:
+        val, train: shuffled.
+        warm_start: by length, so that a sampler can draw lengths evenly.
+    """
+
+    val: Sequence[str]
+    train: Sequence[str]
+    warm_start: Mapping[int, Sequence[str]]
+
+
+def split_words(seed: int) -> Words:
+    """Deals all words out to the three sets; a function of `seed` alone."""
+    rng = random.Random(seed)
+    val: list[str] = []
+    train: list[str] = []
+    warm_start: dict[int, list[str]] = {}
+    for length in WORD_LENGTHS:
+        words = ["".join(letters) for letters in itertools.permutations(LETTERS, length)]
+        rng.shuffle(words)
+        num_val, num_train = NUM_VAL_WORDS[length], NUM_TRAIN_WORDS[length]
+        val += words[:num_val]
+        train += words[num_val : num_val + num_train]
+        warm_start[length] = words[num_val + num_train :]
+    rng.shuffle(val)
+    rng.shuffle(train)
+    return Words(val, train, warm_start)
+
+
+def prompt_of(word: str) -> str:
+    """What the model is asked."""
+    return f"sort {word}"
+
+
+def answer_of(word: str) -> str:
+    """What PPO rewards: the letters in ascending order."""
+    return "".join(sorted(word))
+
+
+def demonstrate(word: str, behaviour: str) -> str:
+    """A response that shows one of the warm start's behaviours: ascending | descending | copy."""
+    if behaviour == "ascending":
+        return MARKER + answer_of(word)
+    if behaviour == "descending":
+        return MARKER + answer_of(word)[::-1]
+    if behaviour == "copy":
+        return MARKER + word
+    raise ValueError(f"behaviour must be ascending, descending or copy, got {behaviour!r}")
+
+
+def rows_of(words: Sequence[str], split: str) -> list[dict[str, object]]:
+    """Dataset rows in verl's schema, with plain strings as prompts: the model has no chat template."""
+    return [
+        {
+            "data_source": DATA_SOURCE,
+            "prompt": prompt_of(word),
+            "ability": "sorting",
+            "reward_model": {"style": "rule", "ground_truth": answer_of(word)},
+            "extra_info": {"split": split, "index": index, "word": word},
+        }
+        for index, word in enumerate(words)
+    ]
