@@ -34,7 +34,7 @@ def main(overrides: list[str]) -> None:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(EXIT_BAD_INPUT) from error
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "controller", "--config", str(CONFIG), *arguments])
+    os.execv(sys.executable, [sys.executable, "-m", "controller", "--config", str(CONFIG), *arguments])  # noqa: S606
 
 
 def remove_run(folder: Path) -> None:
