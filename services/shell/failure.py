@@ -35,7 +35,7 @@ _POLL_INTERVAL_S = 0.5
 # How long rank 0 looks for the cause, and how long the others wait for rank 0 to answer its callers.
 _CAUSE_WAIT_S = 2.0
 _FOLLOWER_GRACE_S = 5.0
-_PEER_LOSS = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|socket|recv|timed out", re.I)
+_PEER_LOSS = re.compile(r"gloo/|nccl|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
 
 
 class FailureWatch:
@@ -146,7 +146,7 @@ class FailureWatch:
         except RuntimeError:
             log.warning("the group's store is gone")
         detail = f" ({' '.join(str(error).split())[:200]})" if error else ""
-        return PeerDied(f"a peer rank died{detail}; the group ends", role)
+        return PeerDied(f"a peer rank died or cannot be reached{detail}; the group ends", role)
 
     def _dead_ranks(self) -> list[int]:
         poll = select.poll()

@@ -40,7 +40,9 @@ class Call:
     @property
     def place(self) -> Place:
         """The method and the step, for errors."""
-        step = self.request.slot.step if self.works_on_slot else self.request.header.base_step
+        fields = self.request.DESCRIPTOR.fields_by_name
+        step = self.request.step if "step" in fields else self.request.header.base_step
+        step = self.request.slot.step if self.works_on_slot else step
         phase = self.progress.phase if self.progress else ""
         return Place(method=self.command.method, step=step, phase=phase)
 

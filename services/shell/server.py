@@ -74,6 +74,7 @@ class Server:
                 self._address.set_exception(error)
 
     async def _serve(self) -> None:
+        _check_free(self._bind)
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         server = grpc.aio.server(options=list(SERVER_OPTIONS))
@@ -84,7 +85,6 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         names = [*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, server)
-        _check_free(self._bind)
         port = server.add_insecure_port(self._bind)
         await server.start()
         await self._publish_health(health_servicer)

@@ -19,7 +19,7 @@ from splitppo.rpc.errors import (
     WrongStep,
     error_from_rpc,
 )
-from splitppo.v1 import batch_pb2, worker_pb2
+from splitppo.v1 import batch_pb2, critic_pb2, worker_pb2
 from tests.groups import wait_until
 from tests.integration.shell import toy
 from tests.integration.shell.client import Client, error_of, experience, progress, result
@@ -141,6 +141,12 @@ def test_status_and_health_answer_while_the_engine_is_busy(client: Client, block
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
+def test_health_can_be_watched(client: Client) -> None:
+    watch = health_pb2_grpc.HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest(service=""), timeout=10)
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    watch.cancel()
+
+
 def test_batches_move_while_the_engine_is_busy(client: Client, step: int, blocked: tuple[object, str]) -> None:
     client.put(experience(step + 1), prompts=PROMPTS)
     assert client.get(experience(step + 1), "prompts")["prompts"].num_rows == 4
@@ -214,13 +220,14 @@ def test_an_update_that_failed_half_way_leaves_only_the_way_back(client: Client,
 
 
 def test_a_save_answers_when_it_is_durable_and_commands_go_on_meanwhile(one: Toy, client: Client, step: int) -> None:
+    result(client.update(step))
     (one.run_dir / "hold_save").touch()
-    saving = client.save(step - 1)
-    assert result(client.update(step)).committed_step == step
-    directory = one.run_dir / "checkpoints" / f"global_step_{step - 1}" / "critic"
+    saving = client.save(step)
+    assert client.digest(step)
+    directory = one.run_dir / "checkpoints" / f"global_step_{step}" / "critic"
     assert not (directory / "weights").exists()
     (one.run_dir / "release_save").touch()
-    assert result(saving).committed_step == step - 1
+    assert result(saving).committed_step == step
     assert (directory / "weights").exists()
     (one.run_dir / "hold_save").unlink()
 
@@ -265,8 +272,6 @@ def test_malformed_commands_are_refused(client: Client, step: int) -> None:
 
 
 def worker_request(client: Client, slot: batch_pb2.Slot, base_step: int) -> object:
-    from splitppo.v1 import critic_pb2
-
     return critic_pb2.CriticUpdateRequest(header=client.header(base_step), slot=slot)
 
 

@@ -43,7 +43,7 @@ class ToyRole:
             raise OSError("the model folder is broken: no weights")
         self._context = context
         self._weights = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        self._optimizer = torch.optim.SGD([self._weights], lr=1.0)
+        self._optimizer: torch.optim.Optimizer | None = None
         self._writer = ThreadPoolExecutor(1)
         self._write(f"alive_{context.rank}", str(os.getpid()))
 
@@ -89,6 +89,8 @@ class ToyRole:
         self._misbehave(batch, progress)
         total = torch.tensor([float(batch["returns"].values.sum())], dtype=torch.float64)
         self._all_reduce(total)
+        if self._optimizer is None:  # late: its first use imports for seconds
+            self._optimizer = torch.optim.SGD([self._weights], lr=1.0)
         self._weights.grad = -total
         self._optimizer.step()
         if batch["prompts"].values[0] == FAIL_AFTER_STEP:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch.distributed as dist
 
 from services.shell.collectives import HEADER_BYTES, ControlChannel, Order, OrderKind, pack, unpack
 from splitppo.batch import COLUMN_DTYPES, Batch
+
+GROUP_TIMEOUT_S = 20.0
 
 MIXED = Batch.from_rows(
     prompts=[[1, 2, 3], [], [4]],
@@ -53,9 +56,27 @@ def test_a_group_of_one_has_nobody_to_tell() -> None:
 
 
 def _member(rank: int, store: str, conversation: Callable[[ControlChannel], Any], answers: Any) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=GROUP_TIMEOUT_S)
+    )
     answers.put((rank, conversation(ControlChannel(rank, 2))))
     dist.destroy_process_group()
+
+
+def talk(directory: Path, conversation: Callable[[ControlChannel], Any]) -> dict[int, Any]:
+    """What `conversation` returned on each of two ranks, real processes that talk over gloo."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    members = [
+        context.Process(target=_member, args=(rank, str(directory / "store"), conversation, answers))
+        for rank in range(2)
+    ]
+    for member in members:
+        member.start()
+    heard = dict(answers.get(timeout=120) for _ in members)
+    for member in members:
+        member.join(30)
+    return heard
 
 
 ORDERS = [
@@ -81,17 +102,9 @@ def _converse(channel: ControlChannel) -> Any:
 
 
 @pytest.fixture(scope="module")
-def conversation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Any]]:
+def conversation(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     """What two ranks heard from each other."""
-    store: Path = tmp_path_factory.mktemp("store") / "store"
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    members = [context.Process(target=_member, args=(rank, str(store), _converse, answers)) for rank in range(2)]
-    for member in members:
-        member.start()
-    yield dict(answers.get(timeout=120) for _ in members)
-    for member in members:
-        member.join(30)
+    return talk(tmp_path_factory.mktemp("store"), _converse)
 
 
 def test_orders_of_any_length_arrive_as_they_were_given(conversation: dict[int, Any]) -> None:

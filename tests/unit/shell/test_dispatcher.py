@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from services.shell.collectives import ControlChannel
+from services.shell.collectives import ControlChannel, Order, OrderKind
 from services.shell.commands import Command, Outcome
 from services.shell.context import RankContext
 from services.shell.dispatcher import Leader
 from services.shell.ledger import Ledger
 from services.shell.lifecycle import Lifecycle
-from services.shell.mailbox import Call
+from services.shell.mailbox import Call, Mailbox, draining
 from services.shell.slots import SlotStore
 from services.shell.worker import Worker
 from splitppo.batch import Batch
@@ -328,3 +328,44 @@ def test_a_torn_checkpoint_leaves_the_service_dirty(service: Service) -> None:
     with pytest.raises(InvalidArgument, match="is torn"):
         service.do("LoadCheckpoint", step=1)
     assert service.worker.state == worker_pb2.WORKER_STATE_DIRTY
+
+
+class RecordedChannel(ControlChannel):
+    """What rank 0 of two announces, and to nobody."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2)
+        self.announced: list[OrderKind] = []
+
+    def announce(self, order: Order) -> None:
+        self.announced.append(order.kind)
+
+
+class QuietFailureWatch:
+    """Knows that the group leaves in good order."""
+
+    has_stopped = False
+
+    def stop(self) -> None:
+        self.has_stopped = True
+
+
+class DrainedAfterThreeTakes(Mailbox):
+    """Nobody calls; the third time that it is asked, the service drains."""
+
+    num_takes = 0
+
+    def take(self, timeout_s: float) -> Call | None:
+        self.num_takes += 1
+        if self.num_takes == 3:
+            self.close(draining())
+        return super().take(timeout_s)
+
+
+def test_an_idle_leader_gives_signs_of_life_and_says_when_to_leave(service: Service) -> None:
+    channel, failure = RecordedChannel(), QuietFailureWatch()
+    service.worker.mailbox = DrainedAfterThreeTakes(1)
+    watch: Any = failure
+    Leader(service.commands, channel, watch, service.worker, idle_interval_s=0.0).serve()
+    assert channel.announced == [OrderKind.NOTHING, OrderKind.NOTHING, OrderKind.LEAVE]
+    assert failure.has_stopped

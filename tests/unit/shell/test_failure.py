@@ -1,0 +1,44 @@
+"""What kind of failure an error is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from services.shell.failure import StepCounter, is_out_of_memory, is_peer_loss
+
+CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4242"
+TIMED_OUT = "[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1000ms for recv operation to complete"
+
+
+@pytest.mark.parametrize("error", [RuntimeError(CLOSED), RuntimeError(TIMED_OUT), dist.DistBackendError("NCCL error")])
+def test_what_collectives_raise_when_a_rank_has_gone_is_a_lost_peer(error: Exception) -> None:
+    assert is_peer_loss(error)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), ValueError(CLOSED), KeyError("gloo")])
+def test_other_errors_are_this_ranks_own(error: Exception) -> None:
+    assert not is_peer_loss(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes"), True),
+        (RuntimeError("shapes differ"), False),
+    ],
+)
+def test_out_of_memory_is_told_apart_from_other_errors(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) == expected
+
+
+def test_optimizer_steps_are_counted_whatever_the_optimizer() -> None:
+    counter = StepCounter()
+    weights = torch.nn.Parameter(torch.zeros(1))
+    weights.grad = torch.ones(1)
+    torch.optim.SGD([weights], lr=0.1).step()
+    torch.optim.AdamW([weights], lr=0.1).step()
+    assert counter.num_steps == 2
