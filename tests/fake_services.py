@@ -1,0 +1,275 @@
+"""Services without processes: clients, scorer and inputs that answer from numpy and note who ran when."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from controller.clients import CommandReply, Traffic
+from controller.data import PromptBatch, PromptDataset, PromptTable
+from controller.display import PlainDisplay
+from controller.prompt_rows import PromptRow
+from controller.scoring import Verdict
+from rewards.manager import Sample, ScoreResult
+from splitppo.batch import COLUMN_DTYPES, Batch, Column
+from splitppo.config import Config
+from splitppo.config.load import validate
+from splitppo.v1.actor_pb2 import POLICY_MODEL_POLICY, SamplingParams
+from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
+
+NUM_PROMPTS = 6
+DEADLINE_S = 20.0
+
+T = TypeVar("T")
+Hook = Callable[[int], Awaitable[None]]
+
+
+def make_config(run_dir: Path, **changes: Any) -> Config:
+    """A small run's configuration; `changes` are keys like run__total_steps=3."""
+    tree: dict[str, Any] = {
+        "run": {"dir": str(run_dir), "total_steps": 3},
+        "data": {"train_files": "train.jsonl", "train_batch_size": 2, "max_response_length": 4},
+        "rollout": {"n": 2},
+        "actor": {"model": "models/policy"},
+        "evaluation": {"val_before_train": False},
+        "tracking": {"trackers": [], "sample_freq": -1},
+    }
+    for key, value in changes.items():
+        section = tree
+        *parents, leaf = key.split("__")
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[leaf] = value
+    return validate(tree, "test")
+
+
+def make_table(num_prompts: int = NUM_PROMPTS) -> PromptTable:
+    """Prompts of one to three tokens, of two data sources in turn."""
+    rows = [PromptRow(f"prompt {row}", "ab"[row % 2], f"truth {row}", {"row": row}) for row in range(num_prompts)]
+    ids = [list(range(1, 2 + row % 3)) for row in range(num_prompts)]
+    return PromptTable(rows, [str(row.prompt) for row in rows], Column.from_rows(ids, COLUMN_DTYPES["prompts"]))
+
+
+def make_prompts(config: Config) -> PromptDataset:
+    """Training prompts; three steps of two prompts are an epoch."""
+    table = make_table()
+    return PromptDataset(table, batch_size=config.data.train_batch_size, seed=config.run.seed, shuffle=True)
+
+
+def plain_display() -> PlainDisplay:
+    """A display that writes nowhere."""
+    return PlainDisplay(io.StringIO())
+
+
+class CallLog:
+    """Which calls ran when, in the order in which they began and ended: ("begin", "critic.update", step), ..."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, int]] = []
+        self.hooks: dict[str, Hook] = {}
+        self._changed = asyncio.Condition()
+
+    async def run(self, name: str, step: int, mailbox: asyncio.Lock, work: Callable[[], T]) -> T:
+        """A call: begins, waits in the mailbox, lets others run, waits for the hook of that name, works, ends."""
+        await self._note("begin", name, step)
+        async with mailbox:
+            await asyncio.sleep(0)
+            if name in self.hooks:
+                await self.hooks[name](step)
+            result = work()
+        await self._note("end", name, step)
+        return result
+
+    async def until(self, what: str, name: str, step: int) -> None:
+        """Waits for an event."""
+        async with asyncio.timeout(DEADLINE_S), self._changed:
+            await self._changed.wait_for(lambda: (what, name, step) in self.events)
+
+    def happened(self, what: str, name: str, step: int) -> bool:
+        """Whether an event has been noted."""
+        return (what, name, step) in self.events
+
+    def order(self, *events: tuple[str, str, int]) -> bool:
+        """Whether these events were noted in this order."""
+        positions = [self.events.index(event) for event in events]
+        return positions == sorted(positions)
+
+    def names(self, step: int | None = None) -> list[str]:
+        """The calls (of a step) in the order in which they began."""
+        return [name for what, name, of in self.events if what == "begin" and step in (None, of)]
+
+    def most_at_once(self) -> int:
+        """The largest number of calls that ran at the same time."""
+        running = np.cumsum([1 if what == "begin" else -1 for what, _, _ in self.events])
+        return int(running.max(initial=0))
+
+    def meet(self, *names: str) -> None:
+        """Each of these calls goes on only when all of them run: a schedule that keeps them apart runs out of time."""
+        barrier = asyncio.Barrier(len(names))
+
+        async def wait_for_the_others(step: int) -> None:
+            async with asyncio.timeout(DEADLINE_S):
+                await barrier.wait()
+
+        self.hooks.update(dict.fromkeys(names, wait_for_the_others))
+
+    def fail(self, name: str, error: Exception, *, at_step: int = 1) -> None:
+        """The call of that name raises at a step."""
+
+        async def raise_at(step: int) -> None:
+            if step == at_step:
+                raise error
+
+        self.hooks[name] = raise_at
+
+    def hold(self, name: str, *, at_step: int = 1) -> asyncio.Event:
+        """The call of that name waits at a step until the event is set."""
+        event = asyncio.Event()
+
+        async def wait(step: int) -> None:
+            if step == at_step:
+                async with asyncio.timeout(DEADLINE_S):
+                    await event.wait()
+
+        self.hooks[name] = wait
+        return event
+
+    async def _note(self, what: str, name: str, step: int) -> None:
+        self.events.append((what, name, step))
+        async with self._changed:
+            self._changed.notify_all()
+
+
+class FakeClient:
+    """What both roles share: a mailbox, slots, checkpoints; a clock that ticks with every event of the log."""
+
+    role = ""
+
+    def __init__(self, log: CallLog) -> None:
+        self.log = log
+        self.traffic = Traffic()
+        self.committed_step = 0
+        self.puts: list[tuple[int, frozenset[str]]] = []
+        self._slots: dict[bytes, Batch] = {}
+        self._mailbox = asyncio.Lock()
+
+    async def put_batch(self, slot: Slot, batch: Batch) -> None:
+        self.puts.append((slot.step, frozenset(batch.columns)))
+        self.traffic += Traffic(bytes_sent=batch.num_bytes, transfer_s=1e-6)
+        self._add(slot, batch)
+
+    async def get_batch(self, slot: Slot, columns: Sequence[str]) -> Batch:
+        batch = self._slot(slot).select(columns)
+        self.traffic += Traffic(bytes_received=batch.num_bytes, transfer_s=1e-6)
+        return batch
+
+    async def save_checkpoint(self, *, base_step: int, with_hf_model: bool = False) -> CommandReply:
+        return await self._command("save_checkpoint", base_step, base_step, lambda: None)
+
+    async def _command(
+        self, name: str, step: int, base_step: int, work: Callable[[], object], **metrics: float
+    ) -> CommandReply:
+        started_s = float(len(self.log.events))
+
+        def checked_work() -> None:
+            assert base_step == self.committed_step, f"{self.role}.{name}: {base_step=}, {self.committed_step=}"
+            work()
+
+        await self.log.run(f"{self.role}.{name}", step, self._mailbox, checked_work)
+        finished_s = float(len(self.log.events))
+        return CommandReply(metrics, started_s, finished_s, self.committed_step, False, "", finished_s - started_s)
+
+    def _commit(self, step: int) -> None:
+        self.committed_step = step
+
+    def _slot(self, slot: Slot) -> Batch:
+        return self._slots[slot.SerializeToString()]
+
+    def _add(self, slot: Slot, batch: Batch) -> None:
+        known = self._slots.get(slot.SerializeToString())
+        self._slots[slot.SerializeToString()] = batch if known is None else known.merge(batch)
+
+
+class FakeActor(FakeClient):
+    """Answers each prompt with as many tokens as its seeds say; log-probs are functions of the tokens."""
+
+    role = "actor"
+
+    def __init__(self, log: CallLog) -> None:
+        super().__init__(log)
+        self.updates: list[tuple[int, bool]] = []
+        self.sampling: list[tuple[Slot, SamplingParams]] = []
+
+    async def generate(self, slot: Slot, sampling: SamplingParams, *, base_step: int) -> CommandReply:
+        self.sampling.append((slot, sampling))
+
+        def answer() -> None:
+            asked = self._slots.pop(slot.SerializeToString())
+            rows = [
+                (prompt, np.arange(1, 2 + seed % sampling.max_response_length))
+                for prompt, seeds in zip(asked["prompts"].rows(), asked["seeds"].rows(), strict=True)
+                for seed in seeds
+            ]
+            self._add(slot, Batch.from_rows(prompts=[row[0] for row in rows], responses=[row[1] for row in rows]))
+
+        name = "validate" if slot.kind == SLOT_KIND_EVALUATION else "generate"
+        return await self._command(name, slot.step, base_step, answer)
+
+    async def compute_log_probs(self, slot: Slot, model: int, *, base_step: int) -> CommandReply:
+        column, scale = ("old_log_probs", -0.1) if model == POLICY_MODEL_POLICY else ("ref_log_probs", -0.2)
+
+        def compute() -> None:
+            rows = [scale * row for row in self._slot(slot)["responses"].rows()]
+            self._add(slot, Batch.from_rows(**{column: rows}))
+
+        return await self._command(column, slot.step, base_step, compute)
+
+    async def update(self, slot: Slot, *, base_step: int, advance_only: bool = False) -> CommandReply:
+        self.updates.append((slot.step, advance_only))
+        return await self._command(
+            "update", slot.step, base_step, lambda: self._commit(slot.step), **{"actor/pg_loss": 0.5}
+        )
+
+
+class FakeCritic(FakeClient):
+    """Values are a function of the tokens."""
+
+    role = "critic"
+
+    async def compute_values(self, slot: Slot, *, base_step: int) -> CommandReply:
+        def compute() -> None:
+            rows = [0.25 * row for row in self._slot(slot)["responses"].rows()]
+            self._add(slot, Batch.from_rows(values=rows))
+
+        return await self._command("values", slot.step, base_step, compute)
+
+    async def update(self, slot: Slot, *, base_step: int) -> CommandReply:
+        return await self._command(
+            "update", slot.step, base_step, lambda: self._commit(slot.step), **{"critic/vf_loss": 0.25}
+        )
+
+
+class FakeScorer:
+    """The score of a response is its length."""
+
+    def __init__(self, log: CallLog) -> None:
+        self.log = log
+        self._num_calls = 0
+        self._mailbox = asyncio.Lock()
+
+    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_samples: int, num_examine: int) -> Verdict:
+        """`scorer.score` is in the log with the number of the call in place of the step."""
+        self._num_calls += 1
+        lengths = rollouts["responses"].lengths
+        samples = [
+            Sample(prompts.data_sources[row // num_samples], f"answer {row}", prompts.ground_truths[row // num_samples])
+            for row in range(rollouts.num_rows)
+        ]
+        result = ScoreResult(lengths.astype(np.float32), {}, num_timeouts=0, num_crashes=0, num_errors=0)
+        verdict = Verdict(result, samples, np.ones(rollouts.num_rows, np.bool_))
+        return await self.log.run("scorer.score", self._num_calls, self._mailbox, lambda: verdict)
