@@ -110,7 +110,7 @@ class Trainer:
             lambda: self.compute_values(rollouts, record),
             lambda: self.score(prompts, rollouts, record),
         )
-        with record.timed("adv"):
+        with record.timed("adv"), record.span("controller", "adv"):
             return assemble_experience(
                 self.config.algorithm,
                 rollouts.merge(log_probs).merge(values),
