@@ -17,8 +17,17 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 ATTENTION = "splitppo_causal"
 
+# What changes a score or a weight and is not implemented here.
+_UNSUPPORTED = ("s_aux", "softcap", "position_bias")
+
 # Where it is missing, grouped heads need no word.
 _GROUPED_HEADS: Any = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+
+class PackedCalls:
+    """How often packed rows reached this attention: a model that loses `cu_seq_lens_q` on the way would mix rows."""
+
+    count = 0
 
 
 def causal_attention(
@@ -32,7 +41,7 @@ def causal_attention(
     sliding_window: int | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Transformers' attention function.
 
@@ -46,12 +55,19 @@ def causal_attention(
         sliding_window: positions a token sees, itself included; None: all before it.
         cu_seq_lens_q: [rows + 1] int32, where each packed row starts; None: the rows are the batch.
         max_length_q: tokens of the longest packed row.
+        others: what else transformers passes.
 
     Returns:
         ([B, S, heads, head_dim], None).
+
+    Raises:
+        NotImplementedError: attention sinks, soft-capped scores or a position bias.
     """
+    if unsupported := [name for name in _UNSUPPORTED if others.get(name) is not None]:
+        raise NotImplementedError(f"{type(module).__name__} needs {unsupported[0]}, which training cannot do")
     if cu_seq_lens_q is None:
         return _causal(module, query, key, value, scaling=scaling, sliding_window=sliding_window), None
+    PackedCalls.count += 1
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
         output: Any = varlen_attn(

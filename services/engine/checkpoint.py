@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Checkpointer:
             resolves when the parts of all ranks are on storage; on rank 0 also when `huggingface/` is.
         """
         if self._last is not None:
-            self._last.result()
+            wait([self._last])
         folder = None
         if parallel.rank() == 0:
             shutil.rmtree(directory, ignore_errors=True)

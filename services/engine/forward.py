@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from services.engine.attention import PackedCalls
 from services.engine.log_probs import log_probs_and_entropy
 from services.engine.packing import MicroBatch
 
@@ -100,6 +101,9 @@ def _hidden_states(
             "max_length_q": max_length,
             "max_length_k": max_length,
         }
+    calls = PackedCalls.count
     output = model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False, **packed)
+    if packed and calls == PackedCalls.count:
+        raise NotImplementedError(f"{type(model).__name__} cannot pack rows: set use_remove_padding to false")
     hidden: Tensor = output.last_hidden_state.flatten(0, 1)[previous]
     return hidden

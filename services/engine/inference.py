@@ -34,7 +34,7 @@ def micro_batch_limits(config: TrainedModelConfig, model: nn.Module, device: tor
     if packed is None:
         packed = device.type == "cuda" and supports_packing(model)
     if packed and not supports_packing(model):
-        raise ValueError(f"use_remove_padding: {type(model).__name__} soft-caps its attention and cannot be packed")
+        raise ValueError(f"use_remove_padding: rows of {type(model).__name__} cannot be packed, set it to false")
     return MicroBatchLimits(packed, config.ppo_max_token_len_per_gpu, config.ppo_micro_batch_size_per_gpu)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -78,7 +79,7 @@ def load_model(
             folder, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True
         )
         set_attention(model, generation=False)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise ValueError(f"{name} is not a usable Hugging Face {kind} model: {_first_line(error)}") from error
     _initialise_head(model, sorted(report["missing_keys"]), kind=kind, seed=seed, name=name)
     for module in model.modules():
@@ -92,12 +93,20 @@ def load_model(
 
 
 def supports_packing(model: Any) -> bool:
-    """Whether rows may be packed: not where attention scores are soft-capped, which the fast kernels cannot do."""
-    return not getattr(model.config, "attn_logit_softcapping", None)
+    """Whether our attention can stand in for the model's, which is what packing needs.
+
+    It cannot where layers are neither full nor sliding-window attention, or scores are soft-capped.
+    """
+    config = model.config.get_text_config()
+    return (
+        bool(getattr(model, "_supports_attention_backend", False))
+        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}
+        and not getattr(config, "attn_logit_softcapping", None)
+    )
 
 
 def set_attention(model: Any, *, generation: bool) -> None:
-    """Switches to sdpa, which builds masks, for generation, and back to ours for training; eager stays eager."""
+    """Switches to sdpa, which builds masks, for generation, and to ours for training; others stay as loaded (eager)."""
     if supports_packing(model):
         model.set_attn_implementation("sdpa" if generation else ATTENTION)
 

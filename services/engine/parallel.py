@@ -1,7 +1,7 @@
 """Data parallelism: FSDP2 sharding of a model over the ranks of the default process group, and the few collectives.
 
 Without a process group there is one rank. At one rank and fp32 compute nothing is wrapped: sharding over one rank is
-the identity, and FSDP2's hooks and copies would only cost time (docs/adr explains with numbers).
+the identity, and FSDP2's hooks and copies would only cost time (docs/adr/007).
 """
 
 from __future__ import annotations

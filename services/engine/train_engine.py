@@ -221,11 +221,13 @@ class TrainEngine:
         Raises:
             ValueError: missing, torn, or of another model.
         """
+        parallel.release(self.model)
         self.num_updates, extra = self._checkpointer.load(directory, self.model, self.optimizer)
         return extra
 
     def load_initial(self) -> None:
         """The initial weights, read again from their folder, and a fresh optimizer."""
+        parallel.release(self.model)
         parallel.copy_weights(self._load_model(), self.model)
         self.optimizer = build_optimizer(self.model, self.config)
         self.num_updates = 0

@@ -107,6 +107,14 @@ def test_sharded_reference_agrees_with_one_rank(group: Group) -> None:
     np.testing.assert_allclose(np.concatenate(in_order(group, "reference")), expected.values, rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_too_large_to_stay_gathered_trains_like_a_small_one(group: Group) -> None:
+    expected = gradients(group.engine("policy"), BATCH)
+    for facts, tensors in zip(group.facts, group.tensors, strict=True):
+        assert relative_error(tensors["large/gradients"], expected) <= 1e-5
+        assert relative_error(tensors["large/weights"], group.tensors[0]["policy/saved_weights"]) <= 1e-3
+        assert facts["large/generated"] == group.facts[0]["large/generated"]
+
+
 def test_bf16_computes_near_fp32_on_fp32_master_weights(group: Group) -> None:
     engine = group.engine("policy")
     assert group.facts[0]["bf16/initial_digest"] == engine.weights_digest()

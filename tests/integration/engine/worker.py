@@ -57,6 +57,12 @@ def main(models: Path, output: Path) -> None:
             tensors[f"reference/{rank}"] = reference.compute(batch, forward, outputs=outputs, progress=silent)[
                 "log_probs"
             ].rows()
+    parallel.KEEP_GATHERED_BYTES = 0  # as for a model that is too large to stay gathered
+    large = make_engine(models / "policy", ppo_max_token_len_per_gpu=64, ppo_epochs=2)
+    tensors["large/gradients"] = gradients(large, batch)
+    facts["large/generated"] = generate_alone(large, rank)
+    large.update(batch, forward_of("policy"), loss_of("policy"), progress=silent)
+    tensors["large/weights"] = weights(large)
     bf16 = make_engine(models / "policy", dtype="bf16", ppo_max_token_len_per_gpu=64, ppo_epochs=2)
     tensors["bf16/gradients"] = gradients(bf16, batch)
     computed = bf16.compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"]

@@ -86,6 +86,14 @@ def test_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_torn_weights_are_one_sentence(policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((policy / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((policy / "model.safetensors").read_bytes()[:1000])
+    with pytest.raises(ValueError, match="is not a usable Hugging Face policy model") as error:
+        load_model(str(tmp_path), "policy")
+    assert "\n" not in str(error.value)
+
+
 def test_policy_from_a_folder_without_a_language_model_head_is_refused(tmp_path: Path) -> None:
     folder = save_value_model(tmp_path / "untied", tie_word_embeddings=False)
     with pytest.raises(ValueError, match=r"lacks weights of Qwen2ForCausalLM: lm_head\.weight"):

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM
+import transformers
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from services.engine.train_engine import TrainEngine
 from splitppo.batch import Batch
@@ -178,6 +179,30 @@ def test_untied_embeddings_train_too(tmp_path: Path) -> None:
     assert all(not torch.equal(tensor, before[name]) for name, tensor in weights(engine).items())
 
 
+@pytest.mark.parametrize("architecture", ["Llama", "Mistral", "Qwen3", "Gemma3Text", "GPT2"])
+def test_packed_rows_of_other_architectures_equal_padded_ones(tmp_path: Path, architecture: str) -> None:
+    sizes = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 6}
+    if architecture == "GPT2":
+        sizes = {"vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    config = getattr(transformers, f"{architecture}Config")(**sizes)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    packed, padded = (make_engine(tmp_path, use_remove_padding=packing) for packing in (True, False))
+    batch = make_batch(5)
+    assert relative_error(gradients(packed, batch), gradients(padded, batch)) <= 1e-5
+
+
+def test_a_model_that_loses_the_row_bounds_is_not_silently_packed(policy: Path) -> None:
+    engine = make_engine(policy, use_remove_padding=True)
+    original = engine.model.base_model.forward
+    engine.model.base_model.forward = lambda input_ids, position_ids, use_cache, **lost: original(
+        input_ids=input_ids, position_ids=position_ids, use_cache=use_cache
+    )
+    with pytest.raises(NotImplementedError, match="Qwen2ForCausalLM cannot pack rows"):
+        engine.compute(make_batch(4), forward_of("policy"), outputs=["log_probs"], progress=silent)
+
+
 def gemma2(folder: Path, **settings) -> Path:
     config = Gemma2Config(
         vocab_size=60,
@@ -211,5 +236,5 @@ def test_soft_capped_logits_and_sliding_windows_equal_the_models_own(tmp_path: P
 
 
 def test_packing_a_model_with_soft_capped_attention_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="use_remove_padding: Gemma2ForCausalLM soft-caps its attention"):
+    with pytest.raises(ValueError, match="use_remove_padding: rows of Gemma2ForCausalLM cannot be packed"):
         make_engine(gemma2(tmp_path, attn_logit_softcapping=2.0), use_remove_padding=True)
