@@ -1,0 +1,157 @@
+"""Writing a pair in the background: when it counts, where an error comes out, what giving up means."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.checkpointing import CheckpointWriter
+from controller.checkpoints import CheckpointStore
+from controller.run_state import RunState
+from tests.fake_services import CallLog, FakeActor, FakeClient, FakeCritic, make_config
+
+
+class Pair:
+    """A writer over two fake services whose step 1 is committed."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.log = CallLog()
+        self.clients: list[FakeClient] = [FakeActor(self.log), FakeCritic(self.log)]
+        self.store = CheckpointStore(run_dir / "checkpoints")
+        self.writer = CheckpointWriter(self.store, self.clients, make_config(run_dir).checkpoint)
+        self.step_is_recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def begin(self, step: int = 1) -> None:
+        for client in self.clients:
+            client.committed_step = step
+        await self.writer.begin(RunState(step=step, kl_coef=0.5), after=self.step_is_recorded)
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+async def test_services_save_only_after_the_steps_metrics_are_written(pair: Pair) -> None:
+    await pair.begin()
+    await asyncio.sleep(0)
+    assert pair.log.names() == []
+    pair.step_is_recorded.set_result(None)
+    await pair.writer.join()
+    assert pair.log.names() == ["actor.save_checkpoint", "critic.save_checkpoint"]
+    assert pair.store.read_state(1)["kl_coef"] == 0.5
+
+
+async def test_the_checkpoint_counts_when_both_parts_are_durable(pair: Pair) -> None:
+    make_durable = pair.log.hold("critic.save_checkpoint")
+    pair.step_is_recorded.set_result(None)
+    await pair.begin()
+    await pair.log.until("end", "actor.save_checkpoint", 1)
+    assert pair.store.steps() == []
+    make_durable.set()
+    await pair.writer.join()
+    assert pair.store.steps() == [1]
+
+
+async def test_both_services_save_at_the_same_time(pair: Pair) -> None:
+    pair.log.meet("actor.save_checkpoint", "critic.save_checkpoint")
+    pair.step_is_recorded.set_result(None)
+    await pair.begin()
+    await pair.writer.join()
+
+
+async def test_the_next_checkpoint_waits_for_the_one_before(pair: Pair) -> None:
+    make_durable = pair.log.hold("actor.save_checkpoint", at_step=1)
+    pair.step_is_recorded.set_result(None)
+    await pair.begin(1)
+    await pair.log.until("end", "critic.save_checkpoint", 1)
+    second = asyncio.create_task(pair.writer.begin(RunState(step=2, kl_coef=0.5), after=pair.step_is_recorded))
+    await asyncio.sleep(0)
+    assert not second.done()
+    make_durable.set()
+    await second
+    assert pair.store.steps() == [1]
+    await pair.writer.abandon()
+
+
+async def test_a_failed_save_comes_out_once_at_the_next_begin(pair: Pair) -> None:
+    pair.log.fail("critic.save_checkpoint", OSError("no space left"))
+    pair.step_is_recorded.set_result(None)
+    await pair.begin(1)
+    with pytest.raises(OSError, match="no space left"):
+        await pair.begin(1)
+    await pair.writer.join()
+    assert pair.store.steps() == []
+
+
+async def test_a_failed_save_comes_out_at_the_join(pair: Pair) -> None:
+    pair.log.hold("actor.save_checkpoint")
+    pair.log.fail("critic.save_checkpoint", OSError("no space left"))
+    pair.step_is_recorded.set_result(None)
+    await pair.begin()
+    with pytest.raises(OSError, match="no space left"):
+        await pair.writer.join()
+
+
+async def test_a_checkpoint_given_up_never_counts(pair: Pair) -> None:
+    pair.log.hold("critic.save_checkpoint")
+    pair.step_is_recorded.set_result(None)
+    await pair.begin()
+    await pair.log.until("end", "actor.save_checkpoint", 1)
+    await pair.writer.abandon()
+    await pair.writer.join()
+    assert pair.store.steps() == []
+
+
+async def test_giving_up_waits_for_a_commit_that_is_being_written(tmp_path: Path) -> None:
+    class SlowStore(CheckpointStore):
+        begun, go_on = threading.Event(), threading.Event()
+
+        def commit(self, step: int, state: dict[str, Any], *, keep: int) -> None:
+            self.begun.set()
+            assert self.go_on.wait(20)
+            super().commit(step, state, keep=keep)
+
+    store = SlowStore(tmp_path)
+    writer = CheckpointWriter(store, [], make_config(tmp_path).checkpoint)
+    await writer.begin(RunState(step=1, kl_coef=0.5), after=asyncio.sleep(0))
+    await asyncio.to_thread(store.begun.wait, 20)
+    giving_up = asyncio.create_task(writer.abandon())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not giving_up.done()
+    store.go_on.set()
+    await giving_up
+    assert store.steps() == [1]
+
+
+async def test_giving_up_swallows_what_went_wrong(pair: Pair) -> None:
+    pair.log.fail("actor.save_checkpoint", OSError("no space left"))
+    pair.step_is_recorded.set_result(None)
+    await pair.begin()
+    await pair.log.until("begin", "actor.save_checkpoint", 1)
+    await pair.writer.abandon()
+    await pair.writer.join()
+
+
+async def test_a_cancelled_join_leaves_the_checkpoint_to_be_joined_again(pair: Pair) -> None:
+    make_durable = pair.log.hold("actor.save_checkpoint")
+    pair.step_is_recorded.set_result(None)
+    await pair.begin()
+    joining = asyncio.create_task(pair.writer.join())
+    await pair.log.until("end", "critic.save_checkpoint", 1)
+    joining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await joining
+    make_durable.set()
+    await pair.writer.join()
+    assert pair.store.steps() == [1]
+
+
+async def test_joining_and_giving_up_nothing_does_nothing(pair: Pair) -> None:
+    await pair.writer.join()
+    await pair.writer.abandon()
