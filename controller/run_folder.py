@@ -21,6 +21,7 @@ from controller.checkpoints import CheckpointStore
 from controller.files import write_atomically
 from controller.launcher import Endpoint
 from controller.run_state import RunState
+from controller.trackers import METRICS_FILE, read_metrics
 from splitppo.config import Config, ConfigError, dump_config
 
 # Keys that say how long, where and how often, but not what is computed: they may differ from the stored config.
@@ -79,8 +80,7 @@ class RunFolder:
         return self.path / "config.yaml"
 
     def __enter__(self) -> Self:
-        self._make()
-        self._lock = os.open(self.path / "controller.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lock = self._open()
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -102,27 +102,34 @@ class RunFolder:
         (self.path / self.claim.nonce).unlink(missing_ok=True)
         os.close(self._lock)
 
-    def _make(self) -> None:
+    def _open(self) -> int:
+        """Makes the folder; returns the descriptor of its lock file."""
         try:
             for folder in ("", "logs", "services", "checkpoints"):
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
+            return os.open(self.path / "controller.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise ConfigError(f"run.dir: cannot make the run folder {self.path}: {error.strerror}") from error
+            raise ConfigError(f"run.dir: cannot use the run folder {self.path}: {error.strerror}") from error
 
     def _check_config(self) -> None:
-        if not self.config_file.exists():
-            write_atomically(self.config_file, dump_config(self._config))
-            return
-        if self._config.run.resume == "disable":
-            raise ConfigError(
-                f"run.dir: {self.path} holds a run already; remove it, choose another folder, or set run.resume=auto"
-            )
-        stored = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
-        resolved = yaml.safe_load(dump_config(self._config))
-        if differences := list(_differences(stored, resolved)):
-            lines = "\n".join(f"  {key}: {old!r} in the folder, {new!r} now" for key, old, new in differences)
-            raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{lines}")
+        """Refuses a run that this config does not belong to, then stores the config."""
+        if self._holds_a_run():
+            if self._config.run.resume == "disable":
+                raise ConfigError(
+                    f"run.dir: {self.path} holds a run already; remove it, choose another folder, or set"
+                    " run.resume=auto"
+                )
+            stored = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+            resolved = yaml.safe_load(dump_config(self._config))
+            if differences := list(_differences(stored, resolved)):
+                lines = "\n".join(f"  {key}: {old!r} in the folder, {new!r} now" for key, old, new in differences)
+                raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{lines}")
         write_atomically(self.config_file, dump_config(self._config))
+
+    def _holds_a_run(self) -> bool:
+        """Whether a step was recorded or saved here; a start that failed before leaves nothing to protect."""
+        has_history = bool(read_metrics(self.path / METRICS_FILE) or self.checkpoints.steps())
+        return has_history and self.config_file.exists()
 
     def _take_epoch(self) -> None:
         """Raises the fencing token; the run id is made once per folder."""
@@ -131,6 +138,8 @@ class RunFolder:
         if record.exists():
             stored = json.loads(record.read_text(encoding="utf-8"))
             run_id, epoch = stored["run_id"], stored["epoch"]
+        for left_by_a_crash in self.path.glob("nonce-*"):
+            left_by_a_crash.unlink()
         self.claim = Claim(run_id, epoch + 1, f"nonce-{secrets.token_hex(8)}")
         write_atomically(record, json.dumps({"run_id": run_id, "epoch": epoch + 1}))
         write_atomically(self.path / self.claim.nonce, "")

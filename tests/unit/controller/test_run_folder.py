@@ -1,0 +1,226 @@
+"""Who may use a run folder, with which config, and where a run resumes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.checkpoints import CheckpointStore
+from controller.launcher import Endpoint
+from controller.run_folder import RunFolder
+from controller.run_state import RunState
+from splitppo.config import ConfigError, load_config
+from tests.fake_services import make_config
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def leave_a_run(run_dir: Path, *, checkpointed: int | None = None, **changes: Any) -> None:
+    """What a run leaves that recorded step 1, and saved one if asked."""
+    with RunFolder(make_config(run_dir, **changes)):
+        (run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
+        if checkpointed is not None:
+            save(CheckpointStore(run_dir / "checkpoints"), checkpointed)
+
+
+def save(store: CheckpointStore, step: int) -> None:
+    store.commit(step, RunState(step=step, kl_coef=0.5).model_dump(mode="json"), keep=3)
+
+
+def reopen(run_dir: Path, **changes: Any) -> None:
+    with RunFolder(make_config(run_dir, **changes)):
+        pass
+
+
+# The config.
+
+
+def test_the_resolved_config_is_stored_and_loads_to_an_equal_one(run_dir: Path) -> None:
+    config = make_config(run_dir, actor__lr=1e-6)
+    with RunFolder(config) as folder:
+        assert load_config(folder.config_file) == config
+
+
+def test_another_config_is_refused_with_each_difference_by_key(run_dir: Path) -> None:
+    leave_a_run(run_dir)
+    with pytest.raises(ConfigError, match="belongs to a run with another config") as refused:
+        reopen(run_dir, actor__lr=0.5, algorithm__adv_estimator="grpo", data__val_files="val.jsonl")
+    lines = str(refused.value).splitlines()[1:]
+    assert lines == [
+        "  data.val_files: [] in the folder, ['val.jsonl'] now",
+        "  algorithm.adv_estimator: 'gae' in the folder, 'grpo' now",
+        "  actor.lr: 1e-06 in the folder, 0.5 now",
+    ]
+
+
+def test_a_refused_config_leaves_the_stored_one(run_dir: Path) -> None:
+    leave_a_run(run_dir)
+    before = (run_dir / "config.yaml").read_bytes(), (run_dir / "controller.epoch").read_bytes()
+    with pytest.raises(ConfigError):
+        reopen(run_dir, actor__lr=0.5)
+    assert ((run_dir / "config.yaml").read_bytes(), (run_dir / "controller.epoch").read_bytes()) == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run__total_steps": 99},
+        {"run__stop_after_step": 1},
+        {"run__schedule": "serial"},
+        {"run__name": "other"},
+        {"evaluation__test_freq": 7},
+        {"checkpoint__save_freq": 7},
+        {"checkpoint__keep": 9},
+        {"tracking__sample_freq": 7},
+        {"services__actor": {"num_processes": 2}},
+        {"services__launch": "external"},
+        {"actor__ppo_max_token_len_per_gpu": 4096},
+    ],
+)
+def test_how_long_where_and_how_often_may_change(run_dir: Path, changes: dict[str, Any]) -> None:
+    leave_a_run(run_dir)
+    reopen(run_dir, **changes)
+    assert load_config(run_dir / "config.yaml") == make_config(run_dir, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run__seed": 2},
+        {"data__train_batch_size": 3},
+        {"rollout__temperature": 0.5},
+        {"actor__ppo_epochs": 2},
+        {"critic__warmup_steps": 2},
+        {"algorithm__gamma": 0.5},
+        {"reward__custom_function_path": "mine.py"},
+    ],
+)
+def test_what_is_computed_may_not_change(run_dir: Path, changes: dict[str, Any]) -> None:
+    leave_a_run(run_dir)
+    with pytest.raises(ConfigError, match=" in the folder, "):
+        reopen(run_dir, **changes)
+
+
+def test_a_start_that_recorded_nothing_does_not_bind_the_folder(run_dir: Path) -> None:
+    reopen(run_dir, actor__model="models/mistyped")
+    reopen(run_dir, actor__model="models/policy", run__resume="disable")
+    assert load_config(run_dir / "config.yaml").actor.model == "models/policy"
+
+
+def test_a_fresh_run_is_refused_where_a_run_is(run_dir: Path) -> None:
+    leave_a_run(run_dir)
+    with pytest.raises(ConfigError, match=r"holds a run already; remove it, .* or set run\.resume=auto"):
+        reopen(run_dir, run__resume="disable")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"run\.dir: cannot use the run folder .*file/run: Not a directory"):
+        reopen(tmp_path / "file" / "run")
+
+
+# One controller at a time.
+
+
+def test_a_second_controller_is_refused_while_the_first_one_lives(run_dir: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from controller.run_folder import RunFolder\n"
+        "from tests.fake_services import make_config\n"
+        "with RunFolder(make_config(Path(sys.argv[1]))): print('mine', flush=True); sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code, str(run_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "mine\n"
+        with pytest.raises(ConfigError, match=r"run\.dir: another controller is running in "):
+            reopen(run_dir)
+        other.communicate("")
+    reopen(run_dir)
+
+
+def test_a_refusal_leaves_the_folder_to_others(run_dir: Path) -> None:
+    leave_a_run(run_dir)
+    with pytest.raises(ConfigError):
+        reopen(run_dir, actor__lr=0.5)
+    reopen(run_dir)
+
+
+def test_every_start_raises_the_epoch_and_keeps_the_run_id(run_dir: Path) -> None:
+    claims = []
+    for _ in range(3):
+        with RunFolder(make_config(run_dir)) as folder:
+            claims.append(folder.claim)
+    assert [claim.epoch for claim in claims] == [1, 2, 3]
+    assert len({claim.run_id for claim in claims}) == 1
+    assert len({claim.nonce for claim in claims}) == 3
+
+
+def test_two_folders_are_two_runs(tmp_path: Path) -> None:
+    with RunFolder(make_config(tmp_path / "a")) as one, RunFolder(make_config(tmp_path / "b")) as other:
+        assert one.claim.run_id != other.claim.run_id
+
+
+def test_the_nonce_is_there_while_the_folder_is_held_and_gone_afterwards(run_dir: Path) -> None:
+    with RunFolder(make_config(run_dir)) as folder:
+        assert (run_dir / folder.claim.nonce).exists()
+    assert not list(run_dir.glob("nonce-*"))
+
+
+def test_a_nonce_that_a_crash_has_left_is_removed(run_dir: Path) -> None:
+    run_dir.mkdir()
+    (run_dir / "nonce-0123").touch()
+    with RunFolder(make_config(run_dir)) as folder:
+        assert [file.name for file in run_dir.glob("nonce-*")] == [folder.claim.nonce]
+
+
+# Where a run resumes.
+
+
+@pytest.mark.parametrize(("resume", "expected"), [("auto", 2), ("disable", 0)])
+def test_a_run_resumes_from_its_newest_checkpoint_or_not_at_all(run_dir: Path, resume: str, expected: int) -> None:
+    with RunFolder(make_config(run_dir, run__resume=resume)) as folder:
+        assert folder.resume_step() == 0
+        save(folder.checkpoints, 1)
+        save(folder.checkpoints, 2)
+        assert folder.resume_step() == expected
+
+
+def test_a_run_resumes_from_a_checkpoint_of_its_own_or_of_another_run(tmp_path: Path) -> None:
+    save(CheckpointStore(tmp_path / "other"), 7)
+    with RunFolder(make_config(tmp_path / "run", run__resume=str(tmp_path / "other" / "global_step_7"))) as folder:
+        assert folder.resume_step() == 7
+        assert folder.load_state(7) == RunState(step=7, kl_coef=0.5)
+        save(folder.checkpoints, 8)
+    with RunFolder(make_config(tmp_path / "run", run__resume=str(folder.checkpoints.folder(7)))) as again:
+        assert again.resume_step() == 7
+
+
+def test_resuming_from_what_is_no_checkpoint_is_a_mistake_of_the_user(run_dir: Path) -> None:
+    with (
+        RunFolder(make_config(run_dir, run__resume="nowhere/global_step_3")) as folder,
+        pytest.raises(ConfigError, match=r"run\.resume: nowhere/global_step_3 is no complete checkpoint"),
+    ):
+        folder.resume_step()
+
+
+def test_the_state_before_the_first_step_comes_from_the_config(run_dir: Path) -> None:
+    with RunFolder(make_config(run_dir, algorithm__kl_coef=0.125)) as folder:
+        assert folder.load_state(0) == RunState(step=0, kl_coef=0.125)
+
+
+def test_processes_json_lists_every_process_and_the_controller(run_dir: Path) -> None:
+    ranks = tuple({"rank": rank, "pid": 100 + rank, "host": "here"} for rank in range(2))
+    with RunFolder(make_config(run_dir)) as folder:
+        folder.write_processes([Endpoint("actor", "127.0.0.1:5000", "abc", ranks)])
+    rows = json.loads((run_dir / "processes.json").read_text())
+    actor = {"role": "actor", "address": "127.0.0.1:5000", "instance_id": "abc", "host": "here"}
+    assert rows[:2] == [{**actor, "rank": 0, "pid": 100}, {**actor, "rank": 1, "pid": 101}]
+    assert [row["role"] for row in rows] == ["actor", "actor", "controller"]
