@@ -12,7 +12,7 @@ from services.shell.ledger import Ledger
 from services.shell.mailbox import Mailbox, draining
 from services.shell.slots import SlotStore
 from splitppo.config.digest import worker_digest
-from splitppo.rpc.errors import Dirty, Place, WireError
+from splitppo.rpc.errors import Dirty, WireError
 from splitppo.v1 import worker_pb2
 
 
@@ -49,10 +49,6 @@ class Worker:
         self._dirty = ""
         self._failed = ""
         self._on_change: Callable[[], None] = lambda: None
-
-    def place(self, *, rank: int | None = None) -> Place:
-        """This role, for errors."""
-        return Place(role=self.context.role_name, rank=rank)
 
     @property
     def state(self) -> worker_pb2.WorkerState:
