@@ -11,45 +11,54 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import NoReturn
 
+from controller.__main__ import checked_config
 from recipes.sort_letters.prepare import prepare
-from splitppo.config import ConfigError, load_config
+from splitppo.config import ConfigError
 
 CONFIG = Path(__file__).with_name("cpu.yaml")
 FRESH_RUN = "run.resume=disable"
-# What the controller writes first; a folder with other things in it and without these is not ours.
-RUN_FILES = ("config.yaml", "controller.lock")
+# What the controller writes first and last; a folder with other things in it and without these is not ours.
+RUN_FILES = ("controller.lock", "summary.json")
 EXIT_BAD_INPUT = 2
 
 
-def main(overrides: list[str]) -> None:
-    """Becomes the controller; returns only on bad input, by SystemExit."""
+def main(overrides: list[str]) -> NoReturn:
+    """Becomes the controller, which also says what is wrong with the arguments; exits with 2 on a folder not ours."""
     arguments = [FRESH_RUN, *overrides]
     try:
-        config = load_config(CONFIG, arguments)
-        prepare()
-        if config.run.resume == "disable":
+        config = checked_config(CONFIG, arguments)
+    except ConfigError:
+        become_controller(arguments)
+    prepare()
+    if config.run.resume == "disable":
+        try:
             remove_run(config.run.dir)
-    except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
-        raise SystemExit(EXIT_BAD_INPUT) from error
+        except ConfigError as error:
+            sys.stderr.write(f"error: {error}\n")
+            sys.exit(EXIT_BAD_INPUT)
+    become_controller(arguments)
+
+
+def become_controller(arguments: list[str]) -> NoReturn:
+    """Replaces this process, so that signals and the exit status are the controller's."""
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "controller", "--config", str(CONFIG), *arguments])  # noqa: S606
+    command = [sys.executable, "-m", "controller", "--config", str(CONFIG), *arguments]
+    os.execv(sys.executable, command)  # noqa: S606
 
 
 def remove_run(folder: Path) -> None:
-    """Removes the folder of an earlier run.
+    """Removes the folder of an earlier run, whatever became of it.
 
     Raises:
         ConfigError: it is not a run folder, or a controller is running in it.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    if not all((folder / name).is_file() for name in RUN_FILES):
-        raise ConfigError(
-            f"run.dir: {folder} is not the folder of an earlier run; remove it yourself or choose another"
-        )
-    with (folder / "controller.lock").open("w") as lock:
+    if not any((folder / name).is_file() for name in RUN_FILES):
+        raise ConfigError(f"run.dir: {folder} is not the folder of an earlier run; remove it, or choose another")
+    with (folder / "controller.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
