@@ -19,7 +19,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
-    parser.add_argument("--check", action="store_true", help="validate, print the resolved batch plan, exit")
+    parser.add_argument(
+        "--check", action="store_true", help="check config, models and data, print the batch plan, exit"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the configuration")
     return parser.parse_intermixed_args(arguments)
 
@@ -42,10 +44,13 @@ def main(arguments: list[str]) -> int:
     options = parse_arguments(arguments)
     try:
         config = checked_config(options.config, options.overrides)
+        # Imported late: a mistake in the configuration is reported at once, without loading the rest.
         if options.check:
+            from controller.inputs import load_inputs
+
+            load_inputs(config)
             sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\n")
             return 0
-        # Imported late: a mistake in the configuration is reported at once, without loading the rest.
         from controller.session import run_session
 
         return run_session(config)

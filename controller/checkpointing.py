@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from controller.checkpoints import CheckpointStore
 from controller.clients import WorkerClient
@@ -18,25 +18,38 @@ log = logging.getLogger(__name__)
 class CheckpointWriter:
     """Saves both roles in the background, one checkpoint at a time; the commit marker is written last.
 
+    Args:
+        store: the run's checkpoints.
+        clients: of all trained roles.
+        config: how many are kept, and what belongs to each.
+        on_commit: called with the step when its checkpoint counts.
+
     Raises (from `begin` or `join`): what kept the checkpoint before from being written.
     """
 
-    def __init__(self, store: CheckpointStore, clients: Sequence[WorkerClient], config: CheckpointConfig) -> None:
+    def __init__(
+        self,
+        store: CheckpointStore,
+        clients: Sequence[WorkerClient],
+        config: CheckpointConfig,
+        on_commit: Callable[[int], None],
+    ) -> None:
         self._store = store
         self._clients = clients
         self._config = config
+        self._on_commit = on_commit
         self._writing: asyncio.Task[None] | None = None
 
-    async def begin(self, state: RunState, *, after: Awaitable[None]) -> None:
+    async def begin(self, state: RunState, *, metrics: Awaitable[Mapping[str, float]]) -> None:
         """Starts the checkpoint of `state.step`.
 
         Args:
             state: the controller's part.
-            after: done when the step's updates are committed and its metrics are written; a checkpoint never counts
-                before that, so a resumed run has no gap in its metrics.
+            metrics: of the step; there when its updates are committed. They are stored too, so a resumed run has no
+                gap in its metrics, wherever it was killed.
         """
         await self.join()
-        self._writing = asyncio.create_task(self._write(state, after))
+        self._writing = asyncio.create_task(self._write(state, metrics))
 
     async def join(self) -> None:
         """Waits for the checkpoint that is being written, if there is one; it goes on when the wait is cancelled."""
@@ -52,8 +65,8 @@ class CheckpointWriter:
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
 
-    async def _write(self, state: RunState, after: Awaitable[None]) -> None:
-        await after
+    async def _write(self, state: RunState, awaited_metrics: Awaitable[Mapping[str, float]]) -> None:
+        metrics = await awaited_metrics
         try:
             async with asyncio.TaskGroup() as saving:
                 for client in self._clients:
@@ -62,13 +75,14 @@ class CheckpointWriter:
                     )
         except BaseExceptionGroup as failures:
             raise first_error(failures) from None
-        await self._commit(state)
+        await self._commit(state, metrics)
+        self._on_commit(state.step)
         log.info("checkpoint of step %d committed", state.step)
 
-    async def _commit(self, state: RunState) -> None:
+    async def _commit(self, state: RunState, metrics: Mapping[str, float]) -> None:
         """Runs to its end even when cancelled: a thread cannot be stopped, and must not write behind a restart."""
         commit = asyncio.to_thread(
-            self._store.commit, state.step, state.model_dump(mode="json"), keep=self._config.keep
+            self._store.commit, state.step, state.model_dump(mode="json"), metrics, keep=self._config.keep
         )
         committing = asyncio.create_task(commit)
         try:

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,22 @@ class CheckpointStore:
 
     def read_state(self, step: int) -> dict[str, Any]:
         """The controller's state at a committed step."""
-        state: dict[str, Any] = json.loads((self.folder(step) / STATE).read_text(encoding="utf-8"))
+        state: dict[str, Any] = self._read(step)["state"]
         return state
 
-    def commit(self, step: int, state: dict[str, Any], *, keep: int) -> None:
+    def read_metrics(self, step: int) -> dict[str, float]:
+        """The metrics of a committed step."""
+        metrics: dict[str, float] = self._read(step)["metrics"]
+        return metrics
+
+    def _read(self, step: int) -> dict[str, Any]:
+        part: dict[str, Any] = json.loads((self.folder(step) / STATE).read_text(encoding="utf-8"))
+        return part
+
+    def commit(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float], *, keep: int) -> None:
         """Makes the checkpoint of `step` count, after every role's part is durable; then removes the oldest."""
         folder = self.folder(step)
-        write_atomically(folder / STATE, json.dumps(state, indent=2))
+        write_atomically(folder / STATE, json.dumps({"state": state, "metrics": metrics}, indent=2))
         write_atomically(folder / MARKER, f"{step}\n")
         write_atomically(self.path / "latest", f"{step}\n")
         for old_step in self.steps()[:-keep]:

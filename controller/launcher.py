@@ -201,9 +201,12 @@ class LocalLauncher:
     def __init__(self, config: Config, config_file: Path) -> None:
         roles: list[RoleName] = ["actor", "critic"] if config.uses_critic else ["actor"]
         self.groups = {role: LocalGroup(role, config, config_file) for role in roles}
+        self._shared_devices = config.shared_devices
 
     async def start(self) -> dict[RoleName, Endpoint]:
         """Starts every group that is not running and waits until all answer; returns their endpoints by role."""
+        if self._shared_devices:
+            log.warning("both groups use the GPUs %s: they share memory and compute", list(self._shared_devices))
         started = [group for group in self.groups.values() if group.endpoint is None or group.has_ended]
         await asyncio.gather(*(group.start() for group in started))
         try:

@@ -15,7 +15,7 @@ from controller.evaluation import ValidationResult
 from controller.step_record import StepRecord, metrics_line
 from controller.summary import Overlap
 from controller.trace import Trace
-from controller.trackers import RolloutDump, Tracker, open_trackers
+from controller.trackers import METRICS_FILE, RolloutDump, Tracker, open_trackers, read_metrics
 from splitppo.config import Config
 
 
@@ -31,21 +31,33 @@ class Recorder:
         self._trace: Trace | None = None
         self._dump = RolloutDump(run_dir / "rollouts")
         self._open: deque[StepRecord] = deque()
-        self._completions: dict[int, asyncio.Future[None]] = {}
+        self._completions: dict[int, asyncio.Future[Mapping[str, float]]] = {}
+        self._unpublished: deque[tuple[int, Mapping[str, float]]] = deque()
+        self._held_step = -1
         self._clients: Sequence[WorkerClient] = ()
         self._overlaps: dict[int, Overlap] = {}
         self.last_step = 0
 
-    def restart_at(self, step: int, clients: Sequence[WorkerClient]) -> None:
-        """Cuts every record back to a restored step; what was open is dropped."""
+    def restart_at(self, step: int, clients: Sequence[WorkerClient], metrics: Mapping[str, float] | None) -> None:
+        """Cuts every record back to a restored step; what was open is dropped.
+
+        Args:
+            step: restored; 0 starts afresh.
+            clients: whose traffic is counted.
+            metrics: of that step, from its checkpoint: written if the run was killed before their line was.
+        """
         self._open.clear()
         self._completions.clear()
+        self._unpublished.clear()
+        self._held_step = -1
         self._clients = clients
         self.close_files()
         restored_step = step if step > 0 else None
         self._trackers = open_trackers(self._run_dir, self._config.tracking.trackers, restored_step=restored_step)
         self._trace = Trace(self._run_dir / "trace.json", restored_step=restored_step)
         self._dump.cut_back(step)
+        if metrics is not None and all(row["step"] != step for row in read_metrics(self._run_dir / METRICS_FILE)):
+            self._log(step, metrics)
         self._overlaps = {done: overlap for done, overlap in self._overlaps.items() if done <= step}
         self.last_step = step
 
@@ -67,9 +79,19 @@ class Recorder:
         """The record that is completed next."""
         return self._open[0]
 
-    def completion(self, step: int) -> asyncio.Future[None]:
-        """Done when the step's metrics are written."""
+    def hold(self, step: int) -> asyncio.Future[Mapping[str, float]]:
+        """Keeps the step's line back until `release`; returns its metrics, which are there when it is complete.
+
+        Whoever sees the line of a step that is checkpointed can rely on the checkpoint. Later lines wait, too.
+        """
+        self._held_step = step
         return self._completions[step]
+
+    def release(self, step: int) -> None:
+        """Writes the line of a held step, and those that came after it."""
+        if step == self._held_step:
+            self._held_step = -1
+        self._publish()
 
     def close(self, record: StepRecord) -> None:
         """Ends the step's own time."""
@@ -88,15 +110,15 @@ class Recorder:
             self._log(0, {**validation.metrics, "timing_s/testing": validation.duration_s})
 
     def complete_oldest(self) -> None:
-        """Writes the line and the spans of the step that is open longest; both its updates are done."""
+        """Makes the line and the spans of the step that is open longest; both its updates are done."""
         assert self._trace is not None
         record = self._open.popleft()
         self._trace.add(record.spans)
         spans = [span for span in self._trace.spans if span.step >= record.step - 1]
         metrics = metrics_line(record, spans, self._config, epoch=self._epoch_of(record.step))
-        self._log(record.step, metrics)
+        self._unpublished.append((record.step, metrics))
+        self._publish()
         self.last_step = record.step
-        self._display.step(record.step, metrics)
         self._show(record)
         if "overlap/efficiency" in metrics:
             self._overlaps[record.step] = Overlap(
@@ -104,7 +126,7 @@ class Recorder:
                 bubble_actor=metrics["overlap/bubble_actor"],
                 bubble_critic=metrics["overlap/bubble_critic"],
             )
-        self._completions[record.step].set_result(None)
+        self._completions[record.step].set_result(metrics)
 
     def overlap(self) -> Overlap | None:
         """Mean over the steps of this process in which both roles were updated; None if there was none."""
@@ -116,6 +138,13 @@ class Recorder:
             bubble_actor=fmean(overlap.bubble_actor for overlap in overlaps),
             bubble_critic=fmean(overlap.bubble_critic for overlap in overlaps),
         )
+
+    def _publish(self) -> None:
+        """Writes and shows the lines up to the one that is held."""
+        while self._unpublished and self._unpublished[0][0] != self._held_step:
+            step, metrics = self._unpublished.popleft()
+            self._log(step, metrics)
+            self._display.step(step, metrics)
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         for tracker in self._trackers:
@@ -134,7 +163,8 @@ class Recorder:
         return sum((client.traffic for client in self._clients), Traffic())
 
     def close_files(self) -> None:
-        """Ends the trackers."""
+        """Ends the trackers; a line that still waits for its checkpoint is written first."""
+        self.release(self._held_step)
         for tracker in self._trackers:
             tracker.close()
         self._trackers = []

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -162,6 +162,10 @@ class RunFolder:
         if step == 0:
             return RunState.initial(self._config)
         return RunState.model_validate(self.checkpoints.read_state(step))
+
+    def load_metrics(self, step: int) -> Mapping[str, float] | None:
+        """The metrics of the checkpointed step; None for step 0."""
+        return self.checkpoints.read_metrics(step) if step > 0 else None
 
     def write_processes(self, endpoints: Iterable[Endpoint]) -> None:
         """Writes processes.json: every process of every group, and where it is reached."""

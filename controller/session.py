@@ -8,16 +8,15 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from typing import Literal, NoReturn
 
 import uvloop
 
 from controller.checkpointing import CheckpointWriter
 from controller.connection import ServiceGroups
-from controller.data import PromptDataset, PromptTable, load_train_prompts, load_val_prompts
 from controller.display import open_display
 from controller.evaluation import Evaluator
+from controller.inputs import Inputs, load_inputs
 from controller.launcher import GroupFailed
 from controller.logs import log_to
 from controller.recorder import Recorder
@@ -26,7 +25,6 @@ from controller.run_folder import RunFolder
 from controller.run_state import RunState
 from controller.scoring import Scorer
 from controller.summary import ExitReason, Summary, Validation, WeightsDigests
-from controller.tokenizer import load_tokenizer
 from controller.trainer import Observers, Trainer
 from rewards.manager import RewardManager
 from splitppo.config import Config, ConfigError
@@ -49,15 +47,6 @@ def run_session(config: Config) -> int:
     with RunFolder(config) as folder:
         status: int = uvloop.run(Session(config, folder).run())
         return status
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What a run reads and judges with; it outlives lost groups."""
-
-    prompts: PromptDataset
-    val_prompts: PromptTable | None
-    scorer: Scorer
 
 
 class Session:
@@ -137,28 +126,20 @@ class Session:
 
     async def _train(self) -> None:
         config = self._config
-        tokenizer = load_tokenizer(
-            config.data.tokenizer or config.actor.model,
-            chat_template=config.data.chat_template,
-            chat_template_kwargs=config.data.apply_chat_template_kwargs,
-        )
-        prompts = load_train_prompts(config.data, tokenizer, seed=config.run.seed)
-        val_prompts = load_val_prompts(config.data, tokenizer)
-        sources = prompts.table.data_sources | (val_prompts.data_sources if val_prompts else frozenset())
+        inputs = load_inputs(config)
         step = self._folder.resume_step()
         self._display.start(batch_plan(config), config, step=step)
-        self._recorder = Recorder(config, self._folder.path, self._display, prompts.epoch_of)
-        async with RewardManager(config.reward, sources) as manager:
-            inputs = Inputs(prompts, val_prompts, Scorer(tokenizer, manager))
-            await self._train_until_done(inputs, step)
+        self._recorder = Recorder(config, self._folder.path, self._display, inputs.prompts.epoch_of)
+        async with RewardManager(config.reward, inputs.data_sources) as manager:
+            await self._train_until_done(inputs, Scorer(inputs.tokenizer, manager), step)
         self._digests = WeightsDigests(**await self._groups.weights_digests())
 
-    async def _train_until_done(self, inputs: Inputs, step: int) -> None:
+    async def _train_until_done(self, inputs: Inputs, scorer: Scorer, step: int) -> None:
         """Trains from `step` on; lost groups are restarted and restored, `services.max_restarts` times at most."""
         num_restarts = 0
         while True:
             try:
-                return await self._train_from(step, inputs)
+                return await self._train_from(step, inputs, scorer)
             except LOST_GROUP as error:
                 if self._signal is not None or num_restarts == self._config.services.max_restarts:
                     raise
@@ -168,7 +149,7 @@ class Session:
                 await self._groups.recover(error)
                 step = self._folder.checkpoints.latest_step()
 
-    async def _train_from(self, step: int, inputs: Inputs) -> None:
+    async def _train_from(self, step: int, inputs: Inputs, scorer: Scorer) -> None:
         """Connects, restores both roles and the records to the checkpoint of `step`, and trains on from there."""
         config, folder, recorder = self._config, self._folder, self._recorder
         assert recorder is not None
@@ -176,14 +157,14 @@ class Session:
         await self._groups.restore(step)
         folder.checkpoints.forget_after(step)
         clients = self._groups.clients
-        recorder.restart_at(step, clients)
+        recorder.restart_at(step, clients, folder.load_metrics(step))
         observers = Observers(
-            Evaluator(config, services.actor, inputs.val_prompts, inputs.scorer),
-            CheckpointWriter(folder.checkpoints, clients, config.checkpoint),
+            Evaluator(config, services.actor, inputs.val_prompts, scorer),
+            CheckpointWriter(folder.checkpoints, clients, config.checkpoint, recorder.release),
             recorder,
         )
         state = folder.load_state(step)
-        self._trainer = Trainer(config, services, inputs.prompts, inputs.scorer, observers, state)
+        self._trainer = Trainer(config, services, inputs.prompts, scorer, observers, state)
         self._phase = "training"
         try:
             await self._trainer.fit()

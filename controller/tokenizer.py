@@ -136,7 +136,7 @@ def load_tokenizer(
     Raises:
         ConfigError: folder, tokenizer.json or template missing or unreadable.
     """
-    folder = _resolve(source)
+    folder = model_folder(source, "data.tokenizer, by default actor.model")
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ConfigError(
@@ -149,7 +149,7 @@ def load_tokenizer(
         raise ConfigError(f"{file} is not a readable tokenizer: {error}") from error
     backend.no_truncation()
     backend.no_padding()
-    config = _read_json(folder / "tokenizer_config.json")
+    config = read_json(folder / "tokenizer_config.json")
     special_tokens = _special_tokens(folder, config)
     _mark_special(backend, special_tokens)
     template = _template_text(folder, config, chat_template)
@@ -162,13 +162,17 @@ def load_tokenizer(
     )
 
 
-def _resolve(source: str) -> Path:
-    """The folder that `source` names; fetches the tokenizer's files where it is a hub name."""
+def model_folder(source: str, key: str) -> Path:
+    """The folder that `source`, the value of `key`, names; the small files of a hub name are fetched.
+
+    Raises:
+        ConfigError: there is no such folder, and no such model on the hub.
+    """
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise ConfigError(f"model folder {source} does not exist (key data.tokenizer, by default actor.model)")
+        raise ConfigError(f"model folder {source} does not exist (key {key})")
     import huggingface_hub  # slow to import, and a local folder does not need it
 
     try:
@@ -176,13 +180,12 @@ def _resolve(source: str) -> Path:
     except (OSError, ValueError) as error:  # HTTP errors of the hub are OSErrors
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(
-            f"{source!r} is neither a local folder nor a model that the Hugging Face hub gives us"
-            f" (key data.tokenizer, by default actor.model): {reason}"
+            f"{source!r} is neither a local folder nor a model that the Hugging Face hub gives us (key {key}): {reason}"
         ) from error
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    """A JSON object, empty if the file is not there."""
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object, empty if the file is not there. ConfigError if the file is something else."""
     if not file.is_file():
         return {}
     try:
@@ -196,7 +199,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Named special tokens; tokenizer_config.json wins over the older special_tokens_map.json."""
-    merged = {**_read_json(folder / "special_tokens_map.json"), **config}
+    merged = {**read_json(folder / "special_tokens_map.json"), **config}
     tokens = {}
     for name in _NAMED_SPECIAL_TOKENS:
         value = merged.get(name)
@@ -216,7 +219,7 @@ def _mark_special(backend: tokenizers.Tokenizer, special_tokens: Mapping[str, st
 def _eos_token_ids(folder: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> tuple[int, ...]:
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        value = _read_json(folder / name).get("eos_token_id")
+        value = read_json(folder / name).get("eos_token_id")
         ids += value if isinstance(value, list) else [value] if isinstance(value, int) else []
     if "eos_token" in special_tokens:
         own = backend.token_to_id(special_tokens["eos_token"])

@@ -96,8 +96,10 @@ class Trainer:
             experience = await self.collect(self.prompts.batch_at(self.step))
             await self.update(experience)
             await self.evaluate_if_due()
-            self.complete_step()
             await self.checkpoint_if_due()
+            self.complete_step()
+            if self.schedule == "serial":
+                await self.checkpoints.join()
         await self.join()
 
     async def collect(self, prompts: PromptBatch) -> Experience:
@@ -260,13 +262,11 @@ class Trainer:
             self.state = self.state.validated(self.step, validation.accuracy)
 
     async def checkpoint_if_due(self) -> None:
-        """Starts a pair checkpoint in the background; it queues behind the updates of its step."""
+        """Starts a pair checkpoint in the background; it begins when the step is complete."""
         save_freq = self.config.checkpoint.save_freq
         on_schedule = save_freq > 0 and (self.step % save_freq == 0 or self.step == self.last_step)
         if on_schedule or self._is_stopping:
-            await self.checkpoints.begin(self.state, after=self.recorder.completion(self.step))
-            if self.schedule == "serial":
-                await self.checkpoints.join()
+            await self.checkpoints.begin(self.state, metrics=self.recorder.hold(self.step))
 
     @property
     def _slot(self) -> Slot:

@@ -222,6 +222,7 @@ class ServicesConfig(Section):
     launch: Literal["local", "external"] = Field("local", description="local: the controller starts both groups")
     actor: ServiceConfig = Field(default_factory=lambda: ServiceConfig.model_validate({}))
     critic: ServiceConfig = Field(default_factory=lambda: ServiceConfig.model_validate({}))
+    allow_shared_devices: bool = Field(False, description="both groups may use the same GPUs, if memory allows")
     start_timeout_s: float = Field(300.0, gt=0.0, description="until a group answers")
     progress_timeout_s: float = Field(600.0, gt=0.0, description="longest silence of a running command")
     max_restarts: int = Field(3, ge=0, description="times that lost groups are restarted and restored in one run")
@@ -261,6 +262,23 @@ class Config(Section):
         if data and data.get("tokenizer") is None:
             data["tokenizer"] = actor.get("model")
         return {**tree, **sections}
+
+    @model_validator(mode="after")
+    def _groups_share_no_gpu(self) -> Config:
+        if self.shared_devices and not self.services.allow_shared_devices:
+            raise ValueError(
+                f"services.actor.devices {list(self.services.actor.devices)} and services.critic.devices"
+                f" {list(self.services.critic.devices)} overlap; give each group its own GPUs, or set"
+                " services.allow_shared_devices"
+            )
+        return self
+
+    @property
+    def shared_devices(self) -> tuple[int, ...]:
+        """GPUs of this machine that both groups would use."""
+        if self.services.launch == "external" or not self.uses_critic:
+            return ()
+        return tuple(sorted(set(self.services.actor.devices) & set(self.services.critic.devices)))
 
     @property
     def uses_critic(self) -> bool:

@@ -22,13 +22,14 @@ class Pair:
         self.log = CallLog()
         self.clients: list[FakeClient] = [FakeActor(self.log), FakeCritic(self.log)]
         self.store = CheckpointStore(run_dir / "checkpoints")
-        self.writer = CheckpointWriter(self.store, self.clients, make_config(run_dir).checkpoint)
-        self.step_is_recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.committed: list[int] = []
+        self.writer = CheckpointWriter(self.store, self.clients, make_config(run_dir).checkpoint, self.committed.append)
+        self.metrics: asyncio.Future[dict[str, float]] = asyncio.get_running_loop().create_future()
 
     async def begin(self, step: int = 1) -> None:
         for client in self.clients:
             client.committed_step = step
-        await self.writer.begin(RunState(step=step, kl_coef=0.5), after=self.step_is_recorded)
+        await self.writer.begin(RunState(step=step, kl_coef=0.5), metrics=self.metrics)
 
 
 @pytest.fixture
@@ -36,11 +37,11 @@ async def pair(tmp_path: Path) -> Pair:
     return Pair(tmp_path)
 
 
-async def test_services_save_only_after_the_steps_metrics_are_written(pair: Pair) -> None:
+async def test_services_save_only_when_the_step_is_complete(pair: Pair) -> None:
     await pair.begin()
     await asyncio.sleep(0)
     assert pair.log.names() == []
-    pair.step_is_recorded.set_result(None)
+    pair.metrics.set_result({"training/global_step": 1.0})
     await pair.writer.join()
     assert pair.log.names() == ["actor.save_checkpoint", "critic.save_checkpoint"]
     assert pair.store.read_state(1)["kl_coef"] == 0.5
@@ -48,7 +49,7 @@ async def test_services_save_only_after_the_steps_metrics_are_written(pair: Pair
 
 async def test_the_checkpoint_counts_when_both_parts_are_durable(pair: Pair) -> None:
     make_durable = pair.log.hold("critic.save_checkpoint")
-    pair.step_is_recorded.set_result(None)
+    pair.metrics.set_result({"training/global_step": 1.0})
     await pair.begin()
     await pair.log.until("end", "actor.save_checkpoint", 1)
     assert pair.store.steps() == []
@@ -59,17 +60,17 @@ async def test_the_checkpoint_counts_when_both_parts_are_durable(pair: Pair) -> 
 
 async def test_both_services_save_at_the_same_time(pair: Pair) -> None:
     pair.log.meet("actor.save_checkpoint", "critic.save_checkpoint")
-    pair.step_is_recorded.set_result(None)
+    pair.metrics.set_result({"training/global_step": 1.0})
     await pair.begin()
     await pair.writer.join()
 
 
 async def test_the_next_checkpoint_waits_for_the_one_before(pair: Pair) -> None:
     make_durable = pair.log.hold("actor.save_checkpoint", at_step=1)
-    pair.step_is_recorded.set_result(None)
+    pair.metrics.set_result({"training/global_step": 1.0})
     await pair.begin(1)
     await pair.log.until("end", "critic.save_checkpoint", 1)
-    second = asyncio.create_task(pair.writer.begin(RunState(step=2, kl_coef=0.5), after=pair.step_is_recorded))
+    second = asyncio.create_task(pair.writer.begin(RunState(step=2, kl_coef=0.5), metrics=pair.metrics))
     await asyncio.sleep(0)
     assert not second.done()
     make_durable.set()
@@ -80,7 +81,7 @@ async def test_the_next_checkpoint_waits_for_the_one_before(pair: Pair) -> None:
 
 async def test_a_failed_save_comes_out_once_at_the_next_begin(pair: Pair) -> None:
     pair.log.fail("critic.save_checkpoint", OSError("no space left"))
-    pair.step_is_recorded.set_result(None)
+    pair.metrics.set_result({"training/global_step": 1.0})
     await pair.begin(1)
     with pytest.raises(OSError, match="no space left"):
         await pair.begin(1)
@@ -91,7 +92,7 @@ async def test_a_failed_save_comes_out_once_at_the_next_begin(pair: Pair) -> Non
 async def test_a_failed_save_comes_out_at_the_join(pair: Pair) -> None:
     pair.log.hold("actor.save_checkpoint")
     pair.log.fail("critic.save_checkpoint", OSError("no space left"))
-    pair.step_is_recorded.set_result(None)
+    pair.metrics.set_result({"training/global_step": 1.0})
     await pair.begin()
     with pytest.raises(OSError, match="no space left"):
         await pair.writer.join()
@@ -99,7 +100,7 @@ async def test_a_failed_save_comes_out_at_the_join(pair: Pair) -> None:
 
 async def test_a_checkpoint_given_up_never_counts(pair: Pair) -> None:
     pair.log.hold("critic.save_checkpoint")
-    pair.step_is_recorded.set_result(None)
+    pair.metrics.set_result({"training/global_step": 1.0})
     await pair.begin()
     await pair.log.until("end", "actor.save_checkpoint", 1)
     await pair.writer.abandon()
@@ -131,7 +132,7 @@ async def test_giving_up_waits_for_a_commit_that_is_being_written(tmp_path: Path
 
 async def test_giving_up_swallows_what_went_wrong(pair: Pair) -> None:
     pair.log.fail("actor.save_checkpoint", OSError("no space left"))
-    pair.step_is_recorded.set_result(None)
+    pair.metrics.set_result({"training/global_step": 1.0})
     await pair.begin()
     await pair.log.until("begin", "actor.save_checkpoint", 1)
     await pair.writer.abandon()
@@ -140,7 +141,7 @@ async def test_giving_up_swallows_what_went_wrong(pair: Pair) -> None:
 
 async def test_a_cancelled_join_leaves_the_checkpoint_to_be_joined_again(pair: Pair) -> None:
     make_durable = pair.log.hold("actor.save_checkpoint")
-    pair.step_is_recorded.set_result(None)
+    pair.metrics.set_result({"training/global_step": 1.0})
     await pair.begin()
     joining = asyncio.create_task(pair.writer.join())
     await pair.log.until("end", "critic.save_checkpoint", 1)

@@ -1,0 +1,118 @@
+"""The command line: what --check prints, exit codes, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+
+from controller.__main__ import main
+from splitppo.config import load_config
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    """A config whose files are all there."""
+    model = tmp_path / "model"
+    model.mkdir()
+    backend = Backend(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.save(str(model / "tokenizer.json"))
+    (model / "config.json").write_text('{"vocab_size": 2}')
+    row = {"prompt": "ab", "data_source": "sort_letters", "reward_model": {"ground_truth": "ab"}}
+    (tmp_path / "train.jsonl").write_text((json.dumps(row) + "\n") * 4)
+    tree: dict[str, Any] = {
+        "run": {"dir": str(tmp_path / "run"), "total_steps": 2},
+        "data": {"train_files": str(tmp_path / "train.jsonl"), "train_batch_size": 4, "max_prompt_length": 8},
+        "rollout": {"n": 2},
+        "actor": {"model": str(model), "ppo_mini_batch_size": 2},
+    }
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    return file
+
+
+def check(config_file: Path, *overrides: str) -> int:
+    return main(["--config", str(config_file), "--check", *overrides])
+
+
+def test_check_prints_the_resolved_config_and_the_batch_plan_and_starts_nothing(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(config_file, "rollout.n=3") == 0
+    printed = capsys.readouterr().out
+    resolved, _, plan = printed.partition("\nstep: ")
+    (tmp_path / "resolved.yaml").write_text(resolved)
+    assert load_config(tmp_path / "resolved.yaml") == load_config(config_file, ["rollout.n=3"])
+    assert plan.startswith("4 prompts x 3 samples = 12 responses\nactor: 2 mini-batches of 2 prompts (6 responses")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("actor.learning_rate=1", "unknown key 'actor.learning_rate'"),
+        ("rollout.temprature=1", "did you mean 'rollout.temperature'?"),
+        ("run.total_steps=0", "key 'run.total_steps': input should be greater than or equal to 1, got 0"),
+        ("run.schedule=fast", "key 'run.schedule'"),
+        (
+            "actor.ppo_mini_batch_size=3",
+            "data.train_batch_size (4) must be a multiple of actor.ppo_mini_batch_size (3)",
+        ),
+        ("algorithm.adv_estimator=magic", "expected one of gae, grpo, rloo"),
+        ("algorithm.kl_penalty=k9", "key 'algorithm.kl_penalty': expected one of kl, k1"),
+        ("data.train_files=none.parquet", "data.train_files: no such file none.parquet"),
+        ("data.train_batch_size=6", "data.train_batch_size (6) is larger than the number of training prompts (4)"),
+        ("data.max_prompt_length=1", "all 4 prompts are longer than data.max_prompt_length (1 tokens"),
+        ("data.prompt_key=question", "line 1: column 'question' is missing"),
+        ("actor.model=/no/model", "model folder /no/model does not exist (key actor.model)"),
+        ("reward.custom_function_path=none.py", "key 'reward.custom_function_path': there is no file none.py"),
+        ("services.actor.devices=[0,1]", "devices lists 2 GPUs for num_processes 1"),
+        ("nonsense", "override 'nonsense' must look like key.path=value"),
+    ],
+)
+def test_a_mistake_gives_exit_code_2_and_one_line_that_says_which(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, sentence: str
+) -> None:
+    assert check(config_file, override) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_gpus_of_both_groups_must_not_overlap(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    devices = ["services.actor.devices=[0]", "services.critic.devices=[0]"]
+    assert check(config_file, *devices) == 2
+    assert "set services.allow_shared_devices" in capsys.readouterr().err
+    assert check(config_file, *devices, "services.allow_shared_devices=true") == 0
+    assert check(config_file, *devices, "algorithm.adv_estimator=grpo") == 0
+
+
+def test_a_config_file_that_is_missing_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(tmp_path / "none.yaml") == 2
+    assert capsys.readouterr().err.startswith(f"error: cannot read the config file {tmp_path / 'none.yaml'}")
+
+
+def test_without_arguments_the_usage_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+    assert "the following arguments are required: --config" in capsys.readouterr().err
+
+
+def test_the_process_ends_with_the_commands_status(config_file: Path) -> None:
+    command = [sys.executable, "-m", "controller", "--config", str(config_file), "run.resume=nowhere", "rollout.n=0"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: ")
+    assert "Traceback" not in ended.stderr
