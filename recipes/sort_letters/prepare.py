@@ -1,9 +1,9 @@
 """Makes what the recipe needs: tokenizer, warm-started model, prompts for training and validation.
 
-    python -m recipes.sort_letters.prepare [--output .cache/sort_letters] [--seed 0]
+    python -m recipes.sort_letters.prepare [--output .cache/sort_letters] [--seed 0] [--warm-start-steps 250]
 
-Everything is a function of the seed and of this recipe's code, and is made once: a fingerprint of both lies beside it.
-The output folder appears whole or not at all.
+Everything is a function of the arguments and of this recipe's code, and is made once: a fingerprint of them lies beside
+it. The output folder appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from recipes.sort_letters import task
 
 DEFAULT_OUTPUT = Path(".cache/sort_letters")
 DEFAULT_SEED = 0
+DEFAULT_WARM_START_STEPS = 250
 PAD, EOS = "<pad>", "<eos>"
 FINGERPRINT_FILE = "fingerprint.json"
 
@@ -36,13 +37,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED)
+    parser.add_argument("--warm-start-steps", type=int, default=DEFAULT_WARM_START_STEPS)
     arguments = parser.parse_args()
-    prepare(arguments.output, seed=arguments.seed)
+    prepare(arguments.output, seed=arguments.seed, warm_start_steps=arguments.warm_start_steps)
 
 
-def prepare(output: Path = DEFAULT_OUTPUT, *, seed: int = DEFAULT_SEED) -> None:
+def prepare(
+    output: Path = DEFAULT_OUTPUT, *, seed: int = DEFAULT_SEED, warm_start_steps: int = DEFAULT_WARM_START_STEPS
+) -> None:
     """Makes model/, train.parquet and val.parquet unless they are there; safe when several processes call it."""
-    wanted = fingerprint(seed)
+    wanted = fingerprint(seed, warm_start_steps)
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.with_name(f"{output.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -53,7 +57,7 @@ def prepare(output: Path = DEFAULT_OUTPUT, *, seed: int = DEFAULT_SEED) -> None:
         started = time.monotonic()
         scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
         try:
-            _make(scratch, seed)
+            _make(scratch, seed, warm_start_steps)
             (scratch / FINGERPRINT_FILE).write_text(json.dumps(wanted, indent=1), encoding="utf-8")
             shutil.rmtree(output, ignore_errors=True)
             scratch.rename(output)
@@ -62,8 +66,8 @@ def prepare(output: Path = DEFAULT_OUTPUT, *, seed: int = DEFAULT_SEED) -> None:
         print(f"sort_letters: model and prompts made in {time.monotonic() - started:.0f} s: {output}", flush=True)
 
 
-def fingerprint(seed: int) -> dict[str, str | int]:
-    """What the output depends on: seed, this recipe's code, and the libraries that train and save."""
+def fingerprint(seed: int, warm_start_steps: int) -> dict[str, str | int]:
+    """What the output depends on: the arguments, this recipe's code, and the libraries that train and save."""
     code = hashlib.sha256()
     folder = Path(__file__).parent
     for file in (
@@ -74,7 +78,7 @@ def fingerprint(seed: int) -> dict[str, str | int]:
     ):
         code.update(file.read_bytes())
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
-    return {"seed": seed, "code_sha256": code.hexdigest(), **versions}
+    return {"seed": seed, "warm_start_steps": warm_start_steps, "code_sha256": code.hexdigest(), **versions}
 
 
 def make_tokenizer() -> Tokenizer:
@@ -88,7 +92,7 @@ def save_rows(rows: list[dict[str, object]], file: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), file)
 
 
-def _make(folder: Path, seed: int) -> None:
+def _make(folder: Path, seed: int, warm_start_steps: int) -> None:
     from recipes.sort_letters import warm_start  # imports torch, which a folder that is ready does not need
 
     words = task.split_words(seed)
@@ -98,7 +102,7 @@ def _make(folder: Path, seed: int) -> None:
     model = warm_start.train(
         words,
         tokenizer,
-        warm_start.WarmStart(),
+        warm_start.WarmStart(num_steps=warm_start_steps),
         eos=tokenizer.token_to_id(EOS),
         pad=tokenizer.token_to_id(PAD),
         seed=seed,

@@ -30,12 +30,12 @@ class WarmStart:
         main_share: share of the main behaviour; the other two share the rest evenly.
     """
 
+    num_steps: int
     hidden_size: int = 128
     num_layers: int = 2
     num_heads: int = 4
     intermediate_size: int = 256
     initializer_range: float = 0.08
-    num_steps: int = 250
     batch_size: int = 48
     lr: float = 2e-3
     grad_clip: float = 1.0

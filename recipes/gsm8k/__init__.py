@@ -1,0 +1,1 @@
+"""Grade-school mathematics: real rows, on a CPU and on eight GPUs."""

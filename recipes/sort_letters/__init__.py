@@ -1,0 +1,1 @@
+"""Sorting letters: the quickstart."""

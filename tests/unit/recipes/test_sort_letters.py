@@ -1,0 +1,128 @@
+"""The quickstart's task: its words, its model's tokenizer, what is prepared, and what may be removed."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from controller.tokenizer import load_tokenizer
+from recipes.sort_letters import task
+from recipes.sort_letters.prepare import DEFAULT_OUTPUT, make_tokenizer, prepare
+from recipes.sort_letters.quickstart import CONFIG, remove_run
+from rewards.sort_letters import compute_score
+from splitppo.config import ConfigError, load_config
+
+WORDS = task.split_words(0)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("prepared") / "sort_letters"
+    prepare(output, warm_start_steps=1)
+    return output
+
+
+def test_no_word_of_one_set_is_in_another() -> None:
+    warm_start = [word for words in WORDS.warm_start.values() for word in words]
+    together = [*WORDS.val, *WORDS.train, *warm_start]
+    assert len(set(together)) == len(together)
+    assert all(len(words) > 0 for words in WORDS.warm_start.values())
+
+
+def test_only_ascending_letters_are_rewarded() -> None:
+    unsorted = [word for word in WORDS.val if word not in (task.answer_of(word), task.answer_of(word)[::-1])]
+    scores = {
+        behaviour: {
+            compute_score(task.DATA_SOURCE, task.demonstrate(word, behaviour), task.answer_of(word))
+            for word in unsorted
+        }
+        for behaviour in task.BEHAVIOURS
+    }
+    assert scores == {"ascending": {1.0}, "descending": {0.0}, "copy": {0.0}}
+
+
+def test_every_prompt_and_response_fits_the_lengths_of_the_config() -> None:
+    data = load_config(CONFIG).data
+    tokenizer = make_tokenizer()
+    words = [*WORDS.val, *WORDS.train]
+    prompts = [tokenizer.encode(task.prompt_of(word)).ids for word in words]
+    responses = [tokenizer.encode(task.demonstrate(word, "ascending")).ids for word in words]
+    assert max(map(len, prompts)) == data.max_prompt_length
+    assert max(map(len, responses)) + 1 == data.max_response_length  # and EOS
+
+
+def test_the_config_reads_what_prepare_makes_by_default() -> None:
+    config = load_config(CONFIG)
+    assert {config.actor.model, *config.data.train_files, *config.data.val_files} == {
+        str(DEFAULT_OUTPUT / name) for name in ("model", "train.parquet", "val.parquet")
+    }
+
+
+def test_text_of_the_vocabulary_survives_encoding_one_token_per_character() -> None:
+    tokenizer = make_tokenizer()
+    text = "".join(map(chr, range(32, 127))) + "\n two  spaces\n\n"
+    ids = tokenizer.encode(text).ids
+    assert len(ids) == len(text)
+    assert tokenizer.decode(ids) == text
+
+
+def test_transformers_and_the_controller_encode_as_the_model_was_trained(prepared: Path) -> None:
+    text = "sort jcab\n#### abcj"
+    expected = Tokenizer.from_file(str(prepared / "model" / "tokenizer.json")).encode(text).ids
+    assert AutoTokenizer.from_pretrained(prepared / "model")(text).input_ids == expected
+    assert load_tokenizer(str(prepared / "model")).encode(text).tolist() == expected
+
+
+def test_rows_are_prompts_with_a_ground_truth(prepared: Path) -> None:
+    rows = pq.read_table(prepared / "val.parquet").to_pylist()
+    assert [row["prompt"] for row in rows] == [f"sort {word}" for word in WORDS.val]
+    assert rows[0]["reward_model"] == {"style": "rule", "ground_truth": "".join(sorted(WORDS.val[0]))}
+    assert {row["data_source"] for row in rows} == {"sort_letters"}
+
+
+def test_what_is_prepared_is_a_function_of_the_seed(prepared: Path, tmp_path: Path) -> None:
+    prepare(tmp_path / "again", warm_start_steps=1)
+    prepare(tmp_path / "other", warm_start_steps=1, seed=1)
+    for name in ("model/model.safetensors", "train.parquet", "val.parquet"):
+        original = (prepared / name).read_bytes()
+        assert (tmp_path / "again" / name).read_bytes() == original, name
+        assert (tmp_path / "other" / name).read_bytes() != original, name
+
+
+def test_it_is_made_again_only_when_the_arguments_change(tmp_path: Path) -> None:
+    weights = tmp_path / "out" / "model" / "model.safetensors"
+    prepare(tmp_path / "out", warm_start_steps=1)
+    first = weights.stat()
+    prepare(tmp_path / "out", warm_start_steps=1)
+    assert weights.stat() == first
+    prepare(tmp_path / "out", warm_start_steps=2)
+    assert weights.stat() != first
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.lock"]
+
+
+def test_a_finished_run_is_removed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "controller.lock").touch()
+    remove_run(run)
+    assert not run.exists()
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="not the folder of an earlier run"):
+        remove_run(tmp_path)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_run_whose_controller_is_alive_is_left_alone(tmp_path: Path) -> None:
+    with (tmp_path / "controller.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another controller is running"):
+            remove_run(tmp_path)
+    assert (tmp_path / "controller.lock").exists()
