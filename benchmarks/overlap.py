@@ -108,10 +108,10 @@ async def run_block(
         services = replace(services, critic=None)
     clients = [client for client in (services.actor, services.critic) if client is not None]
     recorder = Recorder(config, folder.path, PlainDisplay(Silent()), prompts.epoch_of)
-    recorder.restart_at(0, clients)
+    recorder.restart_at(0, clients, None)
     observers = Observers(
         Evaluator(config, services.actor, None, scorer),
-        CheckpointWriter(folder.checkpoints, clients, config.checkpoint),
+        CheckpointWriter(folder.checkpoints, clients, config.checkpoint, recorder.release),
         recorder,
     )
     await Trainer(config, services, prompts, scorer, observers, RunState.initial(config)).fit()

@@ -45,6 +45,8 @@ async def test_services_save_only_when_the_step_is_complete(pair: Pair) -> None:
     await pair.writer.join()
     assert pair.log.names() == ["actor.save_checkpoint", "critic.save_checkpoint"]
     assert pair.store.read_state(1)["kl_coef"] == 0.5
+    assert pair.store.read_metrics(1) == {"training/global_step": 1.0}
+    assert pair.committed == [1]
 
 
 async def test_the_checkpoint_counts_when_both_parts_are_durable(pair: Pair) -> None:
@@ -112,14 +114,14 @@ async def test_giving_up_waits_for_a_commit_that_is_being_written(tmp_path: Path
     class SlowStore(CheckpointStore):
         begun, go_on = threading.Event(), threading.Event()
 
-        def commit(self, step: int, state: dict[str, Any], *, keep: int) -> None:
+        def commit(self, *args: Any, **kwargs: Any) -> None:
             self.begun.set()
             assert self.go_on.wait(20)
-            super().commit(step, state, keep=keep)
+            super().commit(*args, **kwargs)
 
     store = SlowStore(tmp_path)
-    writer = CheckpointWriter(store, [], make_config(tmp_path).checkpoint)
-    await writer.begin(RunState(step=1, kl_coef=0.5), after=asyncio.sleep(0))
+    writer = CheckpointWriter(store, [], make_config(tmp_path).checkpoint, lambda _: None)
+    await writer.begin(RunState(step=1, kl_coef=0.5), metrics=asyncio.sleep(0, {}))
     await asyncio.to_thread(store.begun.wait, 20)
     giving_up = asyncio.create_task(writer.abandon())
     for _ in range(5):

@@ -26,7 +26,7 @@ def write_parts(store: CheckpointStore, step: int) -> None:
 def save(store: CheckpointStore, *steps: int, keep: int = 10) -> None:
     for step in steps:
         write_parts(store, step)
-        store.commit(step, {"step": step}, keep=keep)
+        store.commit(step, {"step": step}, {"training/global_step": float(step)}, keep=keep)
 
 
 def folders(store: CheckpointStore) -> set[str]:
@@ -59,7 +59,7 @@ def test_a_commit_that_fails_before_its_end_leaves_a_folder_that_does_not_count(
     save(store, 1)
     write_parts(store, 2)
     with pytest.raises(TypeError, match="not JSON serializable"):
-        store.commit(2, {"step": object()}, keep=10)
+        store.commit(2, {"step": object()}, {}, keep=10)
     assert store.latest_step() == 1
     assert (store.path / "latest").read_text() == "1\n"
 

@@ -61,11 +61,11 @@ def make_run(run_dir: Path, *, at_step: int = 0, validates: bool = False, **chan
     prompts = make_prompts(config)
     clients = [actor, critic] if config.uses_critic else [actor]
     recorder = Recorder(config, run_dir, plain_display(), prompts.epoch_of)
-    recorder.restart_at(at_step, clients)
+    recorder.restart_at(at_step, clients, None)
     store = CheckpointStore(run_dir / "checkpoints")
     observers = Observers(
         Evaluator(config, actor, make_table(2) if validates else None, scorer),
-        CheckpointWriter(store, clients, config.checkpoint),
+        CheckpointWriter(store, clients, config.checkpoint, recorder.release),
         recorder,
     )
     services = Services(actor, critic if config.uses_critic else None)
@@ -377,8 +377,30 @@ async def test_the_kl_coefficient_and_the_totals_of_a_step_are_saved_with_it(tmp
         algorithm__kl_horizon=10,
     )
     await run.trainer.fit()
-    first, second = (json.loads((run.store.folder(step) / "controller.json").read_text()) for step in (1, 2))
+    first, second = (run.store.read_state(step) for step in (1, 2))
     used = [row["actor/reward_kl_penalty_coeff"] for row in run.metrics]
     assert used == [run.config.algorithm.kl_coef, first["kl_coef"]]
     assert second["kl_coef"] > first["kl_coef"] > run.config.algorithm.kl_coef
     assert second["tokens"] == sum(row["perf/total_num_tokens"] for row in run.metrics)
+
+
+async def test_the_line_of_a_saved_step_is_written_when_its_checkpoint_counts(tmp_path: Path) -> None:
+    run = make_run(tmp_path, run__total_steps=3, checkpoint__save_freq=2)
+    make_durable = run.log.hold("critic.save_checkpoint", at_step=2)
+    fit = asyncio.create_task(run.trainer.fit())
+    await run.log.until("end", "actor.generate", 3)
+    assert [row["step"] for row in run.metrics] == [1]
+    make_durable.set()
+    await fit
+    assert [row["step"] for row in run.metrics] == [1, 2, 3]
+
+
+async def test_a_run_killed_between_checkpoint_and_line_has_no_gap(tmp_path: Path) -> None:
+    run = make_run(tmp_path, run__total_steps=2, checkpoint__save_freq=2)
+    await run.trainer.fit()
+    saved = run.store.read_metrics(2)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:-1]))
+    run.recorder.restart_at(2, [], saved)
+    assert [row["step"] for row in run.metrics] == [1, 2]
+    assert run.metrics[-1]["training/global_step"] == 2.0
