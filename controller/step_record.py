@@ -126,10 +126,11 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config, *, e
         ),
         "rpc/bytes_sent": float(record.traffic.bytes_sent),
         "rpc/bytes_received": float(record.traffic.bytes_received),
-        "rpc/time_fraction": record.traffic.transfer_s / record.step_s,
         "training/global_step": float(record.step),
         "training/epoch": float(epoch),
     }
+    if record.step_s > 0.0:
+        metrics["rpc/time_fraction"] = record.traffic.transfer_s / record.step_s
     if experience.kl is not None:
         metrics["actor/reward_kl_penalty"] = experience.kl
         metrics["actor/reward_kl_penalty_coeff"] = experience.kl_coef
