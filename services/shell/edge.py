@@ -17,7 +17,7 @@ from splitppo.rpc.errors import Internal, InvalidArgument, Place, status_of, wir
 log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext
-# (message or iterator of messages, context) -> message or async iterator of messages
+# (message or iterator of serialised messages, context) -> message or async iterator of messages, serialised or not
 Method = Callable[[Any, Any], Any]
 
 
@@ -57,7 +57,8 @@ class _Edge:
 
     async def stream_unary(self, requests: AsyncIterator[bytes], context: Context[Any, Any]) -> Any:
         try:
-            return await self._method(self._read_all(requests), context)
+            # A stream is passed on as it comes: its reader takes chunks without protobuf's copies.
+            return await self._method(requests, context)
         except Exception as error:  # noqa: BLE001 - the edge
             await self._abort(context, error)
 
@@ -67,10 +68,6 @@ class _Edge:
                 yield reply
         except Exception as error:  # noqa: BLE001 - the edge
             await self._abort(context, error)
-
-    async def _read_all(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Message]:
-        async for request in requests:
-            yield self._read(request)
 
     def _read(self, request: bytes) -> Message:
         try:
@@ -88,5 +85,5 @@ class _Edge:
         await context.abort(status.code, status.details, status.trailing_metadata)
 
 
-def _serialise(message: Message) -> bytes:
-    return message.SerializeToString()
+def _serialise(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()

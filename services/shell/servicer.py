@@ -16,7 +16,7 @@ from services.shell.mailbox import Call
 from services.shell.slots import describe
 from services.shell.worker import Worker
 from splitppo import __version__
-from splitppo.rpc.codec import encode, receive_batch
+from splitppo.rpc.codec import encode_parts, receive_batch
 from splitppo.rpc.errors import InvalidArgument, WrongState
 from splitppo.rpc.identity import PROTOCOL_VERSION
 from splitppo.v1 import batch_pb2, worker_pb2
@@ -91,10 +91,8 @@ class WorkerServicer:
             slots=worker.slots.slots(),
         )
 
-    async def put_batch(
-        self, requests: AsyncIterator[worker_pb2.PutBatchRequest], _: Any
-    ) -> worker_pb2.PutBatchResponse:
-        """Takes a batch into its slot, once it is complete."""
+    async def put_batch(self, requests: AsyncIterator[bytes], _: Any) -> worker_pb2.PutBatchResponse:
+        """Takes a batch into its slot, once it is complete; `requests` are serialised."""
         header, batch = await receive_batch(
             requests, self._worker.context.config.services.max_batch_bytes, self._open_put
         )
@@ -109,8 +107,8 @@ class WorkerServicer:
 
     async def get_batch(
         self, request: worker_pb2.GetBatchRequest, _: Any
-    ) -> AsyncIterator[worker_pb2.GetBatchResponse]:
-        """Sends columns of a slot."""
+    ) -> AsyncIterator[worker_pb2.GetBatchResponse | bytes]:
+        """Sends columns of a slot; chunks are serialised already."""
         self._check_caller(request)
         if not request.columns:
             raise InvalidArgument("columns must name at least one column")
@@ -119,10 +117,10 @@ class WorkerServicer:
             raise WrongState(
                 f"the {describe(request.slot)} has no column {missing[0]!r}; it has {', '.join(rows.columns)}"
             )
-        header, chunks = encode(rows.select(request.columns), request.slot)
+        header, parts = encode_parts(rows.select(request.columns), request.slot)
         yield worker_pb2.GetBatchResponse(header=header)
-        for chunk in chunks:
-            yield worker_pb2.GetBatchResponse(chunk=chunk)
+        for part in parts:
+            yield part
 
     def _check_caller(self, header: worker_pb2.PutBatchHeader | worker_pb2.GetBatchRequest) -> None:
         self._worker.claim.check(header.run_id, header.epoch)
