@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,12 @@ STOP_GRACE_S = 30.0
 POLL_INTERVAL_S = 0.05
 TAIL_LINES = 20
 BAD_INPUT_EXIT = 2
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+
+# What torchrun reports of the first rank that failed, and where that report begins.
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+_REPORT = re.compile(r"^.*failed \(exitcode: .*$", re.MULTILINE)
+_BAD_INPUT = re.compile(r"^error: (.*)$", re.MULTILINE)
 
 
 class GroupFailed(Exception):
@@ -53,10 +60,18 @@ class Endpoint:
 
 
 class LocalGroup:
-    """One torchrun group on this machine."""
+    """One torchrun group on this machine.
 
-    def __init__(self, role: RoleName, config: Config, config_file: Path) -> None:
+    Args:
+        role: which one.
+        config: of the run.
+        config_file: the same, as the ranks read it.
+        torchrun: the command that starts torchrun.
+    """
+
+    def __init__(self, role: RoleName, config: Config, config_file: Path, torchrun: Sequence[str] = TORCHRUN) -> None:
         self.role: RoleName = role
+        self._torchrun = torchrun
         self._run_dir = config.run.dir
         self._service: ServiceConfig = getattr(config.services, role)
         self._start_timeout_s = config.services.start_timeout_s
@@ -92,7 +107,7 @@ class LocalGroup:
 
     def _command(self) -> list[str]:
         return [
-            *(sys.executable, "-m", "torch.distributed.run"),
+            *self._torchrun,
             *("--standalone", "--nproc-per-node", str(self._service.num_processes), "--max-restarts", "0"),
             *("-m", f"services.{self.role}", "--config", str(self._config_file), "--lifeline"),
         ]
@@ -136,24 +151,24 @@ class LocalGroup:
         """True once torchrun has exited."""
         return self._process is not None and self._process.returncode is not None
 
-    async def wait(self) -> None:
-        """Returns when torchrun has exited."""
-        if self._process is not None:
-            await self._process.wait()
-
     def _post_mortem(self, what: str) -> GroupFailed:
-        """What happened, in one sentence, and the last lines of the culprit rank's log."""
+        """Why the group is not there: the sentence of the rank that refused its input, else its log's last lines."""
         output = _read(self._torchrun_log)
-        cause = re.search(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", output, re.DOTALL)
-        rank, exit_code = (int(cause.group(1)), int(cause.group(2))) if cause else (0, 1)
-        rank_log = self._run_dir / "logs" / f"{self.role}_{rank}.log"
-        words_before_report = re.split(r"^.*failed \(exitcode: .*$", output, maxsplit=1, flags=re.MULTILINE)[0]
-        source, text = self._torchrun_log, words_before_report.strip() or output
-        if _read(rank_log).strip():
-            source, text = rank_log, _read(rank_log)
+        words = _REPORT.split(output, maxsplit=1)[0].strip()
+        cause = _ROOT_CAUSE.search(output)
+        rank, exit_code = (int(cause[1]), int(cause[2])) if cause else (0, None)
+        if exit_code == BAD_INPUT_EXIT and (said := _BAD_INPUT.findall(words)):
+            return GroupFailed(f"{self.role}: {said[0]}", is_bad_input=True)
+        source = self._run_dir / "logs" / f"{self.role}_{rank}.log"
+        text = _read(source)
+        if not text.strip():
+            source, text = self._torchrun_log, words or output
         tail = "\n".join(f"  {line}" for line in text.splitlines()[-TAIL_LINES:])
-        message = f"the {self.role} group {what} (rank {rank}, exit code {exit_code}); last lines of {source}:\n{tail}"
-        return GroupFailed(message, is_bad_input=exit_code == BAD_INPUT_EXIT)
+        culprit = f" (rank {rank}, exit code {exit_code})" if cause else ""
+        return GroupFailed(
+            f"the {self.role} group {what}{culprit}; last lines of {source}:\n{tail}",
+            is_bad_input=exit_code == BAD_INPUT_EXIT,
+        )
 
     async def stop(self) -> None:
         """Ends the group: drain by SIGTERM, then the lifeline, then SIGKILL."""
@@ -196,11 +211,11 @@ def _read(path: Path) -> str:
 
 
 class LocalLauncher:
-    """All groups of a run on this machine."""
+    """All groups of a run on this machine. Arguments as for `LocalGroup`."""
 
-    def __init__(self, config: Config, config_file: Path) -> None:
+    def __init__(self, config: Config, config_file: Path, torchrun: Sequence[str] = TORCHRUN) -> None:
         roles: list[RoleName] = ["actor", "critic"] if config.uses_critic else ["actor"]
-        self.groups = {role: LocalGroup(role, config, config_file) for role in roles}
+        self.groups = {role: LocalGroup(role, config, config_file, torchrun) for role in roles}
         self._shared_devices = config.shared_devices
 
     async def start(self) -> dict[RoleName, Endpoint]:
