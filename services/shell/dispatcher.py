@@ -108,14 +108,8 @@ class Leader:
             reply = self._keep(call, outcome, shards, parts, engine_time)
         except Exception as error:
             refusal = wire_error(error)
-            is_bug = isinstance(refusal, Internal)
-            log.log(
-                logging.ERROR if is_bug else logging.WARNING,
-                "%s failed: %s",
-                call.command.method,
-                refusal.message,
-                exc_info=error if is_bug else None,
-            )
+            level, bug = (logging.ERROR, error) if isinstance(refusal, Internal) else (logging.WARNING, None)
+            log.log(level, "%s failed: %s", call.command.method, refusal.message, exc_info=bug)
             call.fail(refusal)
             return
         seconds = (engine_time.finished_unix_ns - engine_time.started_unix_ns) / 1e9
@@ -227,10 +221,7 @@ class Leader:
         worker, command = self._worker, call.command
         step = worker.ledger.committed_step + (1 if command.commits else 0)
         reply = worker_pb2.CommandResult(
-            engine_time=engine_time,
-            metrics=outcome.metrics,
-            committed_step=step,
-            weights_sha256=outcome.weights_sha256,
+            engine_time=engine_time, metrics=outcome.metrics, committed_step=step, weights_sha256=outcome.weights_sha256
         )
         if command.commits:
             worker.ledger.commit(step, call.request_id, reply)
