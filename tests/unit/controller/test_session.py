@@ -1,0 +1,139 @@
+"""A run from start to exit where no service answers: exit codes, the summary, signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+
+from controller.run_folder import RunFolder
+from controller.session import run_session
+from splitppo.config import Config, ConfigError, dump_config
+from tests.fake_services import make_config
+from tests.groups import wait_until
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections, and that nobody else takes meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+@pytest.fixture
+def make(tmp_path: Path, closed_port: int) -> Callable[..., Config]:
+    """A config with prompts, whose services do not answer."""
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    backend = Backend(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.save(str(tokenizer / "tokenizer.json"))
+    row = {"prompt": "ab", "data_source": "sort_letters", "reward_model": {"ground_truth": "ab"}}
+    (tmp_path / "train.jsonl").write_text((json.dumps(row) + "\n") * 4)
+    address = {"address": f"127.0.0.1:{closed_port}"}
+
+    def config(**changes: Any) -> Config:
+        services = {"launch": "external", "start_timeout_s": 0.3, "actor": address, "critic": address}
+        inputs = {"data__train_files": str(tmp_path / "train.jsonl"), "data__tokenizer": str(tokenizer)}
+        return make_config(tmp_path / "run", **inputs | {"services": services} | changes)
+
+    return config
+
+
+def read_summary(config: Config) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((config.run.dir / "summary.json").read_text())
+    return summary
+
+
+def test_services_that_cannot_be_reached_in_time_are_bad_input(
+    make: Callable[..., Config], closed_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make()
+    assert run_session(config) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert f"at 127.0.0.1:{closed_port} cannot be reached within 0.3 s" in said[0]
+    assert read_summary(config)["exit_reason"] == "bad_input"
+
+
+def test_external_services_need_addresses(make: Callable[..., Config], capsys: pytest.CaptureFixture[str]) -> None:
+    config = make(services={"launch": "external"})
+    assert run_session(config) == 2
+    assert "error: services.actor.address: expected host:port" in capsys.readouterr().err
+
+
+def test_a_mistake_in_the_data_ends_the_run_with_a_summary(
+    make: Callable[..., Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make(data__train_files="none.jsonl")
+    assert run_session(config) == 2
+    assert "error: data.train_files: no such file none.jsonl\n" in capsys.readouterr().err
+    assert read_summary(config) | {"wall_s": 0} == {
+        "global_step": 0,
+        "validation": {"before": None, "after": None},
+        "wall_s": 0,
+        "train_s": 0.0,
+        "tokens": 0,
+        "overlap": None,
+        "weights_sha256": {"actor": None, "critic": None},
+        "exit_reason": "bad_input",
+    }
+
+
+def test_a_broken_reward_function_is_bad_input(
+    make: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("def compute_score(: pass")
+    config = make(reward__custom_function_path=str(tmp_path / "mine.py"))
+    assert run_session(config) == 2
+    assert "mine.py" in capsys.readouterr().err
+
+
+def test_the_folder_is_free_again_after_a_run(make: Callable[..., Config]) -> None:
+    config = make()
+    run_session(config)
+    with RunFolder(config) as folder:
+        assert folder.claim.epoch == 2
+
+
+def test_a_folder_that_may_not_be_used_gets_nothing_written(make: Callable[..., Config]) -> None:
+    config = make()
+    with RunFolder(config), pytest.raises(ConfigError, match="another controller is running"):
+        run_session(config)
+    assert not (config.run.dir / "summary.json").exists()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_services_are_awaited_ends_the_run(
+    make: Callable[..., Config], tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    config = make()
+    file = tmp_path / "config.yaml"
+    tree = yaml.safe_load(dump_config(config))
+    tree["services"]["start_timeout_s"] = 120.0
+    file.write_text(yaml.safe_dump(tree))
+    output = tmp_path / "output"
+    with output.open("wb") as stream:
+        command = [sys.executable, "-m", "controller", "--config", str(file)]
+        process = subprocess.Popen(command, stdout=stream, stderr=stream)
+    try:
+        wait_until(lambda: "plan " in output.read_text() or process.poll() is not None)
+        process.send_signal(number)
+        assert process.wait(30) == status, output.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert read_summary(config)["exit_reason"] == "interrupted"
+    assert "Traceback" not in output.read_text()
+    assert not list(config.run.dir.glob("nonce-*"))
