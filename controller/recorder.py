@@ -74,11 +74,6 @@ class Recorder:
         """The record of the step that began last."""
         return self._open[-1]
 
-    @property
-    def oldest(self) -> StepRecord:
-        """The record that is completed next."""
-        return self._open[0]
-
     def hold(self, step: int) -> asyncio.Future[Mapping[str, float]]:
         """Keeps the step's line back until `release`; returns its metrics, which are there when it is complete.
 

@@ -129,8 +129,6 @@ class Trainer:
             if self.schedule == "overlap" and self.critic is not None:
                 self._critic_update = asyncio.create_task(self.update_critic(experience, record))
                 await self.update_actor(experience, record)
-                if self.is_done:
-                    await self.join_critic()
             else:
                 await run_calls(
                     self.schedule,
@@ -147,8 +145,7 @@ class Trainer:
                 await asyncio.wait([self._critic_update])
             update, self._critic_update = self._critic_update, None
             update.result()
-            if self.recorder.oldest.ended_s is not None:
-                self.recorder.complete_oldest()
+            self.recorder.complete_oldest()
 
     async def join(self) -> None:
         """Waits for what runs in the background: the critic's update, the checkpoint that is being written."""

@@ -339,6 +339,7 @@ async def test_abandoning_gives_up_the_critics_update_and_the_checkpoint(tmp_pat
     with pytest.raises(ConnectionError, match="the actor is gone"):
         await run.trainer.fit()
     await run.trainer.abandon()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     assert not run.log.happened("end", "critic.update", 1)
     assert run.store.steps() == []
 
