@@ -95,12 +95,23 @@ class ServiceGroups:
         return Caller(claim.run_id, claim.epoch, worker_digest(self._config, role), claim.nonce)
 
     async def recover(self, error: WireError) -> None:
-        """Ends what is left of a lost group that we started, so that `connect` brings it up again."""
+        """Ends what is left of lost groups that we started, so that `connect` brings them up again.
+
+        Besides the one that `error` names, a group is lost if it has ended or does not answer.
+        """
+        silent = [] if self._launcher is None else await self._silent_roles()
         await self._close_channels()
-        if self._launcher is None:
-            return
-        lost = [role for role, group in self._launcher.groups.items() if group.has_ended or role == error.place.role]
-        await asyncio.gather(*(self._launcher.restart(role) for role in lost))
+        if self._launcher is not None:
+            lost = {error.place.role, *silent}
+            await asyncio.gather(
+                *(self._launcher.restart(role) for role, group in self._launcher.groups.items() if role in lost)
+            )
+
+    async def _silent_roles(self) -> list[str]:
+        """Roles whose group does not answer any more."""
+        clients = self.clients if self._services is not None else []
+        answers = await asyncio.gather(*(client.get_status() for client in clients), return_exceptions=True)
+        return [client.role for client, answer in zip(clients, answers, strict=True) if isinstance(answer, Exception)]
 
     async def restore(self, step: int) -> None:
         """Brings every role to the pair checkpoint of `step`; 0 is the initial model.

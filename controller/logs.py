@@ -10,13 +10,18 @@ from controller.display import Display
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+# For `extra=`: a line that the user is told in another way.
+FILE_ONLY = {"file_only": True}
+
+
 class _DisplayHandler(logging.Handler):
     def __init__(self, display: Display) -> None:
         super().__init__(logging.INFO)
         self._display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._display.line(self.format(record))
+        if not getattr(record, "file_only", False):
+            self._display.line(self.format(record))
 
 
 def log_to(run_dir: Path, display: Display) -> None:

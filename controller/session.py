@@ -18,7 +18,7 @@ from controller.display import open_display
 from controller.evaluation import Evaluator
 from controller.inputs import Inputs, load_inputs
 from controller.launcher import GroupFailed
-from controller.logs import log_to
+from controller.logs import FILE_ONLY, log_to
 from controller.recorder import Recorder
 from controller.report import write_report
 from controller.run_folder import RunFolder
@@ -209,6 +209,7 @@ class Session:
 
     def _explain(self, error: Exception) -> None:
         """One sentence for the user; where it happened is in the log file of the group that it names."""
+        log.error("%s", error, extra=FILE_ONLY)
         self._display.close()
         sys.stderr.write(f"error: {error}\n")
 

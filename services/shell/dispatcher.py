@@ -117,7 +117,16 @@ class Leader:
         if outcome.durable is None:
             call.resolve(reply)
         else:
-            outcome.durable.add_done_callback(lambda durable: _answer_when_durable(call, reply, durable))
+            outcome.durable.add_done_callback(lambda durable: self._answer_when_durable(call, reply, durable))
+
+    def _answer_when_durable(self, call: Call, reply: worker_pb2.CommandResult, durable: Future[None]) -> None:
+        error = durable.exception()
+        if error is None:
+            self._worker.remember_save(call.request_id, reply)
+            call.resolve(reply)
+        else:
+            log.error("%s could not be made durable", call.command.method, exc_info=error)
+            call.fail(wire_error(error))
 
     def _check_identity(self, call: Call) -> None:
         """The caller must be the newest controller, and mean the step that this service is at."""
@@ -278,15 +287,6 @@ def _repairs(command: Command) -> bool:
 
 def _attachment(command: Command, attachment: bytes) -> bytes | None:
     return attachment if isinstance(command, LifecycleCommand) else None
-
-
-def _answer_when_durable(call: Call, reply: worker_pb2.CommandResult, durable: Future[None]) -> None:
-    error = durable.exception()
-    if error is None:
-        call.resolve(reply)
-    else:
-        log.error("%s could not be made durable", call.command.method, exc_info=error)
-        call.fail(wire_error(error))
 
 
 def _log_if_failed(durable: Future[None]) -> None:

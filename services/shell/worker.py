@@ -49,6 +49,16 @@ class Worker:
         self._dirty = ""
         self._failed = ""
         self._on_change: Callable[[], None] = lambda: None
+        self._last_save = ("", worker_pb2.CommandResult())
+
+    def remember_save(self, request_id: str, reply: worker_pb2.CommandResult) -> None:
+        """A checkpoint is durable; a repeated request for it gets the same reply, whatever was committed since."""
+        self._last_save = (request_id, reply)
+
+    def reply_of_save(self, request_id: str) -> worker_pb2.CommandResult | None:
+        """The reply of the last durable checkpoint, if this request made it."""
+        saved_id, reply = self._last_save
+        return reply if request_id == saved_id else None
 
     @property
     def state(self) -> worker_pb2.WorkerState:

@@ -99,9 +99,9 @@ class Client:
             critic_pb2.CriticUpdateRequest(header=header, slot=experience(step)), timeout=TIMEOUT_S
         )
 
-    def save(self, base_step: int) -> Any:
+    def save(self, base_step: int, *, request_id: str = "") -> Any:
         return self.worker.SaveCheckpoint(
-            worker_pb2.SaveCheckpointRequest(header=self.header(base_step)), timeout=TIMEOUT_S
+            worker_pb2.SaveCheckpointRequest(header=self.header(base_step, request_id)), timeout=TIMEOUT_S
         )
 
     def load(self, step: int, *, base_step: int) -> Any:

@@ -121,6 +121,14 @@ def test_a_lost_reply_of_a_computation_is_given_again(client: Client, step: int)
     assert again.engine_time == first.engine_time
 
 
+def test_a_lost_reply_of_a_checkpoint_is_given_again_also_after_the_next_update(client: Client, step: int) -> None:
+    first = result(client.save(step - 1, request_id=f"save-{step}"))
+    result(client.update(step))
+    again = result(client.save(step - 1, request_id=f"save-{step}"))
+    assert again == first
+    assert isinstance(error_of(client.save(step - 1, request_id=f"another-save-{step}")), WrongStep)
+
+
 def test_wrong_steps_are_refused_and_change_nothing(client: Client, step: int) -> None:
     assert isinstance(error_of(client.update(step + 1, base_step=step - 1)), WrongStep)
     assert isinstance(error_of(client.update(step, base_step=step)), WrongStep)
