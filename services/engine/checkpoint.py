@@ -61,7 +61,7 @@ class Checkpointer:
             wait([self._last])
         folder = None
         if parallel.rank() == 0:
-            shutil.rmtree(directory, ignore_errors=True)
+            _empty(directory)
             folder = directory / HF_FOLDER
             hf_folder.write_description(model, self._source, folder)
         weights = _whole_weights(model) if with_hf_model else {}
@@ -117,6 +117,16 @@ class Checkpointer:
         _restore_rng(rng)
         extra = state["extra"].numpy().tobytes()[: int(state["extra_length"])]
         return int(state["num_updates"]), extra
+
+
+def _empty(directory: Path) -> None:
+    """Removes what an unfinished save has left. The folder itself stays: other ranks may be making it now."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for entry in directory.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def read_metadata(directory: Path) -> Metadata:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,17 @@ def test_a_save_replaces_the_leftovers_of_a_torn_one(policy: Path, tmp_path: Pat
     (tmp_path / "part" / "__7_0.distcp").write_text("torn")
     make_engine(policy).save(tmp_path / "part", b"", with_hf_model=False).result(30)
     assert not (tmp_path / "part" / "__7_0.distcp").exists()
+
+
+def test_a_save_never_removes_the_folder_that_another_rank_may_be_making(policy: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "actor"
+    folder.mkdir()
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        make_engine(policy).save(folder, b"", with_hf_model=False).result(30)
+        assert os.path.samestat(os.fstat(held), folder.stat())
+    finally:
+        os.close(held)
 
 
 def test_missing_and_torn_checkpoints_are_refused_and_change_nothing(policy: Path, tmp_path: Path) -> None:
