@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -57,6 +58,6 @@ class Claim:
     def _epoch_of_folder(self) -> int:
         """The epoch in the run folder, 0 where there is none."""
         try:
-            return int(self._epoch_file.read_text()) if self._epoch_file else 0
-        except (OSError, ValueError):
+            return int(json.loads(self._epoch_file.read_text())["epoch"]) if self._epoch_file else 0
+        except (OSError, ValueError, KeyError, TypeError):
             return 0

@@ -57,7 +57,7 @@ def test_a_controller_needs_a_run_and_an_epoch(run_id: str, epoch: int) -> None:
 
 
 def test_a_controller_whose_run_folder_was_claimed_again_is_refused_by_a_fresh_worker(tmp_path: Path) -> None:
-    (tmp_path / "controller.epoch").write_text("4\n")
+    (tmp_path / "controller.epoch").write_text('{"run_id": "run", "epoch": 4}')
     claim = Claim(tmp_path / "controller.epoch")
     with pytest.raises(StaleEpoch, match="epoch 4 has taken over"):
         claim.take("run", 3)
