@@ -1,0 +1,71 @@
+"""Wrong input gets one clear sentence and exit status 2; nothing is left running, nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import RunFolder, started, wait_all_ended
+
+Completed = Callable[[str, int], RunFolder]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["actor.model=/nowhere/model"], "/nowhere/model"),
+        (["data.train_files=/nowhere/train.parquet"], "/nowhere/train.parquet"),
+        (["reward.custom_function_path=/nowhere/reward.py"], "reward.custom_function_path"),
+        (["reward.custom_function_path=null"], "no reward for data_source 'letters'"),
+        (["data.train_batch_size=5"], "actor.ppo_mini_batch_size"),
+        (["data.train_batch_size=64"], "data.train_batch_size"),
+        (["run.resume=/nowhere/global_step_3"], "run.resume"),
+        (["algorithm.adv_estimator=ppo"], "expected one of gae, grpo"),
+        (["services.launch=external"], "services.actor.address"),
+    ],
+)
+def test_a_mistake_costs_one_sentence(
+    config: dict[str, Any], tmp_path: Path, overrides: list[str], sentence: str
+) -> None:
+    with started(config, tmp_path / "run", *overrides) as controller:
+        assert controller.wait() == 2
+    assert sentence in controller.output
+    assert "Traceback" not in controller.output
+    assert controller.output.strip().splitlines()[-1].startswith("error: ") or "bad_input" in controller.output
+
+
+def test_a_folder_that_is_no_model_is_refused_by_name(config: dict[str, Any], tmp_path: Path) -> None:
+    broken = tmp_path / "model"
+    broken.mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (broken / file).write_bytes((Path(config["actor"]["model"]) / file).read_bytes())
+    (broken / "config.json").write_text('{"model_type": "qwen2"')
+    with started(config, tmp_path / "run", f"actor.model={broken}") as controller:
+        assert controller.wait() == 2
+    assert str(broken) in controller.output
+    assert "Traceback" not in controller.output
+
+
+def test_the_folder_of_another_config_is_refused_with_the_difference(
+    completed: Completed, config: dict[str, Any], copied: Callable[[RunFolder], RunFolder]
+) -> None:
+    folder = copied(completed("gather", 1))
+    before = (folder.path / "metrics.jsonl").read_bytes()
+    with started(config, folder.path, "actor.lr=0.5", "run.total_steps=9") as controller:
+        assert controller.wait() == 2
+    assert "actor.lr: 0.001 in the folder, 0.5 now" in controller.output
+    assert "total_steps" not in controller.output
+    assert (folder.path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_second_controller_is_refused_while_the_first_goes_on(config: dict[str, Any], tmp_path: Path) -> None:
+    with started(config, tmp_path / "run", "run.total_steps=1", "run.schedule=serial") as first:
+        first.wait_until(lambda folder: (folder.path / "config.yaml").exists(), "the run folder")
+        with started(config, tmp_path / "run") as second:
+            assert second.wait() == 2
+        assert "another controller is running" in second.output
+        first.complete()
+        wait_all_ended(first.folder.rank_pids)
