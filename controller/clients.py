@@ -69,11 +69,10 @@ class CommandReply:
 
     Attributes:
         metrics: as the worker named them.
-        started_s, finished_s: when the engine worked on it; controller's clock, unix seconds.
+        started_s, finished_s: when the engine worked, between request and reply; controller's clock, unix seconds.
         committed_step: committed after the command.
         replayed: the reply came from the ledger, the command had been applied before.
         weights_sha256: answer of ComputeWeightsDigest, else empty.
-        rpc_s: from the first request to the reply, as the controller saw it.
     """
 
     metrics: Mapping[str, float]
@@ -82,7 +81,6 @@ class CommandReply:
     committed_step: int
     replayed: bool
     weights_sha256: str
-    rpc_s: float
 
 
 @dataclass(frozen=True)
@@ -320,22 +318,29 @@ class WorkerClient:
                 get_status=self.get_status,
             )
 
-        started_s = time.perf_counter()
+        sent_s = time.time()
         result = await repeat_until_answered(attempt, patience, place)
         self.committed_step = result.committed_step
-        return self._reply(result, time.perf_counter() - started_s)
-
-    def _reply(self, result: worker_pb2.CommandResult, rpc_s: float) -> CommandReply:
-        engine = result.engine_time
+        started_s, finished_s = self._engine_time(result.engine_time, sent_s, time.time())
         return CommandReply(
             metrics=dict(result.metrics),
-            started_s=engine.started_unix_ns / 1e9 - self._clock_offset_s,
-            finished_s=engine.finished_unix_ns / 1e9 - self._clock_offset_s,
+            started_s=started_s,
+            finished_s=finished_s,
             committed_step=result.committed_step,
             replayed=result.replayed,
             weights_sha256=result.weights_sha256,
-            rpc_s=rpc_s,
         )
+
+    def _engine_time(self, engine: worker_pb2.EngineTime, sent_s: float, answered_s: float) -> tuple[float, float]:
+        """When the engine worked, on the controller's clock.
+
+        The clocks' offset is known to half a round trip only, but the work lies between request and reply: calls made
+        one after the other never seem to overlap.
+        """
+        started_s = engine.started_unix_ns / 1e9 - self._clock_offset_s
+        finished_s = engine.finished_unix_ns / 1e9 - self._clock_offset_s
+        shift_s = max(sent_s - started_s, 0.0) or min(answered_s - finished_s, 0.0)
+        return max(started_s + shift_s, sent_s), min(finished_s + shift_s, answered_s)
 
     async def _repeat(self, method: str, step: int | None, attempt: Callable[[], Awaitable[T]]) -> T:
         place = Place(role=self.role, step=step, method=method)

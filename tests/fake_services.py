@@ -182,7 +182,7 @@ class FakeClient:
 
         await self.log.run(f"{self.role}.{name}", step, self._mailbox, checked_work)
         finished_s = float(len(self.log.events))
-        return CommandReply(metrics, started_s, finished_s, self.committed_step, False, "", finished_s - started_s)
+        return CommandReply(metrics, started_s, finished_s, self.committed_step, False, "")
 
     def _commit(self, step: int) -> None:
         self.committed_step = step

@@ -69,8 +69,8 @@ def fill(record: StepRecord, config: Config) -> None:
     record.experience = assemble_experience(config.algorithm, rollouts, scores, num_samples=2, kl_coef=0.0)
     record.verdict = Verdict(result, [Sample("a", "good", "t"), Sample("a", "bad", "t")], np.array([True, True]))
     start_s = record.started_s
-    record.add_reply("actor", "update_actor", CommandReply({}, start_s, start_s + 4.0, record.step, False, "", 4.0))
-    record.add_reply("critic", "update_critic", CommandReply({}, start_s + 3.0, start_s + 5.0, 1, False, "", 2.0))
+    record.add_reply("actor", "update_actor", CommandReply({}, start_s, start_s + 4.0, record.step, False, ""))
+    record.add_reply("critic", "update_critic", CommandReply({}, start_s + 3.0, start_s + 5.0, 1, False, ""))
 
 
 def validation(accuracy: float) -> ValidationResult:

@@ -23,7 +23,7 @@ from tests.fake_services import make_config
 
 
 def reply(started_s: float, finished_s: float, **metrics: float) -> CommandReply:
-    return CommandReply(metrics, started_s, finished_s, 1, False, "", finished_s - started_s)
+    return CommandReply(metrics, started_s, finished_s, 1, False, "")
 
 
 def closed_record(config: Config, **changes: Any) -> StepRecord:
