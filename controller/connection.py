@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence, Set
 from typing import Any, TypeVar
 
 from controller.clients import ActorClient, Caller, CriticClient, Limits, ProgressCallback, WorkerClient
@@ -99,19 +99,20 @@ class ServiceGroups:
 
         Besides the one that `error` names, a group is lost if it has ended or does not answer.
         """
-        silent = [] if self._launcher is None else await self._silent_roles()
+        lost = {error.place.role}
+        if self._launcher is not None:
+            lost |= await self._silent_roles(lost)
         await self._close_channels()
         if self._launcher is not None:
-            lost = {error.place.role, *silent}
             await asyncio.gather(
                 *(self._launcher.restart(role) for role, group in self._launcher.groups.items() if role in lost)
             )
 
-    async def _silent_roles(self) -> list[str]:
-        """Roles whose group does not answer any more."""
-        clients = self.clients if self._services is not None else []
+    async def _silent_roles(self, known: Set[str]) -> set[str]:
+        """Other roles than the `known` ones whose group does not answer any more."""
+        clients = [] if self._services is None else [client for client in self.clients if client.role not in known]
         answers = await asyncio.gather(*(client.get_status() for client in clients), return_exceptions=True)
-        return [client.role for client, answer in zip(clients, answers, strict=True) if isinstance(answer, Exception)]
+        return {client.role for client, answer in zip(clients, answers, strict=True) if isinstance(answer, Exception)}
 
     async def restore(self, step: int) -> None:
         """Brings every role to the pair checkpoint of `step`; 0 is the initial model.

@@ -30,4 +30,5 @@ def log_to(run_dir: Path, display: Display) -> None:
         logging.FileHandler(run_dir / "logs" / "controller.log", encoding="utf-8"),
         _DisplayHandler(display),
     ]
+    logging.raiseExceptions = False  # a log that cannot be written (disk full) is no reason to fill the terminal
     logging.basicConfig(level=logging.INFO, format=_FORMAT, handlers=handlers, force=True)

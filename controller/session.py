@@ -180,7 +180,7 @@ class Session:
             await self._trainer.abandon()
 
     def _finish(self, *, with_report: bool = True) -> None:
-        """Writes report and summary; a picture that cannot be drawn does not cost the summary."""
+        """Writes the last lines, summary and report; what cannot be written is said, and the run counts as failed."""
         state = self._trainer.state if self._trainer else RunState.initial(self._config)
         wall_s = time.monotonic() - self._started_s
         self._summary = Summary(
@@ -196,16 +196,24 @@ class Session:
             weights_sha256=self._digests,
             exit_reason=self._reason,
         )
-        self._summary.write(self._folder.path / "summary.json")
-        if self._recorder is not None:
-            self._recorder.close_files()
+        try:
+            if self._recorder is not None:
+                self._recorder.close_files()
+            self._summary.write(self._folder.path / "summary.json")
+        except OSError as error:
+            self._reason = "failed"
+            self._explain(error)
         if self._recorder is not None and with_report:
-            run = self._config.run
-            try:
-                write_report(self._folder.path, name=run.name, schedule=run.schedule, wall_s=wall_s)
-            except Exception:
-                log.exception("report.png could not be drawn")
+            self._draw_report(wall_s)
         self._display.finish(self._summary)
+
+    def _draw_report(self, wall_s: float) -> None:
+        """A picture that cannot be drawn does not cost a finished run its exit status."""
+        run = self._config.run
+        try:
+            write_report(self._folder.path, name=run.name, schedule=run.schedule, wall_s=wall_s)
+        except Exception as error:  # noqa: BLE001 - whatever a drawing library does
+            log.warning("report.png could not be drawn: %s", error)
 
     def _explain(self, error: Exception) -> None:
         """One sentence for the user; where it happened is in the log file of the group that it names."""

@@ -39,8 +39,9 @@ class Inputs:
     def make(cls, folder: Path) -> Inputs:
         """Writes a policy, a larger value model, 16 training and 8 validation prompts and a reward of many values."""
         models.save_policy(folder / "policy")
-        # Twice the layers, and many epochs: the critic's update outlasts the actor's several times over, so that
-        # `overlap` has something to hide in every step, however busy the machine is.
+        # What intersects must not depend on luck: both updates last many times longer than the controller takes to
+        # start them; the critic's (more layers, more epochs) lasts many times longer than the actor's and a
+        # validation; and no checkpoint is written before the last step.
         models.save_value_model(folder / "value", num_hidden_layers=4)
         draws = random.Random(0)
         for name, num_rows in (("train", 16), ("val", 8)):
@@ -69,11 +70,11 @@ class Inputs:
                 "kl_target": 0.001,
                 "kl_horizon": 200,
             },
-            "actor": {"model": str(self.folder / "policy"), "lr": 1e-3, "ppo_mini_batch_size": 4},
-            "critic": {"model": str(self.folder / "value"), "lr": 1e-3, "ppo_epochs": 12},
+            "actor": {"model": str(self.folder / "policy"), "lr": 1e-3, "ppo_mini_batch_size": 4, "ppo_epochs": 3},
+            "critic": {"model": str(self.folder / "value"), "lr": 1e-3, "ppo_epochs": 20},
             "reward": {"custom_function_path": str(self.folder / "reward.py")},
             "evaluation": {"test_freq": 2},
-            "checkpoint": {"save_freq": 2, "keep": 10},
+            "checkpoint": {"save_freq": NUM_STEPS, "keep": 10},
             "services": {"start_timeout_s": 120.0},
         }
 
@@ -185,7 +186,6 @@ class Controller:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
                 start_new_session=True,
             )
-        self._seen_pids: set[int] = set()
 
     @property
     def output(self) -> str:

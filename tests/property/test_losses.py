@@ -53,8 +53,7 @@ def test_losses_and_metrics_over_any_split_add_up_to_the_whole(seed, num_tokens,
 
     whole, whole_metrics = loss(tokens)
     parts = [
-        loss({name: value[start:end] for name, value in tokens.items()})
-        for start, end in itertools.pairwise(bounds)
+        loss({name: value[start:end] for name, value in tokens.items()}) for start, end in itertools.pairwise(bounds)
     ]
 
     torch.testing.assert_close(sum(part for part, _ in parts), whole, rtol=1e-9, atol=1e-9)
