@@ -6,9 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from controller.advantages import check_estimator
-from controller.kl import check_kl_penalty
-from splitppo.config import Config, ConfigError, dump_config, load_config
+from splitppo.config import ConfigError, dump_config, load_config
 from splitppo.config.plan import batch_plan
 
 EXIT_BAD_INPUT = 2
@@ -26,24 +24,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(arguments)
 
 
-def checked_config(path: Path, overrides: list[str]) -> Config:
-    """Loads the configuration and checks what goes beyond single keys.
-
-    Raises:
-        ConfigError: the first mistake found.
-    """
-    config = load_config(path, overrides)
-    batch_plan(config)
-    check_estimator(config.algorithm.adv_estimator)
-    check_kl_penalty(config.algorithm.kl_penalty)
-    return config
-
-
 def main(arguments: list[str]) -> int:
     """Runs the command and returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted."""
     options = parse_arguments(arguments)
     try:
-        config = checked_config(options.config, options.overrides)
+        config = load_config(options.config, options.overrides)
         # Imported late: a mistake in the configuration is reported at once, without loading the rest.
         if options.check:
             from controller.inputs import load_inputs

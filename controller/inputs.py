@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controller.advantages import check_estimator
 from controller.data import PromptDataset, PromptTable, load_train_prompts, load_val_prompts
+from controller.kl import check_kl_penalty
 from controller.tokenizer import Tokenizer, load_tokenizer, model_folder, read_json
 from rewards.manager import check_data_sources
 from splitppo.config import Config, ConfigError
+from splitppo.config.plan import batch_plan
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,24 @@ class Inputs:
         return self.prompts.table.data_sources | validated
 
 
+def check_config(config: Config) -> None:
+    """Checks what goes beyond single keys.
+
+    Raises:
+        ConfigError: numbers that do not divide, or a name that is not known.
+    """
+    batch_plan(config)
+    check_estimator(config.algorithm.adv_estimator)
+    check_kl_penalty(config.algorithm.kl_penalty)
+
+
 def load_inputs(config: Config) -> Inputs:
-    """Reads what the config names.
+    """Checks the config and reads what it names.
 
     Raises:
         ConfigError: something is missing, unreadable or does not fit together; one sentence.
     """
+    check_config(config)
     data, vocab_size = config.data, check_models(config)
     tokenizer = load_tokenizer(
         data.tokenizer or config.actor.model,

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from controller.__main__ import checked_config
+from controller.inputs import check_config
 from recipes.sort_letters.prepare import prepare
-from splitppo.config import ConfigError
+from splitppo.config import ConfigError, load_config
 
 CONFIG = Path(__file__).with_name("cpu.yaml")
 FRESH_RUN = "run.resume=disable"
@@ -25,19 +25,17 @@ EXIT_BAD_INPUT = 2
 
 
 def main(overrides: list[str]) -> NoReturn:
-    """Becomes the controller, which also says what is wrong with the arguments; exits with 2 on a folder not ours."""
+    """Becomes the controller; exits with 2 if an argument is wrong, or the folder is not ours."""
     arguments = [FRESH_RUN, *overrides]
     try:
-        config = checked_config(CONFIG, arguments)
-    except ConfigError:
-        become_controller(arguments)
-    prepare()
-    if config.run.resume == "disable":
-        try:
+        config = load_config(CONFIG, arguments)
+        check_config(config)
+        prepare()
+        if config.run.resume == "disable":
             remove_run(config.run.dir)
-        except ConfigError as error:
-            sys.stderr.write(f"error: {error}\n")
-            sys.exit(EXIT_BAD_INPUT)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(EXIT_BAD_INPUT)
     become_controller(arguments)
 
 

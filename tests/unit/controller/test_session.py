@@ -91,6 +91,15 @@ def test_a_mistake_in_the_data_ends_the_run_with_a_summary(
     }
 
 
+def test_numbers_that_do_not_divide_end_the_run_with_a_summary(
+    make: Callable[..., Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make(actor__ppo_mini_batch_size=3)
+    assert run_session(config) == 2
+    assert "must be a multiple of actor.ppo_mini_batch_size (3)" in capsys.readouterr().err
+    assert read_summary(config)["exit_reason"] == "bad_input"
+
+
 def test_a_broken_reward_function_is_bad_input(
     make: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
