@@ -90,7 +90,7 @@ def _parse(role_name: RoleName, arguments: Sequence[str] | None) -> argparse.Nam
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="replaces a value of the file")
     parser.add_argument("--check", action="store_true", help="validate the configuration and exit")
     parser.add_argument("--lifeline", action="store_true", help="exit at once when standard input ends")
-    return parser.parse_args(arguments)
+    return parser.parse_intermixed_args(arguments)
 
 
 def _describe(role_name: RoleName, config: Config) -> str:

@@ -57,6 +57,12 @@ def test_check_writes_nothing(config_file: Path, capsys: pytest.CaptureFixture[s
     assert not (config_file.parent / "run").exists()
 
 
+def test_overrides_and_options_come_in_any_order(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["rollout.n=2", "--check", "data.train_batch_size=8", "--config", str(config_file)]
+    assert run("actor", build_nothing, arguments) == 0
+    assert "step: 8 prompts x 2 samples" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("cpus", "local_rank", "local_world_size", "expected"),
     [((), 0, 2, set()), ((4, 5, 6, 7), 1, 2, {6, 7}), ((4, 5, 6), 1, 2, {4, 5, 6}), ((3,), 0, 1, {3})],
