@@ -92,7 +92,8 @@ class StepFigures:
         self.step = step
         self.reward = metrics.get("critic/score/mean", metrics.get("critic/rewards/mean"))
         self.kl = metrics.get("actor/reward_kl_penalty", metrics.get("actor/kl_loss", metrics.get("actor/ppo_kl")))
-        self.tokens_per_s = metrics.get("perf/throughput")
+        num_tokens, step_s = metrics.get("perf/total_num_tokens"), metrics.get("perf/time_per_step")
+        self.tokens_per_s = num_tokens / step_s if num_tokens is not None and step_s else None
         if self.reward is not None:
             self.rewards.append(self.reward)
         if not self._moments:

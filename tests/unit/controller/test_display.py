@@ -39,9 +39,10 @@ def config() -> Config:
 def drive(display: Display) -> None:
     display.start(batch_plan(config()), config())
     display.validation(0, Accuracy(overall=0.25, by_source={"a": 0.2, "b": 0.3}))
+    speed = {"perf/total_num_tokens": 8643.2, "perf/time_per_step": 2.0}
     for step in (1, 2, 3):
         display.phase("actor", "Generate", 5, 11)
-        display.step(step, {"critic/score/mean": 0.3 * step, "perf/throughput": 4321.6, "actor/ppo_kl": 0.00123})
+        display.step(step, {"critic/score/mean": 0.3 * step, **speed, "actor/ppo_kl": 0.00123})
     display.samples(3, [SAMPLE])
     display.line("a line of the log")
     display.phase("actor", "Update", 1, 8)
