@@ -25,9 +25,9 @@ class _DisplayHandler(logging.Handler):
 
 
 def log_to(run_dir: Path, display: Display) -> None:
-    """Sends everything from INFO on to `logs/controller.log` and to the display, and nowhere else."""
+    """Sends everything from INFO on to `logs/controller_0.log` and to the display, and nowhere else."""
     handlers: list[logging.Handler] = [
-        logging.FileHandler(run_dir / "logs" / "controller.log", encoding="utf-8"),
+        logging.FileHandler(run_dir / "logs" / "controller_0.log", encoding="utf-8"),
         _DisplayHandler(display),
     ]
     logging.raiseExceptions = False  # a log that cannot be written (disk full) is no reason to fill the terminal

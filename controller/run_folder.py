@@ -181,7 +181,8 @@ class RunFolder:
             for endpoint in endpoints
             for process in endpoint.processes
         ]
-        rows.append({"role": "controller", "rank": 0, "pid": os.getpid(), "host": os.uname().nodename})
+        controller = {"role": "controller", "rank": 0, "pid": os.getpid(), "host": os.uname().nodename}
+        rows.append({**controller, "address": None, "instance_id": None})  # nobody calls it
         write_atomically(self.path / "processes.json", json.dumps(rows, indent=2))
 
 

@@ -224,3 +224,4 @@ def test_processes_json_lists_every_process_and_the_controller(run_dir: Path) ->
     actor = {"role": "actor", "address": "127.0.0.1:5000", "instance_id": "abc", "host": "here"}
     assert rows[:2] == [{**actor, "rank": 0, "pid": 100}, {**actor, "rank": 1, "pid": 101}]
     assert [row["role"] for row in rows] == ["actor", "actor", "controller"]
+    assert all(row.keys() == rows[0].keys() for row in rows)
