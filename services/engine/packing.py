@@ -81,8 +81,8 @@ def plan(lengths: NDArray[np.int32], limits: MicroBatchLimits, *, at_least: int 
     Args:
         lengths: [num_rows] tokens per row.
         limits: what one micro-batch may hold.
-        at_least: number of micro-batches to make where the rows need fewer; there are empty ones only if there are
-            fewer rows than that.
+        at_least: number of micro-batches to make, exactly, where the rows need fewer; there are empty ones only if
+            there are fewer rows than that. Ranks agree on it, and would wait for each other if one made more.
 
     Returns:
         index arrays that together hold every row once; a row longer than the budget has a micro-batch of its own.
@@ -96,22 +96,34 @@ def plan(lengths: NDArray[np.int32], limits: MicroBatchLimits, *, at_least: int 
         num_rows = limits.max_rows or max(1, limits.max_tokens // max(1, int(lengths[longest_first[start]])))
         parts.append(longest_first[start : start + num_rows])
         start += num_rows
-    while len(parts) < at_least and any(len(part) > 1 for part in parts):
-        largest = max(range(len(parts)), key=lambda index: len(parts[index]))
-        half = len(parts[largest]) // 2
-        parts[largest : largest + 1] = [parts[largest][:half], parts[largest][half:]]
-    return parts + [np.empty(0, np.int64)] * (at_least - len(parts))
+    return _split_up(parts, at_least)
 
 
 def _plan_packed(lengths: NDArray[np.int32], max_tokens: int, at_least: int) -> list[Rows]:
     """Balanced by cost; one more part until every part is within the budget or a single row."""
     costs = attention_cost(lengths)
-    num_parts = max(at_least, -(-int(lengths.sum(dtype=np.int64)) // max_tokens))
-    while True:
-        parts = partition(costs, num_parts)
-        if all(len(part) <= 1 or lengths[part].sum() <= max_tokens for part in parts):
-            return parts
+
+    def within_budget(parts: list[Rows]) -> bool:
+        return all(len(part) <= 1 or lengths[part].sum() <= max_tokens for part in parts)
+
+    num_parts = max(1, -(-int(lengths.sum(dtype=np.int64)) // max_tokens))
+    while not within_budget(parts := partition(costs, num_parts)):
         num_parts += 1
+    if num_parts >= at_least:
+        return parts
+    # Balance is by cost and the budget in tokens, so more parts may be over it where fewer are not.
+    balanced = partition(costs, at_least)
+    return balanced if within_budget(balanced) else _split_up(parts, at_least)
+
+
+def _split_up(parts: list[Rows], num_parts: int) -> list[Rows]:
+    """Halves the parts with most rows until there are num_parts; fills up with empty ones where rows are fewer."""
+    parts = list(parts)
+    while len(parts) < num_parts and any(len(part) > 1 for part in parts):
+        largest = max(range(len(parts)), key=lambda index: len(parts[index]))
+        half = len(parts[largest]) // 2
+        parts[largest : largest + 1] = [parts[largest][:half], parts[largest][half:]]
+    return parts + [np.empty(0, np.int64)] * (num_parts - len(parts))
 
 
 def collate(batch: Batch, weights: Column | None, *, packed: bool, device: torch.device) -> MicroBatch:

@@ -37,6 +37,22 @@ def test_a_plan_holds_every_row_once_in_at_least_as_many_micro_batches_as_asked(
 
 
 @given(LENGTHS, LIMITS, st.integers(1, 12))
+def test_a_plan_holds_no_more_micro_batches_than_asked_where_the_rows_need_fewer(lengths, limits, at_least) -> None:
+    needed = len(plan(lengths, limits))
+    assert len(plan(lengths, limits, at_least=at_least)) == max(needed, at_least)
+
+
+def test_a_rank_makes_no_more_micro_batches_than_the_others_where_balance_by_cost_breaks_the_budget() -> None:
+    # 9 parts are within the budget, 10 parts of equal cost are not.
+    rows = [5, 83, 200, 257, 349, 412, 416, 423, 439, 638, 743, 765, 947, 993, 995, 1018, 1050, 1152, 1390]
+    lengths, limits = np.array(rows, np.int32), MicroBatchLimits(packed=True, max_tokens=1419)
+    assert len(plan(lengths, limits)) == 9
+    parts = plan(lengths, limits, at_least=10)
+    assert len(parts) == 10
+    assert all(len(part) and lengths[part].sum() <= 1419 for part in parts)
+
+
+@given(LENGTHS, LIMITS, st.integers(1, 12))
 def test_no_micro_batch_is_over_its_limit_unless_it_is_one_row(lengths, limits, at_least) -> None:
     for part in plan(lengths, limits, at_least=at_least):
         if limits.max_rows is not None:
