@@ -48,7 +48,7 @@ class CheckpointStore:
         return max(self.steps(), default=0)
 
     def read_state(self, step: int) -> dict[str, Any]:
-        """The controller's state at a committed step."""
+        """The controller's state at a committed step. ConfigError if its file is torn."""
         state: dict[str, Any] = self._read(step)["state"]
         return state
 
@@ -58,7 +58,11 @@ class CheckpointStore:
         return metrics
 
     def _read(self, step: int) -> dict[str, Any]:
-        part: dict[str, Any] = json.loads((self.folder(step) / STATE).read_text(encoding="utf-8"))
+        file = self.folder(step) / STATE
+        try:
+            part: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the checkpoint of step {step} is torn: {file} cannot be read") from error
         return part
 
     def commit(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float], *, keep: int) -> None:

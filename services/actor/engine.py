@@ -146,6 +146,10 @@ class ActorRole:
         """See `Role.save_checkpoint`; the reference and the rollout engine have nothing to save."""
         return self._policy.save(directory, service_state, with_hf_model=with_hf_model)
 
+    def check_checkpoint(self, directory: Path) -> None:
+        """See `Role.check_checkpoint`."""
+        self._policy.check(directory)
+
     def load_checkpoint(self, directory: Path | None) -> bytes:
         """See `Role.load_checkpoint`."""
         self._rollout_is_stale = True

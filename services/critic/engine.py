@@ -88,6 +88,10 @@ class CriticRole:
         """See `Role.save_checkpoint`."""
         return self._model.save(directory, service_state, with_hf_model=with_hf_model)
 
+    def check_checkpoint(self, directory: Path) -> None:
+        """See `Role.check_checkpoint`."""
+        self._model.check(directory)
+
     def load_checkpoint(self, directory: Path | None) -> bytes:
         """See `Role.load_checkpoint`."""
         if directory is not None:

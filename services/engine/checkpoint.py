@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from collections import defaultdict
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -94,7 +96,7 @@ class Checkpointer:
         metadata = read_metadata(directory)
         sizes = tensor_sizes(metadata)
         weights = model_entries(model)
-        _check_fits(directory, weights, sizes)
+        _check_fits(directory, {name: tensor.shape for name, tensor in weights.items()}, sizes)
         moments = _fresh_moments(model, sizes)
         rng = {key: value for key, value in _rng_entries().items() if key in sizes}
         state: dict[str, Tensor] = {
@@ -133,15 +135,33 @@ def read_metadata(directory: Path) -> Metadata:
     """What a checkpoint consists of.
 
     Raises:
-        ValueError: missing, or a shard is missing.
+        ValueError: missing, or a shard is missing or too short.
     """
     if not (directory / ".metadata").is_file():
         raise ValueError(f"{directory} holds no complete checkpoint")
-    metadata = FileSystemReader(str(directory)).read_metadata()
-    for file in {entry.relative_path for entry in metadata.storage_data.values()}:
-        if not (directory / file).is_file():
-            raise ValueError(f"checkpoint {directory} is torn: {file} is missing")
+    try:
+        metadata = FileSystemReader(str(directory)).read_metadata()
+    except Exception as error:  # unpickling a torn file may raise anything
+        raise ValueError(f"checkpoint {directory} is torn: .metadata cannot be read") from error
+    expected_bytes: dict[str, int] = defaultdict(int)
+    for entry in metadata.storage_data.values():
+        expected_bytes[entry.relative_path] = max(expected_bytes[entry.relative_path], entry.offset + entry.length)
+    for name, num_bytes in expected_bytes.items():
+        if not (directory / name).is_file():
+            raise ValueError(f"checkpoint {directory} is torn: {name} is missing")
+        if (found := (directory / name).stat().st_size) < num_bytes:
+            raise ValueError(f"checkpoint {directory} is torn: {name} has {found} of {num_bytes} bytes")
     return metadata
+
+
+def check_checkpoint(directory: Path, model: nn.Module) -> None:
+    """Whether `directory` holds a whole checkpoint of this model; one rank can ask alone.
+
+    Raises:
+        ValueError: missing, torn or of another model.
+    """
+    shapes = {f"model.{name}": parameter.shape for name, parameter in model.named_parameters()}
+    _check_fits(directory, shapes, tensor_sizes(read_metadata(directory)))
 
 
 def read_shards(directory: Path, state: dict[str, Tensor]) -> None:
@@ -186,12 +206,12 @@ def _fresh_moments(model: nn.Module, sizes: dict[str, torch.Size]) -> dict[str, 
     }
 
 
-def _check_fits(directory: Path, weights: dict[str, Tensor], sizes: dict[str, torch.Size]) -> None:
-    for name, tensor in weights.items():
-        if sizes.get(name) != tensor.shape:
+def _check_fits(directory: Path, shapes: Mapping[str, torch.Size], sizes: Mapping[str, torch.Size]) -> None:
+    for name, shape in shapes.items():
+        if sizes.get(name) != shape:
             found = f"shape {list(sizes[name])}" if name in sizes else "nothing"
             raise ValueError(
-                f"checkpoint {directory} is of another model: {name} has shape {list(tensor.shape)} here, {found} there"
+                f"checkpoint {directory} is of another model: {name} has shape {list(shape)} here, {found} there"
             )
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from services.engine import parallel
-from services.engine.checkpoint import Checkpointer
+from services.engine.checkpoint import Checkpointer, check_checkpoint
 from services.engine.digest import count_parameters, weights_digest
 from services.engine.forward import Forward as Forward
 from services.engine.inference import FrozenModel as FrozenModel
@@ -214,6 +214,10 @@ class TrainEngine:
             extra=extra,
             with_hf_model=with_hf_model,
         )
+
+    def check(self, directory: Path) -> None:
+        """Whether `load` can load it; one rank can ask alone. ValueError if not."""
+        check_checkpoint(directory, self.model)
 
     def load(self, directory: Path) -> bytes:
         """Loads what `save` wrote, from any number of ranks, and returns `extra`.

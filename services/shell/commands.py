@@ -73,7 +73,7 @@ class Command:
 
 
 class Role(Protocol):
-    """A trained or served model behind the shell. Every method is called on every rank, on the main thread."""
+    """A trained or served model behind the shell. Methods are called on the main thread of every rank, but for one."""
 
     role: worker_pb2.Role
     num_parameters: int
@@ -84,6 +84,14 @@ class Role(Protocol):
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[None]:
         """Snapshots the role and writes it to `directory` in the background, with rank 0's `service_state`."""
+        ...
+
+    def check_checkpoint(self, directory: Path) -> None:
+        """Rank 0 alone, before all ranks load: refuses what is not a whole checkpoint of this role. Changes nothing.
+
+        Raises:
+            ValueError: it is missing, torn, or of another model.
+        """
         ...
 
     def load_checkpoint(self, directory: Path | None) -> bytes:

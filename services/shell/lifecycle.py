@@ -63,8 +63,11 @@ class Lifecycle:
     def _check_load(self, request: worker_pb2.LoadCheckpointRequest) -> None:
         if request.step < 0:
             raise InvalidArgument(f"step must be 0 or more, got {request.step}")
-        if request.step and not self._directory(request.step).is_dir():
-            raise NotFound(f"there is no checkpoint {self._directory(request.step)}")
+        if request.step:
+            directory = self._directory(request.step)
+            if not directory.is_dir():
+                raise NotFound(f"there is no checkpoint {directory}")
+            self._role.check_checkpoint(directory)
 
     def _load(self, request: worker_pb2.LoadCheckpointRequest, _: Any, __: ReportProgress) -> Outcome:
         state = self._role.load_checkpoint(self._directory(request.step) if request.step else None)

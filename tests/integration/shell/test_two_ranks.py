@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from splitppo.rpc.errors import PeerDied
+from splitppo.rpc.errors import InvalidArgument, PeerDied
 from tests.groups import Group, is_alive, wait_until
 from tests.integration.shell import toy
 from tests.integration.shell.client import Client, error_of, experience, progress, result
@@ -56,6 +56,16 @@ def test_two_ranks_update_save_and_load_together(two: Toy) -> None:
     assert client.digest(0) != weights
     result(client.load(1, base_step=0))
     assert client.digest(1) == weights
+
+
+def test_two_ranks_go_on_after_a_torn_checkpoint_was_refused(two: Toy) -> None:
+    client, step = two.client, two.client.status().committed_step
+    weights = client.digest(step)
+    (two.run_dir / "checkpoints" / "global_step_77" / "critic").mkdir(parents=True)
+    refusal = error_of(client.load(77, base_step=step))
+    assert isinstance(refusal, InvalidArgument)
+    assert "is torn" in refusal.message
+    assert client.digest(step) == weights
 
 
 def test_sigterm_drains_both_ranks_after_the_running_command(two: Toy) -> None:

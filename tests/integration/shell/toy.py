@@ -142,6 +142,10 @@ class ToyRole:
 
         return self._writer.submit(write)
 
+    def check_checkpoint(self, directory: Path) -> None:
+        if not (directory / "state").exists():
+            raise ValueError(f"{directory} is torn")
+
     def load_checkpoint(self, directory: Path | None) -> bytes:
         with torch.no_grad():
             self._weights.fill_(0.0 if directory is None else float((directory / "weights").read_text()))

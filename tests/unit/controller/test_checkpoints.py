@@ -134,6 +134,13 @@ def test_a_torn_checkpoint_is_not_adopted(store: CheckpointStore, missing: str) 
         store.adopt(store.folder(1))
 
 
+def test_a_torn_state_is_a_mistake_that_names_the_file(store: CheckpointStore) -> None:
+    save(store, 1)
+    (store.folder(1) / "controller.json").write_text('{"state": {')
+    with pytest.raises(ConfigError, match=r"checkpoint of step 1 is torn: .*controller\.json cannot be read"):
+        store.read_state(1)
+
+
 @pytest.mark.parametrize("name", ["nowhere/global_step_1", "best", "global_step_x"])
 def test_what_is_no_checkpoint_folder_is_not_adopted(store: CheckpointStore, tmp_path: Path, name: str) -> None:
     folder = tmp_path / name

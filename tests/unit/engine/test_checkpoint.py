@@ -106,9 +106,17 @@ def test_missing_and_torn_checkpoints_are_refused_and_change_nothing(policy: Pat
     with pytest.raises(ValueError, match="nowhere holds no complete checkpoint"):
         engine.load(tmp_path / "nowhere")
     engine.save(tmp_path / "part", b"", with_hf_model=False).result(30)
-    next((tmp_path / "part").glob("*.distcp")).unlink()
-    with pytest.raises(ValueError, match=r"is torn: __0_0\.distcp is missing"):
+    shard = tmp_path / "part" / "__0_0.distcp"
+    engine.check(tmp_path / "part")
+    os.truncate(shard, shard.stat().st_size - 1)
+    with pytest.raises(ValueError, match=r"is torn: __0_0\.distcp has \d+ of \d+ bytes"):
         engine.load(tmp_path / "part")
+    shard.unlink()
+    with pytest.raises(ValueError, match=r"is torn: __0_0\.distcp is missing"):
+        engine.check(tmp_path / "part")
+    (tmp_path / "part" / ".metadata").write_bytes(b"\x80")
+    with pytest.raises(ValueError, match=r"is torn: \.metadata cannot be read"):
+        engine.check(tmp_path / "part")
     assert engine.weights_digest() == digest
 
 
@@ -117,8 +125,9 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(policy: Pa
     wider.save(tmp_path / "part", b"", with_hf_model=False).result(30)
     engine = make_engine(policy)
     digest = engine.weights_digest()
-    with pytest.raises(ValueError, match=r"is of another model: model\.\S+ has shape"):
-        engine.load(tmp_path / "part")
+    for refuse in (engine.check, engine.load):
+        with pytest.raises(ValueError, match=r"is of another model: model\.\S+ has shape"):
+            refuse(tmp_path / "part")
     assert engine.weights_digest() == digest
 
 

@@ -53,6 +53,7 @@ class Counter:
         self.optimizer = torch.optim.SGD([self.weights], lr=1.0)
         self.before_step: Callable[[], None] = lambda: None
         self.after_step: Callable[[], None] = lambda: None
+        self.before_load: Callable[[], None] = lambda: None
         self.metrics: dict[str, Any] = {}
         self.durable: Future[None] = Future()
 
@@ -91,11 +92,14 @@ class Counter:
         (directory / "state").write_bytes(service_state)
         return self.durable
 
-    def load_checkpoint(self, directory: Path | None) -> bytes:
-        if directory is None:
-            return b""
+    def check_checkpoint(self, directory: Path) -> None:
         if not (directory / "state").exists():
             raise ValueError(f"{directory} is torn")
+
+    def load_checkpoint(self, directory: Path | None) -> bytes:
+        self.before_load()
+        if directory is None:
+            return b""
         return (directory / "state").read_bytes()
 
     def compute_weights_digest(self) -> str:
@@ -323,10 +327,20 @@ def test_a_checkpoint_that_is_not_there_is_refused_before_anything_is_touched(se
     assert service.worker.is_serving
 
 
-def test_a_torn_checkpoint_leaves_the_service_dirty(service: Service) -> None:
+def test_a_torn_checkpoint_is_refused_before_anything_is_touched(service: Service) -> None:
     (service.run_dir / "checkpoints" / "global_step_1" / "critic").mkdir(parents=True)
     with pytest.raises(InvalidArgument, match="is torn"):
         service.do("LoadCheckpoint", step=1)
+    assert service.worker.is_serving
+
+
+def test_a_load_that_fails_half_way_leaves_the_service_dirty(service: Service) -> None:
+    def fail() -> None:
+        raise ValueError("a shard cannot be read")
+
+    service.role.before_load = fail
+    with pytest.raises(InvalidArgument, match="a shard cannot be read"):
+        service.do("LoadCheckpoint", step=0)
     assert service.worker.state == worker_pb2.WORKER_STATE_DIRTY
 
 
