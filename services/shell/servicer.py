@@ -93,17 +93,21 @@ class WorkerServicer:
 
     async def put_batch(self, requests: AsyncIterator[bytes], _: Any) -> worker_pb2.PutBatchResponse:
         """Takes a batch into its slot, once it is complete; `requests` are serialised."""
-        header, batch = await receive_batch(
-            requests, self._worker.context.config.services.max_batch_bytes, self._open_put
-        )
+        caller = worker_pb2.PutBatchHeader()
+
+        def open_put(header: worker_pb2.PutBatchHeader) -> batch_pb2.BatchHeader:
+            """Refuses a batch before memory is taken for it."""
+            nonlocal caller
+            caller = header
+            self._check_caller(caller)
+            self._worker.slots.check(header.batch.slot, self._worker.ledger.committed_step)
+            return header.batch
+
+        max_batch_bytes = self._worker.context.config.services.max_batch_bytes
+        header, batch = await receive_batch(requests, max_batch_bytes, open_put)
+        self._check_caller(caller)  # a newer controller may have come while the chunks arrived
         self._worker.slots.put(header.slot, batch, self._worker.ledger.committed_step)
         return worker_pb2.PutBatchResponse(received_bytes=header.total_bytes)
-
-    def _open_put(self, header: worker_pb2.PutBatchHeader) -> batch_pb2.BatchHeader:
-        """Refuses a batch before memory is taken for it."""
-        self._check_caller(header)
-        self._worker.slots.check(header.batch.slot, self._worker.ledger.committed_step)
-        return header.batch
 
     async def get_batch(
         self, request: worker_pb2.GetBatchRequest, _: Any
