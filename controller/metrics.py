@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, TypeGuard
-
-import numpy as np
+from typing import TypeGuard
 
 
 @dataclass(frozen=True)
@@ -130,21 +128,6 @@ def check_declared(names: Iterable[str]) -> None:
     """ValueError if one of the names is not declared."""
     for name in names:
         declaration(name)
-
-
-def reduction(name: str) -> Literal["max", "min", "mean"]:
-    """How several values of one step become one: by the word max or min in the name, else the mean."""
-    words = re.split(r"[/_@]", name)
-    if "max" in words:
-        return "max"
-    return "min" if "min" in words else "mean"
-
-
-def reduce_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """One value per name, of all parts that have it."""
-    reduce: Mapping[str, Callable[[list[float]], Any]] = {"max": np.max, "min": np.min, "mean": np.mean}
-    names = {name: None for part in parts for name in part}
-    return {name: float(reduce[reduction(name)]([part[name] for part in parts if name in part])) for name in names}
 
 
 def is_numeric(value: object) -> TypeGuard[float]:

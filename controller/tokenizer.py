@@ -63,13 +63,6 @@ class Tokenizer:
         """Number of token ids, added tokens included (a model's embedding may be padded to more)."""
         return self.backend.get_vocab_size()
 
-    @property
-    def pad_token_id(self) -> int:
-        """The padding id; without a pad token the first EOS id, and 0 without that."""
-        pad_token = self.special_tokens.get("pad_token")
-        pad_id = None if pad_token is None else self.backend.token_to_id(pad_token)
-        return next(iter(self.eos_token_ids), 0) if pad_id is None else pad_id
-
     def render(self, prompt: Prompt) -> str:
         """The text that the model sees: messages through the chat template, with the generation prompt.
 

@@ -35,11 +35,6 @@ class Span:
         return self.finished_s - self.started_s
 
 
-def intersects(one: Span, other: Span) -> bool:
-    """Whether the two spans have a moment in common; touching ends do not count."""
-    return max(one.started_s, other.started_s) < min(one.finished_s, other.finished_s)
-
-
 def busy_s(spans: Iterable[Span], started_s: float, finished_s: float) -> float:
     """Seconds of the interval in which at least one span runs."""
     busy, reached = 0.0, started_s
@@ -66,17 +61,6 @@ class Trace:
     def spans(self) -> Sequence[Span]:
         return self._spans
 
-    def spans_of(self, step: int, pool: str | None = None, name: str | None = None) -> list[Span]:
-        """The spans of a step, of one pool and of one name if given, in the order they started."""
-        return sorted(
-            (
-                span
-                for span in self._spans
-                if span.step == step and pool in (None, span.pool) and name in (None, span.name)
-            ),
-            key=lambda span: span.started_s,
-        )
-
     def add(self, spans: Iterable[Span]) -> None:
         """Appends spans, in one write, to memory and file."""
         added = list(spans)
@@ -87,10 +71,6 @@ class Trace:
             file.seek(-len(_TAIL), os.SEEK_END)
             file.write((events + _TAIL).encode())
         self._spans += added
-
-    def cut_back(self, step: int) -> None:
-        """Removes the spans of later steps; -1 removes all."""
-        self._rewrite([span for span in self._spans if span.step <= step])
 
     def _rewrite(self, spans: list[Span]) -> None:
         self._spans = spans

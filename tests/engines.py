@@ -82,7 +82,7 @@ def gradients(engine: TrainEngine, batch: Batch) -> dict[str, Tensor]:
 
 def weights(engine: TrainEngine) -> dict[str, Tensor]:
     """Copies of all whole weights."""
-    return {name: tensor.clone() for name, tensor in parallel.full_parameters(engine.model)}
+    return {name: parallel.full(parameter.detach()).clone() for name, parameter in engine.model.named_parameters()}
 
 
 def relative_error(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

@@ -18,8 +18,6 @@ MARKER = "#### "
 # Words per length that are kept for validation and for PPO; the warm start has the rest.
 NUM_VAL_WORDS: Mapping[int, int] = {3: 128, 4: 192, 5: 192}
 NUM_TRAIN_WORDS: Mapping[int, int] = {3: 256, 4: 896, 5: 896}
-MAX_PROMPT_CHARACTERS = len("sort ") + max(WORD_LENGTHS)
-MAX_RESPONSE_TOKENS = len(MARKER) + max(WORD_LENGTHS) + 1  # one token per character, and EOS
 
 
 @dataclass(frozen=True)

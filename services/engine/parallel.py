@@ -7,7 +7,7 @@ the identity, and FSDP2's hooks and copies would only cost time (docs/adr/007).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -128,12 +128,6 @@ def local(tensor: Tensor) -> Tensor:
 def full(tensor: Tensor) -> Tensor:
     """The whole tensor, on every rank (all ranks must call it)."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face names and whole parameters, one at a time; tied ones once. Every rank must exhaust it."""
-    for name, parameter in model.named_parameters():
-        yield name, full(parameter.detach())
 
 
 def copy_weights(source: nn.Module, target: nn.Module) -> None:

@@ -22,7 +22,6 @@ class RankContext:
         rank, world_size: over all nodes of the group.
         local_rank: on this node.
         device: where this rank computes; already the current CUDA device where it is one.
-        compute_group: for the engine's collectives; None is the default group.
         control_group: gloo, for the shell alone.
         config: the whole configuration of the run.
     """
@@ -32,7 +31,6 @@ class RankContext:
     world_size: int
     local_rank: int
     device: torch.device
-    compute_group: ProcessGroup | None
     control_group: ProcessGroup
     config: Config
 

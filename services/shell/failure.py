@@ -60,7 +60,6 @@ class FailureWatch:
         self._pids = {process.rank: process.pid for process in processes}
         self._watched = {_pidfd(self._pids[rank]): rank for rank in same_node if rank != context.rank}
         self._agent = _pidfd(os.getppid())
-        self._dead: list[int] = []
         self._stopped = threading.Event()
         self._ending = threading.Lock()
         self._on_failure: Callable[[WireError], None] = lambda _: None

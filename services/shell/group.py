@@ -123,7 +123,6 @@ def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config
         world_size=launch.world_size,
         local_rank=launch.local_rank,
         device=device,
-        compute_group=None,
         control_group=control_group,
         config=config,
     )

@@ -94,7 +94,8 @@ class Worker:
         self._set("_dirty", because)
 
     def mark_clean(self) -> None:
-        """A checkpoint was loaded."""
+        """A checkpoint was loaded: what is saved from here on is another checkpoint, also of a step saved before."""
+        self._last_save = ("", worker_pb2.CommandResult())
         self._set("_dirty", "")
 
     def drain(self) -> None:

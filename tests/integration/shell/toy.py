@@ -105,12 +105,12 @@ class ToyRole:
         return {"token_share": float(tokens / all_tokens)}
 
     def _all_reduce(self, tensor: torch.Tensor) -> None:
-        dist.all_reduce(tensor, group=self._context.compute_group)
+        dist.all_reduce(tensor)
 
     def _misbehave(self, batch: Batch, progress: ReportProgress) -> None:
         """Does what the largest prompt token of all ranks asks for."""
         order = torch.tensor([int(batch["prompts"].values.max())])
-        dist.all_reduce(order, op=dist.ReduceOp.MAX, group=self._context.compute_group)
+        dist.all_reduce(order, op=dist.ReduceOp.MAX)
         match int(order):
             case token if token == BLOCK:
                 progress(0, 1, "blocked")

@@ -41,7 +41,6 @@ def build(model: Path, **actor: Any) -> ActorRole:
         world_size=1,
         local_rank=0,
         device=torch.device("cpu"),
-        compute_group=None,
         control_group=cast(Any, None),
         config=config,
     )

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from controller.metrics import METRICS, check_declared, declaration, reduce_metrics, reduction
+from controller.metrics import METRICS, check_declared, declaration
 from controller.step_metrics import (
     balance_metrics,
     explained_variance,
@@ -50,24 +50,6 @@ def test_an_undeclared_name_is_an_error(name: str) -> None:
 def test_no_name_is_declared_twice() -> None:
     names = [metric.names for metric in METRICS]
     assert len(set(names)) == len(names)
-
-
-@pytest.mark.parametrize(
-    ("name", "by"),
-    [
-        ("critic/score/max", "max"),
-        ("critic/score/min", "min"),
-        ("critic/score/mean", "mean"),
-        ("perf/max_memory_allocated_gb", "max"),
-        ("actor/tokens_rank_min", "min"),
-        ("timing_s/gen", "mean"),  # "timing" holds "min", but not as a word
-        ("global_seqlen/minmax_diff", "mean"),
-        ("training/global_step", "mean"),
-    ],
-)
-def test_several_values_become_one_by_the_word_in_the_name(name: str, by: str) -> None:
-    assert reduction(name) == by
-    assert reduce_metrics([{name: 1.0}, {}, {name: 5.0}]) == {name: {"max": 5.0, "min": 1.0, "mean": 3.0}[by]}
 
 
 MASK_BT = np.array([[1, 1, 0], [0, 0, 0], [1, 0, 1]], bool)

@@ -172,12 +172,6 @@ def test_eos_ids_of_all_files_count_and_those_for_generation_come_first(tmp_path
     assert load_tokenizer(str(folder)).eos_token_ids == (2, 1, 0)
 
 
-def test_a_missing_pad_token_is_replaced_by_the_first_eos(tmp_path: Path) -> None:
-    assert load_tokenizer(str(save_model(tmp_path / "without"))).pad_token_id == 2
-    assert load_tokenizer(str(save_model(tmp_path / "with", pad_token="<|endoftext|>"))).pad_token_id == 0
-    assert load_tokenizer(str(save_model(tmp_path / "no_eos", eos_token=None))).pad_token_id == 0
-
-
 def test_special_tokens_are_read_from_the_older_file_and_as_objects(tmp_path: Path) -> None:
     folder = save_model(tmp_path, eos_token=None, chat_template="{{ eos_token }}")
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ eos_token }}"}))

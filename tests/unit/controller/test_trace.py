@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from controller.trace import Span, Trace, busy_s, intersects, read_trace
+from controller.trace import Span, Trace, busy_s, read_trace
 
 T0 = 1_760_000_000.0
 
@@ -17,14 +17,6 @@ def span(pool: str, name: str, step: int, start: float, end: float) -> Span:
 
 def events(path: Path) -> list[dict[str, Any]]:
     return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
-
-
-def test_spans_intersect_only_where_they_share_time() -> None:
-    one = span("actor", "gen", 1, 0.0, 1.0)
-    assert intersects(one, span("critic", "update", 1, 0.5, 2.0))
-    assert intersects(span("critic", "update", 1, 0.2, 0.3), one)
-    assert not intersects(one, span("critic", "update", 1, 1.0, 2.0))
-    assert not intersects(one, span("critic", "update", 1, 1.5, 2.0))
 
 
 def test_busy_time_counts_simultaneous_work_once_and_only_inside_the_interval() -> None:
@@ -61,15 +53,6 @@ def test_work_of_one_pool_at_the_same_time_lies_on_different_lines(tmp_path: Pat
     assert [event["tid"] for event in events(tmp_path / "trace.json")] == [1, 2, 1]
 
 
-def test_spans_of_a_step_are_selected_by_pool_and_name(tmp_path: Path) -> None:
-    trace = Trace(tmp_path / "trace.json", restored_step=None)
-    late, early = span("actor", "update", 2, 3, 4), span("actor", "gen", 2, 1, 2)
-    trace.add([late, early, span("critic", "update", 2, 3, 4), span("actor", "gen", 3, 5, 6)])
-    assert trace.spans_of(2, "actor") == [early, late]
-    assert trace.spans_of(2, "actor", "update") == [late]
-    assert len(trace.spans_of(2)) == 3
-
-
 def test_a_resumed_run_keeps_earlier_steps_and_drops_later_ones(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     first = Trace(path, restored_step=None)
@@ -78,8 +61,6 @@ def test_a_resumed_run_keeps_earlier_steps_and_drops_later_ones(tmp_path: Path) 
     second.add([span("actor", "gen", 3, 10, 11)])
     assert [(s.step, round(s.started_s - T0, 3)) for s in read_trace(path)] == [(1, 1), (2, 2), (3, 10)]
     assert [s.step for s in second.spans] == [1, 2, 3]
-    second.cut_back(1)
-    assert [event["args"]["step"] for event in events(path)] == [1]
     Trace(path, restored_step=None)
     assert events(path) == []
 

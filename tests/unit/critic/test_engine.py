@@ -38,7 +38,6 @@ def build(model: Path, **critic: Any) -> CriticRole:
         world_size=1,
         local_rank=0,
         device=torch.device("cpu"),
-        compute_group=None,
         control_group=cast(Any, None),
         config=config,
     )
