@@ -40,12 +40,14 @@ class Caller:
         epoch: the controller's fencing token.
         config_digest: of the sections that shape the worker (splitppo/config/digest.py).
         nonce: name of a file in the run folder that the worker must see.
+        connection: counts the connections of this controller; what is replayed over a new one are other commands.
     """
 
     run_id: str
     epoch: int
     config_digest: str = ""
     nonce: str = ""
+    connection: int = 0
 
 
 @dataclass(frozen=True)
@@ -211,9 +213,10 @@ class WorkerClient:
         return await self._repeat("GetStatus", None, lambda: self._worker.GetStatus(request, timeout=_UNARY_TIMEOUT_S))
 
     def is_fresh_at(self, step: int) -> bool:
-        """True when the worker still holds, untouched, the initial model that loading `step` would give it."""
-        untouched = self._status.state in (worker_pb2.WORKER_STATE_IDLE, worker_pb2.WORKER_STATE_BUSY)
-        return step == 0 and self.committed_step == 0 and self._num_loads == 0 and untouched
+        """True when the worker is as loading `step` would leave it: at its initial model, idle, without any rows."""
+        status = self._status
+        untouched = status.state == worker_pb2.WORKER_STATE_IDLE and status.committed_step == 0 and not status.slots
+        return step == 0 and self._num_loads == 0 and untouched
 
     # Data.
 
@@ -289,7 +292,8 @@ class WorkerClient:
 
     def _header(self, method: str, step: int, base_step: int, *parts: str | int) -> worker_pb2.CommandHeader:
         # After a checkpoint was loaded, the steps that follow are other commands than those before.
-        name = request_id(self._caller.run_id, self._caller.epoch, step, method, self._num_loads, *parts)
+        attempt = (self._caller.connection, self._num_loads)
+        name = request_id(self._caller.run_id, self._caller.epoch, step, method, *attempt, *parts)
         return worker_pb2.CommandHeader(
             run_id=self._caller.run_id, epoch=self._caller.epoch, base_step=base_step, request_id=name
         )

@@ -30,6 +30,7 @@ class ServiceGroups:
         self._limits = Limits(config.services.progress_timeout_s, max_batch_bytes=config.services.max_batch_bytes)
         self._launcher = LocalLauncher(config, folder.config_file) if config.services.launch == "local" else None
         self._services: Services | None = None
+        self._num_connections = 0
         self._was_connected = False
 
     @property
@@ -52,6 +53,7 @@ class ServiceGroups:
             await self._launcher.start() if self._launcher else self._configured_endpoints()
         )
         await self._close_channels()
+        self._num_connections += 1
         actor = ActorClient(endpoints["actor"].address, self._caller("actor"), self._limits, self._on_progress)
         critic = None
         if "critic" in endpoints:
@@ -92,7 +94,7 @@ class ServiceGroups:
 
     def _caller(self, role: RoleName) -> Caller:
         claim = self._folder.claim
-        return Caller(claim.run_id, claim.epoch, worker_digest(self._config, role), claim.nonce)
+        return Caller(claim.run_id, claim.epoch, worker_digest(self._config, role), claim.nonce, self._num_connections)
 
     async def recover(self, error: WireError) -> None:
         """Ends what is left of lost groups that we started, so that `connect` brings them up again.

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -211,12 +211,30 @@ async def test_another_worker_than_the_one_meant_is_refused(
 async def test_only_an_untouched_initial_model_needs_no_restore(
     connect: Connect, committed_step: int, state: worker_pb2.WorkerState, step: int, fresh: bool
 ) -> None:
-    worker = FakeWorker(status=worker_pb2.GetStatusResponse(state=state))
+    worker = FakeWorker(status=worker_pb2.GetStatusResponse(state=state, committed_step=committed_step))
     worker.greeting.committed_step = committed_step
     client = await connect(worker)
     await client.handshake(timeout_s=10)
 
     assert client.is_fresh_at(step) is fresh
+
+
+@pytest.mark.parametrize(
+    "left_behind",
+    [
+        {"state": worker_pb2.WORKER_STATE_BUSY, "running_method": "Update"},
+        {"state": worker_pb2.WORKER_STATE_IDLE, "committed_step": 1},
+        {"state": worker_pb2.WORKER_STATE_IDLE, "slots": [SLOT]},
+    ],
+    ids=["an update that still runs", "an update that ended after the handshake", "rows of a step that was given up"],
+)
+async def test_what_an_earlier_controller_left_behind_needs_a_restore(
+    connect: Connect, left_behind: dict[str, Any]
+) -> None:
+    client = await connect(FakeWorker(status=worker_pb2.GetStatusResponse(**left_behind)))
+    await client.handshake(timeout_s=10)
+
+    assert not client.is_fresh_at(0)
 
 
 # Data.
@@ -502,6 +520,17 @@ async def test_a_command_replayed_after_a_restore_is_another_command(connect: Co
 
     before, _, after = [request.header.request_id for request in worker.requests]
     assert before != after
+
+
+async def test_a_command_replayed_over_a_new_connection_is_another_command(connect: Connect) -> None:
+    worker = FakeWorker()
+
+    for connection in (1, 2):
+        client = await connect(worker, caller=replace(CALLER, connection=connection))
+        await client.load_checkpoint(4)
+        await client.save_checkpoint(base_step=5)
+
+    assert len({request.header.request_id for request in worker.requests}) == 4
 
 
 async def test_the_weights_digest_is_the_workers(connect: Connect) -> None:

@@ -31,7 +31,7 @@ def worker(tmp_path: Path) -> Worker:
         "actor": {"model": "x"},
     }
     control: Any = None
-    context = RankContext("actor", 0, 1, 0, torch.device("cpu"), None, control, validate(tree, "test"))
+    context = RankContext("actor", 0, 1, 0, torch.device("cpu"), control, validate(tree, "test"))
     worker = Worker(context, worker_pb2.ROLE_ACTOR, 1, (), Ledger(), SlotStore())
     worker.claim.take("run", 1)
     return worker
@@ -50,3 +50,10 @@ async def test_a_put_that_a_newer_controller_overtakes_changes_nothing(worker: W
     with pytest.raises(StaleEpoch):
         await WorkerServicer(worker).put_batch(stream(), None)
     assert worker.slots.slots() == []
+
+
+def test_a_checkpoint_saved_before_a_load_is_no_answer_afterwards(worker: Worker) -> None:
+    worker.remember_save("save-5", worker_pb2.CommandResult(committed_step=5))
+    assert worker.reply_of_save("save-5") is not None
+    worker.mark_clean()
+    assert worker.reply_of_save("save-5") is None
