@@ -66,7 +66,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("global_seqlen/{min,max,minmax_diff}", "tokens", "tokens per rank, were rows dealt out in order"),
     Metric("global_seqlen/{balanced_min,balanced_max,mean}", "tokens", "tokens per rank, balanced"),
     Metric("training/rollout_probs_diff_{max,mean,std}", "1", "|probability by the trainer - by the rollout engine|"),
-    Metric("rollout_corr/<what>", "1", "disagreement of trainer and rollout engine"),
+    Metric("rollout_corr/{kl,k3_kl}", "nats", "KL of the rollout engine from the trainer, k1 and k3 estimates"),
     # Time.
     Metric(
         "timing_s/{step,gen,reward,old_log_prob,ref,values,adv,update_actor,update_critic,update_actor_critic,"
@@ -86,14 +86,15 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "perf/{max_memory_allocated_gb,max_memory_reserved_gb,cpu_memory_used_gb}",
         "GiB",
-        "highest memory use of a rank",
+        "memory of the actor's rank 0: highest use of its GPU so far, and main memory in use on its machine",
     ),
     Metric("overlap/efficiency", "1", "share of the shorter update that the longer one hid"),
     Metric("overlap/{bubble_actor,bubble_critic}", "1", "share of step time in which the pool's engine was idle"),
     Metric("overlap/idle_fraction", "1", "share of step time in which no pool's engine ran"),
     Metric("rpc/{bytes_sent,bytes_received}", "bytes", "columns sent to and received from the services"),
     Metric("rpc/time_fraction", "1", "share of step time in which columns were on the wire"),
-    Metric("recovery/<what>", "1", "groups lost and restarted, steps done again"),
+    Metric("recovery/num_restarts", "1", "times that lost groups were restarted, so far in this process"),
+    Metric("recovery/num_repeated_steps", "steps", "recorded steps that were done again after that"),
     # The run.
     Metric("training/{global_step,epoch}", "1", "step, and passes over the training prompts begun before it"),
     Metric("val/accuracy", "1", "mean over all validation responses of acc, or of the reward where there is no acc"),

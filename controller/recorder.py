@@ -36,6 +36,8 @@ class Recorder:
         self._held_step = -1
         self._clients: Sequence[WorkerClient] = ()
         self._overlaps: dict[int, Overlap] = {}
+        self._num_starts = 0
+        self._num_repeated_steps = 0
         self.last_step = 0
 
     def restart_at(self, step: int, clients: Sequence[WorkerClient], metrics: Mapping[str, float] | None) -> None:
@@ -46,6 +48,8 @@ class Recorder:
             clients: whose traffic is counted.
             metrics: of that step, from its checkpoint: written if the run was killed before their line was.
         """
+        self._num_starts += 1
+        self._num_repeated_steps += max(self.last_step - step, 0)
         self._open.clear()
         self._completions.clear()
         self._unpublished.clear()
@@ -110,7 +114,11 @@ class Recorder:
         record = self._open.popleft()
         self._trace.add(record.spans)
         spans = [span for span in self._trace.spans if span.step >= record.step - 1]
-        metrics = metrics_line(record, spans, self._config, epoch=self._epoch_of(record.step))
+        metrics = {
+            **metrics_line(record, spans, self._config, epoch=self._epoch_of(record.step)),
+            "recovery/num_restarts": float(self._num_starts - 1),
+            "recovery/num_repeated_steps": float(self._num_repeated_steps),
+        }
         self._unpublished.append((record.step, metrics))
         self._publish()
         self.last_step = record.step

@@ -263,7 +263,8 @@ class Trainer:
         save_freq = self.config.checkpoint.save_freq
         on_schedule = save_freq > 0 and (self.step % save_freq == 0 or self.step == self.last_step)
         if on_schedule or self._is_stopping:
-            await self.checkpoints.begin(self.state, metrics=self.recorder.hold(self.step))
+            with self.recorder.current.timed("save_checkpoint"):
+                await self.checkpoints.begin(self.state, metrics=self.recorder.hold(self.step))
 
     @property
     def _slot(self) -> Slot:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.actor.losses import actor_loss
-from services.actor.measurements import memory_metrics, rollout_probs_diff
+from services.actor.measurements import memory_metrics, rollout_disagreement
 from services.actor.rollout.hf import HfRollout
 from services.actor.rollout.protocol import RolloutBackend, Sampling
 from services.actor.rollout.stop_tokens import stop_token_ids
@@ -125,7 +125,7 @@ class ActorRole:
         computed = self._policy.compute(rows, self._forward, outputs=("log_probs",), progress=progress)
         metrics: dict[str, float] = {}
         if "rollout_log_probs" in batch:
-            metrics = rollout_probs_diff(
+            metrics = rollout_disagreement(
                 batch, computed["log_probs"], lambda values, op: reduce_array(values, self._device, op)
             )
         return Outcome(columns=Batch(batch.num_rows, {"old_log_probs": computed["log_probs"]}), metrics=metrics)

@@ -110,7 +110,8 @@ def test_rollout_log_probs_equal_the_training_forwards(model: Path) -> None:
     assert outcome.columns is not None
     np.testing.assert_allclose(outcome.columns["old_log_probs"].values, rollout["rollout_log_probs"].values, atol=1e-5)
     assert outcome.metrics["training/rollout_probs_diff_max"] < 1e-5
-    assert set(outcome.metrics) == {f"training/rollout_probs_diff_{kind}" for kind in ("max", "mean", "std")}
+    differences = {f"training/rollout_probs_diff_{kind}" for kind in ("max", "mean", "std")}
+    assert set(outcome.metrics) == differences | {"rollout_corr/kl", "rollout_corr/k3_kl"}
 
 
 def test_the_reference_starts_equal_to_the_policy_and_stays(model: Path) -> None:

@@ -261,3 +261,6 @@ async def test_recovery_drops_open_steps_and_what_came_after_the_restored_one(bo
     assert book.steps == [1]
     book.run_step(2)
     assert book.steps == [1, 2]
+    before, after = book.rows
+    assert (before["recovery/num_restarts"], before["recovery/num_repeated_steps"]) == (0, 0)
+    assert (after["recovery/num_restarts"], after["recovery/num_repeated_steps"]) == (1, 1)
