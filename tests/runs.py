@@ -6,10 +6,11 @@ import contextlib
 import json
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests import models
 from tests.groups import PROJECT, is_alive, wait_until
 
 RUN_TIMEOUT_S = 240.0
+_MARK = "SPLITPPO_TEST_RUN"  # in the environment of all that a controller starts
 NUM_STEPS = 4
 STEPS_PER_EPOCH = 2
 
@@ -176,6 +178,7 @@ class Controller:
         config_file = folder.with_suffix(".yaml")
         config_file.write_text(yaml.safe_dump({**config, "run": {**config["run"], "dir": str(folder)}}))
         self.output_file = folder.with_suffix(".out")
+        self._mark = secrets.token_hex(8)
         with self.output_file.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, "--config", str(config_file), *overrides, *["--check"] * check],
@@ -183,7 +186,7 @@ class Controller:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", _MARK: self._mark},
                 start_new_session=True,
             )
 
@@ -213,17 +216,31 @@ class Controller:
         assert self.folder.summary["exit_reason"] == "completed"
         return self.folder
 
-    def children(self) -> list[int]:
-        """Every process that descends from this one, reward workers and torchrun included."""
-        return _descendants(self.process.pid)
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the process group of the controller, as a terminal does."""
+        os.killpg(self.process.pid, number)
+
+    def processes(self) -> list[int]:
+        """The controller and all that it has started, whoever its parent is now, as far as it still runs."""
+        mark = f"{_MARK}={self._mark}".encode()
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        return [pid for pid in pids if mark in _environment_of(pid)]
+
+    def wait_nothing_is_left(self) -> None:
+        """Waits until all that this controller has started is gone; fails if it stays."""
+        wait_until(lambda: not self.processes(), 30.0, f"the end of the processes of {self.folder.path}")
 
     def stop(self) -> None:
-        """Ends whatever is left, at once. The groups end by themselves: their lifeline is this process."""
+        """Ends the controller, if it still runs, at once. All else must end by itself, and is waited for."""
         if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGKILL)
+            self.process.kill()
             self.process.wait()
-        wait_all_ended(self.folder.rank_pids)
+        try:
+            self.wait_nothing_is_left()
+        finally:
+            for pid in self.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -236,15 +253,9 @@ def started(config: dict[str, Any], folder: Path, *overrides: str, **options: An
         controller.stop()
 
 
-def wait_all_ended(pids: Sequence[int]) -> None:
-    """Waits until none of these processes runs any more."""
-    wait_until(lambda: not [pid for pid in pids if is_alive(pid)], 30.0, f"the end of the processes {pids}")
-
-
-def _descendants(pid: int) -> list[int]:
-    found = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                found += [child, *_descendants(child)]
-    return found
+def _environment_of(pid: int) -> list[bytes]:
+    """Of a living process; empty for any other."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if is_alive(pid) else []
+    except OSError:
+        return []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runs import RunFolder, started, wait_all_ended
+from tests.runs import NUM_STEPS, Inputs, RunFolder, started
 
 Completed = Callable[[str, int], RunFolder]
 
@@ -32,6 +33,7 @@ def test_a_mistake_costs_one_sentence(
 ) -> None:
     with started(config, tmp_path / "run", *overrides) as controller:
         assert controller.wait() == 2
+        controller.wait_nothing_is_left()
     assert sentence in controller.output
     assert "Traceback" not in controller.output
     assert controller.output.strip().splitlines()[-1].startswith("error: ") or "bad_input" in controller.output
@@ -47,6 +49,32 @@ def test_a_folder_that_is_no_model_is_refused_by_name(config: dict[str, Any], tm
         assert controller.wait() == 2
     assert str(broken) in controller.output
     assert "Traceback" not in controller.output
+
+
+def test_a_rank_that_cannot_load_its_model_is_heard_in_one_sentence(
+    config: dict[str, Any], inputs: Inputs, tmp_path: Path
+) -> None:
+    without_weights = shutil.copytree(inputs.folder / "value", tmp_path / "value")
+    (without_weights / "model.safetensors").unlink()
+    with started(config, tmp_path / "run", f"critic.model={without_weights}") as controller:
+        assert controller.wait() == 2
+        controller.wait_nothing_is_left()
+    assert f"error: critic: {without_weights} is not a usable Hugging Face value model" in controller.output
+    assert "Traceback" not in controller.output
+    assert controller.folder.summary["exit_reason"] == "bad_input"
+
+
+def test_a_torn_checkpoint_is_refused(
+    completed: Completed, config: dict[str, Any], copied: Callable[[RunFolder], RunFolder]
+) -> None:
+    folder = copied(completed("gather", 1))
+    (folder.checkpoint(NUM_STEPS) / "critic" / "__0_0.distcp").unlink()
+    before = (folder.path / "metrics.jsonl").read_bytes()
+    with started(config, folder.path, "run.total_steps=5") as controller:
+        assert controller.wait() == 2
+    assert "__0_0.distcp is missing" in controller.output
+    assert "Traceback" not in controller.output
+    assert (folder.path / "metrics.jsonl").read_bytes() == before
 
 
 def test_the_folder_of_another_config_is_refused_with_the_difference(
@@ -68,4 +96,3 @@ def test_a_second_controller_is_refused_while_the_first_goes_on(config: dict[str
             assert second.wait() == 2
         assert "another controller is running" in second.output
         first.complete()
-        wait_all_ended(first.folder.rank_pids)

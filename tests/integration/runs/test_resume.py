@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import NUM_STEPS, STEPS_PER_EPOCH, RunFolder, started, wait_all_ended
+from tests.runs import NUM_STEPS, STEPS_PER_EPOCH, RunFolder, started
 
 Completed = Callable[[str, int], RunFolder]
 
@@ -29,65 +30,84 @@ def assert_same_end(folder: RunFolder, undisturbed: RunFolder) -> None:
     assert folder.summary["tokens"] == undisturbed.summary["tokens"]
 
 
-def test_a_run_stopped_at_an_epoch_boundary_goes_on(
+def test_a_run_stopped_at_an_epoch_boundary_goes_on_under_another_schedule(
     completed: Completed, config: dict[str, Any], tmp_path: Path
 ) -> None:
     with started(config, tmp_path / "run", f"run.stop_after_step={STEPS_PER_EPOCH}") as first:
         assert first.complete().steps == list(range(STEPS_PER_EPOCH + 1))
-    with started(config, tmp_path / "run") as second:
+    with started(config, tmp_path / "run", "run.schedule=overlap") as second:
         assert_same_end(second.complete(), completed("gather", 1))
     assert f"resumed after step {STEPS_PER_EPOCH}" in second.output
 
 
-def test_two_ranks_are_reloaded_by_one_bit_for_bit(
+def test_two_ranks_are_reloaded_by_one_bit_for_bit_and_go_on(
     completed: Completed, config: dict[str, Any], copied: Callable[[RunFolder], RunFolder]
 ) -> None:
     two_ranks = completed("gather", 2)
     folder = copied(two_ranks)
-    with started(config, folder.path, "services.actor.num_processes=1") as controller:
-        one_rank = controller.complete()
-    assert len(one_rank.pids("actor")) == 1
-    assert one_rank.steps == two_ranks.steps
-    assert one_rank.summary["weights_sha256"] == two_ranks.summary["weights_sha256"]
+    with started(config, folder.path, "services.actor.num_processes=1") as reloading:
+        one_rank = reloading.complete()
+        assert len(one_rank.pids("actor")) == 1
+        assert one_rank.steps == two_ranks.steps
+        assert one_rank.summary["weights_sha256"] == two_ranks.summary["weights_sha256"]
+    with started(config, folder.path, "services.actor.num_processes=1", "run.total_steps=5") as going_on:
+        assert going_on.complete().steps == [*two_ranks.steps, NUM_STEPS + 1]
 
 
-def test_a_killed_controller_leaves_no_process_and_its_run_goes_on(
+def test_a_killed_controller_leaves_no_process_and_its_run_goes_on_from_the_last_whole_checkpoint(
     completed: Completed, config: dict[str, Any], tmp_path: Path
 ) -> None:
-    with started(config, tmp_path / "run", "checkpoint.save_freq=1", "evaluation.test_freq=2") as first:
+    on_two_ranks = ["checkpoint.save_freq=1", "services.actor.num_processes=2"]
+    with started(config, tmp_path / "run", *on_two_ranks, "run.total_steps=100") as first:
         first.wait_until(has_line_of(2), "the line of step 2")
-        ranks = first.folder.rank_pids
-        assert len(ranks) == 2
-        first.process.send_signal(signal.SIGKILL)
-        wait_all_ended(ranks)
-    with started(config, tmp_path / "run", "checkpoint.save_freq=1", "evaluation.test_freq=2") as second:
-        assert_same_end(second.complete(), completed("gather", 1))
-    assert "resumed after step 2" in second.output
+        assert len(first.folder.rank_pids) == 3
+        first.process.kill()
+        first.wait_nothing_is_left()
+    saved_step = first.folder.committed_steps[-1]
+    assert saved_step >= 2
+    half = shutil.copytree(
+        first.folder.checkpoint(saved_step), first.folder.checkpoint(saved_step + 1), dirs_exist_ok=True
+    )
+    (half / "COMMITTED").unlink()
+    with started(config, tmp_path / "run", *on_two_ranks) as second:
+        assert_same_end(second.complete(), completed("gather", 2))
+    assert f"resumed after step {saved_step}" in second.output
 
 
 def test_killed_ranks_are_restarted_and_the_run_ends_the_same(
     completed: Completed, config: dict[str, Any], tmp_path: Path
 ) -> None:
-    with started(config, tmp_path / "run", "checkpoint.save_freq=1", "run.schedule=overlap") as controller:
-        for role, step in (("actor", 1), ("critic", 3)):
+    overrides = ["checkpoint.save_freq=1", "run.schedule=overlap", "services.actor.num_processes=2"]
+    with started(config, tmp_path / "run", *overrides) as controller:
+        for step, (role, rank) in ((1, ("actor", 1)), (2, ("critic", 0))):
             controller.wait_until(has_line_of(step), f"the line of step {step}")
-            (pid,) = controller.folder.pids(role)
-            os.kill(pid, signal.SIGKILL)
-            controller.wait_until(lambda folder, old=pid, role=role: folder.pids(role) != [old], f"a new {role}")
+            before = {known: controller.folder.pids(known) for known in ("actor", "critic")}
+            os.kill(before[role][rank], signal.SIGKILL)
+            controller.wait_until(
+                lambda folder, old=before[role], role=role: not set(folder.pids(role)) & set(old), f"a new {role}"
+            )
+            (other,) = before.keys() - {role}
+            assert controller.folder.pids(other) == before[other]
         folder = controller.complete()
-    assert_same_end(folder, completed("overlap", 1))
+    assert_same_end(folder, completed("overlap", 2))
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status", "schedule"), [(signal.SIGINT, 130, "overlap"), (signal.SIGTERM, 143, "gather")]
+)
 def test_a_signal_finishes_the_step_saves_and_leaves(
-    config: dict[str, Any], tmp_path: Path, number: signal.Signals, status: int
+    completed: Completed, config: dict[str, Any], tmp_path: Path, number: signal.Signals, status: int, schedule: str
 ) -> None:
-    with started(config, tmp_path / "run", "run.total_steps=1000", "checkpoint.save_freq=-1") as controller:
+    overrides = ["run.total_steps=1000", "checkpoint.save_freq=-1", f"run.schedule={schedule}"]
+    with started(config, tmp_path / "run", *overrides) as controller:
         controller.wait_until(has_line_of(1), "the line of step 1")
-        processes = controller.children()
-        controller.process.send_signal(number)
+        controller.signal(number)
         assert controller.wait() == status, controller.output
-        wait_all_ended(processes)
-    summary = controller.folder.summary
-    assert summary["exit_reason"] == "interrupted"
-    assert controller.folder.committed_steps == [summary["global_step"]] == [controller.folder.steps[-1]]
+        controller.wait_nothing_is_left()
+    folder = controller.folder
+    assert folder.summary["exit_reason"] == "interrupted"
+    assert folder.committed_steps == [folder.summary["global_step"]] == [folder.steps[-1]]
+    assert None not in folder.summary["weights_sha256"].values()
+    for line, undisturbed in zip(folder.metrics[1:], completed("gather", 1).metrics[1:], strict=False):
+        assert line["actor/loss"] == undisturbed["actor/loss"]
+        assert line["critic/loss"] == undisturbed["critic/loss"]
