@@ -39,8 +39,9 @@ check-stubs: setup-dev
 proto: setup-dev  ## regenerate splitppo/v1 from proto/
 	$(PY) tools/stubs.py --out .
 
-bench: setup-dev  ## benchmarks: overlap of actor and critic, transport
+bench: setup-dev  ## benchmarks: overlap of actor and critic, transport, health checks under load
 	$(PY) -m benchmarks.transport
+	$(PY) -m benchmarks.health
 	$(PY) -m benchmarks.overlap
 
 lock: setup-dev  ## resolve pyproject.toml again and write requirements/*.txt
