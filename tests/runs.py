@@ -24,6 +24,8 @@ RUN_TIMEOUT_S = 240.0
 _MARK = "SPLITPPO_TEST_RUN"  # in the environment of all that a controller starts
 NUM_STEPS = 4
 STEPS_PER_EPOCH = 2
+# Overrides. On two cores two actor ranks mostly wait for each other, which makes an epoch of theirs long.
+ON_TWO_RANKS = ("services.actor.num_processes=2", "actor.ppo_epochs=1")
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

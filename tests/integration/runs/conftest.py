@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import Inputs, RunFolder, started
+from tests.runs import ON_TWO_RANKS, Inputs, RunFolder, started
 
 WITHOUT_TORCH = "tests.integration.runs.controller_without_torch"
 
@@ -35,7 +35,7 @@ def completed(config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
         key = (schedule, num_actor_ranks)
         if key not in runs:
             folder = tmp_path_factory.mktemp("completed") / f"{schedule}_{num_actor_ranks}"
-            overrides = [f"run.schedule={schedule}", f"services.actor.num_processes={num_actor_ranks}"]
+            overrides = [f"run.schedule={schedule}", *(ON_TWO_RANKS if num_actor_ranks == 2 else ())]
             module = WITHOUT_TORCH if key == ("serial", 1) else "controller"
             with started(config, folder, *overrides, module=module) as controller:
                 runs[key] = controller.complete()

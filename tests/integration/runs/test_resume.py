@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.runs import NUM_STEPS, STEPS_PER_EPOCH, RunFolder, started
+from tests.runs import NUM_STEPS, ON_TWO_RANKS, STEPS_PER_EPOCH, RunFolder, started
+
+# One test may have to make several runs first; on a busy machine they take their time.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Completed = Callable[[str, int], RunFolder]
 
@@ -43,22 +46,22 @@ def test_a_run_stopped_at_an_epoch_boundary_goes_on_under_another_schedule(
 def test_two_ranks_are_reloaded_by_one_bit_for_bit_and_go_on(
     completed: Completed, config: dict[str, Any], copied: Callable[[RunFolder], RunFolder]
 ) -> None:
-    two_ranks = completed("gather", 2)
+    two_ranks, on_one_rank = completed("gather", 2), [*ON_TWO_RANKS, "services.actor.num_processes=1"]
     folder = copied(two_ranks)
-    with started(config, folder.path, "services.actor.num_processes=1") as reloading:
+    with started(config, folder.path, *on_one_rank) as reloading:
         one_rank = reloading.complete()
         assert len(one_rank.pids("actor")) == 1
         assert one_rank.steps == two_ranks.steps
         assert one_rank.summary["weights_sha256"] == two_ranks.summary["weights_sha256"]
-    with started(config, folder.path, "services.actor.num_processes=1", "run.total_steps=5") as going_on:
+    with started(config, folder.path, *on_one_rank, "run.total_steps=5") as going_on:
         assert going_on.complete().steps == [*two_ranks.steps, NUM_STEPS + 1]
 
 
 def test_a_killed_controller_leaves_no_process_and_its_run_goes_on_from_the_last_whole_checkpoint(
     completed: Completed, config: dict[str, Any], tmp_path: Path
 ) -> None:
-    on_two_ranks = ["checkpoint.save_freq=1", "services.actor.num_processes=2"]
-    with started(config, tmp_path / "run", *on_two_ranks, "run.total_steps=100") as first:
+    overrides = ["checkpoint.save_freq=1", *ON_TWO_RANKS]
+    with started(config, tmp_path / "run", *overrides, "run.total_steps=100") as first:
         first.wait_until(has_line_of(2), "the line of step 2")
         assert len(first.folder.rank_pids) == 3
         first.process.kill()
@@ -69,7 +72,7 @@ def test_a_killed_controller_leaves_no_process_and_its_run_goes_on_from_the_last
         first.folder.checkpoint(saved_step), first.folder.checkpoint(saved_step + 1), dirs_exist_ok=True
     )
     (half / "COMMITTED").unlink()
-    with started(config, tmp_path / "run", *on_two_ranks) as second:
+    with started(config, tmp_path / "run", *overrides) as second:
         assert_same_end(second.complete(), completed("gather", 2))
     assert f"resumed after step {saved_step}" in second.output
 
@@ -77,7 +80,7 @@ def test_a_killed_controller_leaves_no_process_and_its_run_goes_on_from_the_last
 def test_killed_ranks_are_restarted_and_the_run_ends_the_same(
     completed: Completed, config: dict[str, Any], tmp_path: Path
 ) -> None:
-    overrides = ["checkpoint.save_freq=1", "run.schedule=overlap", "services.actor.num_processes=2"]
+    overrides = ["checkpoint.save_freq=1", "run.schedule=overlap", *ON_TWO_RANKS]
     with started(config, tmp_path / "run", *overrides) as controller:
         for step, (role, rank) in ((1, ("actor", 1)), (2, ("critic", 0))):
             controller.wait_until(has_line_of(step), f"the line of step {step}")

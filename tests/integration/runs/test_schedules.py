@@ -10,6 +10,9 @@ import pytest
 
 from tests.runs import NUM_STEPS, RunFolder
 
+# One test may have to make several runs first; on a busy machine they take their time.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
 Completed = Callable[[str, int], RunFolder]
 Span = dict[str, Any]
 
