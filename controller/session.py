@@ -29,12 +29,12 @@ from controller.trainer import Observers, Trainer
 from rewards.manager import RewardManager
 from splitppo.config import Config, ConfigError
 from splitppo.config.plan import batch_plan
-from splitppo.rpc.errors import DeadlineExceeded, PeerDied, Unavailable, WireError
+from splitppo.rpc.errors import DeadlineExceeded, NotIntroduced, PeerDied, Unavailable, WireError
 from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
-LOST_GROUP = (Unavailable, PeerDied, DeadlineExceeded)
+LOST_GROUP = (Unavailable, PeerDied, DeadlineExceeded, NotIntroduced)
 EXIT_STATUS: dict[ExitReason, int] = {"completed": 0, "failed": 1, "bad_input": 2}
 
 

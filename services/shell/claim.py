@@ -6,7 +6,7 @@ import json
 import threading
 from pathlib import Path
 
-from splitppo.rpc.errors import InvalidArgument, StaleEpoch, WrongState
+from splitppo.rpc.errors import InvalidArgument, NotIntroduced, StaleEpoch, WrongState
 
 
 class Claim:
@@ -46,14 +46,19 @@ class Claim:
 
         Raises:
             StaleEpoch: it comes from an older one.
-            WrongState: it comes from one that has not introduced itself.
+            NotIntroduced: no controller has introduced itself since the service started.
+            WrongState: it comes from another one, which has not introduced itself.
         """
         with self._lock:
+            if not self._epoch:
+                raise NotIntroduced("this service has just started and knows no controller: call Handshake first")
             if epoch < self._epoch:
                 raise StaleEpoch(f"controller epoch {epoch} is over, epoch {self._epoch} has taken over")
             if epoch > self._epoch or run_id != self._run_id:
-                known = f"run {self._run_id!r}, epoch {self._epoch}" if self._epoch else "no controller yet"
-                raise WrongState(f"run {run_id!r}, epoch {epoch} must call Handshake first; this service knows {known}")
+                raise WrongState(
+                    f"run {run_id!r}, epoch {epoch} must call Handshake first;"
+                    f" this service knows run {self._run_id!r}, epoch {self._epoch}"
+                )
 
     def _epoch_of_folder(self) -> int:
         """The epoch in the run folder, 0 where there is none."""

@@ -94,6 +94,12 @@ class StaleEpoch(WrongState):
     reason = "STALE_EPOCH"
 
 
+class NotIntroduced(WrongState):
+    """The worker knows no controller: it has started since, and holds nothing of the run."""
+
+    reason = "NOT_INTRODUCED"
+
+
 class WrongStep(WrongState):
     """The committed step is not the one that the command expects to find."""
 
@@ -183,6 +189,7 @@ _ERRORS: tuple[type[WireError], ...] = (
     InvalidBatch,
     WrongState,
     StaleEpoch,
+    NotIntroduced,
     WrongStep,
     Dirty,
     NotFound,

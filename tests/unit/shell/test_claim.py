@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from services.shell.claim import Claim
-from splitppo.rpc.errors import InvalidArgument, StaleEpoch, WrongState
+from splitppo.rpc.errors import InvalidArgument, NotIntroduced, StaleEpoch, WrongState
 
 
 def test_nobody_is_served_before_the_handshake() -> None:
-    with pytest.raises(WrongState, match="must call Handshake first"):
-        Claim().check("run", 1)
+    for epoch in (0, 1):
+        with pytest.raises(NotIntroduced, match="call Handshake first"):
+            Claim().check("run", epoch)
 
 
 def test_the_newest_controller_is_served() -> None:
