@@ -60,6 +60,7 @@ class Session:
         self._groups = ServiceGroups(config, folder, self._on_progress)
         self._recorder: Recorder | None = None
         self._trainer: Trainer | None = None
+        self._restored = RunState.initial(config)
         self._phase: Literal["preparing", "training", "closing"] = "preparing"
         self._signal: signal.Signals | None = None
         self._reason: ExitReason = "failed"
@@ -126,8 +127,9 @@ class Session:
 
     async def _train(self) -> None:
         config = self._config
-        inputs = load_inputs(config)
         step = self._folder.resume_step()
+        self._restored = self._folder.load_state(step)
+        inputs = load_inputs(config)
         self._display.start(batch_plan(config), config, step=step)
         self._recorder = Recorder(config, self._folder.path, self._display, inputs.prompts.epoch_of)
         async with RewardManager(config.reward, inputs.data_sources) as manager:
@@ -181,10 +183,10 @@ class Session:
 
     def _finish(self, *, with_report: bool = True) -> None:
         """Writes the last lines, summary and report; what cannot be written is said, and the run counts as failed."""
-        state = self._trainer.state if self._trainer else RunState.initial(self._config)
+        state = self._trainer.state if self._trainer else self._restored
         wall_s = time.monotonic() - self._started_s
         self._summary = Summary(
-            global_step=self._recorder.last_step if self._recorder else 0,
+            global_step=self._recorder.last_step if self._recorder and self._trainer else state.step,
             validation=Validation(
                 before=state.validation_before,
                 after=state.validation_after if state.validated_step > 0 else None,

@@ -17,7 +17,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from controller.run_folder import RunFolder
+from controller.run_state import RunState
 from controller.session import run_session
+from controller.summary import Accuracy
 from splitppo.config import Config, ConfigError, dump_config
 from tests.fake_services import make_config
 from tests.groups import wait_until
@@ -65,6 +67,18 @@ def test_services_that_cannot_be_reached_in_time_are_bad_input(
     assert len(said) == 1
     assert f"at 127.0.0.1:{closed_port} cannot be reached within 0.3 s" in said[0]
     assert read_summary(config)["exit_reason"] == "bad_input"
+
+
+def test_a_start_that_fails_keeps_what_the_checkpoint_knows_in_the_summary(make: Callable[..., Config]) -> None:
+    config = make()
+    with RunFolder(config) as folder:
+        before = Accuracy(overall=0.25)
+        state = RunState(step=3, kl_coef=0.5, validation_before=before, train_s=7.0, tokens=42)
+        folder.checkpoints.commit(3, state.model_dump(mode="json"), {"training/global_step": 3.0}, keep=1)
+    assert run_session(config) == 2
+    summary = read_summary(config)
+    assert (summary["global_step"], summary["train_s"], summary["tokens"]) == (3, 7.0, 42)
+    assert summary["validation"]["before"]["overall"] == 0.25
 
 
 def test_external_services_need_addresses(make: Callable[..., Config], capsys: pytest.CaptureFixture[str]) -> None:
