@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -85,15 +85,29 @@ def place_process(launch: Launch, service: ServiceConfig) -> torch.device:
     torch.set_num_threads(service.threads)
     if not service.devices:
         return torch.device("cpu")
-    # A launcher that sets CUDA_VISIBLE_DEVICES has chosen the devices already; then they are counted from 0.
-    index = launch.local_rank if "CUDA_VISIBLE_DEVICES" in os.environ else service.devices[launch.rank]
-    if index >= torch.cuda.device_count():
-        raise ConfigError(
-            f"services.*.devices is {list(service.devices)}, but this machine offers {torch.cuda.device_count()} GPUs;"
-            " leave it empty to compute on the CPU"
-        )
+    index = gpu_of_rank(service.devices, launch, torch.cuda.device_count())
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def gpu_of_rank(devices: Sequence[int], launch: Launch, num_visible: int) -> int:
+    """The GPU of a rank, as an index into those that its process sees.
+
+    A process that sees as many as its node has ranks was given those of its group (CUDA_VISIBLE_DEVICES, a container),
+    and counts them from 0; one that sees others as well takes its own by `devices`.
+
+    Raises:
+        ConfigError: no GPU for this rank.
+    """
+    if len(devices) < launch.world_size:
+        raise ConfigError(f"services.*.devices lists {len(devices)} GPUs for {launch.world_size} ranks")
+    index = launch.local_rank if num_visible == launch.local_world_size else devices[launch.rank]
+    if index >= num_visible:
+        raise ConfigError(
+            f"services.*.devices is {list(devices)}, but this machine offers {num_visible} GPUs;"
+            " leave it empty to compute on the CPU"
+        )
+    return index
 
 
 def cpus_of_rank(cpus: tuple[int, ...], local_rank: int, local_world_size: int) -> set[int]:

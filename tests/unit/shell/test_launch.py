@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from services.shell.group import cpus_of_rank
+from services.shell.group import Launch, cpus_of_rank, gpu_of_rank
 from services.shell.launch import run
+from splitppo.config import ConfigError
 
 
 def build_nothing(_: Any) -> Any:
@@ -71,3 +72,25 @@ def test_cores_are_sliced_where_they_divide(
     cpus: tuple[int, ...], local_rank: int, local_world_size: int, expected: set[int]
 ) -> None:
     assert cpus_of_rank(cpus, local_rank, local_world_size) == expected
+
+
+def second_of_two_ranks() -> Launch:
+    environment = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    return Launch.from_environment({**environment, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"})
+
+
+@pytest.mark.parametrize(
+    ("num_visible", "index"),
+    [pytest.param(8, 7, id="all GPUs of the machine"), pytest.param(2, 1, id="those of the group, counted from 0")],
+)
+def test_a_rank_takes_its_own_gpu_whichever_its_process_sees(num_visible: int, index: int) -> None:
+    assert gpu_of_rank([6, 7], second_of_two_ranks(), num_visible) == index
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_visible", "sentence"),
+    [([6], 8, "lists 1 GPUs for 2 ranks"), ([6, 7], 0, "offers 0 GPUs"), ([6, 7], 4, "offers 4 GPUs")],
+)
+def test_a_rank_without_a_gpu_is_the_users_mistake(devices: list[int], num_visible: int, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        gpu_of_rank(devices, second_of_two_ranks(), num_visible)
