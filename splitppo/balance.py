@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +34,9 @@ def partition(costs: Sequence[float] | NDArray[np.float64], num_parts: int) -> l
         raise ValueError(f"num_parts must be at least 1, got {num_parts}")
     if num_parts == 1:
         return [np.arange(len(costs))]
-    # A heap entry: (-spread, tie-breaker, groups from heaviest to lightest as (cost, rows)).
-    heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = [
-        (-float(cost), row, [(float(cost), [row])] + [(0.0, []) for _ in range(num_parts - 1)])
+    # A heap entry: (-spread, tie-breaker, partial partition).
+    heap = [
+        (-float(cost), row, _Partial(_first(float(cost), num_parts), _first(1, num_parts), row))
         for row, cost in enumerate(costs)
     ]
     heapq.heapify(heap)
@@ -43,12 +44,57 @@ def partition(costs: Sequence[float] | NDArray[np.float64], num_parts: int) -> l
     while len(heap) > 1:
         _, _, left = heapq.heappop(heap)
         _, _, right = heapq.heappop(heap)
-        merged = [(a[0] + b[0], a[1] + b[1]) for a, b in zip(left, reversed(right), strict=True)]
-        merged.sort(key=lambda group: (-group[0], len(group[1]) == 0))
-        heapq.heappush(heap, (merged[-1][0] - merged[0][0], tie, merged))
+        merged = _merge(left, right)
+        heapq.heappush(heap, (float(merged.costs[-1] - merged.costs[0]), tie, merged))
         tie += 1
-    groups = [sorted(rows) for _, rows in heap[0][2]] if heap else [[] for _ in range(num_parts)]
+    groups = _rows_of_groups(heap[0][2]) if heap else [[] for _ in range(num_parts)]
     return [np.array(rows, dtype=np.int64) for rows in _fill_empty(groups, costs)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Partial:
+    """Groups of some of the rows, from heaviest to lightest.
+
+    Attributes:
+        costs: [num_parts], of each group.
+        num_rows: [num_parts], of each group.
+        made_of: a single row, which is in the first group; or the two partial partitions that were combined, and for
+            each group which group of the left one is in it.
+    """
+
+    costs: NDArray[np.float64]
+    num_rows: NDArray[np.float64]
+    made_of: int | tuple[_Partial, _Partial, NDArray[np.int64]]
+
+
+def _first(value: float, num_parts: int) -> NDArray[np.float64]:
+    values = np.zeros(num_parts)
+    values[0] = value
+    return values
+
+
+def _merge(left: _Partial, right: _Partial) -> _Partial:
+    """Heaviest group with lightest; among equally heavy groups empty ones come last."""
+    costs, num_rows = left.costs + right.costs[::-1], left.num_rows + right.num_rows[::-1]
+    order = np.lexsort((num_rows == 0, -costs))
+    return _Partial(costs[order], num_rows[order], (left, right, order))
+
+
+def _rows_of_groups(whole: _Partial) -> list[list[int]]:
+    """The rows of each group, ascending."""
+    groups: list[list[int]] = [[] for _ in whole.costs]
+    # Each with the number of the whole's group that each of its groups ends in.
+    open_partials = [(whole, np.arange(len(groups)))]
+    while open_partials:
+        partial, group_of = open_partials.pop()
+        if isinstance(partial.made_of, int):
+            groups[group_of[0]].append(partial.made_of)
+            continue
+        left, right, order = partial.made_of
+        group_of_left = np.empty_like(group_of)
+        group_of_left[order] = group_of
+        open_partials += [(left, group_of_left), (right, group_of_left[::-1])]
+    return [sorted(rows) for rows in groups]
 
 
 def _fill_empty(groups: list[list[int]], costs: Sequence[float] | NDArray[np.float64]) -> list[list[int]]:
