@@ -125,7 +125,7 @@ class Service:
         )
         self.role = Counter()
         control: Any = None
-        context = RankContext("critic", 0, 1, 0, torch.device("cpu"), None, control, config)
+        context = RankContext("critic", 0, 1, 0, torch.device("cpu"), control, config)
         ledger, slots = Ledger(), SlotStore()
         self.worker = Worker(context, self.role.role, 1, (), ledger, slots)
         self.worker.claim.take("run", 1)
