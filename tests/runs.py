@@ -74,7 +74,7 @@ class Inputs:
                 "kl_target": 0.001,
                 "kl_horizon": 200,
             },
-            "actor": {"model": str(self.folder / "policy"), "lr": 1e-3, "ppo_mini_batch_size": 4, "ppo_epochs": 3},
+            "actor": {"model": str(self.folder / "policy"), "lr": 1e-3, "ppo_mini_batch_size": 4, "ppo_epochs": 6},
             "critic": {"model": str(self.folder / "value"), "lr": 1e-3, "ppo_epochs": 20},
             "reward": {"custom_function_path": str(self.folder / "reward.py")},
             "evaluation": {"test_freq": 2},
@@ -170,20 +170,27 @@ class Controller:
         folder: the run folder.
         overrides: key.path=value arguments.
         module: what `python -m` runs.
+        beside: folder for the configuration and the output; default: where the run folder lies.
     """
 
     def __init__(
-        self, config: dict[str, Any], folder: Path, *overrides: str, module: str = "controller", check: bool = False
+        self,
+        config: dict[str, Any],
+        folder: Path,
+        *overrides: str,
+        module: str = "controller",
+        beside: Path | None = None,
     ) -> None:
         self.folder = RunFolder(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        config_file = folder.with_suffix(".yaml")
-        config_file.write_text(yaml.safe_dump({**config, "run": {**config["run"], "dir": str(folder)}}))
-        self.output_file = folder.with_suffix(".out")
         self._mark = secrets.token_hex(8)
+        beside = beside or folder.parent
+        beside.mkdir(parents=True, exist_ok=True)
+        config_file = beside / f"{folder.name}-{self._mark}.yaml"
+        config_file.write_text(yaml.safe_dump({**config, "run": {**config["run"], "dir": str(folder)}}))
+        self.output_file = config_file.with_suffix(".out")
         with self.output_file.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, "--config", str(config_file), *overrides, *["--check"] * check],
+                [sys.executable, "-m", module, "--config", str(config_file), *overrides],
                 cwd=PROJECT,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -41,8 +41,8 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def test_a_full_disk_costs_no_checkpoint(config: dict[str, Any], small_disk: Path) -> None:
-    with started(config, small_disk / "run", "checkpoint.save_freq=1", "checkpoint.keep=1") as first:
+def test_a_full_disk_costs_no_checkpoint(config: dict[str, Any], small_disk: Path, tmp_path: Path) -> None:
+    with started(config, small_disk / "run", "checkpoint.save_freq=1", beside=tmp_path) as first:
         first.wait_until(lambda folder: folder.committed_steps, "the first checkpoint")
         filler = fill(small_disk)
         assert first.wait() == 1, first.output
@@ -50,6 +50,6 @@ def test_a_full_disk_costs_no_checkpoint(config: dict[str, Any], small_disk: Pat
     assert "Traceback" not in first.output, first.output
     assert first.folder.committed_steps
     filler.unlink()
-    with started(config, small_disk / "run", "checkpoint.save_freq=1", "checkpoint.keep=1") as second:
+    with started(config, small_disk / "run", "checkpoint.save_freq=1", beside=tmp_path) as second:
         assert second.complete().steps == list(range(NUM_STEPS + 1))
     assert "resumed after step" in second.output

@@ -90,7 +90,7 @@ def test_the_folder_of_another_config_is_refused_with_the_difference(
 
 
 def test_a_second_controller_is_refused_while_the_first_goes_on(config: dict[str, Any], tmp_path: Path) -> None:
-    with started(config, tmp_path / "run", "run.total_steps=1", "run.schedule=serial") as first:
+    with started(config, tmp_path / "run", "run.total_steps=1", "algorithm.adv_estimator=grpo") as first:
         first.wait_until(lambda folder: (folder.path / "config.yaml").exists(), "the run folder")
         with started(config, tmp_path / "run") as second:
             assert second.wait() == 2
