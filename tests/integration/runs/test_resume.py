@@ -114,3 +114,20 @@ def test_a_signal_finishes_the_step_saves_and_leaves(
     for line, undisturbed in zip(folder.metrics[1:], completed("gather", 1).metrics[1:], strict=False):
         assert line["actor/loss"] == undisturbed["actor/loss"]
         assert line["critic/loss"] == undisturbed["critic/loss"]
+
+
+def test_a_second_signal_leaves_at_once_even_if_the_step_cannot_be_finished(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    with started(config, tmp_path / "run", "run.total_steps=1000", "algorithm.adv_estimator=grpo") as controller:
+        controller.wait_until(has_line_of(1), "the line of step 1")
+        (rank,) = controller.folder.pids("actor")
+        os.kill(rank, signal.SIGSTOP)
+        controller.signal(signal.SIGINT)
+        controller.wait_until(lambda _: "finishing step" in controller.output, "an answer to the first")
+        controller.signal(signal.SIGINT)
+        assert controller.wait() == 130, controller.output
+        os.kill(rank, signal.SIGCONT)
+        controller.wait_nothing_is_left()
+    assert controller.folder.summary["exit_reason"] == "interrupted"
+    assert controller.folder.committed_steps == []
