@@ -24,7 +24,7 @@ from services.engine.parallel import reduce_array
 from services.engine.row_checks import check_rows
 from services.engine.token_metrics import token_means
 from services.engine.train_engine import TrainEngine
-from services.shell.commands import Command, Outcome, ReportProgress
+from services.shell.commands import Command, Outcome, Report
 from services.shell.context import RankContext
 from services.shell.sharding import shard_by_mini_batch, shard_by_tokens
 from splitppo.batch import Batch
@@ -95,7 +95,7 @@ class ActorRole:
             ),
         )
 
-    def generate(self, request: actor_pb2.GenerateRequest, batch: Batch | None, progress: ReportProgress) -> Outcome:
+    def generate(self, request: actor_pb2.GenerateRequest, batch: Batch | None, progress: Report) -> Outcome:
         """Samples one response per seed of each prompt; rows are ordered by prompt, then sample."""
         assert batch is not None
         if self._rollout_is_stale:
@@ -113,7 +113,7 @@ class ActorRole:
         return Outcome(columns=Batch(prompts.num_rows, columns))
 
     def compute_log_probs(
-        self, request: actor_pb2.ComputeLogProbsRequest, batch: Batch | None, progress: ReportProgress
+        self, request: actor_pb2.ComputeLogProbsRequest, batch: Batch | None, progress: Report
     ) -> Outcome:
         """Log-probs of the responses under the policy (old_log_probs) or the reference (ref_log_probs)."""
         assert batch is not None
@@ -130,7 +130,7 @@ class ActorRole:
             )
         return Outcome(columns=Batch(batch.num_rows, {"old_log_probs": computed["log_probs"]}), metrics=metrics)
 
-    def update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch | None, progress: ReportProgress) -> Outcome:
+    def update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch | None, progress: Report) -> Outcome:
         """One PPO update: all mini-batches of all epochs. In critic warm-up nothing but the step advances."""
         if request.advance_only:
             return Outcome()

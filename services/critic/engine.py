@@ -15,7 +15,7 @@ from services.engine.forward import value_forward
 from services.engine.row_checks import check_rows
 from services.engine.token_metrics import token_means
 from services.engine.train_engine import TrainEngine
-from services.shell.commands import Command, Outcome, ReportProgress
+from services.shell.commands import Command, Outcome, Report
 from services.shell.context import RankContext
 from services.shell.sharding import shard_by_mini_batch, shard_by_tokens
 from splitppo.batch import Batch
@@ -69,7 +69,7 @@ class CriticRole:
         )
 
     def compute_values(
-        self, _request: critic_pb2.ComputeValuesRequest, batch: Batch | None, progress: ReportProgress
+        self, _request: critic_pb2.ComputeValuesRequest, batch: Batch | None, progress: Report
     ) -> Outcome:
         """Values of the states before each response token."""
         assert batch is not None
@@ -77,7 +77,7 @@ class CriticRole:
         return Outcome(columns=Batch(batch.num_rows, computed))
 
     def update(
-        self, _request: critic_pb2.CriticUpdateRequest, batch: Batch | None, progress: ReportProgress
+        self, _request: critic_pb2.CriticUpdateRequest, batch: Batch | None, progress: Report
     ) -> Outcome:
         """One update of the value model: all mini-batches of all epochs."""
         assert batch is not None

@@ -20,10 +20,25 @@ from splitppo.batch import Batch
 from splitppo.v1 import worker_pb2
 
 
-class ReportProgress(Protocol):
-    """Called by the engine loop at token and micro-batch boundaries, on every rank; rank 0's calls are streamed."""
+class Report(Protocol):
+    """What the engine loop of a rank says while a command runs, and is told."""
 
-    def __call__(self, done: int, total: int, phase: str) -> None: ...
+    def __call__(self, done: int, total: int, phase: str) -> None:
+        """Progress, at token and micro-batch boundaries, on every rank; rank 0's is streamed to the callers."""
+        ...
+
+    def part_ready(self, part: int, columns: Batch) -> None:
+        """This rank's rows of a part (from 1) are done, in the order received; see `Command.parts`."""
+        ...
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True once nobody needs the command any more: a cancellable command then raises CommandCancelled."""
+        ...
+
+
+class CommandCancelled(Exception):
+    """A rank gave up a command because `Report.is_cancelled`; its state is as it was before, and the group goes on."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +79,7 @@ class Command:
 
     method: str
     request_type: type[Message]
-    run: Callable[[Any, Batch | None, ReportProgress], Outcome]
+    run: Callable[[Any, Batch | None, Report], Outcome]
     columns: Sequence[str] = ()
     optional_columns: Sequence[str] = ()
     prepare: Callable[[Any, Batch], Batch] | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.shell.commands import Command, Outcome, ReportProgress, Role
+from services.shell.commands import Command, Outcome, Report, Role
 from services.shell.ledger import Ledger
 from services.shell.slots import SlotStore
 from splitppo.rpc.errors import InvalidArgument, NotFound
@@ -54,7 +54,7 @@ class Lifecycle:
     def _directory(self, step: int) -> Path:
         return self._checkpoints / f"global_step_{step}" / self._role_name
 
-    def _save(self, request: worker_pb2.SaveCheckpointRequest, state: Any, _: ReportProgress) -> Outcome:
+    def _save(self, request: worker_pb2.SaveCheckpointRequest, state: Any, _: Report) -> Outcome:
         directory = self._directory(request.header.base_step)
         directory.mkdir(parents=True, exist_ok=True)
         durable = self._role.save_checkpoint(directory, state, with_hf_model=request.with_hf_model)
@@ -69,11 +69,11 @@ class Lifecycle:
                 raise NotFound(f"there is no checkpoint {directory}")
             self._role.check_checkpoint(directory)
 
-    def _load(self, request: worker_pb2.LoadCheckpointRequest, _: Any, __: ReportProgress) -> Outcome:
+    def _load(self, request: worker_pb2.LoadCheckpointRequest, _: Any, __: Report) -> Outcome:
         state = self._role.load_checkpoint(self._directory(request.step) if request.step else None)
         self._ledger.restore(state if request.step else b"", request.step)
         self._slots.clear()
         return Outcome()
 
-    def _digest(self, _: worker_pb2.ComputeWeightsDigestRequest, __: Any, ___: ReportProgress) -> Outcome:
+    def _digest(self, _: worker_pb2.ComputeWeightsDigestRequest, __: Any, ___: Report) -> Outcome:
         return Outcome(weights_sha256=self._role.compute_weights_digest())

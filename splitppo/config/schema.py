@@ -66,15 +66,56 @@ class DataConfig(Section):
     apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to the template")
 
 
-class RolloutConfig(Section):
-    """Sampling of training responses, and the engine that does it."""
+class VllmConfig(Section):
+    """The vLLM engine inside the actor's processes (rollout.backend: vllm); names are vLLM's and verl's."""
 
-    backend: Literal["hf"] = Field("hf", description="rollout engine")
+    tensor_model_parallel_size: PositiveInt = Field(
+        1, description="ranks that share one engine; divides services.actor.num_processes, the rest are replicas"
+    )
+    max_model_len: PositiveInt | None = Field(
+        None, description="tokens of prompt and response; default: data.max_prompt_length + data.max_response_length"
+    )
+    max_num_seqs: PositiveInt = Field(256, description="responses that one engine decodes together")
+    max_num_batched_tokens: PositiveInt = Field(8192, description="tokens that one engine step computes at most")
+    enable_chunked_prefill: bool = Field(True, description="prompts may be prefilled in pieces, beside decoding")
+    enable_prefix_caching: bool = Field(True, description="prompts that begin alike share their KV cache")
+    kv_cache_gb: float | None = Field(
+        None, gt=0.0, description="KV cache per rank, GiB; default: 1 on a CPU, by gpu_memory_utilization on a GPU"
+    )
+    gpu_memory_utilization: float = Field(
+        0.5, gt=0.0, lt=1.0, description="share of a GPU's memory for vLLM's weights and KV cache while it generates"
+    )
+    enforce_eager: bool = Field(False, description="no CUDA graphs (there are none on a CPU)")
+    sleep_level: Literal[0, 1, 2] = Field(
+        1, description="GPU memory given back for the update: 0 none, 1 weights (to the host) and KV cache, 2 all"
+    )
+
+
+class RolloutConfig(Section):
+    """Sampling of responses, and the engine that does it."""
+
+    backend: Literal["hf", "vllm"] = Field("hf", description="rollout engine: the policy itself, or vLLM beside it")
     n: PositiveInt = Field(1, description="responses per prompt")
     temperature: float = Field(1.0, gt=0.0, description="divides the logits, in sampling and in log-probs")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="nucleus; 1 keeps every token")
     top_k: int = Field(0, ge=0, description="most likely tokens kept; 0 keeps every token")
-    max_batch_size: PositiveInt = Field(256, description="rows that one rank decodes together")
+    stop: tuple[str, ...] = Field((), description="texts that end a response, beside the end-of-sequence tokens")
+    max_batch_size: PositiveInt = Field(256, description="rows that one rank decodes together (hf)")
+    stream_groups: PositiveInt = Field(
+        1, description="contiguous groups of prompts whose responses are sent on as soon as the group has ended"
+    )
+    check_freq: int | None = Field(
+        None,
+        ge=0,
+        description="steps between comparisons of the rollout engine's log-probs with the trainer's, from the first"
+        " step on; 0: never; default: 1 for an engine with weights of its own (vllm), else 0",
+    )
+    max_log_prob_diff: float | None = Field(
+        None,
+        gt=0.0,
+        description="largest difference that such a comparison may find, nats; default: 1e-3 (actor.dtype fp32), 2",
+    )
+    vllm: VllmConfig = Field(default_factory=lambda: VllmConfig.model_validate({}))
 
 
 class AlgorithmConfig(Section):
@@ -251,8 +292,12 @@ class Config(Section):
         """Fills the defaults that come from another section, so that the resolved config shows them."""
         if not isinstance(tree, dict):
             return tree
-        sections = {name: dict(tree[name]) for name in ("actor", "critic", "data") if isinstance(tree.get(name), dict)}
-        actor, data, critic = sections.get("actor", {}), sections.get("data", {}), sections.setdefault("critic", {})
+        sections = {
+            name: dict(tree.get(name) or {})
+            for name in ("actor", "critic", "data", "rollout")
+            if tree.get(name) is None or isinstance(tree[name], dict)
+        }
+        actor, critic, data, rollout = (sections.get(name, {}) for name in ("actor", "critic", "data", "rollout"))
         if actor.get("ppo_mini_batch_size") is None and "train_batch_size" in data:
             actor["ppo_mini_batch_size"] = data["train_batch_size"]
         if "model" in actor and not critic.get("model"):
@@ -261,6 +306,12 @@ class Config(Section):
             critic["ppo_mini_batch_size"] = actor.get("ppo_mini_batch_size")
         if data and data.get("tokenizer") is None:
             data["tokenizer"] = actor.get("model")
+        if rollout.get("check_freq") is None:
+            rollout["check_freq"] = 0 if rollout.get("backend", "hf") == "hf" else 1
+        if rollout.get("max_log_prob_diff") is None:
+            rollout["max_log_prob_diff"] = 1e-3 if actor.get("dtype", "fp32") == "fp32" else 2.0
+        absent = {name for name in ("actor", "data") if tree.get(name) is None}
+        sections = {name: section for name, section in sections.items() if name not in absent}
         return {**tree, **sections}
 
     @model_validator(mode="after")

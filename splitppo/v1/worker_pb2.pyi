@@ -64,8 +64,18 @@ class EngineTime(_message.Message):
     finished_unix_ns: int
     def __init__(self, started_unix_ns: _Optional[int] = ..., finished_unix_ns: _Optional[int] = ...) -> None: ...
 
+class PartReady(_message.Message):
+    __slots__ = ("part", "num_parts", "policy_version")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    part: int
+    num_parts: int
+    policy_version: int
+    def __init__(self, part: _Optional[int] = ..., num_parts: _Optional[int] = ..., policy_version: _Optional[int] = ...) -> None: ...
+
 class CommandResult(_message.Message):
-    __slots__ = ("engine_time", "metrics", "committed_step", "replayed", "weights_sha256")
+    __slots__ = ("engine_time", "metrics", "committed_step", "replayed", "weights_sha256", "policy_version")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -78,20 +88,24 @@ class CommandResult(_message.Message):
     COMMITTED_STEP_FIELD_NUMBER: _ClassVar[int]
     REPLAYED_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     engine_time: EngineTime
     metrics: _containers.ScalarMap[str, float]
     committed_step: int
     replayed: bool
     weights_sha256: str
-    def __init__(self, engine_time: _Optional[_Union[EngineTime, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., committed_step: _Optional[int] = ..., replayed: _Optional[bool] = ..., weights_sha256: _Optional[str] = ...) -> None: ...
+    policy_version: int
+    def __init__(self, engine_time: _Optional[_Union[EngineTime, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., committed_step: _Optional[int] = ..., replayed: _Optional[bool] = ..., weights_sha256: _Optional[str] = ..., policy_version: _Optional[int] = ...) -> None: ...
 
 class CommandEvent(_message.Message):
-    __slots__ = ("progress", "result")
+    __slots__ = ("progress", "result", "part")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     progress: Progress
     result: CommandResult
-    def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ...) -> None: ...
+    part: PartReady
+    def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., result: _Optional[_Union[CommandResult, _Mapping]] = ..., part: _Optional[_Union[PartReady, _Mapping]] = ...) -> None: ...
 
 class HandshakeRequest(_message.Message):
     __slots__ = ("protocol_version", "software_version", "run_id", "epoch", "config_digest", "nonce")

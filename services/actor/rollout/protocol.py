@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from splitppo.batch import Array, Column
 
@@ -53,30 +56,71 @@ class Rollout:
     log_probs: Column
 
 
+@dataclass(frozen=True)
+class PromptRows:
+    """What one rank samples for.
+
+    Attributes:
+        prompts: token ids, none empty.
+        seeds: for each prompt the int64 seeds of its responses.
+        groups: [num_prompts] int, ascending: the group of each prompt, for streaming; all 0 where nothing is streamed.
+    """
+
+    prompts: Sequence[Array]
+    seeds: Sequence[Array]
+    groups: NDArray[np.int64]
+
+
+class Listener(Protocol):
+    """What an engine tells while it samples, and is told."""
+
+    def progress(self, done: int, total: int) -> None:
+        """Decoded token positions, at every one."""
+        ...
+
+    def group_ended(self, group: int, rollout: Rollout) -> None:
+        """All of this rank's responses to the prompts of a group, as soon as the last one has ended.
+
+        Called once for each group that the rank has prompts of, in any order, before `generate` returns.
+        """
+        ...
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True from the moment on when nobody wants the responses any more; asked at token boundaries."""
+        ...
+
+
+class Cancelled(Exception):
+    """`generate` ended early because its listener is cancelled; the engine can be used again."""
+
+
 class RolloutBackend(Protocol):
     """Samples responses with the policy's weights. Every rank of the group owns one and calls every method."""
 
-    def sync_weights(self) -> None:
-        """Takes over the policy's weights. Collective; called once before `generate` whenever they have changed."""
+    @property
+    def policy_version(self) -> int | None:
+        """The step whose weights it samples with; None before the first `sync_weights`."""
         ...
 
-    def generate(
-        self,
-        prompts: Sequence[Array],
-        seeds: Sequence[Array],
-        sampling: Sampling,
-        progress: Callable[[int, int], None],
-    ) -> Rollout:
+    def sync_weights(self, version: int) -> None:
+        """Takes over the policy's weights, which are those of step `version`. Collective; called once before `generate`
+        whenever they have changed.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Gives back device memory until the next `generate`; called on every rank before anything else computes."""
+        ...
+
+    def generate(self, rows: PromptRows, sampling: Sampling, listener: Listener) -> Rollout:
         """Samples one response per seed for this rank's prompts.
 
         Ranks may hold different numbers of prompts, none included, and finish at different times: an implementation
-        may synchronise at the beginning, never between tokens. The same weights, prompts and seeds give the same
-        responses.
+        may synchronise at the beginning, never between tokens (but for ranks that share one engine). The same weights,
+        prompts and seeds give the same responses; what is sampled together does not depend on timing.
 
-        Args:
-            prompts: token ids, none empty.
-            seeds: for each prompt the int64 seeds of its responses.
-            sampling: how to draw; the same on every rank.
-            progress: told (done, total) in decoded token positions, at every one.
+        Raises:
+            Cancelled: the listener is.
         """
         ...

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from services.shell.commands import Command, Outcome, ReportProgress
+from services.shell.commands import Command, Outcome, Report
 from services.shell.context import RankContext
 from services.shell.launch import run_service
 from services.shell.sharding import shard_by_mini_batch
@@ -75,7 +75,7 @@ class ToyRole:
             raise ValueError("the first token is the one that is refused")
         return batch
 
-    def _compute_values(self, request: Any, batch: Batch, progress: ReportProgress) -> Outcome:
+    def _compute_values(self, request: Any, batch: Batch, progress: Report) -> Outcome:
         self._misbehave(batch, progress)
         rows = [
             row.astype("float32") + 1000 * int(prompt.sum())
@@ -85,7 +85,7 @@ class ToyRole:
         progress(batch.num_rows, batch.num_rows, "values")
         return Outcome(values, self._token_metrics(batch))
 
-    def _update(self, request: Any, batch: Batch, progress: ReportProgress) -> Outcome:
+    def _update(self, request: Any, batch: Batch, progress: Report) -> Outcome:
         self._misbehave(batch, progress)
         total = torch.tensor([float(batch["returns"].values.sum())], dtype=torch.float64)
         self._all_reduce(total)
@@ -107,7 +107,7 @@ class ToyRole:
     def _all_reduce(self, tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)
 
-    def _misbehave(self, batch: Batch, progress: ReportProgress) -> None:
+    def _misbehave(self, batch: Batch, progress: Report) -> None:
         """Does what the largest prompt token of all ranks asks for."""
         order = torch.tensor([int(batch["prompts"].values.max())])
         dist.all_reduce(order, op=dist.ReduceOp.MAX)
