@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from services.actor.rollout.kv_cache import growing_cache
-from services.actor.rollout.protocol import Rollout, Sampling
+from services.actor.rollout.protocol import Cancelled, Listener, PromptRows, Rollout, Sampling
 from services.actor.rollout.sampling import sample_tokens, uniforms
 from splitppo.batch import Array, Column
 
@@ -50,41 +50,53 @@ class HfRollout:
         self._stop_tokens = torch.tensor(sorted(set(stop_token_ids)), dtype=torch.int64, device=device)
         self._max_batch_size = max_batch_size
         self._device = device
+        self._policy_version: int | None = None
 
-    def sync_weights(self) -> None:
-        """Nothing to do: generation reads the policy's own weights."""
+    @property
+    def policy_version(self) -> int | None:
+        """See `RolloutBackend.policy_version`."""
+        return self._policy_version
+
+    def sync_weights(self, version: int) -> None:
+        """Notes the version: generation reads the policy's own weights."""
+        self._policy_version = version
+
+    def sleep(self) -> None:
+        """Nothing to do: a KV cache lives as long as its `generate`."""
 
     @torch.no_grad()
-    def generate(
-        self,
-        prompts: Sequence[Array],
-        seeds: Sequence[Array],
-        sampling: Sampling,
-        progress: Callable[[int, int], None],
-    ) -> Rollout:
-        """See `RolloutBackend.generate`.
+    def generate(self, rows: PromptRows, sampling: Sampling, listener: Listener) -> Rollout:
+        """See `RolloutBackend.generate`; groups end in ascending order.
 
         Raises:
+            Cancelled: the listener is.
             FloatingPointError: the policy gives a sampled token no finite log-prob.
         """
-        prompt_of_row = np.repeat(np.arange(len(prompts)), [len(own) for own in seeds])
-        seed_of_row = np.concatenate([*seeds, np.empty(0, np.int64)])
-        # Rows of similar prompt length go together, so that little is padded.
-        lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
-        order = np.argsort(lengths[prompt_of_row], kind="stable")
+        prompt_of_row = np.repeat(np.arange(len(rows.prompts)), [len(own) for own in rows.seeds])
+        seed_of_row = np.concatenate([*rows.seeds, np.empty(0, np.int64)])
+        group_of_row = rows.groups[prompt_of_row]
+        # Group after group; in one, rows of similar prompt length go together, so that little is padded.
+        lengths = np.array([len(prompt) for prompt in rows.prompts], dtype=np.int64)
+        order = np.lexsort((lengths[prompt_of_row], group_of_row))
         chunks = [order[start : start + self._max_batch_size] for start in range(0, len(order), self._max_batch_size)]
-        positions = _Positions(progress, len(chunks), sampling.max_response_length)
+        positions = _Positions(listener, len(chunks), sampling.max_response_length)
         tokens: list[Array] = [np.empty(0, np.int32)] * len(order)
         log_probs: list[Array] = [np.empty(0, np.float32)] * len(order)
+        open_rows = {int(group): int((group_of_row == group).sum()) for group in np.unique(rows.groups)}
         with self._gathered() as model:
             for chunk in chunks:
                 unique, index = np.unique(prompt_of_row[chunk], return_inverse=True)
-                rows = _DecodedRows(model, [prompts[row] for row in unique], index, sampling, self._device)
+                decoded = _DecodedRows(model, [rows.prompts[row] for row in unique], index, sampling, self._device)
                 seeds_R = torch.from_numpy(seed_of_row[chunk]).to(self._device)
-                for row, *response in zip(chunk, *self._decode(rows, seeds_R, sampling, positions), strict=True):
+                for row, *response in zip(chunk, *self._decode(decoded, seeds_R, sampling, positions), strict=True):
                     tokens[row], log_probs[row] = response
                 positions.finish_chunk()
-        return Rollout(Column.from_rows(tokens, np.dtype(np.int32)), Column.from_rows(log_probs, np.dtype(np.float32)))
+                for group in np.unique(group_of_row[chunk]).tolist():
+                    open_rows[group] -= int((group_of_row[chunk] == group).sum())
+                    if not open_rows[group]:
+                        own = np.flatnonzero(group_of_row == group)
+                        listener.group_ended(group, _rollout([tokens[i] for i in own], [log_probs[i] for i in own]))
+        return _rollout(tokens, log_probs)
 
     def _decode(
         self, rows: _DecodedRows, seeds_R: Tensor, sampling: Sampling, positions: _Positions
@@ -177,16 +189,22 @@ class _DecodedRows:
 class _Positions:
     """Decoded token positions over all chunks, for progress; a chunk that ends early counts as whole."""
 
-    def __init__(self, progress: Callable[[int, int], None], num_chunks: int, max_length: int) -> None:
-        self._progress, self._max_length, self._total = progress, max_length, num_chunks * max_length
+    def __init__(self, listener: Listener, num_chunks: int, max_length: int) -> None:
+        self._listener, self._max_length, self._total = listener, max_length, num_chunks * max_length
         self._finished_chunks = self._in_chunk = 0
 
     def advance(self) -> None:
+        if self._listener.is_cancelled:
+            raise Cancelled
         self._in_chunk += 1
-        self._progress(self._finished_chunks * self._max_length + self._in_chunk, self._total)
+        self._listener.progress(self._finished_chunks * self._max_length + self._in_chunk, self._total)
 
     def finish_chunk(self) -> None:
         self._finished_chunks, self._in_chunk = self._finished_chunks + 1, 0
+
+
+def _rollout(tokens: Sequence[Array], log_probs: Sequence[Array]) -> Rollout:
+    return Rollout(Column.from_rows(tokens, np.dtype(np.int32)), Column.from_rows(log_probs, np.dtype(np.float32)))
 
 
 def _trim(values_RT: Tensor, lengths_R: Tensor, *, finite: bool = False) -> list[Array]:

@@ -23,6 +23,7 @@ from splitppo.config.digest import worker_digest
 from splitppo.rpc.errors import InvalidArgument, WireError, WrongState
 from splitppo.v1 import actor_pb2, batch_pb2
 from tests.groups import Group
+from tests.listeners import RecordingListener, prompt_rows
 from tests.models import EOS, VOCABULARY, save_policy
 
 NUM_PROMPTS, NUM_SAMPLES, NUM_STEPS, MAX_RESPONSE = 6, 4, 2, 8
@@ -247,10 +248,9 @@ def test_responses_do_not_depend_on_the_number_of_ranks(session: Session, model:
     prompts = prompts_of(1)
 
     rollout = backend.generate(
-        prompts["prompts"].rows(),
-        prompts["seeds"].rows(),
+        prompt_rows(prompts["prompts"].rows(), prompts["seeds"].rows()),
         Sampling(SAMPLING.temperature, 1.0, 0, MAX_RESPONSE),
-        lambda done, total: None,
+        RecordingListener(),
     )
 
     np.testing.assert_array_equal(rollout.responses.values, session.runs[0][0].experience["responses"].values)

@@ -22,7 +22,8 @@ from transformers import (
 )
 
 from services.actor.rollout.hf import HfRollout
-from services.actor.rollout.protocol import Rollout, Sampling
+from services.actor.rollout.protocol import Cancelled, Rollout, Sampling
+from tests.listeners import RecordingListener, prompt_rows
 
 VOCAB = 23
 SHAPE: dict[str, Any] = {
@@ -66,11 +67,18 @@ def random_prompts(lengths: Sequence[int], seed: int = 0) -> list[Any]:
 
 
 def generate(
-    rollout: HfRollout, prompts: list[Any], seeds: Sequence[Sequence[int]], length: int = 8, **sampling: Any
+    rollout: HfRollout,
+    prompts: list[Any],
+    seeds: Sequence[Sequence[int]],
+    length: int = 8,
+    *,
+    groups: list[int] | None = None,
+    listener: RecordingListener | None = None,
+    **sampling: Any,
 ) -> Rollout:
     settings = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, **sampling}
-    arrays = [np.array(own, np.int64) for own in seeds]
-    return rollout.generate(prompts, arrays, Sampling(**settings, max_response_length=length), lambda done, total: None)
+    rows = prompt_rows(prompts, [np.array(own, np.int64) for own in seeds], groups)
+    return rollout.generate(rows, Sampling(**settings, max_response_length=length), listener or RecordingListener())
 
 
 def responses(rollout: Rollout) -> list[list[int]]:
@@ -187,14 +195,48 @@ def test_no_prompts_give_an_empty_rollout() -> None:
 
 
 def test_progress_counts_every_decoded_position_of_every_chunk() -> None:
-    calls: list[tuple[int, int]] = []
-    arrays = [np.array([seed], np.int64) for seed in range(5)]
+    listener = RecordingListener()
 
-    backend(build(), max_batch_size=2).generate(
-        random_prompts([3] * 5), arrays, Sampling(1.0, 1.0, 0, 4), lambda done, total: calls.append((done, total))
-    )
+    generate(backend(build(), max_batch_size=2), random_prompts([3] * 5), [[i] for i in range(5)], 4, listener=listener)
 
-    assert calls == [(done, 12) for done in range(1, 13)]
+    assert listener.calls == [(done, 12) for done in range(1, 13)]
+
+
+def test_the_policy_version_is_that_of_the_last_sync() -> None:
+    rollout = backend(build())
+
+    assert rollout.policy_version is None
+    rollout.sync_weights(3)
+    rollout.sleep()
+    assert rollout.policy_version == 3
+
+
+@pytest.mark.parametrize("max_batch_size", [2, 5, 64])
+def test_groups_end_in_order_each_with_its_own_rows_and_before_later_ones_are_through(max_batch_size: int) -> None:
+    model, prompts = build(), random_prompts([9, 2, 6, 1, 4])
+    seeds, listener = [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]], RecordingListener()
+
+    rollout = generate(backend(model, [3], max_batch_size), prompts, seeds, groups=[0, 0, 2, 3, 3], listener=listener)
+
+    parts = dict(listener.groups)
+    assert [group for group, _ in listener.groups] == [0, 2, 3]
+    assert [parts[group].responses.num_rows for group in (0, 2, 3)] == [4, 2, 4]
+    assert [row for group in (0, 2, 3) for row in responses(parts[group])] == responses(rollout)
+    log_probs = np.concatenate([parts[group].log_probs.values for group in (0, 2, 3)])
+    np.testing.assert_array_equal(log_probs, rollout.log_probs.values)
+    if max_batch_size == 2:
+        assert listener.calls_before_group[0] < listener.calls_before_group[3]
+
+
+def test_a_cancelled_listener_ends_it_at_the_next_token_and_the_backend_stays_usable() -> None:
+    rollout, prompts, listener = backend(build(), max_batch_size=2), random_prompts([3, 5, 2]), RecordingListener(3)
+    seeds = [[1, 2], [3, 4], [5, 6]]
+
+    with pytest.raises(Cancelled):
+        generate(rollout, prompts, seeds, listener=listener)
+
+    assert len(listener.calls) == 3
+    assert responses(generate(rollout, prompts, seeds)) == responses(generate(backend(build()), prompts, seeds))
 
 
 def test_ended_rows_leave_the_batch() -> None:
