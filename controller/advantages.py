@@ -53,32 +53,41 @@ def gae(rewards_BT: Float32s, values_BT: Float32s, mask_BT: Mask, *, gamma: floa
 
 
 def grpo(
-    rewards_BT: Float32s, groups_B: NDArray[np.integer[Any]], mask_BT: Mask, *, norm_adv_by_std: bool
+    rewards_BT: Float32s,
+    groups_B: NDArray[np.integer[Any]],
+    mask_BT: Mask,
+    *,
+    norm_adv_by_std: bool,
+    scored_BT: Mask | None = None,
 ) -> AdvantagesAndReturns:
     """Group-relative advantage (Shao et al., 2024): (s - mean) / (std + 1e-6) of the prompt's samples, on every token.
 
     Args:
-        rewards_BT: [B, T] float32; s is a row's sum over the mask.
+        rewards_BT: [B, T] float32; s is a row's sum over `scored_BT`.
         groups_B: [B], equal for samples of one prompt. A group of one has mean 0 and standard deviation 1.
-        mask_BT: [B, T] bool.
+        mask_BT: [B, T] bool, tokens that get an advantage.
         norm_adv_by_std: off leaves out the division (Dr. GRPO; Liu et al., 2025).
+        scored_BT: [B, T] bool, tokens whose rewards make up s; default: mask_BT. What is not learned from still
+            belongs to the group that the others are compared with.
 
     Returns:
         (advantages, the same as returns).
     """
-    scores_B, mean_B, count_B, group_B = _scores_and_group_means(rewards_BT, groups_B, mask_BT)
+    scores_B, mean_B, count_B, group_B = _scores_and_group_means(rewards_BT, groups_B, mask_BT, scored_BT)
     centred_B = scores_B - mean_B
     variance_G = np.bincount(group_B, centred_B**2) / np.maximum(np.bincount(group_B) - 1, 1)
     std_B = np.where(count_B > 1, np.sqrt(variance_G[group_B]), 1.0)
     return _on_every_token(centred_B / (std_B + 1e-6) if norm_adv_by_std else centred_B, mask_BT)
 
 
-def rloo(rewards_BT: Float32s, groups_B: NDArray[np.integer[Any]], mask_BT: Mask) -> AdvantagesAndReturns:
+def rloo(
+    rewards_BT: Float32s, groups_B: NDArray[np.integer[Any]], mask_BT: Mask, *, scored_BT: Mask | None = None
+) -> AdvantagesAndReturns:
     """Leave-one-out baseline (Ahmadian et al., 2024): s minus the mean of the prompt's other samples, on every token.
 
     A group of one has no others: its advantage is s. Arguments and result as in `grpo`.
     """
-    scores_B, mean_B, count_B, _ = _scores_and_group_means(rewards_BT, groups_B, mask_BT)
+    scores_B, mean_B, count_B, _ = _scores_and_group_means(rewards_BT, groups_B, mask_BT, scored_BT)
     return _on_every_token((scores_B - mean_B) * count_B / np.maximum(count_B - 1, 1), mask_BT)
 
 
@@ -97,13 +106,13 @@ def reinforce_plus_plus(rewards_BT: Float32s, mask_BT: Mask, *, gamma: float) ->
 
 
 def reinforce_plus_plus_baseline(
-    rewards_BT: Float32s, groups_B: NDArray[np.integer[Any]], mask_BT: Mask
+    rewards_BT: Float32s, groups_B: NDArray[np.integer[Any]], mask_BT: Mask, *, scored_BT: Mask | None = None
 ) -> AdvantagesAndReturns:
     """REINFORCE++-baseline (Hu, 2025): s minus the mean of the prompt's samples, on every token; not whitened.
 
     Arguments and result as in `grpo`.
     """
-    scores_B, mean_B, _, _ = _scores_and_group_means(rewards_BT, groups_B, mask_BT)
+    scores_B, mean_B, _, _ = _scores_and_group_means(rewards_BT, groups_B, mask_BT, scored_BT)
     return _on_every_token(scores_B - mean_B, mask_BT)
 
 
@@ -129,10 +138,10 @@ class Estimator:
 
 ESTIMATORS: Mapping[str, Estimator] = {
     "gae": Estimator(gae, ("values_BT", "gamma", "lam"), whiten=True),
-    "grpo": Estimator(grpo, ("groups_B", "norm_adv_by_std")),
-    "rloo": Estimator(rloo, ("groups_B",)),
+    "grpo": Estimator(grpo, ("groups_B", "norm_adv_by_std", "scored_BT")),
+    "rloo": Estimator(rloo, ("groups_B", "scored_BT")),
     "reinforce_plus_plus": Estimator(reinforce_plus_plus, ("gamma",), whiten=True),
-    "reinforce_plus_plus_baseline": Estimator(reinforce_plus_plus_baseline, ("groups_B",), whiten=True),
+    "reinforce_plus_plus_baseline": Estimator(reinforce_plus_plus_baseline, ("groups_B", "scored_BT"), whiten=True),
 }
 
 
@@ -150,6 +159,7 @@ def compute_advantages(
     *,
     groups_B: NDArray[np.integer[Any]],
     values_BT: Float32s | None = None,
+    scored_BT: Mask | None = None,
     gamma: float = 1.0,
     lam: float = 1.0,
     norm_adv_by_std: bool = True,
@@ -162,6 +172,7 @@ def compute_advantages(
         mask_BT: [B, T] bool.
         groups_B: [B] integers, equal for samples of one prompt.
         values_BT: [B, T] float32, if the estimator needs values.
+        scored_BT: [B, T] bool, tokens whose rewards make up a response's score; default: mask_BT. See `grpo`.
         gamma: discount, in [0, 1].
         lam: GAE lambda, in [0, 1].
         norm_adv_by_std: see `grpo`.
@@ -176,6 +187,7 @@ def compute_advantages(
     given = {
         "groups_B": groups_B,
         "values_BT": values_BT,
+        "scored_BT": scored_BT,
         "gamma": gamma,
         "lam": lam,
         "norm_adv_by_std": norm_adv_by_std,
@@ -191,13 +203,13 @@ def compute_advantages(
 
 
 def _scores_and_group_means(
-    rewards_BT: Float32s, groups_B: NDArray[np.integer[Any]], mask_BT: Mask
+    rewards_BT: Float32s, groups_B: NDArray[np.integer[Any]], mask_BT: Mask, scored_BT: Mask | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Per row: its score, its group's mean score (0 in a group of one), its group's size and index."""
     _check(rewards_BT, mask_BT)
     if groups_B.shape != mask_BT.shape[:1]:
         raise ValueError(f"groups must have shape {mask_BT.shape[:1]}, got {groups_B.shape}")
-    scores_B = masked_sum(rewards_BT, mask_BT, axis=1)
+    scores_B = masked_sum(rewards_BT, mask_BT if scored_BT is None else scored_BT, axis=1)
     _, group_B, count_G = np.unique(groups_B, return_inverse=True, return_counts=True)
     mean_G = np.bincount(group_B, scores_B, minlength=len(count_G)) / count_G
     count_B = count_G[group_B]

@@ -65,8 +65,34 @@ METRICS: tuple[Metric, ...] = (
     Metric("response/no_eos_ratio", "1", "share of responses that do not end with an EOS token"),
     Metric("global_seqlen/{min,max,minmax_diff}", "tokens", "tokens per rank, were rows dealt out in order"),
     Metric("global_seqlen/{balanced_min,balanced_max,mean}", "tokens", "tokens per rank, balanced"),
+    # Rollout engine and trainer; their ratio r is trainer's probability of a sampled token / rollout engine's.
     Metric("training/rollout_probs_diff_{max,mean,std}", "1", "|probability by the trainer - by the rollout engine|"),
+    Metric("training/rollout_log_probs_diff_{max,mean}", "nats", "|log-prob by the trainer - by the rollout engine|"),
+    Metric("training/rollout_actor_probs_pearson_corr", "1", "correlation of the two probabilities over tokens"),
     Metric("rollout_corr/{kl,k3_kl}", "nats", "KL of the rollout engine from the trainer, k1 and k3 estimates"),
+    Metric("rollout_corr/{training_ppl,rollout_ppl}", "1", "perplexity of a response, by trainer and rollout engine"),
+    Metric("rollout_corr/{training_log_ppl,rollout_log_ppl}", "nats", "minus the mean log-prob of a response's tokens"),
+    Metric("rollout_corr/log_ppl_{diff,abs_diff,diff_max,diff_min}", "nats", "of a response: trainer - rollout engine"),
+    Metric("rollout_corr/ppl_ratio", "1", "of a response: perplexity by the trainer / by the rollout engine"),
+    Metric("rollout_corr/{chi2_token,chi2_seq}", "1", "mean r^2 - 1, r of a token or its product over a response"),
+    Metric("rollout_corr/rollout_is_{mean,max,min,std}", "1", "importance weight of a token, before truncation"),
+    Metric(
+        "rollout_corr/rollout_is_ratio_fraction_{high,low}",
+        "1",
+        "share of weights over the threshold, and under its reciprocal",
+    ),
+    Metric("rollout_corr/rollout_is_eff_sample_size", "1", "share of tokens that weigh as much if weighted equally"),
+    Metric("rollout_corr/rollout_is_seq_{mean,std,max,min,max_deviation}", "1", "mean weight of a response's tokens"),
+    Metric("rollout_corr/rollout_is_seq_fraction_{high,low}", "1", "share of responses whose mean weight is beyond"),
+    Metric("rollout_corr/rollout_is_batch_norm_factor", "1", "what the truncated weights are divided by"),
+    Metric("rollout_corr/rollout_rs_masked_fraction", "1", "share of tokens that are rejected"),
+    Metric("rollout_corr/rollout_rs_seq_masked_fraction", "1", "share of responses that lose a token"),
+    Metric(
+        "rollout_corr/rollout_rs_<option>_{mean,max,min,std,fraction_high,fraction_low,seq_mean,seq_std,seq_max,seq_min,"
+        "seq_max_deviation,seq_fraction_high,seq_fraction_low,masked_fraction,seq_masked_fraction}",
+        "nats, 1",
+        "the statistic of one criterion over tokens and (seq_) responses, shares beyond its bounds, shares rejected",
+    ),
     # Time.
     Metric(
         "timing_s/{step,gen,reward,old_log_prob,ref,values,adv,update_actor,update_critic,update_actor_critic,"

@@ -21,6 +21,7 @@ from controller.launcher import GroupFailed
 from controller.logs import FILE_ONLY, log_to
 from controller.recorder import Recorder
 from controller.report import write_report
+from controller.rollout_check import RolloutMismatch
 from controller.run_folder import RunFolder
 from controller.run_state import RunState
 from controller.scoring import Scorer
@@ -82,6 +83,8 @@ class Session:
             self._explain(error)
         except GroupFailed as error:
             self._reason = "bad_input" if error.is_bad_input else "failed"
+            self._explain(error)
+        except RolloutMismatch as error:
             self._explain(error)
         except (WireError, OSError) as error:
             # Whoever stops the controller may stop the groups as well, before the step is done.

@@ -29,19 +29,24 @@ def learning_metrics(
     returns_BT: Floats,
     mask_BT: Mask,
     *,
+    learned_BT: Mask | None = None,
     values_BT: Floats | None = None,
 ) -> dict[str, float]:
-    """critic/...: what the policy earned, and what the critic expected if there is one."""
+    """critic/...: what the policy earned, and what the critic expected if there is one.
+
+    Rewards are those of all tokens in `mask_BT`; the rest is over `learned_BT`, by default the same.
+    """
+    learned_BT = mask_BT if learned_BT is None else learned_BT
     metrics = {
         **_mean_max_min("critic/score", scores_B),
         **_mean_max_min("critic/rewards", np.where(mask_BT, rewards_BT, 0.0).sum(axis=1)),
-        **_mean_max_min("critic/advantages", advantages_BT[mask_BT]),
-        **_mean_max_min("critic/returns", returns_BT[mask_BT]),
+        **_mean_max_min("critic/advantages", advantages_BT[learned_BT]),
+        **_mean_max_min("critic/returns", returns_BT[learned_BT]),
     }
     if values_BT is not None:
-        metrics |= _mean_max_min("critic/values", values_BT[mask_BT])
-        if mask_BT.any():
-            metrics["critic/vf_explained_var"] = explained_variance(values_BT[mask_BT], returns_BT[mask_BT])
+        metrics |= _mean_max_min("critic/values", values_BT[learned_BT])
+        if learned_BT.any():
+            metrics["critic/vf_explained_var"] = explained_variance(values_BT[learned_BT], returns_BT[learned_BT])
     return metrics
 
 

@@ -94,12 +94,14 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config, *, e
     num_ranks = config.services.actor.num_processes
     metrics = {
         **record.metrics,
+        **experience.metrics,
         **learning_metrics(
             experience.scores,
             experience.rewards,
             experience.padded("advantages"),
             experience.padded("returns"),
             experience.mask,
+            learned_BT=experience.learned,
             values_BT=experience.padded("values") if "values" in batch else None,
         ),
         **length_metrics(

@@ -16,6 +16,7 @@ from controller.data import PromptBatch, PromptDataset
 from controller.evaluation import Evaluator
 from controller.experience import Experience, assemble_experience
 from controller.recorder import Recorder
+from controller.rollout_check import RolloutCheck
 from controller.run_state import RunState
 from controller.schedule import run_calls
 from controller.scoring import Scorer, Verdict
@@ -64,6 +65,7 @@ class Trainer:
         self.recorder = observers.recorder
         self.state = state
         self.schedule = config.run.schedule
+        self.rollout_check = RolloutCheck(config.rollout, first_step=state.step + 1)
         self._critic_update: asyncio.Task[None] | None = None
         self._is_stopping = False
 
@@ -113,13 +115,15 @@ class Trainer:
             lambda: self.score(prompts, rollouts, record),
         )
         with record.timed("adv"), record.span("controller", "adv"):
-            return assemble_experience(
+            experience = assemble_experience(
                 self.config.algorithm,
                 rollouts.merge(log_probs).merge(values),
                 verdict.result.scores,
                 num_samples=self.config.rollout.n,
                 kl_coef=self.state.kl_coef,
             )
+        self.rollout_check.check(self.step, experience.metrics)
+        return experience
 
     async def update(self, experience: Experience) -> None:
         """Updates both models; under `overlap` the critic's update goes on while the next step generates."""
@@ -184,7 +188,10 @@ class Trainer:
         return prompts.repeated(rollout.n).merge(responses)
 
     async def compute_log_probs(self, rollouts: Batch, record: StepRecord) -> Batch:
-        """Log-probs of the responses under the policy, and under the reference where KL is used."""
+        """Log-probs of the responses under the policy, and under the reference where KL is used.
+
+        Where the policy's are computed, the rollout engine's come with them, for comparison.
+        """
         wanted: list[tuple[PolicyModel, str, str]] = []
         if self._needs_old_log_probs:
             wanted.append((POLICY_MODEL_POLICY, "old_log_prob", "old_log_probs"))
@@ -199,7 +206,10 @@ class Trainer:
         await run_calls(self.schedule, *[lambda m=model, n=name: compute(m, n) for model, name, _ in wanted])
         if not wanted:
             return Batch(rollouts.num_rows, {})
-        return await self.actor.get_batch(self._slot, [column for _, _, column in wanted])
+        columns = [column for _, _, column in wanted]
+        if "old_log_probs" in columns:
+            columns.append("rollout_log_probs")
+        return await self.actor.get_batch(self._slot, columns)
 
     async def compute_values(self, rollouts: Batch, record: StepRecord) -> Batch:
         """Values of the states before each response token; here the critic's previous update is needed."""
@@ -230,7 +240,7 @@ class Trainer:
         warming_up = self.critic is not None and self.step <= self.config.critic.warmup_steps
         with record.timed("update_actor"):
             if not warming_up:
-                await self.actor.put_batch(self._slot, experience.batch.select(["advantages"]))
+                await self.actor.put_batch(self._slot, experience.actor_columns)
             reply = await self.actor.update(self._slot, advance_only=warming_up, base_step=self.step - 1)
         record.add_reply("actor", "update_actor", reply)
 
@@ -239,7 +249,7 @@ class Trainer:
         if self.critic is None:
             return
         with record.timed("update_critic"):
-            await self.critic.put_batch(self._slot, experience.batch.select(["returns"]))
+            await self.critic.put_batch(self._slot, experience.critic_columns)
             reply = await self.critic.update(self._slot, base_step=self.step - 1)
         record.add_reply("critic", "update_critic", reply)
 
@@ -272,7 +282,15 @@ class Trainer:
 
     @property
     def _needs_old_log_probs(self) -> bool:
-        """One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones."""
-        actor = self.config.actor
+        """One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones.
+
+        Then only the KL in the reward, rollout correction and the check of the rollout engine ask for them.
+        """
+        actor, algorithm = self.config.actor, self.config.algorithm
         one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.data.train_batch_size
-        return self.config.algorithm.use_kl_in_reward or not one_update
+        return (
+            not one_update
+            or algorithm.use_kl_in_reward
+            or algorithm.rollout_correction.is_active
+            or self.rollout_check.is_due(self.step)
+        )

@@ -27,12 +27,12 @@ COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
     "values": np.dtype(np.float32),  # aligned with responses: value of the state before each token
     "advantages": np.dtype(np.float32),  # aligned with responses
     "returns": np.dtype(np.float32),  # aligned with responses
+    "rollout_is_weights": np.dtype(np.float32),  # aligned with responses: what multiplies the policy loss of a token
     "mini_batches": np.dtype(np.int32),  # index of the row's mini-batch in each PPO epoch; only inside a group
+    "groups": np.dtype(np.int32),  # index of the row's part of a streamed generation; only inside a group
 }
 
-RESPONSE_ALIGNED = frozenset(
-    {"response_mask", "rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "advantages", "returns"}
-)
+RESPONSE_ALIGNED = frozenset(COLUMN_DTYPES) - {"prompts", "seeds", "responses", "mini_batches", "groups"}
 
 
 @dataclass(frozen=True, eq=False)

@@ -196,7 +196,11 @@ class FakeClient:
 
 
 class FakeActor(FakeClient):
-    """Answers each prompt with as many tokens as its seeds say; log-probs are functions of the tokens."""
+    """Answers each prompt with as many tokens as its seeds say; log-probs are functions of the tokens.
+
+    Attributes:
+        rollout_offsets: by step, nats by which the rollout engine's log-probs are off; elsewhere they are right.
+    """
 
     role = "actor"
 
@@ -204,6 +208,7 @@ class FakeActor(FakeClient):
         super().__init__(log)
         self.updates: list[tuple[int, bool]] = []
         self.sampling: list[tuple[Slot, SamplingParams]] = []
+        self.rollout_offsets: dict[int, float] = {}
 
     async def generate(self, slot: Slot, sampling: SamplingParams, *, base_step: int) -> CommandReply:
         self.sampling.append((slot, sampling))
@@ -215,7 +220,9 @@ class FakeActor(FakeClient):
                 for prompt, seeds in zip(asked["prompts"].rows(), asked["seeds"].rows(), strict=True)
                 for seed in seeds
             ]
-            self._add(slot, Batch.from_rows(prompts=[row[0] for row in rows], responses=[row[1] for row in rows]))
+            prompts, responses = [row[0] for row in rows], [row[1] for row in rows]
+            sampled = [-0.1 * row + self.rollout_offsets.get(slot.step, 0.0) for row in responses]
+            self._add(slot, Batch.from_rows(prompts=prompts, responses=responses, rollout_log_probs=sampled))
 
         name = "validate" if slot.kind == SLOT_KIND_EVALUATION else "generate"
         return await self._command(name, slot.step, base_step, answer)

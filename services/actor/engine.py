@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.actor.losses import actor_loss
-from services.actor.measurements import memory_metrics, rollout_disagreement
+from services.actor.measurements import memory_metrics
 from services.actor.rollout.hf import HfRollout
 from services.actor.rollout.protocol import RolloutBackend, Sampling
 from services.actor.rollout.stop_tokens import stop_token_ids
 from services.engine.assignment import assign_mini_batches
 from services.engine.forward import policy_forward
 from services.engine.inference import FrozenModel
-from services.engine.parallel import reduce_array
 from services.engine.row_checks import check_rows
 from services.engine.token_metrics import token_means
 from services.engine.train_engine import TrainEngine
@@ -79,7 +78,6 @@ class ActorRole:
                 actor_pb2.ComputeLogProbsRequest,
                 self.compute_log_probs,
                 columns=("prompts", "responses"),
-                optional_columns=("response_mask", "rollout_log_probs"),
                 prepare=self._prepare_compute_log_probs,
                 shard=shard_by_tokens,
             ),
@@ -88,7 +86,13 @@ class ActorRole:
                 actor_pb2.ActorUpdateRequest,
                 self.update,
                 columns=("prompts", "responses"),
-                optional_columns=("advantages", "response_mask", "old_log_probs", "ref_log_probs"),
+                optional_columns=(
+                    "advantages",
+                    "response_mask",
+                    "old_log_probs",
+                    "ref_log_probs",
+                    "rollout_is_weights",
+                ),
                 prepare=self._prepare_update,
                 shard=shard_by_mini_batch,
                 commits=True,
@@ -117,18 +121,12 @@ class ActorRole:
     ) -> Outcome:
         """Log-probs of the responses under the policy (old_log_probs) or the reference (ref_log_probs)."""
         assert batch is not None
-        rows = batch.select(("prompts", "responses"))
         if request.model == actor_pb2.POLICY_MODEL_REFERENCE:
             assert self._reference is not None
-            computed = self._reference.compute(rows, self._forward, outputs=("log_probs",), progress=progress)
+            computed = self._reference.compute(batch, self._forward, outputs=("log_probs",), progress=progress)
             return Outcome(columns=Batch(batch.num_rows, {"ref_log_probs": computed["log_probs"]}))
-        computed = self._policy.compute(rows, self._forward, outputs=("log_probs",), progress=progress)
-        metrics: dict[str, float] = {}
-        if "rollout_log_probs" in batch:
-            metrics = rollout_disagreement(
-                batch, computed["log_probs"], lambda values, op: reduce_array(values, self._device, op)
-            )
-        return Outcome(columns=Batch(batch.num_rows, {"old_log_probs": computed["log_probs"]}), metrics=metrics)
+        computed = self._policy.compute(batch, self._forward, outputs=("log_probs",), progress=progress)
+        return Outcome(columns=Batch(batch.num_rows, {"old_log_probs": computed["log_probs"]}))
 
     def update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch | None, progress: Report) -> Outcome:
         """One PPO update: all mini-batches of all epochs. In critic warm-up nothing but the step advances."""

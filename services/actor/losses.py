@@ -138,7 +138,8 @@ def actor_loss(config: ActorConfig) -> ActorLoss:
     """The actor's loss: policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy, reference).
 
     The loss reads the outputs log_probs and entropy and the columns advantages, old_log_probs and, with use_kl_loss,
-    ref_log_probs. Without old_log_probs the policy counts as the one that sampled (ratio 1, on-policy shortcut).
+    ref_log_probs. Without old_log_probs the policy counts as the one that sampled (ratio 1, on-policy shortcut). Where
+    there are rollout_is_weights, they multiply the policy loss of each token, and neither entropy nor KL.
     Its metrics are pg_loss and kl_loss, weighted as the loss is, and the token sums of pg_clipfrac, pg_clipfrac_lower,
     ppo_kl and entropy.
     """
@@ -155,7 +156,10 @@ def actor_loss(config: ActorConfig) -> ActorLoss:
         log_probs_N, entropy_N = outputs["log_probs"], outputs["entropy"]
         old_log_probs_N = columns["old_log_probs"] if "old_log_probs" in columns else log_probs_N.detach()
         tokens = policy_loss(log_probs_N, old_log_probs_N, columns["advantages"], clip)
-        total = (weights_N * tokens.loss).sum()
+        token_loss_N = tokens.loss
+        if "rollout_is_weights" in columns:
+            token_loss_N = token_loss_N * columns["rollout_is_weights"]
+        total = (weights_N * token_loss_N).sum()
         metrics = {"pg_loss": total.detach(), **token_sums({**tokens.metrics, "entropy": entropy_N}, mask_N)}
         if config.entropy_coeff:
             total = total - config.entropy_coeff * (weights_N * entropy_N).sum()

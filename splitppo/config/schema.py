@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from splitppo.config.rejection import Rejection, parse_rejections
+
 
 def _one_or_many(value: Any) -> Any:
     """Lets a single entry stand for a list of one."""
@@ -118,8 +120,46 @@ class RolloutConfig(Section):
     vllm: VllmConfig = Field(default_factory=lambda: VllmConfig.model_validate({}))
 
 
+class RolloutCorrectionConfig(Section):
+    """What is done about tokens on which the rollout engine's and the trainer's probabilities differ; names are verl's.
+
+    r is the trainer's probability of a sampled token over the rollout engine's.
+    """
+
+    rollout_is: Literal["token", "sequence"] | None = Field(
+        None, description="importance weights on the policy loss: r of each token, or its product over the response"
+    )
+    rollout_is_threshold: float = Field(2.0, ge=1.0, description="largest weight; larger ones are truncated to it")
+    rollout_is_batch_normalize: bool = Field(False, description="divide the weights by their mean over the batch")
+    rollout_rs: str | None = Field(
+        None,
+        description="what is rejected, by k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r; a comma between several:"
+        " token_k{1,2,3} rejects tokens, seq_{sum,mean}_k{1,2,3} and seq_max_k{2,3} whole responses",
+    )
+    rollout_rs_threshold: str | float | None = Field(
+        None, description='k1: bounds of the ratio, "0.5_2.0" in quotes, or the upper one; k2, k3: upper bound, nats'
+    )
+
+    @model_validator(mode="after")
+    def _thresholds_fit(self) -> RolloutCorrectionConfig:
+        if self.rollout_is_batch_normalize and self.rollout_is is None:
+            raise ValueError("rollout_is_batch_normalize is set, but rollout_is is not")
+        parse_rejections(self.rollout_rs, self.rollout_rs_threshold)
+        return self
+
+    @property
+    def rejections(self) -> tuple[Rejection, ...]:
+        """The criteria that a token must pass; none: nothing is rejected."""
+        return parse_rejections(self.rollout_rs, self.rollout_rs_threshold)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything is weighted or rejected; what differs is measured in any case."""
+        return self.rollout_is is not None or self.rollout_rs is not None
+
+
 class AlgorithmConfig(Section):
-    """Advantages and the KL penalty in the reward."""
+    """Advantages, the KL penalty in the reward, and the correction of rollouts."""
 
     adv_estimator: str = Field("gae", description="gae | grpo (see controller/advantages.py for all)")
     gamma: Fraction = Field(1.0, description="discount")
@@ -131,6 +171,9 @@ class AlgorithmConfig(Section):
     kl_ctrl: Literal["fixed", "adaptive"] = Field("fixed", description="adaptive: Ziegler et al., 2019")
     kl_target: float = Field(0.1, gt=0.0, description="adaptive: KL to hold, nats")
     kl_horizon: PositiveInt = Field(10_000, description="adaptive: samples over which the coefficient moves")
+    rollout_correction: RolloutCorrectionConfig = Field(
+        default_factory=lambda: RolloutCorrectionConfig.model_validate({})
+    )
 
 
 class TrainedModelConfig(Section):

@@ -40,7 +40,6 @@ class Step:
     experience: Batch
     actor_metrics: Mapping[str, float]
     critic_metrics: Mapping[str, float]
-    log_prob_metrics: Mapping[str, float]
 
 
 @dataclass
@@ -135,7 +134,7 @@ async def ppo_step(actor: ActorClient, critic: CriticClient, step: int) -> Step:
     await actor.generate(here, SAMPLING, base_step=base)
     rows = await actor.get_batch(here, ["prompts", "responses", "rollout_log_probs"])
     await critic.put_batch(here, rows.select(["prompts", "responses"]))
-    policy = await actor.compute_log_probs(here, actor_pb2.POLICY_MODEL_POLICY, base_step=base)
+    await actor.compute_log_probs(here, actor_pb2.POLICY_MODEL_POLICY, base_step=base)
     await actor.compute_log_probs(here, actor_pb2.POLICY_MODEL_REFERENCE, base_step=base)
     await critic.compute_values(here, base_step=base)
     rows = rows.merge(await actor.get_batch(here, ["old_log_probs", "ref_log_probs"]))
@@ -148,7 +147,7 @@ async def ppo_step(actor: ActorClient, critic: CriticClient, step: int) -> Step:
     trained, critic_trained = await asyncio.gather(
         actor.update(here, base_step=base), critic.update(here, base_step=base)
     )
-    return Step(rows, trained.metrics, critic_trained.metrics, policy.metrics)
+    return Step(rows, trained.metrics, critic_trained.metrics)
 
 
 async def refusals(actor: ActorClient) -> dict[str, WireError]:
@@ -185,9 +184,6 @@ def test_training_and_rollout_agree_on_the_log_probs_of_every_token(session: Ses
     for made in session.runs[0]:
         rollout, old = made.experience["rollout_log_probs"].values, made.experience["old_log_probs"].values
         np.testing.assert_allclose(rollout, old, atol=2e-5)
-        assert made.log_prob_metrics["training/rollout_probs_diff_max"] == pytest.approx(
-            np.abs(np.exp(rollout) - np.exp(old)).max(), abs=1e-7
-        )
 
 
 def test_the_reference_is_the_initial_policy_and_stays_behind(session: Session) -> None:

@@ -109,9 +109,6 @@ def test_rollout_log_probs_equal_the_training_forwards(model: Path) -> None:
 
     assert outcome.columns is not None
     np.testing.assert_allclose(outcome.columns["old_log_probs"].values, rollout["rollout_log_probs"].values, atol=1e-5)
-    assert outcome.metrics["training/rollout_probs_diff_max"] < 1e-5
-    differences = {f"training/rollout_probs_diff_{kind}" for kind in ("max", "mean", "std")}
-    assert set(outcome.metrics) == differences | {"rollout_corr/kl", "rollout_corr/k3_kl"}
 
 
 def test_the_reference_starts_equal_to_the_policy_and_stays(model: Path) -> None:
@@ -196,8 +193,9 @@ def test_generation_after_an_update_uses_the_new_weights(model: Path) -> None:
     rollout = call(role, "Generate", generate_request(), prompts()).columns
     assert rollout is not None
     assert not np.array_equal(rollout["rollout_log_probs"].values, batch["rollout_log_probs"].values)
-    recomputed = call(role, "ComputeLogProbs", log_probs_request(), rollout)
-    assert recomputed.metrics["training/rollout_probs_diff_max"] < 1e-5
+    recomputed = call(role, "ComputeLogProbs", log_probs_request(), rollout).columns
+    assert recomputed is not None
+    np.testing.assert_allclose(recomputed["old_log_probs"].values, rollout["rollout_log_probs"].values, atol=1e-5)
 
 
 def test_advance_only_leaves_the_weights_and_needs_no_advantages(model: Path) -> None:

@@ -20,7 +20,7 @@ def experience(kl: float | None) -> Experience:
     """Two responses, five tokens in all."""
     batch = Batch.from_rows(prompts=[[1], [1]], responses=[[2], [2, 3]])
     mask = np.array([[True, False], [True, True]])
-    return Experience(batch, np.zeros(2, np.float32), np.zeros((2, 2), np.float32), mask, kl, 0.1, 0)
+    return Experience(batch, np.zeros(2, np.float32), np.zeros((2, 2), np.float32), mask, mask, kl, 0.1, 0)
 
 
 def test_a_run_starts_with_the_configured_coefficient(tmp_path: Path) -> None:
