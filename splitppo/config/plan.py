@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from splitppo.config.load import ConfigError
-from splitppo.config.schema import Config, ServiceConfig, TrainedModelConfig
+from splitppo.config.schema import Config, DataConfig, ServiceConfig, TrainedModelConfig
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,40 @@ def batch_plan(config: Config) -> BatchPlan:
     """Resolves the plan.
 
     Raises:
-        ConfigError: numbers that do not divide, with both numbers and the key to change.
+        ConfigError: numbers that do not divide or do not fit, with both numbers and the key to change.
     """
+    _check_rollout(config)
     roles = [_role_plan(config, "actor", config.actor, config.services.actor)]
     if config.uses_critic:
         roles.append(_role_plan(config, "critic", config.critic, config.services.critic))
     return BatchPlan(config.data.train_batch_size, config.rollout.n, tuple(roles))
+
+
+def longest_row(data: DataConfig) -> int:
+    """Tokens of the longest prompt with the longest response."""
+    return data.max_prompt_length + data.max_response_length
+
+
+def _check_rollout(config: Config) -> None:
+    prompts, groups = config.data.train_batch_size, config.rollout.stream_groups
+    if groups > prompts:
+        raise ConfigError(
+            f"rollout.stream_groups ({groups}) must not exceed data.train_batch_size ({prompts}), since a group holds"
+            " at least one prompt; lower rollout.stream_groups"
+        )
+    if config.rollout.backend != "vllm":
+        return
+    vllm, ranks = config.rollout.vllm, config.services.actor.num_processes
+    if ranks % vllm.tensor_model_parallel_size:
+        raise ConfigError(
+            f"services.actor.num_processes ({ranks}) must be a multiple of rollout.vllm.tensor_model_parallel_size"
+            f" ({vllm.tensor_model_parallel_size}); change rollout.vllm.tensor_model_parallel_size"
+        )
+    if vllm.max_model_len is not None and vllm.max_model_len < longest_row(config.data):
+        raise ConfigError(
+            f"rollout.vllm.max_model_len ({vllm.max_model_len}) must hold data.max_prompt_length +"
+            f" data.max_response_length ({longest_row(config.data)}) tokens; raise rollout.vllm.max_model_len"
+        )
 
 
 def _role_plan(config: Config, role: str, model: TrainedModelConfig, service: ServiceConfig) -> RolePlan:
@@ -69,7 +97,7 @@ def _role_plan(config: Config, role: str, model: TrainedModelConfig, service: Se
             f"data.train_batch_size ({prompts}) must be a multiple of {role}.ppo_mini_batch_size ({mini_batch});"
             f" change {role}.ppo_mini_batch_size"
         )
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest = longest_row(config.data)
     if model.ppo_micro_batch_size_per_gpu is None and model.ppo_max_token_len_per_gpu < longest:
         raise ConfigError(
             f"{role}.ppo_max_token_len_per_gpu ({model.ppo_max_token_len_per_gpu}) must hold one row of"

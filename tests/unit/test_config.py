@@ -209,12 +209,32 @@ def test_without_a_critic_the_plan_has_the_actor_only(tmp_path: Path) -> None:
             "services.critic.num_processes=9",
             "critic.ppo_mini_batch_size (8) x rollout.n (1) gives fewer rows than services.critic.num_processes (9)",
         ),
+        (
+            "rollout.stream_groups=9",
+            "rollout.stream_groups (9) must not exceed data.train_batch_size (8), since a group holds at least one"
+            " prompt; lower rollout.stream_groups",
+        ),
+        (
+            "rollout={backend: vllm, vllm: {tensor_model_parallel_size: 2}}",
+            "services.actor.num_processes (1) must be a multiple of rollout.vllm.tensor_model_parallel_size (2);"
+            " change rollout.vllm.tensor_model_parallel_size",
+        ),
+        (
+            "rollout={backend: vllm, vllm: {max_model_len: 1023}}",
+            "rollout.vllm.max_model_len (1023) must hold data.max_prompt_length + data.max_response_length (1024)"
+            " tokens; raise rollout.vllm.max_model_len",
+        ),
     ],
 )
 def test_what_does_not_divide_is_refused_with_both_numbers_and_the_key(
     tmp_path: Path, override: str, sentence: str
 ) -> None:
     assert mistake(tmp_path, override).startswith(sentence)
+
+
+def test_what_concerns_vllm_alone_is_checked_only_where_vllm_samples(tmp_path: Path) -> None:
+    batch_plan(load(tmp_path, "rollout.vllm={tensor_model_parallel_size: 2, max_model_len: 9}"))
+    batch_plan(load(tmp_path, "rollout={backend: vllm, stream_groups: 8, vllm: {max_model_len: 1024}}"))
 
 
 # The digests.

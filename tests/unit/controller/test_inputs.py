@@ -10,20 +10,20 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
-from controller.inputs import load_inputs
+from controller.inputs import check_config, check_models, load_inputs
 from splitppo.config import Config, ConfigError
 from tests.fake_services import make_config
 
 LETTERS = "abcdefghij"
 
 
-def write_model(folder: Path, *, vocab_size: int = 20, nested: bool = False) -> str:
+def write_model(folder: Path, *, vocab_size: int = 20, nested: bool = False, **more: int) -> str:
     """A model folder as far as the controller reads it."""
     folder.mkdir(parents=True)
     backend = Backend(models.WordLevel({letter: index for index, letter in enumerate(LETTERS)}, unk_token="a"))
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     backend.save(str(folder / "tokenizer.json"))
-    sizes = {"vocab_size": vocab_size}
+    sizes = {"vocab_size": vocab_size, **more}
     (folder / "config.json").write_text(json.dumps({"text_config": sizes} if nested else sizes))
     return str(folder)
 
@@ -72,6 +72,51 @@ def test_vocabularies_that_differ_are_refused_with_both_sizes(tmp_path: Path, ma
     critic = write_model(tmp_path / "critic", vocab_size=30, nested=nested)
     with pytest.raises(ConfigError, match=r"^actor\.model has a vocabulary of 20 tokens, critic\.model one of 30$"):
         load_inputs(make(critic__model=critic))
+
+
+@pytest.mark.parametrize("key", ["actor", "critic"])
+@pytest.mark.parametrize("backend", ["hf", "vllm"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_longer_than_a_models_positions_are_refused(
+    tmp_path: Path, make: Any, key: str, backend: str, nested: bool
+) -> None:
+    model = write_model(tmp_path / "short", nested=nested, max_position_embeddings=515)
+    fits = {f"{key}__model": model, "rollout__backend": backend, "data__max_response_length": 3}
+    assert check_models(make(**fits)) == 20
+    with pytest.raises(ConfigError, match=rf"^{key}\.model has max_position_embeddings 515, .*\(516 tokens\)"):
+        check_models(make(**fits | {"data__max_response_length": 4}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"max_model_len": 1025}, r"max_model_len \(1025\) must not exceed .* actor\.model \(1024\); lower rollout"),
+        ({"tensor_model_parallel_size": 4}, r"num_attention_heads of actor\.model \(6\) must be a multiple .*\(4\)"),
+        ({"tensor_model_parallel_size": 3}, r"num_key_value_heads of actor\.model \(2\) must be a multiple or .*\(3\)"),
+    ],
+)
+def test_what_vllm_could_not_load_is_refused_with_both_numbers_and_the_key(
+    tmp_path: Path, make: Any, changes: dict[str, int], sentence: str
+) -> None:
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    model = write_model(tmp_path / "heads", max_position_embeddings=1024, **heads)
+    with pytest.raises(ConfigError, match=sentence):
+        check_models(make(actor__model=model, rollout__backend="vllm", rollout__vllm=changes))
+    assert check_models(make(actor__model=model, rollout__backend="hf", rollout__vllm=changes)) == 20
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 6])
+def test_ranks_of_an_engine_may_share_a_key_value_head(tmp_path: Path, make: Any, ranks: int) -> None:
+    model = write_model(tmp_path / "heads", num_attention_heads=6, num_key_value_heads=2)
+    vllm = {"tensor_model_parallel_size": ranks}
+    assert check_models(make(actor__model=model, rollout__backend="vllm", rollout__vllm=vllm)) == 20
+
+
+def test_only_ranks_that_are_started_here_must_find_their_engine_here(make: Any) -> None:
+    elsewhere = {"rollout__backend": "vllm", "services__actor__devices": [0]}  # no test environment has the CUDA build
+    with pytest.raises(ConfigError, match="make setup VLLM=1 LOCK=cuda"):
+        check_config(make(**elsewhere))
+    check_config(make(**elsewhere, services__launch="external"))
 
 
 def test_an_estimator_without_critic_does_not_read_its_model(make: Any) -> None:
