@@ -2,6 +2,7 @@
 
 from services.actor.engine import ActorRole
 from services.shell.launch import run_service
+from splitppo.config.packages import check_rollout_packages
 
 if __name__ == "__main__":
-    run_service("actor", ActorRole)
+    run_service("actor", ActorRole, check_config=check_rollout_packages)

@@ -34,10 +34,17 @@ from splitppo.rpc.errors import WireError
 log = logging.getLogger(__name__)
 
 BuildRole = Callable[[RankContext], Role]
+CheckConfig = Callable[[Config], None]
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
 
 
-def run_service(role_name: RoleName, build_role: BuildRole, arguments: Sequence[str] | None = None) -> NoReturn:
+def run_service(
+    role_name: RoleName,
+    build_role: BuildRole,
+    arguments: Sequence[str] | None = None,
+    *,
+    check_config: CheckConfig | None = None,
+) -> NoReturn:
     """Runs one rank of a service until the group is drained or fails, and leaves the process.
 
     Exit codes: 0 drained, 1 failed, 2 bad input (one sentence on stderr, from one rank), 3 the launcher has gone.
@@ -47,8 +54,10 @@ def run_service(role_name: RoleName, build_role: BuildRole, arguments: Sequence[
         build_role: called once on every rank when the process groups stand; ValueError and OSError are the user's
             mistakes.
         arguments: default: the command line.
+        check_config: the role's own checks, called on every rank before the group is joined, and with --check; it
+            raises ConfigError.
     """
-    code = run(role_name, build_role, arguments)
+    code = run(role_name, build_role, arguments, check_config=check_config)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -56,7 +65,13 @@ def run_service(role_name: RoleName, build_role: BuildRole, arguments: Sequence[
     os._exit(code)
 
 
-def run(role_name: RoleName, build_role: BuildRole, arguments: Sequence[str] | None = None) -> int:
+def run(
+    role_name: RoleName,
+    build_role: BuildRole,
+    arguments: Sequence[str] | None = None,
+    *,
+    check_config: CheckConfig | None = None,
+) -> int:
     """`run_service` up to its exit code."""
     try:
         options = _parse(role_name, arguments)
@@ -64,6 +79,8 @@ def run(role_name: RoleName, build_role: BuildRole, arguments: Sequence[str] | N
         plan = batch_plan(config)
         if role_name == "critic" and not config.uses_critic:
             raise ConfigError(f"algorithm.adv_estimator {config.algorithm.adv_estimator!r} uses no critic")
+        if check_config is not None:
+            check_config(config)
         if not options.check:
             _serve(role_name, config, build_role, lifeline=options.lifeline)
         elif int(os.environ.get("RANK", "0")) == 0:

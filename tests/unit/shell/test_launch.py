@@ -10,7 +10,7 @@ import yaml
 
 from services.shell.group import Launch, cpus_of_rank, gpu_of_rank
 from services.shell.launch import run
-from splitppo.config import ConfigError
+from splitppo.config import Config, ConfigError
 
 
 def build_nothing(_: Any) -> Any:
@@ -62,6 +62,17 @@ def test_overrides_and_options_come_in_any_order(config_file: Path, capsys: pyte
     arguments = ["rollout.n=2", "--check", "data.train_batch_size=8", "--config", str(config_file)]
     assert run("actor", build_nothing, arguments) == 0
     assert "step: 8 prompts x 2 samples" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [["--check"], []])
+def test_a_roles_own_check_comes_before_the_group_is_joined(
+    config_file: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    def refuse(config: Config) -> None:
+        raise ConfigError(f"{config.actor.model} cannot be had")
+
+    assert run("actor", build_nothing, ["--config", str(config_file), *options], check_config=refuse) == 2
+    assert capsys.readouterr().err == "error: some/model cannot be had\n"
 
 
 @pytest.mark.parametrize(
