@@ -56,7 +56,10 @@ def correct_rollout(
         ValueError: shapes differ.
     """
     metrics = disagreement(old_log_probs_BT, rollout_log_probs_BT, mask_BT)
-    log_ratio_BT = np.where(mask_BT, old_log_probs_BT.astype(np.float64) - rollout_log_probs_BT, 0.0)
+    old_BT, rollout_BT = (
+        np.where(mask_BT, x, 0.0).astype(np.float64) for x in (old_log_probs_BT, rollout_log_probs_BT)
+    )
+    log_ratio_BT = old_BT - rollout_BT
     weights_BT: Float64s | None = None
     if config.rollout_is is not None:
         weights_BT, measured = importance_weights(config, log_ratio_BT, mask_BT)

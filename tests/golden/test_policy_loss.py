@@ -156,6 +156,42 @@ def test_gradient_of_the_policy_loss_equals_finite_differences_of_the_reference(
         assert gradient[index] == pytest.approx(weight * (above - below) / (2 * step), rel=1e-3, abs=1e-5)
 
 
+def test_importance_weights_multiply_the_policy_loss_of_a_token_and_nothing_else() -> None:
+    arrays = experience(4, [7, 1, 12, 5])
+    arrays["rollout_is_weights"] = np.where(arrays["mask"], np.random.default_rng(4).uniform(0.0, 2.0, 25), 0.0)
+    columns = ("old_log_probs", "advantages", "ref_log_probs", "rollout_is_weights")
+    settings = {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2}
+
+    loss, metrics, gradient = run(config(**settings), arrays, columns)
+
+    t = {name: torch.tensor(array) for name, array in arrays.items()}
+    log_probs = t["log_probs"].clone().requires_grad_()
+    ratio = (log_probs - t["old_log_probs"]).exp()
+    plain = torch.maximum(-t["advantages"] * ratio, -t["advantages"] * ratio.clamp(0.8, 1.2))
+    plain = torch.where(t["advantages"] < 0, torch.minimum(plain, -3.0 * t["advantages"]), plain)
+    policy = (t["weights"] * t["rollout_is_weights"] * plain).sum()
+    k = t["ref_log_probs"] - log_probs
+    expected = policy + (t["weights"] * (0.2 * (k.exp() - k - 1) - 0.1 * t["entropy"])).sum()
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    assert metrics["pg_loss"] == pytest.approx(policy.item(), rel=1e-5)
+    assert log_probs.grad is not None
+    np.testing.assert_allclose(gradient, log_probs.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("with_old", [True, False])
+def test_importance_weights_of_one_change_no_bit(with_old: bool) -> None:
+    arrays = experience(6, [4, 9])
+    arrays["rollout_is_weights"] = np.ones(13)
+    columns = ("advantages", "old_log_probs") if with_old else ("advantages",)
+
+    plain, _, plain_gradient = run(config(), arrays, columns)
+    weighted, _, weighted_gradient = run(config(), arrays, (*columns, "rollout_is_weights"))
+
+    assert plain == weighted
+    np.testing.assert_array_equal(plain_gradient, weighted_gradient)
+
+
 @pytest.mark.parametrize("name", sorted(KL_ESTIMATES))
 def test_kl_estimate_equals_the_reference(name: str) -> None:
     rng = np.random.default_rng(5)

@@ -1,5 +1,6 @@
 """Configuration: one sentence per mistake, naming the key; derived defaults; the batch plan; the worker digests."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,41 @@ def test_critic_and_reference_exist_where_they_are_used(
     assert (config.uses_critic, config.uses_reference) == (critic, reference)
 
 
+# Rollout correction.
+
+
+def rejections(tmp_path: Path, *overrides: str) -> list[tuple[str, float | None, float]]:
+    config = load(tmp_path, *(f"algorithm.rollout_correction.{override}" for override in overrides))
+    return [(each.option, each.lower, each.upper) for each in config.algorithm.rollout_correction.rejections]
+
+
+@pytest.mark.parametrize("threshold", ['"0.5_2.0"', "2.0", '"2"'])
+def test_bounds_of_a_ratio_are_two_numbers_or_the_upper_one(tmp_path: Path, threshold: str) -> None:
+    found = rejections(tmp_path, "rollout_rs=token_k1", f"rollout_rs_threshold={threshold}")
+
+    assert found == [("token_k1", pytest.approx(-math.log(2.0)), pytest.approx(math.log(2.0)))]
+
+
+def test_several_criteria_have_a_threshold_each_or_share_one(tmp_path: Path) -> None:
+    both = "rollout_rs='seq_sum_k1, token_k3'"
+
+    assert rejections(tmp_path, both, "rollout_rs_threshold='1.0_2.0, 0.1'") == [
+        ("seq_sum_k1", 0.0, pytest.approx(math.log(2.0))),
+        ("token_k3", None, 0.1),
+    ]
+    assert [upper for _, _, upper in rejections(tmp_path, both, "rollout_rs_threshold=1")] == [0.0, 1.0]
+
+
+def test_rollout_correction_is_off_by_default_and_survives_a_dump(tmp_path: Path) -> None:
+    assert not load(tmp_path).algorithm.rollout_correction.is_active
+    config = load(
+        tmp_path,
+        "algorithm.rollout_correction={rollout_is: token, rollout_rs: token_k1, rollout_rs_threshold: 0.5_2.0}",
+    )
+    assert config.algorithm.rollout_correction.is_active
+    assert load(tmp_path, text=dump_config(config)) == config
+
+
 # Mistakes.
 
 
@@ -116,6 +152,48 @@ def test_critic_and_reference_exist_where_they_are_used(
         ("services.actor.devices=[0, 1]", "key 'services.actor': devices lists 2 GPUs for num_processes 1"),
         ("services.actor.devices=[-1]", "key 'services.actor.devices.0': input should be greater than or equal to 0"),
         ("actor.lr_schedule=cosine", "key 'actor': lr_schedule 'cosine' needs lr_decay_steps"),
+        (
+            "algorithm.rollout_correction={rollout_is: tokens}",
+            "key 'algorithm.rollout_correction.rollout_is': input should be 'token' or 'sequence', got 'tokens'",
+        ),
+        (
+            "algorithm.rollout_correction={rollout_is_threshold: 0.5}",
+            "key 'algorithm.rollout_correction.rollout_is_threshold': input should be greater than or equal to 1",
+        ),
+        (
+            "algorithm.rollout_correction={rollout_is_batch_normalize: true}",
+            "key 'algorithm.rollout_correction': rollout_is_batch_normalize is set, but rollout_is is not",
+        ),
+        (
+            "algorithm.rollout_correction={rollout_rs: token_k1}",
+            "key 'algorithm.rollout_correction': rollout_rs 'token_k1' needs rollout_rs_threshold",
+        ),
+        (
+            "algorithm.rollout_correction={rollout_rs_threshold: 2.0}",
+            "key 'algorithm.rollout_correction': rollout_rs_threshold is set, but rollout_rs is not",
+        ),
+        (
+            "algorithm.rollout_correction={rollout_rs: token, rollout_rs_threshold: 2.0}",
+            "key 'algorithm.rollout_correction': rollout_rs: expected names out of token_k1, token_k2",
+        ),
+        (
+            'algorithm.rollout_correction={rollout_rs: "token_k1,token_k1", rollout_rs_threshold: 2.0}',
+            "key 'algorithm.rollout_correction': rollout_rs: a name is given twice in 'token_k1,token_k1'",
+        ),
+        (
+            'algorithm.rollout_correction={rollout_rs: token_k1, rollout_rs_threshold: "1,2"}',
+            "key 'algorithm.rollout_correction': rollout_rs_threshold: expected one threshold for all or 1, as many",
+        ),
+        (
+            # YAML reads 0.5_2 as 0.52: the bounds need quotes.
+            "algorithm.rollout_correction={rollout_rs: token_k1, rollout_rs_threshold: 0.5_2}",
+            "key 'algorithm.rollout_correction': rollout_rs_threshold: token_k1 takes 'lower_upper' (in quotes)",
+        ),
+        (
+            'algorithm.rollout_correction={rollout_rs: token_k3, rollout_rs_threshold: "0.5_2.0"}',
+            "key 'algorithm.rollout_correction': rollout_rs_threshold: token_k3 takes one positive upper bound in nats",
+        ),
+        ("algorithm.rollout_correction={bypass_mode: true}", "unknown key 'algorithm.rollout_correction.bypass_mode'"),
         ("evaluation.min_accuracy=2", "key 'evaluation.min_accuracy': input should be less than or equal to 1, got 2"),
     ],
 )

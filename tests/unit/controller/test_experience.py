@@ -88,6 +88,89 @@ def test_neighbouring_rows_are_the_samples_of_one_prompt(tmp_path: Path) -> None
     assert [row.tolist() for row in experience.batch["advantages"].rows()] == [[-0.5] * 3, [0.5], [], [2.0] * 2]
 
 
+# Rollout correction.
+
+OFF = {"old_log_probs": like_responses(-1.0), "values": like_responses(0.5)}
+# The trainer finds the last token of row 0, and row 1, far less likely than the rollout engine did.
+ROLLOUT = [[-1.0, -1.0, 3.0], [3.0], [], [-1.0, -1.0]]
+
+
+def test_a_rejected_token_gets_nothing_and_the_score_moves_to_the_last_one_that_is_left(tmp_path: Path) -> None:
+    correction = {"rollout_rs": "token_k1", "rollout_rs_threshold": 2.0}
+    experience = assemble(tmp_path, {**OFF, "rollout_log_probs": ROLLOUT}, algorithm__rollout_correction=correction)
+    assert [row.tolist() for row in experience.batch["response_mask"].rows()] == [[1, 1, 0], [0], [], [1, 1]]
+    assert experience.learned.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 0], [1, 1, 0]]
+    assert experience.rewards.tolist() == [[0, 1, 0], [2, 0, 0], [0, 0, 0], [0, 4, 0]]
+    assert [row.tolist() for row in experience.batch["returns"].rows()] == [[1, 1, 0], [0], [], [4, 4]]
+    advantages = experience.padded("advantages")
+    assert not advantages[~experience.learned].any()
+    assert advantages[experience.learned].mean() == pytest.approx(0.0, abs=1e-6)  # whitened over what is learned from
+    assert experience.num_empty == 1
+    assert experience.metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(2 / 6)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus_baseline"])
+def test_a_response_that_is_rejected_still_counts_in_its_groups_baseline(tmp_path: Path, estimator: str) -> None:
+    correction = {"rollout_rs": "seq_max_k3", "rollout_rs_threshold": 1.0}
+    rollout = [[-1.0] * 3, [3.0], [], [-1.0] * 2]
+    columns = {"old_log_probs": like_responses(-1.0), "rollout_log_probs": rollout}
+    changes = {"algorithm__adv_estimator": estimator, "algorithm__norm_adv_by_std_in_grpo": False}
+    all_kept = assemble(tmp_path, columns, **changes)
+    experience = assemble(tmp_path, columns, algorithm__rollout_correction=correction, **changes)
+    assert experience.learned.sum(axis=1).tolist() == [3, 0, 0, 2]
+    if estimator == "reinforce_plus_plus_baseline":
+        assert np.sign(experience.padded("advantages")[[0, 3], 0]).tolist() == [-1.0, 1.0]
+    else:
+        expected = np.where(experience.learned, all_kept.padded("advantages"), 0.0)
+        np.testing.assert_array_equal(experience.padded("advantages"), expected)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize("num_left", [0, 1])
+def test_where_too_little_is_left_nothing_is_learned(tmp_path: Path, estimator: str, num_left: int) -> None:
+    correction = {"rollout_rs": "token_k2", "rollout_rs_threshold": 0.5}
+    rollout = like_responses(-9.0)
+    rollout[1] = [-1.0] * num_left or [-9.0]
+    changes = {"algorithm__adv_estimator": estimator, "algorithm__rollout_correction": correction}
+    experience = assemble(tmp_path, {**OFF, "rollout_log_probs": rollout}, **changes)
+    for name in ("advantages", "returns", "response_mask"):
+        assert not experience.batch[name].values.any()
+    assert experience.rewards.sum() == 7.0
+
+
+def test_the_kl_in_the_reward_is_measured_on_all_tokens(tmp_path: Path) -> None:
+    correction = {"rollout_rs": "token_k1", "rollout_rs_threshold": 2.0}
+    columns = {**OFF, "rollout_log_probs": ROLLOUT, "ref_log_probs": like_responses(-1.25)}
+    changes = {"algorithm__rollout_correction": correction, "algorithm__use_kl_in_reward": True}
+    assert assemble(tmp_path, columns, **changes).kl == pytest.approx(0.25 * 3 / 4, abs=1e-6)
+
+
+def test_weights_go_to_the_actor_alone_and_the_mask_to_both(tmp_path: Path) -> None:
+    columns = {**OFF, "rollout_log_probs": like_responses(-1.5)}
+    weighted = assemble(tmp_path, columns, algorithm__rollout_correction={"rollout_is": "token"})
+    assert set(weighted.actor_columns.columns) == {"advantages", "rollout_is_weights"}
+    assert set(weighted.critic_columns.columns) == {"returns"}
+    np.testing.assert_allclose(weighted.batch["rollout_is_weights"].values, np.exp(0.5), rtol=1e-6)
+    correction = {"rollout_rs": "token_k1", "rollout_rs_threshold": 2.0}
+    masked = assemble(tmp_path, columns, algorithm__rollout_correction=correction)
+    assert set(masked.actor_columns.columns) == {"advantages", "response_mask"}
+    assert set(masked.critic_columns.columns) == {"returns", "response_mask"}
+
+
+def test_without_correction_what_differs_is_measured_and_changes_nothing(tmp_path: Path) -> None:
+    measured = assemble(tmp_path, {**OFF, "rollout_log_probs": ROLLOUT})
+    plain = assemble(tmp_path, OFF)
+    assert measured.metrics["training/rollout_log_probs_diff_max"] == 4.0
+    assert plain.metrics == {}
+    np.testing.assert_array_equal(measured.padded("advantages"), plain.padded("advantages"))
+    assert set(measured.actor_columns.columns) == {"advantages"}
+
+
+def test_correction_without_both_log_probs_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="rollout correction needs old_log_probs and rollout_log_probs"):
+        assemble(tmp_path, OFF, algorithm__rollout_correction={"rollout_is": "token"})
+
+
 def test_columns_of_the_rollouts_stay_beside_what_was_learned(tmp_path: Path) -> None:
     experience = assemble(tmp_path, {"values": like_responses(0.5)})
     assert set(experience.batch.columns) == {"prompts", "responses", "values", "advantages", "returns"}

@@ -11,8 +11,10 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
+from services.actor.losses import actor_loss
 from services.engine.train_engine import TrainEngine
-from splitppo.batch import Batch
+from splitppo.batch import Batch, Column
+from splitppo.config.schema import ActorConfig
 from tests.engines import forward_of, gradients, loss_of, make_batch, make_engine, relative_error, silent, weights
 from tests.models import save_policy
 
@@ -117,6 +119,23 @@ def test_a_mini_batch_whose_tokens_are_all_masked_leaves_a_zero_gradient(policy:
     metrics = update(make_engine(policy, weight_decay=0.0), batch.merge(masked))
     assert metrics["grad_norm"] == 0.0
     assert metrics["num_skipped_steps"] == 0
+
+
+@pytest.mark.parametrize("num_mini_batches", [1, 2])
+@pytest.mark.parametrize("packed", [True, False])
+def test_an_update_of_mini_batches_without_any_token_stays_finite(
+    policy: Path, num_mini_batches: int, packed: bool
+) -> None:
+    batch = make_batch(num_mini_batches=num_mini_batches)
+    first = np.repeat(batch["mini_batches"].values == 0, batch["responses"].lengths)
+    mask = Column(np.where(first, 0, batch["response_mask"].values).astype(np.uint8), batch["responses"].lengths)
+    ones = Column(np.ones(len(mask.values), np.float32), mask.lengths)
+    batch = batch.merge(Batch(batch.num_rows, {"response_mask": mask, "rollout_is_weights": ones}))
+    engine = make_engine(policy, use_remove_padding=packed)
+    metrics = update(engine, batch, actor_loss(ActorConfig.model_validate({"model": "unused"})))
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert metrics["num_skipped_steps"] == 0
+    assert all(torch.isfinite(tensor).all() for tensor in weights(engine).values())
 
 
 def test_computing_leaves_weights_and_gradients_alone(policy: Path) -> None:
