@@ -15,13 +15,14 @@ from splitppo import __version__
 from splitppo.batch import Batch
 from splitppo.rpc.calls import Patience, follow_command, repeat_until_answered
 from splitppo.rpc.codec import encode_parts, receive_batch
-from splitppo.rpc.errors import Internal, Place, Unavailable, WrongState, WrongStep, error_from_rpc
+from splitppo.rpc.errors import Internal, Place, Unavailable, WrongPolicy, WrongState, WrongStep, error_from_rpc
 from splitppo.rpc.identity import PROTOCOL_VERSION, request_id
 from splitppo.rpc.options import CLIENT_OPTIONS
 from splitppo.v1 import actor_pb2, actor_pb2_grpc, batch_pb2, critic_pb2, critic_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 T = TypeVar("T")
 ProgressCallback = Callable[[str, str, worker_pb2.Progress], None]
+PartCallback = Callable[[worker_pb2.PartReady], None]
 
 # One attempt to reach a worker while it starts; a black-holed address must not eat the whole deadline.
 _GREETING_TIMEOUT_S = 5.0
@@ -75,6 +76,7 @@ class CommandReply:
         committed_step: committed after the command.
         replayed: the reply came from the ledger, the command had been applied before.
         weights_sha256: answer of ComputeWeightsDigest, else empty.
+        policy_version: the step whose weights made the responses (Generate).
     """
 
     metrics: Mapping[str, float]
@@ -83,6 +85,7 @@ class CommandReply:
     committed_step: int
     replayed: bool
     weights_sha256: str
+    policy_version: int = 0
 
 
 @dataclass(frozen=True)
@@ -303,7 +306,9 @@ class WorkerClient:
     ) -> worker_pb2.CommandHeader:
         return self._header(method, slot.step, base_step, slot.kind, slot.part, *parts)
 
-    async def _command(self, method: str, step: int, rpc: Any, request: Any) -> CommandReply:
+    async def _command(
+        self, method: str, step: int, rpc: Any, request: Any, on_part: PartCallback = lambda _: None
+    ) -> CommandReply:
         """Sends a command and follows it to its result."""
         patience = Patience(self._limits.reconnect_timeout_s)
         place = Place(role=self.role, step=step, method=method)
@@ -313,11 +318,16 @@ class WorkerClient:
             if self._on_progress is not None:
                 self._on_progress(self.role, method, progress)
 
+        def on_ready(part: worker_pb2.PartReady) -> None:
+            patience.renew()
+            on_part(part)
+
         async def attempt() -> worker_pb2.CommandResult:
             return await follow_command(
                 rpc(request),
                 method,
                 on_progress=on_progress,
+                on_part=on_ready,
                 silence_s=self._limits.progress_timeout_s,
                 get_status=self.get_status,
             )
@@ -333,6 +343,7 @@ class WorkerClient:
             committed_step=result.committed_step,
             replayed=result.replayed,
             weights_sha256=result.weights_sha256,
+            policy_version=result.policy_version,
         )
 
     def _engine_time(self, engine: worker_pb2.EngineTime, sent_s: float, answered_s: float) -> tuple[float, float]:
@@ -361,13 +372,41 @@ class ActorClient(WorkerClient):
         self._actor = actor_pb2_grpc.ActorServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def generate(
-        self, slot: batch_pb2.Slot, sampling: actor_pb2.SamplingParams, *, base_step: int
+        self,
+        slot: batch_pb2.Slot,
+        sampling: actor_pb2.SamplingParams,
+        *,
+        base_step: int,
+        num_parts: int = 1,
+        on_part: Callable[[int], None] = lambda _: None,
     ) -> CommandReply:
-        """Samples responses for the slot's prompts; afterwards the slot holds one row per response."""
+        """Samples responses for the slot's prompts; afterwards the slot holds one row per response.
+
+        Args:
+            slot: holds prompts and seeds.
+            sampling: how responses are drawn.
+            base_step: the step whose policy samples.
+            num_parts: contiguous slices of the prompts (np.array_split), each of which can be fetched, as a part of the
+                slot, as soon as its last response has ended.
+            on_part: called with the number of a part, from 1, when it can be fetched; perhaps more than once, or not
+                at all before this returns.
+
+        Raises:
+            WrongPolicy: the responses come from the weights of another step.
+        """
+        place = Place(role=self.role, step=slot.step, method="Generate")
+
+        def on_ready(part: worker_pb2.PartReady) -> None:
+            _check_policy(part.policy_version, base_step, place)
+            on_part(part.part)
+
+        header = self._slot_header("Generate", slot, base_step)
         request = actor_pb2.GenerateRequest(
-            header=self._slot_header("Generate", slot, base_step), slot=slot, sampling=sampling
+            header=header, slot=slot, sampling=sampling, num_parts=num_parts if num_parts > 1 else 0
         )
-        return await self._command("Generate", slot.step, self._actor.Generate, request)
+        reply = await self._command("Generate", slot.step, self._actor.Generate, request, on_ready)
+        _check_policy(reply.policy_version, base_step, place)
+        return reply
 
     async def compute_log_probs(
         self, slot: batch_pb2.Slot, model: actor_pb2.PolicyModel, *, base_step: int
@@ -383,6 +422,14 @@ class ActorClient(WorkerClient):
             header=self._slot_header("Update", slot, base_step), slot=slot, advance_only=advance_only
         )
         return await self._command("Update", slot.step, self._actor.Update, request)
+
+
+def _check_policy(version: int, expected: int, place: Place) -> None:
+    """Responses of other weights than those of the step would train as if they were on-policy."""
+    if version != expected:
+        raise WrongPolicy(
+            f"the responses were sampled with the weights of step {version}, expected those of step {expected}", place
+        )
 
 
 class CriticClient(WorkerClient):

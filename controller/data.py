@@ -48,6 +48,17 @@ class PromptBatch:
         lengths = np.full(self.num_prompts, num_samples, np.int32)
         return Batch(self.num_prompts, {"prompts": self.prompts, "seeds": Column(seeds.reshape(-1), lengths)})
 
+    def take(self, places: NDArray[np.int64]) -> PromptBatch:
+        """The prompts at these places of the batch, in this order."""
+        return PromptBatch(
+            row_indices=self.row_indices[places],
+            prompts=self.prompts.take(places),
+            prompt_texts=tuple(self.prompt_texts[place] for place in places),
+            data_sources=tuple(self.data_sources[place] for place in places),
+            ground_truths=tuple(self.ground_truths[place] for place in places),
+            extra_infos=tuple(self.extra_infos[place] for place in places),
+        )
+
     def repeated(self, num_samples: int) -> Batch:
         """The column `prompts` of the generated rows: each prompt `num_samples` times, ordered by prompt."""
         rows = np.repeat(np.arange(self.num_prompts), num_samples)

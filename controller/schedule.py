@@ -8,7 +8,7 @@ overlap  as gather, but the critic's update is joined where it is first needed: 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from splitppo.config.schema import Schedule
@@ -23,9 +23,17 @@ async def run_calls(schedule: Schedule, *calls: Call) -> list[Any]:
     """
     if schedule == "serial":
         return [await call() for call in calls]
+    return await gather_calls(*(_awaited(call) for call in calls))
+
+
+async def gather_calls(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Runs calls at the same time and returns their results in order.
+
+    The first one that fails cancels the others, and its error is raised as it is.
+    """
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_awaited(call)) for call in calls]
+            tasks = [group.create_task(call) for call in calls]
     except BaseExceptionGroup as failures:
         raise first_error(failures) from None
     return [task.result() for task in tasks]

@@ -56,6 +56,26 @@ class Verdict:
         ]
 
 
+def join_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
+    """What the rewards say about the responses of several groups, one group after the other."""
+    results = [verdict.result for verdict in verdicts]
+    fields = {field: None for result in results for field in result.extra}
+    return Verdict(
+        ScoreResult(
+            scores=np.concatenate([result.scores for result in results]),
+            extra={
+                field: [value for result in results for value in result.extra.get(field, [None] * len(result.scores))]
+                for field in fields
+            },
+            num_timeouts=sum(result.num_timeouts for result in results),
+            num_crashes=sum(result.num_crashes for result in results),
+            num_errors=sum(result.num_errors for result in results),
+        ),
+        [sample for verdict in verdicts for sample in verdict.samples],
+        np.concatenate([verdict.ended for verdict in verdicts]),
+    )
+
+
 class Scorer:
     """Judges the responses to a batch of prompts."""
 

@@ -2,12 +2,15 @@
 
     prompts -> generate -> { old/ref log-probs | values | scores } -> advantages -> { update actor | update critic }
 
+With `rollout.stream_groups` values and scores begin with the first group of prompts whose responses have all ended,
+while others are still generated; the log-probs need the actor, which generates.
 The schedules (controller/schedule.py) change only what may run at the same time, never what is computed.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.checkpointing import CheckpointWriter
@@ -17,14 +20,15 @@ from controller.evaluation import Evaluator
 from controller.experience import Experience, assemble_experience
 from controller.recorder import Recorder
 from controller.rollout_check import RolloutCheck
+from controller.rollout_groups import RolloutGroup, cut_into_groups, whole_slot
 from controller.run_state import RunState
-from controller.schedule import run_calls
-from controller.scoring import Scorer, Verdict
+from controller.schedule import gather_calls, run_calls
+from controller.scoring import Scorer, Verdict, join_verdicts
 from controller.step_record import StepRecord
-from splitppo.batch import Batch
+from splitppo.batch import Batch, concatenate
 from splitppo.config import Config
 from splitppo.v1.actor_pb2 import POLICY_MODEL_POLICY, POLICY_MODEL_REFERENCE, PolicyModel, SamplingParams
-from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
+from splitppo.v1.batch_pb2 import Slot
 
 
 @dataclass(frozen=True)
@@ -105,19 +109,24 @@ class Trainer:
         await self.join()
 
     async def collect(self, prompts: PromptBatch) -> Experience:
-        """Generates, then gathers what the advantages need, at the same time where the schedule allows it."""
+        """Generates, and gathers what the advantages need, at the same time where the schedule allows it."""
         record = self.recorder.begin(self.step)
-        rollouts = await self.generate(prompts, record)
-        log_probs, values, verdict = await run_calls(
+        groups = cut_into_groups(prompts, self.config.rollout.stream_groups, self.step)
+
+        async def rollouts_with_log_probs() -> Batch:
+            rollouts = await self.generate(prompts, groups, record)
+            return rollouts.merge(await self.compute_log_probs(rollouts, record))
+
+        rollouts, values, verdict = await run_calls(
             self.schedule,
-            lambda: self.compute_log_probs(rollouts, record),
-            lambda: self.compute_values(rollouts, record),
-            lambda: self.score(prompts, rollouts, record),
+            rollouts_with_log_probs,
+            lambda: self.compute_values(groups, record),
+            lambda: self.score(groups, record),
         )
         with record.timed("adv"), record.span("controller", "adv"):
             experience = assemble_experience(
                 self.config.algorithm,
-                rollouts.merge(log_probs).merge(values),
+                rollouts.merge(values),
                 verdict.result.scores,
                 num_samples=self.config.rollout.n,
                 kl_coef=self.state.kl_coef,
@@ -143,12 +152,18 @@ class Trainer:
         self.state = self.state.after(experience, self.config, record.step_s)
 
     async def join_critic(self) -> None:
-        """Waits for the critic's update of the step before, where one is still running, and completes that step."""
-        if self._critic_update is not None:
-            with self.recorder.current.timed("stall_critic"):
-                await asyncio.wait([self._critic_update])
-            update, self._critic_update = self._critic_update, None
-            update.result()
+        """Waits for the critic's update of the step before, where one is still running, and completes that step.
+
+        Whoever waits at the same time hears of a failure; the step is completed once.
+        """
+        update = self._critic_update
+        if update is None:
+            return
+        with self.recorder.current.timed("stall_critic"):
+            await asyncio.wait([update])
+        is_first, self._critic_update = update is self._critic_update, None
+        update.result()
+        if is_first:
             self.recorder.complete_oldest()
 
     async def join(self) -> None:
@@ -171,8 +186,11 @@ class Trainer:
 
     # The calls of a step, in the order of the dataflow.
 
-    async def generate(self, prompts: PromptBatch, record: StepRecord) -> Batch:
-        """Samples n responses per prompt; returns prompts and responses, ordered by prompt, then sample."""
+    async def generate(self, prompts: PromptBatch, groups: Sequence[RolloutGroup], record: StepRecord) -> Batch:
+        """Samples n responses per prompt; returns prompts and responses, ordered by prompt, then sample.
+
+        The rollouts of each group are there before, as soon as its last response has ended.
+        """
         rollout = self.config.rollout
         sampling = SamplingParams(
             temperature=rollout.temperature,
@@ -182,10 +200,29 @@ class Trainer:
         )
         with record.timed("gen"):
             await self.actor.put_batch(self._slot, prompts.to_batch(self.config.run.seed, self.step, rollout.n))
-            reply = await self.actor.generate(self._slot, sampling, base_step=self.step - 1)
-            responses = await self.actor.get_batch(self._slot, ["responses"])
+            _, *rollouts = await gather_calls(
+                self._sample(sampling, groups, record), *[self._fetch(group) for group in groups]
+            )
+        return concatenate(rollouts)
+
+    async def _sample(self, sampling: SamplingParams, groups: Sequence[RolloutGroup], record: StepRecord) -> None:
+        reply = await self.actor.generate(
+            self._slot,
+            sampling,
+            base_step=self.step - 1,
+            num_parts=len(groups),
+            on_part=lambda part: groups[part - 1].ended.set(),
+        )
         record.add_reply("actor", "gen", reply)
-        return prompts.repeated(rollout.n).merge(responses)
+        for group in groups:
+            group.ended.set()
+
+    async def _fetch(self, group: RolloutGroup) -> Batch:
+        await group.ended.wait()
+        responses = await self.actor.get_batch(group.slot, ["responses"])
+        rollouts = group.prompts.repeated(self.config.rollout.n).merge(responses)
+        group.arrive(rollouts)
+        return rollouts
 
     async def compute_log_probs(self, rollouts: Batch, record: StepRecord) -> Batch:
         """Log-probs of the responses under the policy, and under the reference where KL is used.
@@ -211,29 +248,37 @@ class Trainer:
             columns.append("rollout_log_probs")
         return await self.actor.get_batch(self._slot, columns)
 
-    async def compute_values(self, rollouts: Batch, record: StepRecord) -> Batch:
+    async def compute_values(self, groups: Sequence[RolloutGroup], record: StepRecord) -> Batch:
         """Values of the states before each response token; here the critic's previous update is needed."""
-        if self.critic is None:
-            return Batch(rollouts.num_rows, {})
-        await self.critic.put_batch(self._slot, rollouts)
-        await self.join_critic()
-        with record.timed("values"):
-            reply = await self.critic.compute_values(self._slot, base_step=self.step - 1)
-            values = await self.critic.get_batch(self._slot, ["values"])
-        record.add_reply("critic", "values", reply)
-        return values
+        values: list[Batch] = []
+        for group in groups:
+            rollouts = await group.rollouts()
+            if self.critic is None:
+                values.append(Batch(rollouts.num_rows, {}))
+                continue
+            await self.critic.put_batch(group.slot, rollouts)
+            await self.join_critic()
+            with record.timed("values"):
+                reply = await self.critic.compute_values(group.slot, base_step=self.step - 1)
+                values.append(await self.critic.get_batch(group.slot, ["values"]))
+            record.add_reply("critic", "values", reply)
+        return concatenate(values)
 
-    async def score(self, prompts: PromptBatch, rollouts: Batch, record: StepRecord) -> Verdict:
+    async def score(self, groups: Sequence[RolloutGroup], record: StepRecord) -> Verdict:
         """Scores of the responses, from the reward workers."""
-        with record.timed("reward"), record.span("reward", "score"):
-            verdict = await self.scorer.score(
-                prompts,
-                rollouts,
-                num_samples=self.config.rollout.n,
-                num_examine=self.config.reward.num_examine,
-            )
-        record.verdict = verdict
-        return verdict
+        verdicts: list[Verdict] = []
+        for group in groups:
+            rollouts = await group.rollouts()
+            with record.timed("reward"), record.span("reward", "score"):
+                verdict = await self.scorer.score(
+                    group.prompts,
+                    rollouts,
+                    num_samples=self.config.rollout.n,
+                    num_examine=0 if verdicts else self.config.reward.num_examine,
+                )
+            verdicts.append(verdict)
+        record.verdict = join_verdicts(verdicts)
+        return record.verdict
 
     async def update_actor(self, experience: Experience, record: StepRecord) -> None:
         """One PPO update of the policy; in the critic's warm-up only the step advances."""
@@ -278,7 +323,7 @@ class Trainer:
 
     @property
     def _slot(self) -> Slot:
-        return Slot(kind=SLOT_KIND_EXPERIENCE, step=self.step)
+        return whole_slot(self.step)
 
     @property
     def _needs_old_log_probs(self) -> bool:

@@ -16,17 +16,18 @@ from controller.display import PlainDisplay
 from controller.prompt_rows import PromptRow
 from controller.scoring import Verdict
 from rewards.manager import Sample, ScoreResult
-from splitppo.batch import COLUMN_DTYPES, Batch, Column
+from splitppo.batch import COLUMN_DTYPES, Batch, Column, concatenate
 from splitppo.config import Config
 from splitppo.config.load import validate
 from splitppo.v1.actor_pb2 import POLICY_MODEL_POLICY, SamplingParams
-from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
+from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, SLOT_KIND_EXPERIENCE, Slot
 
 NUM_PROMPTS = 6
 DEADLINE_S = 20.0
 
 T = TypeVar("T")
 Hook = Callable[[int], Awaitable[None]]
+Stream = Callable[[], Awaitable[None]]
 
 
 def make_config(run_dir: Path, **changes: Any) -> Config:
@@ -74,16 +75,26 @@ class CallLog:
         self.hooks: dict[str, Hook] = {}
         self._changed = asyncio.Condition()
 
-    async def run(self, name: str, step: int, mailbox: asyncio.Lock, work: Callable[[], T]) -> T:
+    async def run(
+        self, name: str, step: int, mailbox: asyncio.Lock, work: Callable[[], T], stream: Stream | None = None
+    ) -> T:
         """A call: begins, waits in the mailbox, lets others run, waits for the hook of that name, works, ends."""
         await self._note("begin", name, step)
         async with mailbox:
             await asyncio.sleep(0)
             if name in self.hooks:
                 await self.hooks[name](step)
+            if stream is not None:
+                await stream()
             result = work()
         await self._note("end", name, step)
         return result
+
+    async def ready(self, name: str, part: int) -> None:
+        """A part of a running call is done, when the hook of that name lets it be."""
+        if name in self.hooks:
+            await self.hooks[name](part)
+        await self._note("ready", name, part)
 
     async def until(self, what: str, name: str, step: int) -> None:
         """Waits for an event."""
@@ -105,7 +116,7 @@ class CallLog:
 
     def most_at_once(self) -> int:
         """The largest number of calls that ran at the same time."""
-        running = np.cumsum([1 if what == "begin" else -1 for what, _, _ in self.events])
+        running = np.cumsum([{"begin": 1, "ready": 0, "end": -1}[what] for what, _, _ in self.events])
         return int(running.max(initial=0))
 
     def meet(self, *names: str) -> None:
@@ -172,7 +183,13 @@ class FakeClient:
         return await self._command("save_checkpoint", base_step, base_step, lambda: None)
 
     async def _command(
-        self, name: str, step: int, base_step: int, work: Callable[[], object], **metrics: float
+        self,
+        name: str,
+        step: int,
+        base_step: int,
+        work: Callable[[], object],
+        stream: Stream | None = None,
+        **metrics: float,
     ) -> CommandReply:
         started_s = float(len(self.log.events))
 
@@ -180,9 +197,9 @@ class FakeClient:
             assert base_step == self.committed_step, f"{self.role}.{name}: {base_step=}, {self.committed_step=}"
             work()
 
-        await self.log.run(f"{self.role}.{name}", step, self._mailbox, checked_work)
+        await self.log.run(f"{self.role}.{name}", step, self._mailbox, checked_work, stream)
         finished_s = float(len(self.log.events))
-        return CommandReply(metrics, started_s, finished_s, self.committed_step, False, "")
+        return CommandReply(metrics, started_s, finished_s, self.committed_step, False, "", self.committed_step)
 
     def _commit(self, step: int) -> None:
         self.committed_step = step
@@ -192,7 +209,21 @@ class FakeClient:
 
     def _add(self, slot: Slot, batch: Batch) -> None:
         known = self._slots.get(slot.SerializeToString())
+        if known is None and (parts := self._parts(slot)):
+            known = concatenate(parts)
         self._slots[slot.SerializeToString()] = batch if known is None else known.merge(batch)
+
+    def _parts(self, slot: Slot) -> list[Batch]:
+        """What was put to the parts of a whole slot, in their order."""
+        if slot.kind != SLOT_KIND_EXPERIENCE or slot.part:
+            return []
+        slots = [part_of(slot, part).SerializeToString() for part in range(1, NUM_PROMPTS + 1)]
+        return [self._slots[name] for name in slots if name in self._slots]
+
+
+def part_of(slot: Slot, part: int) -> Slot:
+    """A part of a whole slot."""
+    return Slot(kind=slot.kind, step=slot.step, part=part)
 
 
 class FakeActor(FakeClient):
@@ -210,22 +241,40 @@ class FakeActor(FakeClient):
         self.sampling: list[tuple[Slot, SamplingParams]] = []
         self.rollout_offsets: dict[int, float] = {}
 
-    async def generate(self, slot: Slot, sampling: SamplingParams, *, base_step: int) -> CommandReply:
+    async def generate(
+        self,
+        slot: Slot,
+        sampling: SamplingParams,
+        *,
+        base_step: int,
+        num_parts: int = 1,
+        on_part: Callable[[int], None] = lambda _: None,
+    ) -> CommandReply:
+        """A part is in the log as ("ready", "actor.part", part)."""
         self.sampling.append((slot, sampling))
 
+        async def stream() -> None:
+            asked = self._slot(slot)
+            for part, places in enumerate(np.array_split(np.arange(asked.num_rows), num_parts), start=1):
+                await self.log.ready("actor.part", part)
+                self._add(part_of(slot, part), self._answers(asked.take(places), slot.step, sampling))
+                on_part(part)
+
         def answer() -> None:
-            asked = self._slots.pop(slot.SerializeToString())
-            rows = [
-                (prompt, np.arange(1, 2 + seed % sampling.max_response_length))
-                for prompt, seeds in zip(asked["prompts"].rows(), asked["seeds"].rows(), strict=True)
-                for seed in seeds
-            ]
-            prompts, responses = [row[0] for row in rows], [row[1] for row in rows]
-            sampled = [-0.1 * row + self.rollout_offsets.get(slot.step, 0.0) for row in responses]
-            self._add(slot, Batch.from_rows(prompts=prompts, responses=responses, rollout_log_probs=sampled))
+            self._slots[slot.SerializeToString()] = self._answers(self._slot(slot), slot.step, sampling)
 
         name = "validate" if slot.kind == SLOT_KIND_EVALUATION else "generate"
-        return await self._command(name, slot.step, base_step, answer)
+        return await self._command(name, slot.step, base_step, answer, stream if num_parts > 1 else None)
+
+    def _answers(self, asked: Batch, step: int, sampling: SamplingParams) -> Batch:
+        rows = [
+            (prompt, np.arange(1, 2 + seed % sampling.max_response_length))
+            for prompt, seeds in zip(asked["prompts"].rows(), asked["seeds"].rows(), strict=True)
+            for seed in seeds
+        ]
+        prompts, responses = [row[0] for row in rows], [row[1] for row in rows]
+        sampled = [-0.1 * row + self.rollout_offsets.get(step, 0.0) for row in responses]
+        return Batch.from_rows(prompts=prompts, responses=responses, rollout_log_probs=sampled)
 
     async def compute_log_probs(self, slot: Slot, model: int, *, base_step: int) -> CommandReply:
         column, scale = ("old_log_probs", -0.1) if model == POLICY_MODEL_POLICY else ("ref_log_probs", -0.2)

@@ -23,8 +23,8 @@ class Claim:
         """0 before the first handshake."""
         return self._epoch
 
-    def take(self, run_id: str, epoch: int) -> None:
-        """A controller introduces itself.
+    def take(self, run_id: str, epoch: int) -> bool:
+        """A controller introduces itself. Returns whether it takes over from an older one.
 
         Raises:
             InvalidArgument: no run id, or an epoch below 1.
@@ -39,7 +39,9 @@ class Claim:
                 raise StaleEpoch(f"controller epoch {epoch} is over, epoch {newest} has taken over")
             if epoch == self._epoch and run_id != self._run_id:
                 raise WrongState(f"epoch {epoch} belongs to run {self._run_id!r}, not to {run_id!r}")
+            takes_over = 0 < self._epoch < epoch
             self._run_id, self._epoch = run_id, epoch
+            return takes_over
 
     def check(self, run_id: str, epoch: int) -> None:
         """Whether a call comes from the controller that has claimed this service.

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from services.shell.commands import CommandCancelled
 from splitppo.batch import COLUMN_DTYPES, Batch, Column
 
 HEADER_BYTES = 512
@@ -25,6 +26,8 @@ _MAGIC = 0x53504F31
 _HEADER = struct.Struct("<IBBHQQQ")
 _INLINE_BYTES = HEADER_BYTES - _HEADER.size
 _COLUMN_NAMES = tuple(COLUMN_DTYPES)
+# In place of the number of entries of a batch's meta.
+_NO_ROWS, _CANCELLED = 0, -1
 
 
 class OrderKind(IntEnum):
@@ -61,6 +64,11 @@ class ControlChannel:
         self.world_size = world_size
         self._group = group
         self._sequence = 0
+
+    @property
+    def sequence(self) -> int:
+        """The number of orders so far; the same on every rank that has heard the last one."""
+        return self._sequence
 
     def announce(self, order: Order) -> None:
         """Rank 0: tells every rank what comes next."""
@@ -109,11 +117,20 @@ class ControlChannel:
         for work, _ in self._start_send(batch, to_rank):
             work.wait()
 
+    def send_cancelled(self, to_rank: int) -> None:
+        """Sends, in place of rows, the word that this rank has given the command up."""
+        self.send_numbers((_CANCELLED, 0), to_rank)
+
     def receive(self, from_rank: int) -> Batch | None:
-        """Receives what `send` or `scatter` sent."""
-        sizes = self._receive_tensor(torch.empty(2, dtype=torch.int64), from_rank)
-        num_meta, num_bytes = sizes.tolist()
-        if num_meta == 0:
+        """Receives what `send` or `scatter` sent.
+
+        Raises:
+            CommandCancelled: it was `send_cancelled`.
+        """
+        num_meta, num_bytes = self.receive_numbers(2, from_rank)
+        if num_meta == _CANCELLED:
+            raise CommandCancelled(f"rank {from_rank} has given it up")
+        if num_meta == _NO_ROWS:
             return None
         meta = self._receive_tensor(torch.empty(num_meta, dtype=torch.int64), from_rank)
         payload = torch.empty(num_bytes, dtype=torch.uint8)
@@ -121,13 +138,22 @@ class ControlChannel:
             self._receive_tensor(payload, from_rank)
         return unpack(meta, payload)
 
+    def send_numbers(self, numbers: Sequence[int], to_rank: int) -> None:
+        """Sends integers to a rank that knows how many they are."""
+        dist.send(torch.tensor(numbers, dtype=torch.int64), to_rank, group=self._group)
+
+    def receive_numbers(self, count: int, from_rank: int) -> list[int]:
+        """Receives what `send_numbers` sent."""
+        numbers: list[int] = self._receive_tensor(torch.empty(count, dtype=torch.int64), from_rank).tolist()
+        return numbers
+
     def _broadcast(self, tensor: Tensor) -> None:
         dist.broadcast(tensor, src=0, group=self._group)
 
     def _start_send(self, batch: Batch | None, to_rank: int) -> list[tuple[Any, Tensor]]:
         """Starts the sends; each tensor must live until its work is done."""
         if batch is None:
-            tensors = [torch.zeros(2, dtype=torch.int64)]
+            tensors = [torch.tensor([_NO_ROWS, 0])]
         else:
             meta, payload = pack(batch)
             sizes = torch.tensor([len(meta), len(payload)])

@@ -27,13 +27,21 @@ class Report(Protocol):
         """Progress, at token and micro-batch boundaries, on every rank; rank 0's is streamed to the callers."""
         ...
 
-    def part_ready(self, part: int, columns: Batch) -> None:
-        """This rank's rows of a part (from 1) are done, in the order received; see `Command.parts`."""
+    def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:
+        """What `Outcome.columns` will hold for this rank's rows of a part (from 1), as soon as it is complete.
+
+        Only where the rows have the column `groups`, and then once for every part that this rank has rows of, in any
+        order. Parts that a rank has no rows of need no word.
+        """
         ...
 
     @property
     def is_cancelled(self) -> bool:
-        """True once nobody needs the command any more: a cancellable command then raises CommandCancelled."""
+        """True once nobody needs the command any more: a cancellable command then raises CommandCancelled.
+
+        Ranks learn it at different times, up to half a second apart, and some may have finished before: nobody may
+        wait for another rank between the first question and the end of the command.
+        """
         ...
 
 
@@ -50,12 +58,14 @@ class Outcome:
             A command that expands rows (Generate) returns a multiple of its rows, grouped by input row.
         metrics: already reduced over ranks; rank 0's are sent.
         weights_sha256: answer of ComputeWeightsDigest.
+        policy_version: the committed step whose weights made the columns (Generate).
         durable: the reply waits for rank 0's, the mailbox does not (SaveCheckpoint); resolves when all ranks are done.
     """
 
     columns: Batch | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     weights_sha256: str = ""
+    policy_version: int = 0
     durable: Future[None] | None = None
 
 
@@ -69,12 +79,16 @@ class Command:
         columns: columns of the slot that it needs; without them the call is refused (FAILED_PRECONDITION).
         optional_columns: columns that are passed on where the slot has them.
         prepare: rank 0, before anything is broadcast: checks request and rows, may add columns or drop rows;
-            ValueError (and any WireError) refuses.
+            ValueError (and any WireError) refuses. The column `groups` (one number per row, ascending, from 0 without
+            gaps) makes the command a streamed one: part g + 1 is sent on while others are still worked on.
         shard: rows of each rank; (batch, num_ranks) -> num_ranks index arrays that hold every row once. Default:
             sharding.shard_by_tokens; for updates there is sharding.shard_by_mini_batch.
         run: every rank, with its rows (None for a command without a slot). A ValueError in here is a bug; what the
             caller can get wrong belongs into `prepare`.
         commits: an Update: requires step == committed + 1 and commits it.
+        cancellable: it changes nothing but the slot, asks `Report.is_cancelled` and raises CommandCancelled.
+        repairs: it brings the service to a known state, whatever was before (LoadCheckpoint); what waits or can be
+            cancelled makes way for it.
     """
 
     method: str
@@ -85,6 +99,8 @@ class Command:
     prepare: Callable[[Any, Batch], Batch] | None = None
     shard: Callable[[Batch, int], Sequence[NDArray[np.int64]]] | None = None
     commits: bool = False
+    cancellable: bool = False
+    repairs: bool = False
 
 
 class Role(Protocol):

@@ -24,6 +24,7 @@ class RankContext:
         device: where this rank computes; already the current CUDA device where it is one.
         control_group: gloo, for the shell alone.
         config: the whole configuration of the run.
+        parts_group: gloo, for the shell's threads: what ranks send while a command runs. None in a group of one.
     """
 
     role_name: RoleName
@@ -33,6 +34,7 @@ class RankContext:
     device: torch.device
     control_group: ProcessGroup
     config: Config
+    parts_group: ProcessGroup | None = None
 
     @property
     def service(self) -> ServiceConfig:

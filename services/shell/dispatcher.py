@@ -6,7 +6,7 @@
     select its rows, let the role prepare them
     announce the command            --- order ------------>  hear the order
     deal out the rows               --- rows ------------->  receive own rows
-    run                                                      run
+    run                             <-- parts -------------  run (a streamed command; parts.py)
     collect the results             <-- columns -----------  send own columns
     restore the order of the rows
     keep them in the slot, commit
@@ -14,7 +14,8 @@
 
 When there is nothing to do, rank 0 says so every few seconds, lest the others take it for dead. Whatever can be
 refused is refused before the order goes out. A rank that fails afterwards ends the group (failure.py), because the
-others wait for it; a group of one rank can go on, unless its weights are in an unknown state.
+others wait for it; a group of one rank can go on, unless its weights are in an unknown state. A command that nobody
+needs any more is no failure: every rank gives it up when it hears of it, or finishes it, and nothing is kept.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -31,12 +33,15 @@ import torch
 from numpy.typing import NDArray
 
 from services.shell.collectives import ControlChannel, Order, OrderKind
-from services.shell.commands import Command, Outcome
+from services.shell.commands import Command, CommandCancelled, Outcome
 from services.shell.failure import FailureWatch, StepCounter, is_out_of_memory
 from services.shell.lifecycle import LifecycleCommand
 from services.shell.logs import working_on
 from services.shell.mailbox import Call, MailboxClosed
+from services.shell.parts import PartGatherer, PartSender, received_parts
+from services.shell.reports import FollowerReport, LeaderReport
 from services.shell.sharding import check_shards, join_shards, shard_by_tokens
+from services.shell.slots import describe
 from services.shell.worker import Worker
 from splitppo.batch import Batch
 from splitppo.rpc.errors import (
@@ -44,12 +49,13 @@ from splitppo.rpc.errors import (
     InvalidArgument,
     OutOfMemory,
     Place,
+    Unavailable,
     WireError,
     WrongState,
     WrongStep,
     wire_error,
 )
-from splitppo.v1 import worker_pb2
+from splitppo.v1 import batch_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +68,16 @@ _DURABLE_TIMEOUT_S = 25.0
 
 
 class Leader:
-    """Rank 0: takes calls from the mailbox and leads the group through them."""
+    """Rank 0: takes calls from the mailbox and leads the group through them.
+
+    Args:
+        commands: the table of commands, the same on every rank.
+        channel: for orders and rows.
+        failure: of this rank.
+        worker: what is shared with the gRPC thread.
+        parts_channel: on a process group of its own, for what the ranks send while they work.
+        idle_interval_s: between signs of life.
+    """
 
     def __init__(
         self,
@@ -70,10 +85,13 @@ class Leader:
         channel: ControlChannel,
         failure: FailureWatch,
         worker: Worker,
+        *,
+        parts_channel: ControlChannel | None = None,
         idle_interval_s: float = IDLE_INTERVAL_S,
     ) -> None:
         self._commands = commands
         self._channel = channel
+        self._parts_channel = parts_channel or ControlChannel(0, 1)
         self._failure = failure
         self._worker = worker
         self._idle_interval_s = idle_interval_s
@@ -103,9 +121,9 @@ class Leader:
             rows = self._prepared_rows(call)
             shards = self._shards(call.command, rows)
             started_ns = time.time_ns()
-            outcome, parts = self._run(call, rows, shards)
+            outcome, results = self._run(call, rows, shards)
             engine_time = worker_pb2.EngineTime(started_unix_ns=started_ns, finished_unix_ns=time.time_ns())
-            reply = self._keep(call, outcome, shards, parts, engine_time)
+            reply = self._keep(call, outcome, shards, results, engine_time)
         except Exception as error:
             refusal = wire_error(error)
             level, bug = (logging.ERROR, error) if isinstance(refusal, Internal) else (logging.WARNING, None)
@@ -132,7 +150,7 @@ class Leader:
         """The caller must be the newest controller, and mean the step that this service is at."""
         header, command, committed = call.request.header, call.command, self._worker.ledger.committed_step
         self._worker.claim.check(header.run_id, header.epoch)
-        if not _repairs(command):
+        if not command.repairs:
             self._worker.check_clean()
         if header.base_step != committed:
             raise WrongStep(f"the caller expects committed step {header.base_step}, it is {committed}")
@@ -153,7 +171,11 @@ class Leader:
             raise InvalidArgument("the slot has no rows")
         optional = [name for name in command.optional_columns if name in stored and name not in command.columns]
         rows = stored.select([*command.columns, *optional])
-        return command.prepare(call.request, rows) if command.prepare else rows
+        rows = command.prepare(call.request, rows) if command.prepare else rows
+        slot = call.request.slot
+        if "groups" in rows and (slot.kind != batch_pb2.SLOT_KIND_EXPERIENCE or slot.part):
+            raise InvalidArgument(f"only a whole experience slot can be worked on in parts, not the {describe(slot)}")
+        return rows
 
     def _shards(self, command: Command, rows: Batch | None) -> Shards:
         """Which rows each rank works on."""
@@ -170,16 +192,62 @@ class Leader:
         """Runs the command on all ranks; returns rank 0's outcome, and the columns that each rank has made.
 
         From the announcement on the others take part: an error in here ends the group, unless it is a group of one.
+
+        Raises:
+            Unavailable: it was cancelled, and not every rank had finished it before; nothing of it is kept.
+            WireError: it failed.
         """
         steps_before = self._steps.num_steps
         try:
+            gatherer = self._gatherer(call, rows, shards)
             share = self._deal(call, rows, shards)
-            outcome = call.command.run(call.request, share, call.report)
-            outcome = replace(outcome, metrics={name: float(value) for name, value in outcome.metrics.items()})
-            others = [self._channel.receive(rank) for rank in range(1, self._channel.world_size)]
+            outcome: Outcome | None = None
+            with self._received_parts(call, gatherer), suppress(CommandCancelled):
+                outcome = call.command.run(call.request, share, LeaderReport(call, gatherer))
+                outcome = replace(outcome, metrics={name: float(value) for name, value in outcome.metrics.items()})
+            results = self._results(outcome)
+            if results is None and not call.cancelled_because:
+                raise RuntimeError(f"a rank gave {call.command.method} up, but it was not cancelled")
+            if results is not None and gatherer is not None and gatherer.missing:
+                raise RuntimeError(f"{call.command.method} has ended without its parts {gatherer.missing}")
         except Exception as error:
             raise self._after_failure(call, error, has_stepped=self._steps.num_steps > steps_before) from error
-        return outcome, [outcome.columns, *others] if shards else []
+        if outcome is None or results is None:
+            if gatherer is not None:
+                self._worker.slots.drop_parts(call.request.slot)
+            raise Unavailable(f"the command was cancelled: {call.cancelled_because}")
+        return outcome, results if shards else []
+
+    def _results(self, outcome: Outcome | None) -> list[Batch | None] | None:
+        """The columns of every rank; None if one of them, rank 0 (no outcome) included, has given the command up."""
+        results: list[Batch | None] = [outcome.columns if outcome else None]
+        is_complete = outcome is not None
+        for rank in range(1, self._channel.world_size):
+            try:
+                results.append(self._channel.receive(rank))
+            except CommandCancelled:
+                is_complete = False
+        return results if is_complete else None
+
+    def _gatherer(self, call: Call, rows: Batch | None, shards: Shards) -> PartGatherer | None:
+        """What puts the parts of a streamed command together; None for any other one."""
+        if rows is None or "groups" not in rows:
+            return None
+        self._worker.slots.drop_parts(call.request.slot)  # of an attempt that failed
+
+        def deliver(part: int, columns: Batch, policy_version: int) -> None:
+            if not call.cancelled_because:
+                self._worker.slots.add_part(call.request.slot, part, columns)
+                call.part_ready(worker_pb2.PartReady(part=part, num_parts=num_parts, policy_version=policy_version))
+
+        gatherer = PartGatherer(shards, rows["groups"].values, deliver)
+        num_parts = gatherer.num_parts
+        return gatherer
+
+    def _received_parts(self, call: Call, gatherer: PartGatherer | None) -> AbstractContextManager[None]:
+        if gatherer is None:
+            return nullcontext()
+        return received_parts(self._parts_channel, gatherer, lambda error: self._failure.end_group(error, call.place))
 
     def _deal(self, call: Call, rows: Batch | None, shards: Shards) -> Any:
         """Announces the command, sends each rank its rows, and returns what is for this rank."""
@@ -187,6 +255,9 @@ class Leader:
         attachment = command.attach() if isinstance(command, LifecycleCommand) else b""
         request = call.request.SerializeToString()
         self._announce(Order(OrderKind.COMMAND, self._commands.index(command), rows is not None, request, attachment))
+        if command.cancellable and self._channel.world_size > 1:
+            order = self._channel.sequence
+            call.on_cancel(lambda: self._failure.cancel(order))
         if rows is None:
             return _attachment(command, attachment)
         if len(shards) == 1:
@@ -208,13 +279,13 @@ class Leader:
         if self._channel.world_size > 1:
             self._failure.end_group(error, call.place)
         log.error("%s failed in the engine", command.method, exc_info=error)
-        if is_out_of_memory(error) and not has_stepped and not _repairs(command):
+        if is_out_of_memory(error) and not has_stepped and not command.repairs:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             return OutOfMemory(f"out of memory: {error}", Place(rank=0))
-        if command.commits or _repairs(command):
+        if command.commits or command.repairs:
             self._worker.mark_dirty(f"{command.method} failed half-way ({type(error).__name__}: {error})")
-        if isinstance(error, WireError) or _repairs(command):
+        if isinstance(error, WireError) or command.repairs:
             return wire_error(error, Place(rank=0))
         return Internal(f"{type(error).__name__}: {error}", Place(rank=0))
 
@@ -223,21 +294,25 @@ class Leader:
         call: Call,
         outcome: Outcome,
         shards: Shards,
-        parts: Sequence[Batch | None],
+        results: Sequence[Batch | None],
         engine_time: worker_pb2.EngineTime,
     ) -> worker_pb2.CommandResult:
         """Enters what the command made: an update into the ledger, columns into the slot."""
         worker, command = self._worker, call.command
         step = worker.ledger.committed_step + (1 if command.commits else 0)
         reply = worker_pb2.CommandResult(
-            engine_time=engine_time, metrics=outcome.metrics, committed_step=step, weights_sha256=outcome.weights_sha256
+            engine_time=engine_time,
+            metrics=outcome.metrics,
+            committed_step=step,
+            weights_sha256=outcome.weights_sha256,
+            policy_version=outcome.policy_version,
         )
         if command.commits:
             worker.ledger.commit(step, call.request_id, reply)
             worker.slots.commit(step)
-        elif (columns := join_shards(shards, parts)) is not None:
+        elif (columns := join_shards(shards, results)) is not None:
             worker.slots.absorb(call.request.slot, columns, call.request_id, reply)
-        if _repairs(command):
+        if command.repairs:
             worker.mark_clean()
         return reply
 
@@ -245,9 +320,17 @@ class Leader:
 class Follower:
     """Every other rank: does what rank 0 announces."""
 
-    def __init__(self, commands: Sequence[Command], channel: ControlChannel, failure: FailureWatch) -> None:
+    def __init__(
+        self,
+        commands: Sequence[Command],
+        channel: ControlChannel,
+        failure: FailureWatch,
+        *,
+        parts_channel: ControlChannel,
+    ) -> None:
         self._commands = commands
         self._channel = channel
+        self._parts_channel = parts_channel
         self._failure = failure
         self._durable: list[Future[None]] = []
         self._place = Place()
@@ -269,20 +352,30 @@ class Follower:
         self._place = Place(method=command.method)
         share: Any = self._channel.receive(0) if order.has_rows else _attachment(command, order.attachment)
         with working_on(request):
-            outcome = command.run(request, share, self._note_phase)
-        self._channel.send(outcome.columns, 0)
+            outcome = self._run(command, request, share)
+        if outcome is None:
+            self._channel.send_cancelled(0)
+        else:
+            self._channel.send(outcome.columns, 0)
         self._place = Place()
-        if outcome.durable is not None:
+        if outcome is not None and outcome.durable is not None:
             outcome.durable.add_done_callback(_log_if_failed)
             self._durable = [*(future for future in self._durable if not future.done()), outcome.durable]
 
-    def _note_phase(self, done: int, total: int, phase: str) -> None:  # noqa: ARG002 - rank 0 streams the numbers
+    def _run(self, command: Command, request: Any, share: Any) -> Outcome | None:
+        """The command's outcome; None if it was given up."""
+        order = self._channel.sequence
+        sender = PartSender(self._parts_channel) if isinstance(share, Batch) and "groups" in share else None
+        report = FollowerReport(self._note_phase, sender, lambda: self._failure.is_cancelled(order))
+        outcome: Outcome | None = None
+        with self._failure.cancellable(order) if command.cancellable else nullcontext(), suppress(CommandCancelled):
+            outcome = command.run(request, share, report)
+        if sender is not None:
+            sender.end()
+        return outcome
+
+    def _note_phase(self, phase: str) -> None:
         self._place = Place(method=self._place.method, phase=phase)
-
-
-def _repairs(command: Command) -> bool:
-    """LoadCheckpoint: allowed when the weights are in an unknown state, which it ends."""
-    return isinstance(command, LifecycleCommand) and command.repairs
 
 
 def _attachment(command: Command, attachment: bytes) -> bytes | None:

@@ -2,7 +2,7 @@
 
 A rank that fails inside a collective section would leave the others waiting in it. So it writes what happened to the
 group's store and exits; a watcher on every rank sees that, or sees a process of its node gone, and leaves as well. Rank
-0 answers ABORTED before it goes.
+0 answers ABORTED before it goes. The same thread tells a rank that a command is cancelled, which is no failure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import re
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 import torch
@@ -31,6 +32,7 @@ from splitppo.v1 import worker_pb2
 log = logging.getLogger(__name__)
 
 _FAILURE_KEY = "splitppo/failure"
+_CANCELLED_KEY = "splitppo/cancelled/{}"  # the number of the order
 _POLL_INTERVAL_S = 0.5
 # How long rank 0 looks for the cause, and how long the others wait for rank 0 to answer its callers.
 _CAUSE_WAIT_S = 2.0
@@ -62,6 +64,8 @@ class FailureWatch:
         self._agent = _pidfd(os.getppid())
         self._stopped = threading.Event()
         self._ending = threading.Lock()
+        self._cancellable: int | None = None
+        self._cancelled: int | None = None
         self._on_failure: Callable[[WireError], None] = lambda _: None
 
     def start(self) -> None:
@@ -71,6 +75,23 @@ class FailureWatch:
     def on_failure(self, callback: Callable[[WireError], None]) -> None:
         """Rank 0: `callback` answers the callers; the process exits when it returns."""
         self._on_failure = callback
+
+    def cancel(self, order: int) -> None:
+        """Rank 0, any thread: tells the other ranks to give up the command of an order. Does not wait."""
+        threading.Thread(target=self._set, args=(_CANCELLED_KEY.format(order), "1"), daemon=True).start()
+
+    @contextmanager
+    def cancellable(self, order: int) -> Iterator[None]:
+        """Every other rank: within the block, `is_cancelled` soon knows of a `cancel`."""
+        self._cancellable = order
+        try:
+            yield
+        finally:
+            self._cancellable = None
+
+    def is_cancelled(self, order: int) -> bool:
+        """Whether the command of an order is cancelled, as of the last look into the store."""
+        return self._cancelled == order
 
     def stop(self) -> None:
         """The group leaves in good order: processes that end are no failure any more."""
@@ -162,6 +183,9 @@ class FailureWatch:
             while not self._stopped.is_set():
                 if poll.poll(_POLL_INTERVAL_S * 1000) or self._has(_FAILURE_KEY):
                     break
+                order = self._cancellable
+                if order is not None and self._has(_CANCELLED_KEY.format(order)):
+                    self._cancelled = order
         except RuntimeError:
             log.warning("the group's store is gone")
         if self._context.rank != 0:

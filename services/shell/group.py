@@ -19,6 +19,8 @@ from splitppo.v1 import worker_pb2
 
 # A rank that is done waits in a collective for the slowest one; a dead rank is noticed at once, by other means.
 _MIN_GROUP_TIMEOUT_S = 1800.0
+# Rank 0 waits as long as a command runs for what the others send meanwhile.
+_PARTS_TIMEOUT = timedelta(days=7)
 _STORE_TIMEOUT = timedelta(seconds=60)
 
 
@@ -119,7 +121,7 @@ def cpus_of_rank(cpus: tuple[int, ...], local_rank: int, local_world_size: int) 
 
 
 def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config, device: torch.device) -> RankContext:
-    """Creates the compute group (the default one) and the control group."""
+    """Creates the compute group (the default one), the control group and the group for parts."""
     timeout = timedelta(seconds=max(_MIN_GROUP_TIMEOUT_S, 2 * config.services.progress_timeout_s))
     is_cuda = device.type == "cuda"
     dist.init_process_group(
@@ -131,6 +133,7 @@ def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config
         device_id=device if is_cuda else None,
     )
     control_group = dist.new_group(backend="gloo", timeout=timeout)
+    parts_group = dist.new_group(backend="gloo", timeout=_PARTS_TIMEOUT) if launch.world_size > 1 else None
     return RankContext(
         role_name=role_name,
         rank=launch.rank,
@@ -139,6 +142,7 @@ def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config
         device=device,
         control_group=control_group,
         config=config,
+        parts_group=parts_group,
     )
 
 

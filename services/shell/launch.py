@@ -139,13 +139,15 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     lifecycle = Lifecycle(role, role_name, config.run.dir, ledger, slots)
     commands = [*role.commands(), *lifecycle.commands()]
     channel = ControlChannel(launch.rank, launch.world_size, context.control_group)
+    parts_channel = ControlChannel(launch.rank, launch.world_size, context.parts_group)
     if launch.rank == 0:
         worker = Worker(context, role.role, role.num_parameters, members.processes, ledger, slots)
-        _lead(Leader(commands, channel, failure, worker), Server(worker, commands, service.bind), worker, failure)
+        leader = Leader(commands, channel, failure, worker, parts_channel=parts_channel)
+        _lead(leader, Server(worker, commands, service.bind), worker, failure)
     else:
         ignore_signals()
         show_progress_on_stderr()
-        Follower(commands, channel, failure).serve()
+        Follower(commands, channel, failure, parts_channel=parts_channel).serve()
     log.info("leaving")
     dist.destroy_process_group()
 

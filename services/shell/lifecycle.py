@@ -21,12 +21,10 @@ class LifecycleCommand(Command):
     Attributes:
         check: rank 0, before anything is broadcast; refuses a request by raising.
         attach: rank 0; bytes that go to every rank.
-        repairs: it makes a dirty service clean again.
     """
 
     check: Callable[[worker_pb2.LoadCheckpointRequest], None] | None = None
     attach: Callable[[], bytes] = bytes
-    repairs: bool = False
 
 
 class Lifecycle:

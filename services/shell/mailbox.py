@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,6 +15,7 @@ from splitppo.v1 import worker_pb2
 
 # Clients are told of progress at most this often, and of every new phase.
 _PROGRESS_INTERVAL_S = 0.05
+_CHECKPOINT_IS_LOADED = "a checkpoint is being loaded"
 
 
 class Call:
@@ -31,6 +32,9 @@ class Call:
         self._listeners: set[Callable[[], None]] = set()
         self._lock = threading.Lock()
         self._told_at = 0.0
+        self._parts: list[worker_pb2.PartReady] = []
+        self._cancelled_because = ""
+        self._on_cancel: Callable[[], None] = lambda: None
 
     @property
     def request_id(self) -> str:
@@ -55,6 +59,33 @@ class Call:
     def is_done(self) -> bool:
         return self._reply.done()
 
+    @property
+    def parts(self) -> Sequence[worker_pb2.PartReady]:
+        """The parts of the slot that are ready so far, in the order in which they were."""
+        return self._parts
+
+    @property
+    def cancelled_because(self) -> str:
+        """Why the engine is to give the command up; empty while it is wanted."""
+        return self._cancelled_because
+
+    def cancel(self, because: str) -> None:
+        """Asks the engine to give the command up, where it can be; it may still be finished."""
+        with self._lock:
+            if not self.command.cancellable or self._cancelled_because or self._reply.done():
+                return
+            self._cancelled_because = because
+            tell_ranks = self._on_cancel
+        tell_ranks()
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        """`callback` is called once, in any thread, when the call is cancelled; at once if it is already."""
+        with self._lock:
+            self._on_cancel = callback
+            is_cancelled = bool(self._cancelled_because)
+        if is_cancelled:
+            callback()
+
     def start(self) -> bool:
         """Takes the call out of the queue for good; False when it has been answered in the meantime."""
         return self._reply.set_running_or_notify_cancel() if not self._reply.done() else False
@@ -67,6 +98,12 @@ class Call:
         if is_new_phase or done >= total or now - self._told_at >= _PROGRESS_INTERVAL_S:
             self._told_at = now
             self._tell()
+
+    def part_ready(self, part: worker_pb2.PartReady) -> None:
+        """A part of the slot can be fetched."""
+        with self._lock:
+            self._parts.append(part)
+        self._tell()
 
     def resolve(self, reply: worker_pb2.CommandResult) -> None:
         """Answers; an answer given before stands."""
@@ -140,6 +177,8 @@ class Mailbox:
     def admit(self, call: Call, stored_reply: Callable[[], worker_pb2.CommandResult | None]) -> Call:
         """Queues a call, or joins it to the open one of the same request id, or answers it with its stored reply.
 
+        A call that repairs comes next: what waits is refused, what runs is cancelled where it can be.
+
         Raises:
             InvalidArgument: the request id is that of another request.
             QueueFull, Unavailable: there is no room, or the service takes no more commands.
@@ -155,9 +194,19 @@ class Mailbox:
             if reply is not None:
                 call.resolve(reply)
                 return call
+            refused = self._make_way() if call.command.repairs and self._closed_because is None else []
             self._enqueue(call)
+        for one in refused:
+            one.fail(Unavailable(_CHECKPOINT_IS_LOADED))
         call.when_done(lambda: self._forget(call))
         return call
+
+    def _make_way(self) -> list[Call]:
+        """Takes all that waits, but for other repairs, out of the queue, and cancels what runs."""
+        refused = [call for call in self._queue if not call.command.repairs]
+        self._queue = deque(call for call in self._queue if call.command.repairs)
+        self.cancel_running(_CHECKPOINT_IS_LOADED)
+        return refused
 
     def _enqueue(self, call: Call) -> None:
         if self._closed_because is not None:
@@ -189,6 +238,19 @@ class Mailbox:
             if self._closed_because is not None:
                 raise MailboxClosed
             return None
+
+    def supersede(self, because: str) -> None:
+        """Refuses all calls that have not begun, and cancels the one that runs, where it can be."""
+        with self._changed:
+            refused, self._queue = list(self._queue), deque()
+        for call in refused:
+            call.fail(Unavailable(because))
+        self.cancel_running(because)
+
+    def cancel_running(self, because: str) -> None:
+        """Cancels the call that runs, where it can be."""
+        if (running := self._running) is not None:
+            running.cancel(because)
 
     def close(self, because: WireError) -> None:
         """Refuses all calls that have not begun, now and later."""

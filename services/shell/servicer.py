@@ -61,7 +61,8 @@ class WorkerServicer:
                 f"this worker does not see {request.nonce} in its run folder {config.run.dir};"
                 " run.dir must be storage that the controller and all ranks share"
             )
-        worker.claim.take(request.run_id, request.epoch)
+        if worker.claim.take(request.run_id, request.epoch):
+            worker.mailbox.supersede("a newer controller has taken over")
         return worker_pb2.HandshakeResponse(
             protocol_version=PROTOCOL_VERSION,
             software_version=__version__,
@@ -165,7 +166,10 @@ def _stored_reply(worker: Worker, call: Call) -> worker_pb2.CommandResult | None
 
 
 async def _events(call: Call) -> AsyncIterator[worker_pb2.CommandEvent]:
-    """Progress, the newest only if the client is slow, then the result. Ending early leaves the command running."""
+    """Progress, the newest only if the client is slow, every part, then the result.
+
+    Ending early leaves the command running.
+    """
     loop = asyncio.get_running_loop()
     news = asyncio.Event()
 
@@ -175,13 +179,19 @@ async def _events(call: Call) -> AsyncIterator[worker_pb2.CommandEvent]:
     call.listen(tell)
     try:
         sent: worker_pb2.Progress | None = None
+        num_parts = 0
         while not call.is_done:
-            if call.progress is not sent and call.progress is not None:
+            if num_parts < len(call.parts):
+                num_parts += 1
+                yield worker_pb2.CommandEvent(part=call.parts[num_parts - 1])
+            elif call.progress is not sent and call.progress is not None:
                 sent = call.progress
                 yield worker_pb2.CommandEvent(progress=sent)
             else:
                 await news.wait()
                 news.clear()
+        for part in call.parts[num_parts:]:
+            yield worker_pb2.CommandEvent(part=part)
         yield worker_pb2.CommandEvent(result=call.result())
     finally:
         call.unlisten(tell)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from splitppo.batch import Batch
+from splitppo.batch import Batch, concatenate
 from splitppo.rpc.errors import InvalidArgument, NotFound, WrongState
 from splitppo.v1 import batch_pb2, worker_pb2
 
 MAX_EVALUATION_SLOTS = 4
+MAX_PARTS = 1024
 
 _Key = tuple[int, int, int]
 
@@ -27,6 +28,8 @@ class SlotStore:
 
     There is room for the experience of the next two steps (under `overlap` the step after next arrives while the
     next one is still being trained) and for a few evaluation batches, of which the oldest makes room for a new one.
+    Experience may come in parts, 1, 2, ...; as long as nothing was put to the whole (part 0), the whole is what the
+    parts have in common, one part after the other. The first put to the whole takes their place.
     """
 
     def __init__(self) -> None:
@@ -41,8 +44,8 @@ class SlotStore:
             WrongState: it belongs to a step that is over or too far ahead.
         """
         if slot.kind == batch_pb2.SLOT_KIND_EXPERIENCE:
-            if slot.part != 0:
-                raise InvalidArgument(f"an experience slot has part 0, got {slot.part}")
+            if not 0 <= slot.part <= MAX_PARTS:
+                raise InvalidArgument(f"an experience slot has parts 0 to {MAX_PARTS}, got {slot.part}")
             steps = (committed_step + 1, committed_step + 2)
         elif slot.kind == batch_pb2.SLOT_KIND_EVALUATION:
             steps = (committed_step, committed_step + 1)
@@ -60,9 +63,11 @@ class SlotStore:
         """
         self.check(slot, committed_step)
         with self._lock:
-            present = self._entries.get(_key(slot))
-            entry = _Entry(slot, present.rows.merge(batch) if present else batch)
-            self._entries[_key(slot)] = entry
+            present = self._find(slot)
+            rows = present.rows.merge(batch) if present else batch
+            if _is_whole(slot) and _key(slot) not in self._entries:
+                self._drop_parts(slot)
+            self._entries[_key(slot)] = _Entry(slot, rows)
             self._make_room()
 
     def get(self, slot: batch_pb2.Slot) -> Batch:
@@ -85,6 +90,23 @@ class SlotStore:
             entry = self._entry(slot)
             entry.rows = entry.rows.merge(columns) if columns.num_rows == entry.rows.num_rows else columns
             entry.replies[request_id] = reply
+            self._entries[_key(slot)] = entry
+
+    def add_part(self, slot: batch_pb2.Slot, part: int, rows: Batch) -> None:
+        """Keeps rows that a running command has finished beside its slot, as a part of it.
+
+        Raises:
+            NotFound: the slot has gone.
+        """
+        with self._lock:
+            self._entry(slot)
+            of_part = batch_pb2.Slot(kind=slot.kind, step=slot.step, part=part)
+            self._entries[_key(of_part)] = _Entry(of_part, rows)
+
+    def drop_parts(self, slot: batch_pb2.Slot) -> None:
+        """Drops the parts of a whole slot: the command that made them was given up."""
+        with self._lock:
+            self._drop_parts(slot)
 
     def reply_of(self, slot: batch_pb2.Slot, request_id: str) -> worker_pb2.CommandResult | None:
         """The reply of a command whose work is still in the slot."""
@@ -111,10 +133,30 @@ class SlotStore:
             return [entry.slot for entry in self._entries.values()]
 
     def _entry(self, slot: batch_pb2.Slot) -> _Entry:
-        entry = self._entries.get(_key(slot))
+        entry = self._find(slot)
         if entry is None:
             raise NotFound(f"there is no {describe(slot)}: it was never put, or its step is over; put it again")
         return entry
+
+    def _find(self, slot: batch_pb2.Slot) -> _Entry | None:
+        """What was put there; for a whole that was not, its parts in one."""
+        entry = self._entries.get(_key(slot))
+        if entry is None and _is_whole(slot) and (parts := self._parts(slot)):
+            if list(parts) != list(range(1, len(parts) + 1)):
+                raise WrongState(f"the {describe(slot)} has gaps: only its parts {', '.join(map(str, parts))} were put")
+            rows = [part.rows for part in parts.values()]
+            common = [name for name in rows[0].columns if all(name in one for one in rows)]
+            return _Entry(slot, concatenate([one.select(common) for one in rows]))
+        return entry
+
+    def _parts(self, slot: batch_pb2.Slot) -> dict[int, _Entry]:
+        """The parts of a whole slot, in their order."""
+        parts = {key[2]: entry for key, entry in self._entries.items() if key[:2] == _key(slot)[:2] and key[2]}
+        return dict(sorted(parts.items()))
+
+    def _drop_parts(self, slot: batch_pb2.Slot) -> None:
+        for part in self._parts(slot):
+            del self._entries[slot.kind, slot.step, part]
 
     def _make_room(self) -> None:
         evaluation = [key for key in self._entries if key[0] == batch_pb2.SLOT_KIND_EVALUATION]
@@ -127,6 +169,10 @@ def describe(slot: batch_pb2.Slot) -> str:
     kind = "evaluation" if slot.kind == batch_pb2.SLOT_KIND_EVALUATION else "experience"
     part = f", part {slot.part}" if slot.part else ""
     return f"{kind} slot of step {slot.step}{part}"
+
+
+def _is_whole(slot: batch_pb2.Slot) -> bool:
+    return slot.kind == batch_pb2.SLOT_KIND_EXPERIENCE and slot.part == 0
 
 
 def _key(slot: batch_pb2.Slot) -> _Key:

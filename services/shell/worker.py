@@ -99,9 +99,10 @@ class Worker:
         self._set("_dirty", "")
 
     def drain(self) -> None:
-        """What runs is finished, all else is refused; then the main thread leaves its loop."""
+        """What runs is finished, or cancelled where it can be, all else is refused; then the main thread leaves."""
         self._set("_is_draining", True)
         self.mailbox.close(draining())
+        self.mailbox.cancel_running("the service is draining")
 
     def mark_failed(self, error: WireError) -> None:
         """The group ends: everybody who waits is told why."""

@@ -64,6 +64,7 @@ async def follow_command(
     method: str,
     *,
     on_progress: Callable[[worker_pb2.Progress], None],
+    on_part: Callable[[worker_pb2.PartReady], None],
     silence_s: float,
     get_status: Callable[[], Awaitable[worker_pb2.GetStatusResponse]],
 ) -> worker_pb2.CommandResult:
@@ -73,7 +74,8 @@ async def follow_command(
         call: the running call; it is cancelled if this coroutine ends early (the worker's command goes on).
         method: name of the command's RPC.
         on_progress: takes every progress event.
-        silence_s: longest time without progress. A command that waits in the mailbox, or for the disk, is silent,
+        on_part: takes every part that is ready.
+        silence_s: longest time without an event. A command that waits in the mailbox, or for the disk, is silent,
             too: it may wait on while the worker works on others, that is, while its status changes between silences.
         get_status: the worker's status.
 
@@ -101,8 +103,11 @@ async def follow_command(
             if event.WhichOneof("event") == "result":
                 result: worker_pb2.CommandResult = event.result
                 return result
-            last = event.progress
-            on_progress(event.progress)
+            if event.WhichOneof("event") == "part":
+                on_part(event.part)
+            else:
+                last = event.progress
+                on_progress(event.progress)
             reading = asyncio.ensure_future(call.read())
     finally:
         await _give_up(call, reading)

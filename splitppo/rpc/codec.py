@@ -22,8 +22,8 @@ from splitppo.v1 import batch_pb2, worker_pb2
 # One message of a batch stream.
 BatchPart = worker_pb2.PutBatchRequest | worker_pb2.GetBatchResponse
 
-# "mini_batches" is made and used inside a group and never travels.
-WIRE_COLUMNS = frozenset(COLUMN_DTYPES) - {"mini_batches"}
+# These are made and used inside a group and never travel.
+WIRE_COLUMNS = frozenset(COLUMN_DTYPES) - {"mini_batches", "groups"}
 
 _WIRE_DTYPES: Mapping[np.dtype[Any], batch_pb2.DType] = {
     np.dtype(np.int32): batch_pb2.DTYPE_INT32,

@@ -106,6 +106,12 @@ class WrongStep(WrongState):
     reason = "WRONG_STEP"
 
 
+class WrongPolicy(WrongState):
+    """Responses were sampled with other weights than those of the step that they are meant for."""
+
+    reason = "WRONG_POLICY"
+
+
 class Dirty(WrongState):
     """An update failed half-way: only GetStatus and LoadCheckpoint are answered."""
 
@@ -191,6 +197,7 @@ _ERRORS: tuple[type[WireError], ...] = (
     StaleEpoch,
     NotIntroduced,
     WrongStep,
+    WrongPolicy,
     Dirty,
     NotFound,
     OutOfMemory,

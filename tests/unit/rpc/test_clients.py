@@ -23,6 +23,7 @@ from splitppo.rpc.errors import (
     StaleEpoch,
     Unavailable,
     WireError,
+    WrongPolicy,
     WrongState,
     WrongStep,
     status_of,
@@ -45,12 +46,16 @@ def progress(done: int, phase: str = "decode") -> worker_pb2.CommandEvent:
     return worker_pb2.CommandEvent(progress=worker_pb2.Progress(done=done, total=10, phase=phase))
 
 
+def part(number: int, policy_version: int = 4) -> worker_pb2.CommandEvent:
+    return worker_pb2.CommandEvent(part=worker_pb2.PartReady(part=number, num_parts=2, policy_version=policy_version))
+
+
 def result(**fields: Any) -> worker_pb2.CommandEvent:
-    return worker_pb2.CommandEvent(result=worker_pb2.CommandResult(**fields))
+    return worker_pb2.CommandEvent(result=worker_pb2.CommandResult(**{"policy_version": 4, **fields}))
 
 
 async def succeed(worker: "FakeWorker", request: Any, context: Any) -> Events:
-    yield result(committed_step=4)
+    yield result(committed_step=4, policy_version=request.header.base_step)
 
 
 @dataclass
@@ -131,8 +136,8 @@ async def connect() -> AsyncIterator[Connect]:
         await server.stop(0)
 
 
-async def generate(client: ActorClient) -> Any:
-    return await client.generate(SLOT, actor_pb2.SamplingParams(), base_step=4)
+async def generate(client: ActorClient, **options: Any) -> Any:
+    return await client.generate(SLOT, actor_pb2.SamplingParams(), base_step=4, **options)
 
 
 # Handshake.
@@ -310,6 +315,49 @@ async def test_a_command_forwards_progress_and_ends_in_its_reply(connect: Connec
     assert seen == [("actor", "Generate", 1), ("actor", "Generate", 2)]
     assert (reply.metrics, reply.committed_step, reply.replayed) == ({"tokens": 7.0}, 4, True)
     assert client.committed_step == 4
+
+
+async def test_a_streamed_generation_tells_of_every_part_again_after_a_lost_connection(connect: Connect) -> None:
+    async def break_off(worker: FakeWorker, request: Any, context: Any) -> Events:
+        yield progress(1)
+        yield part(2)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+
+    async def go_on(worker: FakeWorker, request: Any, context: Any) -> Events:
+        yield part(2)
+        yield progress(2)
+        yield part(1)
+        yield result()
+
+    worker, ready, seen = FakeWorker([break_off, go_on]), [], []
+    client = await connect(worker, on_progress=lambda role, method, event: seen.append(event.done))
+
+    reply = await generate(client, num_parts=2, on_part=ready.append)
+
+    assert ready == [2, 2, 1]
+    assert seen == [1, 2]
+    assert reply.policy_version == 4
+    assert [request.num_parts for request in worker.requests] == [2, 2]
+
+
+async def test_a_generation_that_is_not_streamed_asks_for_no_parts(connect: Connect) -> None:
+    worker = FakeWorker()
+    await generate(await connect(worker))
+    assert worker.requests[0].num_parts == 0
+
+
+@pytest.mark.parametrize("first", [part(1, policy_version=3), result(policy_version=3)], ids=["part", "result"])
+async def test_responses_of_other_weights_are_refused_with_both_numbers(
+    connect: Connect, first: worker_pb2.CommandEvent
+) -> None:
+    async def script(worker: FakeWorker, request: Any, context: Any) -> Events:
+        yield first
+        yield result()
+
+    ready: list[int] = []
+    with pytest.raises(WrongPolicy, match=r"^actor, step 5, Generate: .*weights of step 3, expected those of step 4$"):
+        await generate(await connect(FakeWorker([script])), num_parts=2, on_part=ready.append)
+    assert not ready
 
 
 @pytest.mark.parametrize("error_s", [-5.0, 0.0, 5.0], ids=["too early", "exact", "too late"])

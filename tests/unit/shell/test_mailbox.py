@@ -12,6 +12,8 @@ from splitppo.rpc.errors import InvalidArgument, PeerDied, QueueFull, Unavailabl
 from splitppo.v1 import critic_pb2, worker_pb2
 
 COMMAND = Command("ComputeValues", critic_pb2.ComputeValuesRequest, lambda *_: Outcome())
+GENERATE = Command("ComputeValues", critic_pb2.ComputeValuesRequest, lambda *_: Outcome(), cancellable=True)
+LOAD = Command("LoadCheckpoint", worker_pb2.LoadCheckpointRequest, lambda *_: Outcome(), repairs=True)
 UPDATE = Command("Update", critic_pb2.CriticUpdateRequest, lambda *_: Outcome(), commits=True)
 
 
@@ -106,6 +108,76 @@ def test_draining_refuses_what_has_not_begun_and_lets_the_rest_finish() -> None:
     assert mailbox.admit(call("a"), no_reply) is running
     with pytest.raises(MailboxClosed):
         mailbox.take(0.0)
+
+
+def running(mailbox: Mailbox, command: Command) -> Call:
+    mailbox.admit(call("running", command), no_reply)
+    taken = mailbox.take(0.0)
+    assert taken is not None
+    return taken
+
+
+def test_a_call_that_repairs_comes_next_even_into_a_full_mailbox() -> None:
+    mailbox = Mailbox(1)
+    generating = running(mailbox, GENERATE)
+    queued = mailbox.admit(call("queued", UPDATE), no_reply)
+    load = mailbox.admit(call("load", LOAD), no_reply)
+    assert generating.cancelled_because == "a checkpoint is being loaded"
+    with pytest.raises(Unavailable, match="a checkpoint is being loaded"):
+        queued.result()
+    assert not load.is_done
+    assert mailbox.take(0.0) is load
+
+
+def test_repairs_do_not_refuse_each_other() -> None:
+    mailbox = Mailbox(2)
+    first, second = (mailbox.admit(call(name, LOAD), no_reply) for name in "ab")
+    assert [mailbox.take(0.0), mailbox.take(0.0)] == [first, second]
+
+
+def test_a_newer_controller_finds_an_empty_mailbox() -> None:
+    mailbox = Mailbox(2)
+    generating = running(mailbox, GENERATE)
+    queued = mailbox.admit(call("queued"), no_reply)
+    mailbox.supersede("a newer controller has taken over")
+    assert generating.cancelled_because == "a newer controller has taken over"
+    with pytest.raises(Unavailable, match="a newer controller"):
+        queued.result()
+    assert mailbox.num_queued == 0
+
+
+def test_a_command_that_changes_weights_is_never_cancelled() -> None:
+    mailbox = Mailbox(2)
+    updating = running(mailbox, UPDATE)
+    mailbox.supersede("a newer controller has taken over")
+    mailbox.admit(call("load", LOAD), no_reply)
+    assert updating.cancelled_because == ""
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_the_ranks_are_told_once_of_a_cancelled_call_whenever_it_happens(is_early: bool) -> None:
+    one, told = call("a", GENERATE), []
+    if is_early:
+        one.cancel("first")
+    one.on_cancel(lambda: told.append(one.cancelled_because))
+    one.cancel("first")
+    one.cancel("second")
+    assert told == ["first"]
+
+
+def test_a_call_that_is_answered_is_not_cancelled_any_more() -> None:
+    one = call("a", GENERATE)
+    one.resolve(worker_pb2.CommandResult())
+    one.cancel("too late")
+    assert one.cancelled_because == ""
+
+
+def test_listeners_hear_of_every_part() -> None:
+    one, news = call("a"), []
+    one.listen(lambda: news.append([part.part for part in one.parts]))
+    for part in (2, 1):
+        one.part_ready(worker_pb2.PartReady(part=part, num_parts=2))
+    assert news == [[2], [2, 1]]
 
 
 def test_everything_open_hears_why_the_group_ends() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from services.shell.slots import MAX_EVALUATION_SLOTS, SlotStore
+from services.shell.slots import MAX_EVALUATION_SLOTS, MAX_PARTS, SlotStore
 from splitppo.batch import Batch
 from splitppo.rpc.errors import InvalidArgument, NotFound, WrongState
 from splitppo.v1 import batch_pb2, worker_pb2
 
 
-def experience(step: int) -> batch_pb2.Slot:
-    return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=step)
+def experience(step: int, part: int = 0) -> batch_pb2.Slot:
+    return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=step, part=part)
 
 
 def evaluation(step: int, part: int = 0) -> batch_pb2.Slot:
@@ -59,11 +59,88 @@ def test_other_steps_are_refused(step: int) -> None:
         SlotStore().put(experience(step), PROMPTS, 0)
 
 
-def test_slots_without_a_kind_or_with_a_part_of_experience_are_refused() -> None:
+def test_slots_without_a_kind_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="unknown slot kind"):
         SlotStore().put(batch_pb2.Slot(step=1), PROMPTS, 0)
-    with pytest.raises(InvalidArgument, match="part 0"):
-        SlotStore().put(batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=1, part=1), PROMPTS, 0)
+
+
+@pytest.mark.parametrize("part", [-1, MAX_PARTS + 1])
+def test_experience_has_a_bounded_number_of_parts(part: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"parts 0 to {MAX_PARTS}, got {part}"):
+        SlotStore().put(experience(1, part), PROMPTS, 0)
+
+
+def with_parts() -> SlotStore:
+    """Values of two parts, which came in the other order; the second one has a column more."""
+    store = SlotStore()
+    store.put(experience(1, 2), Batch.from_rows(responses=[[4, 5]], values=[[0.4, 0.5]], returns=[[9.0, 9.0]]), 0)
+    store.put(experience(1, 1), Batch.from_rows(responses=[[1], [2, 3]], values=[[0.1], [0.2, 0.3]]), 0)
+    return store
+
+
+def test_the_first_put_to_the_whole_joins_what_its_parts_have_in_common() -> None:
+    store = with_parts()
+    returns = Batch.from_rows(returns=[[1.0], [2.0, 3.0], [4.0, 5.0]])
+    store.put(experience(1), returns, 0)
+    whole = store.get(experience(1))
+    assert set(whole.columns) == {"responses", "values", "returns"}
+    assert whole["responses"].rows()[2].tolist() == [4, 5]
+    assert whole["returns"].values.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert [slot.part for slot in store.slots()] == [0]
+
+
+def test_the_whole_of_parts_can_be_read_before_anything_is_put_to_it_and_grows_with_them() -> None:
+    store = with_parts()
+    assert store.get(experience(1))["responses"].values.tolist() == [1, 2, 3, 4, 5]
+    store.put(experience(1, 3), Batch.from_rows(responses=[[6]], values=[[0.6]]), 0)
+    assert store.get(experience(1)).num_rows == 4
+
+
+def test_a_command_on_the_whole_of_parts_keeps_its_columns_there() -> None:
+    store = with_parts()
+    made = Batch.from_rows(advantages=[[1.0], [2.0, 3.0], [4.0, 5.0]])
+    store.absorb(experience(1), made, "request", worker_pb2.CommandResult())
+    assert {"responses", "values", "advantages"} == set(store.get(experience(1)).columns)
+
+
+@pytest.mark.parametrize("returns", [[[1.0], [2.0, 3.0]], [[1.0], [2.0, 3.0], [4.0]]], ids=["rows", "tokens"])
+def test_a_put_to_the_whole_that_does_not_fit_its_parts_changes_nothing(returns: list[list[float]]) -> None:
+    store = with_parts()
+    with pytest.raises(ValueError, match=r"rows into one of 3|one value per response token"):
+        store.put(experience(1), Batch.from_rows(returns=returns), 0)
+    assert sorted(slot.part for slot in store.slots()) == [1, 2]
+
+
+def test_a_whole_with_a_gap_between_its_parts_is_refused() -> None:
+    store = with_parts()
+    store.put(experience(1, 4), PROMPTS, 0)
+    with pytest.raises(WrongState, match="only its parts 1, 2, 4 were put"):
+        store.put(experience(1), PROMPTS, 0)
+
+
+def test_parts_that_a_command_has_finished_lie_beside_the_whole_until_their_step_is_committed() -> None:
+    store = SlotStore()
+    store.put(experience(1), PROMPTS, 0)
+    store.add_part(experience(1), 1, Batch.from_rows(responses=[[1]]))
+    store.put(experience(1), Batch.from_rows(responses=[[1], [2]]), 0)
+    assert store.get(experience(1, 1))["responses"].values.tolist() == [1]
+    assert store.get(experience(1)).num_rows == 2
+    store.commit(1)
+    assert store.slots() == []
+
+
+def test_parts_of_a_command_that_was_given_up_are_dropped_and_the_whole_stays() -> None:
+    store = SlotStore()
+    store.put(experience(1), PROMPTS, 0)
+    store.put(evaluation(0, 1), PROMPTS, 0)
+    store.add_part(experience(1), 1, Batch.from_rows(responses=[[1]]))
+    store.drop_parts(experience(1))
+    assert store.slots() == [experience(1), evaluation(0, 1)]
+
+
+def test_a_part_of_a_slot_that_has_gone_is_refused() -> None:
+    with pytest.raises(NotFound):
+        SlotStore().add_part(experience(1), 1, PROMPTS)
 
 
 def test_a_commit_drops_the_experience_of_its_step_and_keeps_the_next_one() -> None:
