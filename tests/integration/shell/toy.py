@@ -14,14 +14,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from services.shell.commands import Command, Outcome, Report
+from services.shell.commands import Command, CommandCancelled, Outcome, Report
 from services.shell.context import RankContext
 from services.shell.launch import run_service
-from services.shell.sharding import shard_by_mini_batch
-from splitppo.batch import Batch, Column
+from services.shell.sharding import Indices, shard_by_mini_batch, shard_by_tokens
+from splitppo.batch import COLUMN_DTYPES, Batch, Column
 from splitppo.v1 import critic_pb2, worker_pb2
 
 # First token of the first prompt.
@@ -30,6 +31,9 @@ RAISE_ON_RANK = 910  # + rank
 OUT_OF_MEMORY = 920
 FAIL_AFTER_STEP = 930
 REFUSED = 940
+STREAM = 950  # in NUM_PARTS parts, each when the file "part_<number>" exists, until cancelled
+CANCEL_ON_RANK = 960  # + rank, which waits until it is cancelled; the others finish
+NUM_PARTS = 3
 
 
 class ToyRole:
@@ -57,7 +61,9 @@ class ToyRole:
                 critic_pb2.ComputeValuesRequest,
                 self._compute_values,
                 columns=("prompts", "responses"),
-                prepare=self._prepare,
+                prepare=self._prepare_values,
+                shard=_shard,
+                cancellable=True,
             ),
             Command(
                 "Update",
@@ -75,15 +81,56 @@ class ToyRole:
             raise ValueError("the first token is the one that is refused")
         return batch
 
+    def _prepare_values(self, request: Any, batch: Batch) -> Batch:
+        batch = self._prepare(request, batch)
+        if batch["prompts"].values[0] != STREAM:
+            return batch
+        slices = np.array_split(np.arange(batch.num_rows), NUM_PARTS)
+        groups = [[part] for part, rows in enumerate(slices) for _ in rows]
+        return batch.merge(Batch(batch.num_rows, {"groups": Column.from_rows(groups, COLUMN_DTYPES["groups"])}))
+
     def _compute_values(self, request: Any, batch: Batch, progress: Report) -> Outcome:
+        if "groups" in batch:
+            return self._stream(batch, progress)
+        if batch["prompts"].values[0] >= CANCEL_ON_RANK:
+            return self._wait_on_rank(int(batch["prompts"].values[0]) - CANCEL_ON_RANK, batch, progress)
         self._misbehave(batch, progress)
+        values = self._values(batch)
+        progress(batch.num_rows, batch.num_rows, "values")
+        return Outcome(values, self._token_metrics(batch))
+
+    def _values(self, batch: Batch) -> Batch:
         rows = [
             row.astype("float32") + 1000 * int(prompt.sum())
             for prompt, row in zip(batch["prompts"].rows(), batch["responses"].rows(), strict=True)
         ]
-        values = Batch.from_rows(values=rows)
-        progress(batch.num_rows, batch.num_rows, "values")
-        return Outcome(values, self._token_metrics(batch))
+        return Batch.from_rows(values=rows)
+
+    def _stream(self, batch: Batch, report: Report) -> Outcome:
+        """Parts in the order in which the test lets them end."""
+        report(0, 1, "streaming")
+        waiting = set(batch["groups"].values.tolist())
+        while waiting:
+            for group in sorted(waiting):
+                self._look_around(report)
+                if (self._context.config.run.dir / f"part_{group + 1}").exists():
+                    rows = batch.take(np.flatnonzero(batch["groups"].values == group))
+                    report.part_ready(group + 1, self._values(rows), policy_version=7)
+                    waiting.remove(group)
+        return Outcome(self._values(batch), policy_version=7)
+
+    def _wait_on_rank(self, rank: int, batch: Batch, report: Report) -> Outcome:
+        """One rank waits until it is cancelled, the others are done at once."""
+        report(0, 1, "waiting")
+        while self._context.rank == rank:
+            self._look_around(report)
+        return Outcome(self._values(batch))
+
+    def _look_around(self, report: Report) -> None:
+        time.sleep(0.01)
+        if report.is_cancelled:
+            self._write(f"cancelled_{self._context.rank}", "")
+            raise CommandCancelled
 
     def _update(self, request: Any, batch: Batch, progress: Report) -> Outcome:
         self._misbehave(batch, progress)
@@ -153,6 +200,13 @@ class ToyRole:
 
     def compute_weights_digest(self) -> str:
         return hashlib.sha256(self._weights.detach().numpy().tobytes()).hexdigest()
+
+
+def _shard(batch: Batch, num_ranks: int) -> list[Indices]:
+    """What is streamed is dealt in turn, so that each of two ranks has rows of every part."""
+    if "groups" not in batch:
+        return shard_by_tokens(batch, num_ranks)
+    return [np.arange(rank, batch.num_rows, num_ranks) for rank in range(num_ranks)]
 
 
 def values_of(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> Column:

@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from services.shell.collectives import HEADER_BYTES, ControlChannel, Order, OrderKind, pack, unpack
+from services.shell.commands import CommandCancelled
 from splitppo.batch import COLUMN_DTYPES, Batch
 
 GROUP_TIMEOUT_S = 20.0
@@ -93,11 +94,17 @@ def _converse(channel: ControlChannel) -> Any:
         for order in ORDERS:
             channel.announce(order)
         channel.scatter([MIXED, MIXED.take(np.array([2, 0]))])
-        return [channel.receive(1), channel.receive(1)]
+        received: list[Any] = [channel.receive(1), channel.receive(1)]
+        try:
+            channel.receive(1)
+        except CommandCancelled as error:
+            received.append(str(error))
+        return received
     heard = [channel.hear() for _ in ORDERS]
     rows = channel.receive(0)
     channel.send(None, 0)
     channel.send(rows, 0)
+    channel.send_cancelled(0)
     return heard
 
 
@@ -112,6 +119,10 @@ def test_orders_of_any_length_arrive_as_they_were_given(conversation: dict[int, 
 
 
 def test_rows_and_the_word_that_there_are_none_come_back(conversation: dict[int, Any]) -> None:
-    nothing, rows = conversation[0]
+    nothing, rows, _ = conversation[0]
     assert nothing is None
     assert_same(rows, MIXED.take(np.array([2, 0])))
+
+
+def test_a_rank_can_say_that_it_has_given_up_in_place_of_rows(conversation: dict[int, Any]) -> None:
+    assert conversation[0][2] == "rank 1 has given it up"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from services.shell.commands import Command, Outcome
 from services.shell.context import RankContext
 from services.shell.ledger import Ledger
-from services.shell.servicer import WorkerServicer
+from services.shell.servicer import WorkerServicer, command_method
 from services.shell.slots import SlotStore
 from services.shell.worker import Worker
 from splitppo.batch import Batch
 from splitppo.config.load import validate
 from splitppo.rpc.codec import encode
-from splitppo.rpc.errors import StaleEpoch
-from splitppo.v1 import batch_pb2, worker_pb2
+from splitppo.rpc.errors import StaleEpoch, Unavailable
+from splitppo.rpc.identity import PROTOCOL_VERSION
+from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
 
 SLOT = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=1)
 
@@ -50,6 +53,47 @@ async def test_a_put_that_a_newer_controller_overtakes_changes_nothing(worker: W
     with pytest.raises(StaleEpoch):
         await WorkerServicer(worker).put_batch(stream(), None)
     assert worker.slots.slots() == []
+
+
+async def test_every_part_is_streamed_before_the_result_also_to_a_client_that_joins_late(worker: Worker) -> None:
+    generate = Command("Generate", actor_pb2.GenerateRequest, lambda *_: Outcome())
+    header = worker_pb2.CommandHeader(run_id="run", epoch=1, request_id="one")
+    request = actor_pb2.GenerateRequest(header=header, slot=SLOT)
+    serve = command_method(worker, generate)
+    events = serve(request, None)
+    first = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    call = worker.mailbox.take(0.0)
+    assert call is not None
+    call.part_ready(worker_pb2.PartReady(part=2, num_parts=2))
+    assert (await first).part.part == 2
+    late = serve(request, None)
+    assert (await anext(late)).part.part == 2
+    call.part_ready(worker_pb2.PartReady(part=1, num_parts=2))
+    call.resolve(worker_pb2.CommandResult(policy_version=4))
+    for stream in (events, late):
+        *parts, last = [event async for event in stream]
+        assert [event.part.part for event in parts] == [1]
+        assert last.result.policy_version == 4
+
+
+async def test_a_newer_controller_refuses_what_waits_for_the_older_one(worker: Worker, tmp_path: Path) -> None:
+    header = worker_pb2.CommandHeader(run_id="run", epoch=1, request_id="one")
+    request = worker_pb2.ComputeWeightsDigestRequest(header=header)
+    digest = Command("ComputeWeightsDigest", type(request), lambda *_: Outcome())
+    waiting = asyncio.ensure_future(anext(command_method(worker, digest)(request, None)))
+    await asyncio.sleep(0)
+    (tmp_path / "nonce").touch()
+    greeting = worker_pb2.HandshakeRequest(
+        protocol_version=PROTOCOL_VERSION,
+        run_id="run",
+        epoch=2,
+        config_digest=worker.config_digest,
+        nonce="nonce",
+    )
+    await WorkerServicer(worker).handshake(greeting, None)
+    with pytest.raises(Unavailable, match="a newer controller has taken over"):
+        await waiting
 
 
 def test_a_checkpoint_saved_before_a_load_is_no_answer_afterwards(worker: Worker) -> None:
