@@ -23,10 +23,10 @@ from services.engine.inference import FrozenModel
 from services.engine.row_checks import check_rows
 from services.engine.token_metrics import token_means
 from services.engine.train_engine import TrainEngine
-from services.shell.commands import Command, Outcome, Report
+from services.shell.commands import Command, CommandCancelled, Outcome, Report
 from services.shell.context import RankContext
 from services.shell.sharding import shard_by_mini_batch, shard_by_tokens
-from splitppo.batch import Batch
+from splitppo.batch import Batch, Column
 from splitppo.rpc.errors import WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
 
@@ -72,6 +72,7 @@ class ActorRole:
                 columns=("prompts", "seeds"),
                 prepare=self._prepare_generate,
                 shard=deal_prompts,
+                cancellable=True,
             ),
             Command(
                 "ComputeLogProbs",
@@ -99,22 +100,20 @@ class ActorRole:
             ),
         )
 
-    def generate(self, request: actor_pb2.GenerateRequest, batch: Batch | None, progress: Report) -> Outcome:
+    def generate(self, request: actor_pb2.GenerateRequest, batch: Batch | None, report: Report) -> Outcome:
         """Samples one response per seed of each prompt; rows are ordered by prompt, then sample."""
         assert batch is not None
-        if self._rollout_is_stale:
-            self._rollout.sync_weights()
+        version = request.header.base_step
+        if self._rollout_is_stale or self._rollout.policy_version != version:
+            self._rollout.sync_weights(version)
             self._rollout_is_stale = False
-        seeds = batch["seeds"]
-        rollout = self._rollout.generate(
-            batch["prompts"].rows(),
-            seeds.rows(),
-            _sampling(request.sampling),
-            lambda done, total: progress(done, total, "generate"),
-        )
-        prompts = batch["prompts"].take(np.repeat(np.arange(batch.num_rows), seeds.lengths))
-        columns = {"prompts": prompts, "responses": rollout.responses, "rollout_log_probs": rollout.log_probs}
-        return Outcome(columns=Batch(prompts.num_rows, columns))
+        assert self._rollout.policy_version is not None
+        listener = ReportingListener(batch, report, self._rollout.policy_version)
+        try:
+            rollout = self._rollout.generate(listener.rows, _sampling(request.sampling), listener)
+        except Cancelled as error:
+            raise CommandCancelled from error
+        return Outcome(columns=listener.columns(rollout), policy_version=self._rollout.policy_version)
 
     def compute_log_probs(
         self, request: actor_pb2.ComputeLogProbsRequest, batch: Batch | None, progress: Report
@@ -166,7 +165,13 @@ class ActorRole:
         per_prompt = np.unique(batch["seeds"].lengths)
         if len(per_prompt) != 1 or per_prompt[0] < 1:
             raise ValueError(f"every prompt needs the same number of seeds, at least 1; got {per_prompt.tolist()}")
-        return batch
+        if not 0 <= request.num_parts <= batch.num_rows:
+            raise ValueError(f"num_parts must be 0 (not streamed) to {batch.num_rows} prompts, got {request.num_parts}")
+        if request.num_parts <= 1:
+            return batch
+        sizes = [len(part) for part in np.array_split(np.arange(batch.num_rows), request.num_parts)]
+        groups = np.repeat(np.arange(request.num_parts, dtype=np.int32), sizes)
+        return batch.merge(Batch(batch.num_rows, {"groups": Column(groups, np.ones(batch.num_rows, np.int32))}))
 
     def _prepare_compute_log_probs(self, request: actor_pb2.ComputeLogProbsRequest, batch: Batch) -> Batch:
         if request.model not in (actor_pb2.POLICY_MODEL_POLICY, actor_pb2.POLICY_MODEL_REFERENCE):
@@ -202,9 +207,13 @@ class ActorRole:
 
 
 def deal_prompts(batch: Batch, num_ranks: int) -> list[NDArray[np.int64]]:
-    """Rows of each rank for sampling: equally many, dealt by length, for the time goes into tokens not yet there."""
-    by_length = np.argsort(-batch["prompts"].lengths, kind="stable")
-    return [np.sort(by_length[rank::num_ranks]) for rank in range(num_ranks)]
+    """Rows of each rank for sampling: equally many, dealt by length, for the time goes into tokens not yet there.
+
+    Of what is streamed, every rank gets a share of each group.
+    """
+    groups = batch["groups"].values if "groups" in batch else np.zeros(batch.num_rows, np.int32)
+    order = np.lexsort((-batch["prompts"].lengths, groups))
+    return [np.sort(order[rank::num_ranks]) for rank in range(num_ranks)]
 
 
 def _sampling(params: actor_pb2.SamplingParams) -> Sampling:

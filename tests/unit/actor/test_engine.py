@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from services.actor.engine import ActorRole, deal_prompts
-from services.shell.commands import Command, Outcome
+from services.shell.commands import Command, CommandCancelled, Outcome
 from services.shell.context import RankContext
-from splitppo.batch import Batch, Column
+from splitppo.batch import Batch, Column, concatenate
 from splitppo.config import Config
 from splitppo.rpc.errors import WrongState
-from splitppo.v1 import actor_pb2, batch_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
 from tests.models import EOS, VOCABULARY, save_policy
 
 N_SAMPLES = 3
@@ -51,17 +51,42 @@ def command(role: ActorRole, method: str) -> Command:
     return next(entry for entry in role.commands() if entry.method == method)
 
 
-def call(role: ActorRole, method: str, request: Any, batch: Batch) -> Outcome:
+class Parts:
+    """The report of a command that is cancelled at its `cancelled_at`-th question."""
+
+    def __init__(self, cancelled_at: int | None = None) -> None:
+        self.parts: dict[int, Batch] = {}
+        self.versions: set[int] = set()
+        self._questions_left = cancelled_at
+
+    def __call__(self, done: int, total: int, phase: str) -> None:
+        assert 0 <= done <= total
+
+    def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:
+        assert part not in self.parts
+        self.parts[part] = columns
+        self.versions.add(policy_version)
+
+    @property
+    def is_cancelled(self) -> bool:
+        if self._questions_left is None:
+            return False
+        self._questions_left -= 1
+        return self._questions_left <= 0
+
+
+def call(role: ActorRole, method: str, request: Any, batch: Batch, report: Parts | None = None) -> Outcome:
     """What the shell does on one rank."""
     entry = command(role, method)
     wanted = [*entry.columns, *(name for name in entry.optional_columns if name in batch)]
     assert entry.prepare is not None
-    return entry.run(request, entry.prepare(request, batch.select(wanted)), lambda done, total, phase: None)
+    return entry.run(request, entry.prepare(request, batch.select(wanted)), report or Parts())
 
 
-def generate_request(**changes: Any) -> actor_pb2.GenerateRequest:
+def generate_request(*, num_parts: int = 0, base_step: int = 0, **changes: Any) -> actor_pb2.GenerateRequest:
     params = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_response_length": 6, **changes}
-    return actor_pb2.GenerateRequest(sampling=actor_pb2.SamplingParams(**params))
+    header = worker_pb2.CommandHeader(base_step=base_step)
+    return actor_pb2.GenerateRequest(header=header, sampling=actor_pb2.SamplingParams(**params), num_parts=num_parts)
 
 
 def update_request(step: int = 1, **changes: Any) -> actor_pb2.ActorUpdateRequest:
@@ -98,6 +123,44 @@ def test_generate_expands_prompts_to_samples_in_order(model: Path) -> None:
         np.testing.assert_array_equal(row, prompts()["prompts"].rows()[index // N_SAMPLES])
     for row in outcome.columns["responses"].rows():
         assert len(row) == 6 or row[-1] == EOS
+
+
+def test_streamed_groups_are_slices_of_the_whole_and_of_what_is_not_streamed(model: Path) -> None:
+    report = Parts()
+    outcome = call(build(model), "Generate", generate_request(num_parts=3, base_step=2), prompts(), report)
+    plain = call(build(model), "Generate", generate_request(), prompts())
+
+    assert outcome.columns is not None
+    assert plain.columns is not None
+    assert (outcome.policy_version, report.versions, plain.policy_version) == (2, {2}, 0)
+    assert sorted(report.parts) == [1, 2, 3]
+    streamed = concatenate([report.parts[part].select(outcome.columns.columns) for part in (1, 2, 3)])
+    assert report.parts[1].num_rows == 2 * N_SAMPLES
+    for name in ("prompts", "responses"):
+        assert streamed[name].values.tolist() == outcome.columns[name].values.tolist()
+        assert streamed[name].values.tolist() == plain.columns[name].values.tolist()
+    np.testing.assert_array_equal(streamed["rollout_log_probs"].values, outcome.columns["rollout_log_probs"].values)
+    np.testing.assert_allclose(
+        streamed["rollout_log_probs"].values, plain.columns["rollout_log_probs"].values, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("num_parts", [-1, 5])
+def test_more_groups_than_prompts_are_refused(model: Path, num_parts: int) -> None:
+    with pytest.raises(ValueError, match=f"num_parts must be 0 .* to 4 prompts, got {num_parts}"):
+        call(build(model), "Generate", generate_request(num_parts=num_parts), prompts())
+
+
+def test_a_cancelled_generation_leaves_an_actor_that_generates_the_same_afterwards(model: Path) -> None:
+    role = build(model)
+    with pytest.raises(CommandCancelled):
+        call(role, "Generate", generate_request(), prompts(), Parts(cancelled_at=2))
+    again = call(role, "Generate", generate_request(), prompts()).columns
+    fresh = call(build(model), "Generate", generate_request(), prompts()).columns
+
+    assert again is not None
+    assert fresh is not None
+    assert again["responses"].values.tolist() == fresh["responses"].values.tolist()
 
 
 def test_rollout_log_probs_equal_the_training_forwards(model: Path) -> None:
@@ -297,3 +360,17 @@ def test_update_refuses_what_it_cannot_train_on(model: Path) -> None:
         call(role, "Update", update_request(), whole.merge(reference).merge(poisoned))
     with pytest.raises(ValueError, match="9 rows do not divide into mini-batches of 6"):
         call(role, "Update", update_request(), whole.merge(reference).take(np.arange(9)))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_every_rank_has_a_share_of_every_streamed_group(num_ranks: int) -> None:
+    rng = np.random.default_rng(0)
+    groups = np.repeat([0, 1, 2], [5, 4, 3])
+    batch = Batch.from_rows(
+        prompts=[np.ones(length) for length in rng.integers(1, 30, 12)], groups=groups[:, None].tolist()
+    )
+    shards = deal_prompts(batch, num_ranks)
+    assert np.sort(np.concatenate(shards)).tolist() == list(range(12))
+    for shard in shards:
+        assert np.unique(groups[shard]).tolist() == [0, 1, 2]
+        assert np.diff(shard).min() > 0
