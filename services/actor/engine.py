@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from services.actor.losses import actor_loss
 from services.actor.measurements import memory_metrics
 from services.actor.rollout.hf import HfRollout
-from services.actor.rollout.protocol import RolloutBackend, Sampling
+from services.actor.rollout.protocol import Cancelled, RolloutBackend, Sampling
+from services.actor.rollout.reporting import ReportingListener
 from services.actor.rollout.stop_tokens import stop_token_ids
 from services.engine.assignment import assign_mini_batches
 from services.engine.forward import policy_forward
