@@ -315,12 +315,14 @@ class FakeScorer:
 
     def __init__(self, log: CallLog) -> None:
         self.log = log
+        self.examined: list[int] = []
         self._num_calls = 0
         self._mailbox = asyncio.Lock()
 
     async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_samples: int, num_examine: int) -> Verdict:
         """`scorer.score` is in the log with the number of the call in place of the step."""
         self._num_calls += 1
+        self.examined.append(num_examine)
         lengths = rollouts["responses"].lengths
         samples = [
             Sample(prompts.data_sources[row // num_samples], f"answer {row}", prompts.ground_truths[row // num_samples])

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from controller.scoring import Scorer, Verdict
+from controller.scoring import Scorer, Verdict, join_verdicts
 from controller.tokenizer import Tokenizer
 from rewards.manager import Sample, ScoreResult
 from splitppo.batch import Batch
@@ -92,3 +92,24 @@ async def test_shown_samples_are_the_ones_asked_for(tokenizer: Tokenizer) -> Non
         ("prompt 1", "b", 1.0),
         ("prompt 0", "ab", 2.0),
     ]
+
+
+def verdict_of(scores: list[float], **extra: list[float | None]) -> Verdict:
+    samples = [Sample("letters", f"answer {score}", "truth") for score in scores]
+    result = ScoreResult(np.array(scores, np.float32), extra, num_timeouts=1, num_crashes=2, num_errors=3)
+    return Verdict(result, samples, np.array([score > 1 for score in scores]))
+
+
+def test_verdicts_of_groups_are_joined_in_their_order() -> None:
+    joined = join_verdicts([verdict_of([1.0, 2.0], acc=[0.5, None]), verdict_of([3.0], format=[1.0])])
+    assert joined.result.scores.tolist() == [1.0, 2.0, 3.0]
+    assert joined.result.scores.dtype == np.float32
+    assert joined.result.extra == {"acc": [0.5, None, None], "format": [None, None, 1.0]}
+    assert (joined.result.num_timeouts, joined.result.num_crashes, joined.result.num_errors) == (2, 4, 6)
+    assert [sample.response for sample in joined.samples] == ["answer 1.0", "answer 2.0", "answer 3.0"]
+    assert joined.ended.tolist() == [False, True, True]
+
+
+def test_one_verdict_is_joined_to_itself() -> None:
+    one = verdict_of([1.0, 2.0], acc=[0.5, None])
+    assert list(join_verdicts([one]).as_rows()) == list(one.as_rows())
