@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from services.actor.losses import actor_loss
 from services.actor.measurements import memory_metrics
-from services.actor.rollout.hf import HfRollout
-from services.actor.rollout.protocol import Cancelled, RolloutBackend, Sampling
+from services.actor.rollout.backends import BACKENDS
+from services.actor.rollout.protocol import Cancelled, Sampling
 from services.actor.rollout.reporting import ReportingListener
-from services.actor.rollout.stop_tokens import stop_token_ids
 from services.engine.assignment import assign_mini_batches
 from services.engine.forward import policy_forward
 from services.engine.inference import FrozenModel
@@ -45,6 +44,8 @@ class ActorRole:
         config = context.config
         self._config, self._device = config, context.device
         self._loss = actor_loss(config.actor)
+        backend = BACKENDS[config.rollout.backend]
+        backend.check(config)
         self._policy = TrainEngine(
             config.actor,
             kind="policy",
@@ -54,12 +55,8 @@ class ActorRole:
         )
         self._reference = FrozenModel(config.actor, device=context.device) if config.uses_reference else None
         self._forward = policy_forward(config.rollout.temperature)
-        self._rollout: RolloutBackend = HfRollout(
-            self._policy.gathered,
-            stop_token_ids=stop_token_ids(self._policy.model, config.data.tokenizer or config.actor.model),
-            max_batch_size=config.rollout.max_batch_size,
-            device=context.device,
-        )
+        self._rollout = backend.build(context, self._policy)
+        self._ranks_per_engine = backend.ranks_per_engine(config)
         self._rollout_is_stale = True
         self.num_parameters = self._policy.num_parameters
 
@@ -72,7 +69,7 @@ class ActorRole:
                 self.generate,
                 columns=("prompts", "seeds"),
                 prepare=self._prepare_generate,
-                shard=deal_prompts,
+                shard=self._deal_prompts,
                 cancellable=True,
             ),
             Command(
@@ -133,6 +130,7 @@ class ActorRole:
         if request.advance_only:
             return Outcome()
         assert batch is not None
+        self._rollout.sleep()
         self._rollout_is_stale = True
         metrics = token_means(self._policy.update(batch, self._forward, self._loss, progress=progress))
         if self._config.actor.use_kl_loss:
@@ -150,6 +148,7 @@ class ActorRole:
 
     def load_checkpoint(self, directory: Path | None) -> bytes:
         """See `Role.load_checkpoint`."""
+        self._rollout.sleep()
         self._rollout_is_stale = True
         if directory is not None:
             return self._policy.load(directory)
@@ -159,6 +158,9 @@ class ActorRole:
     def compute_weights_digest(self) -> str:
         """See `Role.compute_weights_digest`; of the policy."""
         return self._policy.weights_digest()
+
+    def _deal_prompts(self, batch: Batch, num_ranks: int) -> list[NDArray[np.int64]]:
+        return deal_prompts(batch, num_ranks, self._ranks_per_engine)
 
     def _prepare_generate(self, request: actor_pb2.GenerateRequest, batch: Batch) -> Batch:
         sampling = _sampling(request.sampling)
@@ -207,14 +209,16 @@ class ActorRole:
         check_rows(batch, vocab_size=model.vocab_size, max_positions=max_positions, room=room)
 
 
-def deal_prompts(batch: Batch, num_ranks: int) -> list[NDArray[np.int64]]:
+def deal_prompts(batch: Batch, num_ranks: int, ranks_per_engine: int = 1) -> list[NDArray[np.int64]]:
     """Rows of each rank for sampling: equally many, dealt by length, for the time goes into tokens not yet there.
 
-    Of what is streamed, every rank gets a share of each group.
+    Of what is streamed, every engine gets a share of each group. Of ranks that share an engine the first has the rows.
     """
     groups = batch["groups"].values if "groups" in batch else np.zeros(batch.num_rows, np.int32)
     order = np.lexsort((-batch["prompts"].lengths, groups))
-    return [np.sort(order[rank::num_ranks]) for rank in range(num_ranks)]
+    num_engines = num_ranks // ranks_per_engine
+    empty = [np.empty(0, np.int64)] * (ranks_per_engine - 1)
+    return [rows for engine in range(num_engines) for rows in (np.sort(order[engine::num_engines]), *empty)]
 
 
 def _sampling(params: actor_pb2.SamplingParams) -> Sampling:

@@ -76,9 +76,7 @@ class CriticRole:
         computed = self._model.compute(batch, self._forward, outputs=("values",), progress=progress)
         return Outcome(columns=Batch(batch.num_rows, computed))
 
-    def update(
-        self, _request: critic_pb2.CriticUpdateRequest, batch: Batch | None, progress: Report
-    ) -> Outcome:
+    def update(self, _request: critic_pb2.CriticUpdateRequest, batch: Batch | None, progress: Report) -> Outcome:
         """One update of the value model: all mini-batches of all epochs."""
         assert batch is not None
         metrics = token_means(self._model.update(batch, self._forward, self._loss, progress=progress))

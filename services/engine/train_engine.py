@@ -202,6 +202,15 @@ class TrainEngine:
             set_attention(self.model, generation=False)
             parallel.release(self.model)
 
+    def whole_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter under its Hugging Face name, whole, one after the other; tied ones once.
+
+        Every rank must take all of them: sharded ones are gathered on the way, in `dtype`.
+        """
+        parallel.release(self.model)
+        for name, parameter in self.model.named_parameters():
+            yield name, parallel.full(parameter.detach().to(dtype))
+
     def save(self, directory: Path, extra: bytes, *, with_hf_model: bool) -> Future[None]:
         """Snapshots everything and writes in the background, with rank 0's `extra`; resolves when all ranks' parts are
         durable.

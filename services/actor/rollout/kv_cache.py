@@ -1,61 +1,136 @@
-"""A KV cache that grows in place: the cache of Hugging Face copies all keys and values for every token.
+"""A KV cache that grows in place and whose rows come and go.
 
-Shapes: R rows, H key-value heads, L positions held, D head dimension.
+The cache of Hugging Face copies all keys and values for every token, and all of its rows begin together. Here a row
+that has ended makes place for another, whose keys and values are put where they end with those of the other rows; the
+attention mask must hide what lies before them.
+
+Shapes: R rows, H key-value heads, L positions shown, D head dimension.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 # Positions of room that are made at once.
 _ROOM = 64
 
 
-def growing_cache(config: Any) -> DynamicCache:
-    """A cache for a model of this config; layers with a window or a state of their own keep Hugging Face's."""
-    cache = DynamicCache(config=config)
-    cache.layers = [_GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
+class GrowingCache(DynamicCache):  # type: ignore[misc]
+    """The cache of a model of this config; layers with a state of their own keep Hugging Face's.
+
+    Attributes:
+        can_join: whether `put` and `show` work: every layer is one of ours.
+    """
+
+    layers: list[Any]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config=config)
+        self.layers = [_growing(layer) for layer in self.layers]
+        self.can_join = bool(self.layers) and all(isinstance(layer, _GrowingLayer) for layer in self.layers)
+
+    def put(self, places: Tensor, other: GrowingCache, rows: Tensor) -> None:
+        """Replaces the rows at `places` by the rows `rows` of another cache; shows the longer length of the two."""
+        for layer, other_layer in zip(self.layers, other.layers, strict=True):
+            layer.put(places, other_layer, rows)
+
+    def show(self, num_positions: int) -> None:
+        """Shows only the last positions from now on: the longest row has no more of them."""
+        for layer in self.layers:
+            layer.length = num_positions
 
 
 class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """Keys and values [R, H, L, D], views of buffers that have room for more positions."""
+    """Keys and values at the end of buffers with room for more.
+
+    Args:
+        window: a token sees itself and window - 1 before it; None: all.
+
+    Attributes:
+        length: L, positions of the longest row.
+        keys, values: [R, H, L, D] (with a window: its part), views of the buffers.
+    """
 
     keys: Tensor
     values: Tensor
+    _key_buffer: Tensor
+    _value_buffer: Tensor
+
+    def __init__(self, window: int | None = None) -> None:
+        super().__init__()
+        self.is_sliding = window is not None
+        self.length = 0
+        self._window = window
+        self._end = 0  # of the positions in use; all before it are finite numbers, shown or not
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
         self._key_buffer, self._value_buffer = key_states[:, :, :0], value_states[:, :, :0]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Appends new positions; returns all."""
-        start = self.get_seq_length()
+        """Appends new positions; returns all that the new ones may see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        end = start + key_states.shape[2]
-        if end > self._key_buffer.shape[2]:
-            self._key_buffer = _with_room(self._key_buffer[:, :, :start], end + _ROOM)
-            self._value_buffer = _with_room(self._value_buffer[:, :, :start], end + _ROOM)
-        self._key_buffer[:, :, start:end] = key_states
-        self._value_buffer[:, :, start:end] = value_states
-        self.keys, self.values = self._key_buffer[:, :, :end], self._value_buffer[:, :, :end]
+        num_new, num_held = key_states.shape[2], self._num_held
+        if self._end + num_new > self._key_buffer.shape[2]:
+            self._make_room(num_held, num_new)
+        start, self._end = self._end - num_held, self._end + num_new
+        self.length += num_new
+        self._key_buffer[:, :, self._end - num_new : self._end] = key_states
+        self._value_buffer[:, :, self._end - num_new : self._end] = value_states
+        self.keys, self.values = self._key_buffer[:, :, start : self._end], self._value_buffer[:, :, start : self._end]
         return self.keys, self.values
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keeps the rows at `indices`, in that order."""
-        length = self.get_seq_length()
-        if length:
-            self._key_buffer, self._value_buffer = self._key_buffer[indices], self._value_buffer[indices]
-            self.keys, self.values = self._key_buffer[:, :, :length], self._value_buffer[:, :, :length]
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keeps the rows at these indices, in that order; a row may be taken several times."""
+        start = self._end - self._num_held
+        self._key_buffer = self._key_buffer[:, :, start:][beam_idx]
+        self._value_buffer = self._value_buffer[:, :, start:][beam_idx]
+        self._end -= start
+
+    def put(self, places: Tensor, other: _GrowingLayer, rows: Tensor) -> None:
+        """See `GrowingCache.put`."""
+        num_put = other._num_held
+        if num_put > self._end:
+            self._make_room(num_put, 0)
+        here, there = slice(self._end - num_put, self._end), slice(other._end - num_put, other._end)
+        self._key_buffer[places, :, here] = other._key_buffer[rows, :, there]
+        self._value_buffer[places, :, here] = other._value_buffer[rows, :, there]
+        self.length = max(self.length, other.length)
+
+    def get_seq_length(self) -> int:
+        """Positions of the longest row."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys that the next queries meet, and the positions before the first of them."""
+        return self._num_held + query_length, self.length - self._num_held
+
+    @property
+    def _num_held(self) -> int:
+        """Positions that the next token may see."""
+        return self.length if self._window is None else min(self.length, self._window - 1)
+
+    def _make_room(self, end: int, num_new: int) -> None:
+        """New buffers, in which the held positions end at `end`."""
+        self._key_buffer = self._moved(self._key_buffer, end, num_new)
+        self._value_buffer = self._moved(self._value_buffer, end, num_new)
+        self._end = end
+
+    def _moved(self, buffer: Tensor, end: int, num_new: int) -> Tensor:
+        num_held = self._num_held
+        moved = buffer.new_zeros((*buffer.shape[:2], end + num_new + _ROOM, buffer.shape[3]))
+        moved[:, :, end - num_held : end] = buffer[:, :, self._end - num_held : self._end]
+        return moved
 
 
-def _with_room(held: Tensor, num_positions: int) -> Tensor:
-    buffer = torch.empty((*held.shape[:2], num_positions, held.shape[3]), dtype=held.dtype, device=held.device)
-    buffer[:, :, : held.shape[2]] = held
-    return buffer
+def _growing(layer: CacheLayerMixin) -> CacheLayerMixin:
+    if type(layer) is DynamicLayer:
+        return _GrowingLayer()
+    if type(layer) is DynamicSlidingWindowLayer:
+        return _GrowingLayer(layer.sliding_window)
+    return layer

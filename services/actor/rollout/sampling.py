@@ -36,19 +36,18 @@ def _mix(bits: Tensor) -> Tensor:
     return bits ^ _shift_right(bits, 31)
 
 
-def uniforms(seeds_R: Tensor, num_positions: int) -> Tensor:
-    """One number in [0, 1) for each row and position: SplitMix64 started at the mixed seed, one output per position.
+def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
+    """A number in [0, 1) for each seed and position: SplitMix64 started at the mixed seed, one output per position.
 
     Args:
-        seeds_R: [R] int64.
-        num_positions: T.
+        seeds: int64, of responses.
+        positions: int64, of response tokens, from 0; broadcasts with `seeds`.
 
     Returns:
-        [R, T] float64 with 53 random bits; column t depends on the row's seed and t alone.
+        float64 with 53 random bits, of the broadcast shape; each depends on its seed and its position alone.
     """
-    positions_T = torch.arange(1, num_positions + 1, dtype=torch.int64, device=seeds_R.device)
-    bits_RT = _mix(_mix(seeds_R + _GOLDEN)[:, None] + positions_T * _GOLDEN)
-    return _shift_right(bits_RT, 11).double() * 2.0**-53
+    bits = _mix(_mix(seeds + _GOLDEN) + (positions + 1) * _GOLDEN)
+    return _shift_right(bits, 11).double() * 2.0**-53
 
 
 def sample_tokens(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -63,38 +62,35 @@ def sample_tokens(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> 
         (tokens [R] int64, log_probs [R] float32 before top-k and top-p, see `Rollout`).
     """
     logits_RV = logits_RV.float()
-    if sampling.temperature == 0.0:
-        tokens_R = logits_RV.argmax(dim=-1)
-        return tokens_R, _log_probs(logits_RV, tokens_R)
-    if sampling.temperature != 1.0:
+    if sampling.temperature not in (0.0, 1.0):
         logits_RV = logits_RV / sampling.temperature
-    probs_RV = _truncate(logits_RV.softmax(dim=-1), sampling)
-    cumulative_RV = probs_RV.cumsum(dim=-1, dtype=torch.float64)
-    # Strictly under the total, so the first entry above it is always a token of positive probability.
-    targets_R1 = uniforms_R[:, None] * cumulative_RV[:, -1:]
-    tokens_R = torch.searchsorted(cumulative_RV, targets_R1, right=True).squeeze(-1)
-    tokens_R = tokens_R.clamp_(max=logits_RV.shape[-1] - 1)  # NaN logits must not become an index
-    return tokens_R, _log_probs(logits_RV, tokens_R)
+    max_R1 = logits_RV.amax(dim=-1, keepdim=True)
+    weights_RV = (logits_RV - max_R1).exp_()
+    log_normaliser_R1 = weights_RV.sum(dim=-1, keepdim=True).log() + max_R1
+    if sampling.temperature == 0.0:
+        tokens_R1 = logits_RV.argmax(dim=-1, keepdim=True)
+    else:
+        cumulative_RV = _truncate(weights_RV, sampling).cumsum(dim=-1, dtype=torch.float64)
+        # Strictly under the total, so the first entry above it is always a token of positive probability.
+        targets_R1 = uniforms_R[:, None] * cumulative_RV[:, -1:]
+        tokens_R1 = torch.searchsorted(cumulative_RV, targets_R1, right=True)
+        tokens_R1 = tokens_R1.clamp_(max=logits_RV.shape[-1] - 1)  # NaN logits must not become an index
+    return tokens_R1.squeeze(-1), (logits_RV.gather(-1, tokens_R1) - log_normaliser_R1).squeeze(-1)
 
 
-def _log_probs(logits_RV: Tensor, tokens_R: Tensor) -> Tensor:
-    chosen_R = logits_RV.gather(-1, tokens_R[:, None]).squeeze(-1)
-    return chosen_R - logits_RV.logsumexp(dim=-1)
-
-
-def _truncate(probs_RV: Tensor, sampling: Sampling) -> Tensor:
-    """Sets what top-k and top-p cut off to 0; the rest is not renormalised.
+def _truncate(weights_RV: Tensor, sampling: Sampling) -> Tensor:
+    """Sets what top-k and top-p cut off to 0; weights are probabilities up to a factor.
 
     top-p keeps the smallest set of most likely tokens that holds at least that share of what top-k has left.
     """
-    keeps_all_k = sampling.top_k == 0 or sampling.top_k >= probs_RV.shape[-1]
+    keeps_all_k = sampling.top_k == 0 or sampling.top_k >= weights_RV.shape[-1]
     if keeps_all_k and sampling.top_p == 1.0:
-        return probs_RV
-    sorted_RV, order_RV = probs_RV.sort(dim=-1, descending=True, stable=True)
+        return weights_RV
+    sorted_RV, order_RV = weights_RV.sort(dim=-1, descending=True, stable=True)
     if not keeps_all_k:
         sorted_RV[:, sampling.top_k :] = 0.0
     if sampling.top_p < 1.0:
         cumulative_RV = sorted_RV.cumsum(dim=-1, dtype=torch.float64)
         before_RV = cumulative_RV - sorted_RV
         sorted_RV = sorted_RV.masked_fill(before_RV >= sampling.top_p * cumulative_RV[:, -1:], 0.0)
-    return torch.zeros_like(probs_RV).scatter_(-1, order_RV, sorted_RV)
+    return torch.zeros_like(weights_RV).scatter_(-1, order_RV, sorted_RV)

@@ -1,0 +1,91 @@
+"""vLLM as a guest in a process that trains: what must be set before it is imported, and after.
+
+Written for vLLM 0.32 (pinned in pyproject.toml). Everything here that reaches into its modules is in `_adapt`, with the
+reason.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core runs in this process and dies with it
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # services.*.cpus and threads say where this process computes
+    "VLLM_CONFIGURE_LOGGING": "0",  # its records go where ours go
+    "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
+    "DO_NOT_TRACK": "1",
+}
+
+
+def import_vllm() -> Any:
+    """The package, made ready for this process. Call it instead of importing vllm."""
+    os.environ.update(_ENVIRONMENT)
+    with kept_random_state():
+        import vllm
+
+        _adapt()
+    return vllm
+
+
+def _adapt() -> None:
+    from vllm.distributed.device_communicators import cpu_communicator
+    from vllm.v1.sample import sampler
+
+    # The rank of each sampled token, which nobody reads: it would be compiled in every process, for some seconds, by a
+    # C++ compiler that must be installed.
+    sampler.batched_count_greater_than = lambda logprobs, _: torch.zeros(
+        len(logprobs), dtype=torch.int64, device=logprobs.device
+    )
+    # Tensor parallelism on a CPU: shared memory of a fixed name outlives a killed rank, so that the next group cannot
+    # start, and waiting in it never notices that a peer has died. Ranks that name it differently get gloo instead.
+    cpu_communicator._CPUSHMDistributed.make_group_name = staticmethod(lambda own: f"{own.rank}")  # noqa: SLF001
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Every generator of the process is afterwards as before: vLLM seeds them all while it starts."""
+    python, numbers, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numbers)  # noqa: NPY002
+        torch.set_rng_state(cpu)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+
+@contextmanager
+def local_rank(index: int) -> Iterator[None]:
+    """The GPU that vLLM computes on: it takes torchrun's local rank for it, the shell may have given another one."""
+    before = os.environ.get("LOCAL_RANK")
+    os.environ["LOCAL_RANK"] = str(index)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["LOCAL_RANK"]
+        else:
+            os.environ["LOCAL_RANK"] = before
+
+
+def pack_heads(model: nn.Module) -> None:
+    """Makes output layers that are tied to the embedding take over its new weights.
+
+    On a CPU vLLM multiplies with a packed copy of the weights, and a reload does not pack those of a tied output layer
+    again, for it has no weights of its own.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
