@@ -37,9 +37,10 @@ def load_stop_rule(model: nn.Module, tokenizer: str, texts: Sequence[str]) -> St
     if not texts:
         return StopRule(token_ids)
     try:
-        return StopRule(token_ids, texts, AutoTokenizer.from_pretrained(tokenizer))
-    except OSError as error:
+        loaded = AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError) as error:
         raise ValueError(f"rollout.stop needs a tokenizer, and {tokenizer} has none") from error
+    return StopRule(token_ids, texts, loaded)
 
 
 class StopRule:
@@ -49,6 +50,9 @@ class StopRule:
         token_ids: each of them ends a response.
         texts: none empty; each of them ends a response that contains it.
         tokenizer: a Hugging Face tokenizer that turns tokens into text; not needed without texts.
+
+    Attributes:
+        token_ids, texts: as given.
 
     Attributes:
         token_ids, texts: as given.

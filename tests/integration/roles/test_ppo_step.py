@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from controller.clients import ActorClient, Caller, CriticClient
 from services.actor.rollout.hf import HfRollout
 from services.actor.rollout.protocol import Sampling
+from services.actor.rollout.stopping import StopRule
 from splitppo.batch import Batch
 from splitppo.config import Config, dump_config
 from splitppo.config.digest import worker_digest
@@ -239,7 +240,7 @@ def test_responses_do_not_depend_on_the_number_of_ranks(session: Session, model:
     """The first step's tokens equal those of a rollout in this process."""
     policy = AutoModelForCausalLM.from_pretrained(model).eval()
     backend = HfRollout(
-        lambda: nullcontext(policy), stop_token_ids=[EOS], max_batch_size=64, device=torch.device("cpu")
+        lambda: nullcontext(policy), stop_rule=StopRule([EOS]), max_batch_size=64, device=torch.device("cpu")
     )
     prompts = prompts_of(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,13 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    AutoTokenizer,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -23,9 +29,12 @@ from transformers import (
 
 from services.actor.rollout.hf import HfRollout
 from services.actor.rollout.protocol import Cancelled, Rollout, Sampling
+from services.actor.rollout.stopping import StopRule
 from tests.listeners import RecordingListener, prompt_rows
+from tests.models import save_tokenizer
 
 VOCAB = 23
+FAMILIES = ("qwen2", "llama", "mistral-sliding-window", "gemma3-hybrid-window", "lfm2-convolution", "gpt2")
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -48,6 +57,11 @@ def build(family: str = "qwen2") -> Any:
             model = LlamaForCausalLM(LlamaConfig(**SHAPE))
         case "mistral-sliding-window":
             model = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4))
+        case "gemma3-hybrid-window":
+            layers = ["sliding_attention", "full_attention"]
+            model = Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, head_dim=8, sliding_window=4, layer_types=layers))
+        case "lfm2-convolution":
+            model = Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]))
         case _:
             model = GPT2LMHeadModel(
                 GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.3)
@@ -57,7 +71,10 @@ def build(family: str = "qwen2") -> Any:
 
 def backend(model: nn.Module, stop: Sequence[int] = (), max_batch_size: int = 64) -> HfRollout:
     return HfRollout(
-        lambda: nullcontext(model), stop_token_ids=stop, max_batch_size=max_batch_size, device=torch.device("cpu")
+        lambda: nullcontext(model),
+        stop_rule=StopRule(stop),
+        max_batch_size=max_batch_size,
+        device=torch.device("cpu"),
     )
 
 
@@ -85,12 +102,13 @@ def responses(rollout: Rollout) -> list[list[int]]:
     return [row.tolist() for row in rollout.responses.rows()]
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama", "mistral-sliding-window", "gpt2"])
-def test_greedy_equals_generate_of_hugging_face(family: str) -> None:
+@pytest.mark.parametrize("max_batch_size", [2, 64])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_generate_of_hugging_face(family: str, max_batch_size: int) -> None:
     model, stop = build(family), [3, 7]
     prompts = random_prompts([5, 1, 9, 5, 3, 7])
 
-    ours = responses(generate(backend(model, stop), prompts, [[0]] * 6, length=12, temperature=0.0))
+    ours = responses(generate(backend(model, stop, max_batch_size), prompts, [[0]] * 6, length=12, temperature=0.0))
 
     for prompt, response in zip(prompts, ours, strict=True):
         ids = torch.from_numpy(prompt.astype(np.int64))[None]
@@ -141,12 +159,13 @@ def test_rows_are_ordered_by_prompt_then_sample_whatever_the_lengths() -> None:
 
 
 @pytest.mark.parametrize("max_batch_size", [1, 3, 7])
-def test_a_response_does_not_depend_on_the_batch_it_is_decoded_in(max_batch_size: int) -> None:
-    model, prompts = build(), random_prompts([3, 8, 1, 5, 5])
-    seeds = [[10 * row + sample for sample in range(4)] for row in range(5)]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_response_does_not_depend_on_the_batch_it_is_decoded_in(family: str, max_batch_size: int) -> None:
+    model, prompts = build(family), random_prompts([3, 1, 15, 5, 5, 2])
+    seeds = [[10 * row + sample for sample in range(4)] for row in range(6)]
 
-    whole = generate(backend(model, [3], max_batch_size=64), prompts, seeds)
-    split = generate(backend(model, [3], max_batch_size=max_batch_size), prompts, seeds)
+    whole = generate(backend(model, [3, 7], max_batch_size=64), prompts, seeds, length=20)
+    split = generate(backend(model, [3, 7], max_batch_size=max_batch_size), prompts, seeds, length=20)
 
     assert responses(whole) == responses(split)
     np.testing.assert_allclose(whole.log_probs.values, split.log_probs.values, atol=2e-5)
@@ -194,12 +213,16 @@ def test_no_prompts_give_an_empty_rollout() -> None:
     assert rollout.log_probs.num_rows == 0
 
 
-def test_progress_counts_every_decoded_position_of_every_chunk() -> None:
-    listener = RecordingListener()
+def test_progress_is_told_at_every_position_and_an_early_end_counts_as_done() -> None:
+    listener, seeds = RecordingListener(), [list(range(5)) for _ in range(3)]
 
-    generate(backend(build(), max_batch_size=2), random_prompts([3] * 5), [[i] for i in range(5)], 4, listener=listener)
+    rollout = generate(backend(build(), [3, 7], 4), random_prompts([3] * 3), seeds, length=12, listener=listener)
 
-    assert listener.calls == [(done, 12) for done in range(1, 13)]
+    done = [done for done, _ in listener.calls]
+    assert {total for _, total in listener.calls} == {15 * 12}
+    assert done == sorted(set(done))
+    assert done[0] >= 4
+    assert done[-1] == 15 * 12 > rollout.responses.lengths.sum()
 
 
 def test_the_policy_version_is_that_of_the_last_sync() -> None:
@@ -212,20 +235,27 @@ def test_the_policy_version_is_that_of_the_last_sync() -> None:
 
 
 @pytest.mark.parametrize("max_batch_size", [2, 5, 64])
-def test_groups_end_in_order_each_with_its_own_rows_and_before_later_ones_are_through(max_batch_size: int) -> None:
+def test_each_group_ends_once_with_its_own_rows(max_batch_size: int) -> None:
     model, prompts = build(), random_prompts([9, 2, 6, 1, 4])
     seeds, listener = [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]], RecordingListener()
 
     rollout = generate(backend(model, [3], max_batch_size), prompts, seeds, groups=[0, 0, 2, 3, 3], listener=listener)
 
     parts = dict(listener.groups)
-    assert [group for group, _ in listener.groups] == [0, 2, 3]
     assert [parts[group].responses.num_rows for group in (0, 2, 3)] == [4, 2, 4]
     assert [row for group in (0, 2, 3) for row in responses(parts[group])] == responses(rollout)
     log_probs = np.concatenate([parts[group].log_probs.values for group in (0, 2, 3)])
     np.testing.assert_array_equal(log_probs, rollout.log_probs.values)
-    if max_batch_size == 2:
-        assert listener.calls_before_group[0] < listener.calls_before_group[3]
+
+
+def test_groups_are_decoded_in_order_and_told_as_soon_as_their_last_row_has_ended() -> None:
+    listener, seeds = RecordingListener(), [list(range(4)) for _ in range(6)]
+
+    generate(backend(build(), [3], 4), random_prompts([3] * 6), seeds, groups=[0, 0, 1, 1, 2, 2], listener=listener)
+
+    assert [group for group, _ in listener.groups] == [0, 1, 2]
+    before = list(listener.calls_before_group.values())
+    assert before[0] < before[1] < before[2] == len(listener.calls) - 1
 
 
 def test_a_cancelled_listener_ends_it_at_the_next_token_and_the_backend_stays_usable() -> None:
@@ -252,6 +282,46 @@ def test_ended_rows_leave_the_batch() -> None:
     assert batch_sizes[1] < 64
     assert batch_sizes[1:] == sorted(batch_sizes[1:], reverse=True)
     assert batch_sizes[-1] < 16
+
+
+def test_waiting_rows_take_the_places_of_ended_ones_and_the_batch_stays_full() -> None:
+    model, decoded = build(), []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: decoded.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    prompts = random_prompts([4] * 40)
+
+    rollout = generate(backend(model, [3, 7], max_batch_size=8), prompts, [[seed] for seed in range(40)], length=30)
+
+    one_by_one = [shape for shape in decoded if shape[1] == 1]
+    num_full = sum(num_rows == 8 for num_rows, _ in one_by_one)
+    assert decoded[0] == (8, 4)
+    assert sum(num_rows for num_rows, length in decoded if length == 4) == 40  # every prompt is prefilled once
+    assert one_by_one == sorted(one_by_one, reverse=True)  # rows leave only once none waits
+    assert num_full * 8 * 0.8 < rollout.responses.values.size
+
+
+def test_a_stop_text_ends_its_response_with_the_token_that_completes_it(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    model, prompts = build(), random_prompts([4, 2, 6])
+    free = responses(generate(backend(model), prompts, [[1, 2]] * 3, length=12))
+    text = tokenizer.decode(free[1][4:6], skip_special_tokens=True)
+    rollout = HfRollout(
+        lambda: nullcontext(model),
+        stop_rule=StopRule([], [text], tokenizer),
+        max_batch_size=2,
+        device=torch.device("cpu"),
+    )
+
+    rows = responses(generate(rollout, prompts, [[1, 2]] * 3, length=12))
+
+    assert len(rows[1]) == 6
+    for row, whole in zip(rows, free, strict=True):
+        assert row == whole[: len(row)]
+        decoded = tokenizer.decode(row, skip_special_tokens=True)
+        assert decoded.count(text) == (len(row) < 12)
+        assert len(row) == 12 or decoded.endswith(text)
 
 
 def test_a_policy_that_gives_nan_is_an_error_not_a_token() -> None:

@@ -30,14 +30,14 @@ def splitmix64(seed: int, count: int) -> list[float]:
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 123456789])
 def test_uniforms_equal_splitmix64_in_exact_arithmetic(seed: int) -> None:
-    numbers = uniforms(torch.tensor([seed]), 20)
+    numbers = uniforms(torch.tensor(seed), torch.arange(20))
 
     assert numbers.dtype == torch.float64
-    assert numbers[0].tolist() == splitmix64(seed, 20)
+    assert numbers.tolist() == splitmix64(seed, 20)
 
 
 def test_uniforms_of_neighbouring_seeds_and_positions_are_uniform_and_uncorrelated() -> None:
-    numbers = uniforms(torch.arange(2000), 50).numpy()
+    numbers = uniforms(torch.arange(2000)[:, None], torch.arange(50)).numpy()
 
     counts = np.histogram(numbers, bins=50, range=(0, 1))[0]
     chi_square = ((counts - 2000) ** 2 / 2000).sum()
@@ -46,10 +46,12 @@ def test_uniforms_of_neighbouring_seeds_and_positions_are_uniform_and_uncorrelat
     assert abs(np.corrcoef(numbers[:, :-1].ravel(), numbers[:, 1:].ravel())[0, 1]) < 0.01
 
 
-def test_uniforms_of_a_position_do_not_depend_on_how_many_are_drawn() -> None:
-    seeds = torch.tensor([3, 4])
+def test_seeds_and_positions_broadcast() -> None:
+    seeds, positions = torch.tensor([3, 4]), torch.tensor([7, 2])
 
-    assert torch.equal(uniforms(seeds, 5), uniforms(seeds, 9)[:, :5])
+    whole = uniforms(seeds[:, None], torch.arange(9))
+
+    assert torch.equal(uniforms(seeds, positions), whole[[0, 1], positions])
 
 
 def expected_probs(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
@@ -74,7 +76,7 @@ def expected_probs(logits: np.ndarray, temperature: float, top_k: int, top_p: fl
 def test_tokens_follow_the_processed_distribution(temperature: float, top_k: int, top_p: float) -> None:
     logits = np.array([0.3, -1.0, 2.0, 0.5, -0.2, 1.1])
     num_draws = 20_000
-    numbers = uniforms(torch.arange(num_draws), 1)[:, 0]
+    numbers = uniforms(torch.arange(num_draws), torch.tensor(0))
 
     tokens, _ = sample_tokens(torch.tensor(logits).expand(num_draws, -1), numbers, sampling(temperature, top_p, top_k))
 
