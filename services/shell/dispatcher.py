@@ -198,8 +198,8 @@ class Leader:
             WireError: it failed.
         """
         steps_before = self._steps.num_steps
+        gatherer = self._gatherer(call, rows, shards)
         try:
-            gatherer = self._gatherer(call, rows, shards)
             share = self._deal(call, rows, shards)
             outcome: Outcome | None = None
             with self._received_parts(call, gatherer), suppress(CommandCancelled):
@@ -236,9 +236,9 @@ class Leader:
         self._worker.slots.drop_parts(call.request.slot)  # of an attempt that failed
 
         def deliver(part: int, columns: Batch, policy_version: int) -> None:
-            if not call.cancelled_because:
-                self._worker.slots.add_part(call.request.slot, part, columns)
-                call.part_ready(worker_pb2.PartReady(part=part, num_parts=num_parts, policy_version=policy_version))
+            # Also after a cancellation: all ranks may have finished before they hear of it.
+            self._worker.slots.add_part(call.request.slot, part, columns)
+            call.part_ready(worker_pb2.PartReady(part=part, num_parts=num_parts, policy_version=policy_version))
 
         gatherer = PartGatherer(shards, rows["groups"].values, deliver)
         num_parts = gatherer.num_parts

@@ -51,13 +51,13 @@ class PartGatherer:
             any thread, for one part at a time.
 
     Raises:
-        ValueError: `groups` leaves one out.
+        RuntimeError: `groups` leaves one out; a role's `prepare` has a bug.
     """
 
     def __init__(self, shards: Sequence[Indices], groups: Indices, deliver: Callable[[int, Batch, int], None]) -> None:
         known = np.unique(groups)
         if not np.array_equal(known, np.arange(len(known))):
-            raise ValueError(f"groups must be numbered from 0 without gaps, got {known.tolist()}")
+            raise RuntimeError(f"groups must be numbered from 0 without gaps, got {known.tolist()}")
         self.num_parts = len(known)
         self._missing = {
             group + 1: _Part([shard[groups[shard] == group] for shard in shards]) for group in range(self.num_parts)

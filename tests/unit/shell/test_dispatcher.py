@@ -422,7 +422,6 @@ def test_nothing_is_kept_of_a_cancelled_command_and_the_service_goes_on(service:
     service.work()
     with pytest.raises(Unavailable, match="cancelled: a checkpoint is being loaded"):
         call.result()
-    assert [part.part for part in call.parts] == [1]
     assert service.worker.slots.slots() == [experience(1)]
     assert "values" not in service.worker.slots.get(experience(1))
     service.role.groups, service.role.working = [], lambda batch, report: None
@@ -432,9 +431,16 @@ def test_nothing_is_kept_of_a_cancelled_command_and_the_service_goes_on(service:
 def test_a_command_that_is_finished_before_it_notices_is_answered(service: Service) -> None:
     service.worker.slots.put(experience(1), ROWS, 0)
     call = service.submit("ComputeValues", slot=experience(1))
-    service.role.working = lambda batch, report: call.cancel("too late")
+
+    def work(batch: Batch, report: Any) -> None:
+        call.cancel("too late")
+        reports_parts(1, 2)(batch, report)
+
+    service.role.groups, service.role.working = [0, 1], work
     service.work()
     assert call.result().committed_step == 0
+    assert [part.part for part in call.parts] == [1, 2]
+    assert service.worker.slots.get(part_of_step_1(2)).num_rows == 1
 
 
 def test_a_command_that_gives_up_without_being_asked_has_a_bug(service: Service) -> None:
