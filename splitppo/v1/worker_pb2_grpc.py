@@ -75,7 +75,8 @@ class WorkerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Handshake(self, request, context):
-        """Introduces a controller. Claims the worker for (run_id, epoch); an older epoch is refused from then on.
+        """Introduces a controller. Claims the worker for (run_id, epoch); an older epoch is refused from then on, and its
+        commands that wait, or can be cancelled, end with UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,6 +112,7 @@ class WorkerServiceServicer:
 
     def LoadCheckpoint(self, request, context):
         """Loads this role's part of a checkpoint, or the initial model (step 0), and makes its step the committed one.
+        Commands that wait before it, or can be cancelled, end with UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -190,11 +190,13 @@ async def test_the_critics_warm_up_only_advances_the_actor(tmp_path: Path) -> No
     assert run.critic.committed_step == 3
 
 
+@pytest.mark.parametrize("num_groups", [1, 2])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-async def test_grpo_calls_no_critic(tmp_path: Path, schedule: Schedule) -> None:
+async def test_grpo_calls_no_critic(tmp_path: Path, schedule: Schedule, num_groups: int) -> None:
     run = make_run(
         tmp_path,
         run__schedule=schedule,
+        rollout__stream_groups=num_groups,
         algorithm__adv_estimator="grpo",
         checkpoint__save_freq=1,
         critic__warmup_steps=2,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from services.shell.failure import StepCounter, is_out_of_memory, is_peer_loss
+from services.shell.failure import FailureWatch, StepCounter, is_out_of_memory, is_peer_loss
+from tests.groups import wait_until
 
 CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4242"
 TIMED_OUT = "[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1000ms for recv operation to complete"
@@ -42,3 +46,19 @@ def test_optimizer_steps_are_counted_whatever_the_optimizer() -> None:
     torch.optim.SGD([weights], lr=0.1).step()
     torch.optim.AdamW([weights], lr=0.1).step()
     assert counter.num_steps == 2
+
+
+def test_a_follower_hears_that_its_command_is_cancelled_and_never_of_another_one() -> None:
+    follower: Any = SimpleNamespace(rank=1, role_name="actor")
+    watch = FailureWatch(follower, dist.HashStore(), (), ())
+    watch.start()
+    try:
+        watch.cancel(7)
+        with watch.cancellable(8):
+            watch.cancel(9)
+            watch.cancel(8)
+            wait_until(lambda: watch.is_cancelled(8), what="the word of the cancellation")
+        assert not watch.is_cancelled(7)
+        assert not watch.is_cancelled(9)
+    finally:
+        watch.stop()
