@@ -54,10 +54,11 @@ check-stubs: setup-dev
 proto: setup-dev  ## regenerate splitppo/v1 from proto/
 	$(PY) tools/stubs.py --out .
 
-bench: setup-dev  ## benchmarks: overlap of actor and critic, transport, health checks under load
+bench: setup-dev  ## benchmarks: overlap of actor and critic, transport, health checks under load, rollout engines
 	$(PY) -m benchmarks.transport
 	$(PY) -m benchmarks.health
 	$(PY) -m benchmarks.overlap
+	$(PY) -m benchmarks.rollout
 
 lock: setup-dev  ## resolve pyproject.toml again and write requirements/*.txt
 	$(PY) -m pip install --quiet -r requirements/installer.txt

@@ -25,12 +25,28 @@ def stop_token_ids(model: nn.Module, tokenizer: str) -> list[int]:
     for config in (getattr(model, "generation_config", None), model.config):
         found |= _as_ids(getattr(config, "eos_token_id", None))
     try:
-        found |= _as_ids(AutoTokenizer.from_pretrained(tokenizer).eos_token_id)
-    except (OSError, ValueError) as error:
-        log.warning("no tokenizer in %s to ask for its end-of-sequence id: %s", tokenizer, error)
+        found |= _as_ids(load_tokenizer(tokenizer).eos_token_id)
+    except ValueError as error:
+        log.warning("nobody to ask for the tokenizer's end-of-sequence id: %s", error)
     if not found:
         log.warning("neither the model nor its tokenizer names an end-of-sequence id: no response ends early")
     return sorted(found)
+
+
+def load_tokenizer(name: str) -> Any:
+    """The Hugging Face tokenizer of a local folder or hub name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{name} has no usable tokenizer: {error}") from error
+    # Where a folder holds a model alone, Hugging Face makes up a tokenizer of special tokens with ids of its own.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise ValueError(f"{name} has no tokenizer")
+    return tokenizer
 
 
 def _as_ids(value: Any) -> set[int]:

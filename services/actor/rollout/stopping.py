@@ -16,9 +16,8 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 from torch import nn
-from transformers import AutoTokenizer
 
-from services.actor.rollout.stop_tokens import stop_token_ids
+from services.actor.rollout.stop_tokens import load_tokenizer, stop_token_ids
 from splitppo.batch import Array
 
 
@@ -37,9 +36,9 @@ def load_stop_rule(model: nn.Module, tokenizer: str, texts: Sequence[str]) -> St
     if not texts:
         return StopRule(token_ids)
     try:
-        loaded = AutoTokenizer.from_pretrained(tokenizer)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"rollout.stop needs a tokenizer, and {tokenizer} has none") from error
+        loaded = load_tokenizer(tokenizer)
+    except ValueError as error:
+        raise ValueError(f"rollout.stop needs a tokenizer: {error}") from error
     return StopRule(token_ids, texts, loaded)
 
 

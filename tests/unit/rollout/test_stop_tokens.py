@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen2Config
 
-from services.actor.rollout.stop_tokens import stop_token_ids
+from services.actor.rollout.stop_tokens import load_tokenizer, stop_token_ids
 
 
 def model(config_eos: Any, generation_eos: Any) -> Any:
@@ -38,3 +38,12 @@ def test_all_places_that_name_a_stop_token_count(
 
 def test_a_missing_tokenizer_is_no_error(tmp_path: Path) -> None:
     assert stop_token_ids(model(2, None), str(tmp_path)) == [2]
+
+
+def test_a_model_folder_without_a_tokenizer_adds_no_token(tmp_path: Path) -> None:
+    """Hugging Face makes up a tokenizer for some of them, whose end-of-sequence token is token 0 of the model."""
+    Qwen2Config(vocab_size=50).save_pretrained(tmp_path)
+
+    assert stop_token_ids(model(2, None), str(tmp_path)) == [2]
+    with pytest.raises(ValueError, match="has no"):
+        load_tokenizer(str(tmp_path))

@@ -135,7 +135,7 @@ def test_texts_without_a_tokenizer_that_decodes_are_refused(tmp_path: Path) -> N
 
     with pytest.raises(ValueError, match=r"rollout\.stop needs a fast"):
         StopRule([], ["END"], object())
-    with pytest.raises(ValueError, match=rf"rollout\.stop needs a tokenizer, and {tmp_path} has none"):
+    with pytest.raises(ValueError, match=rf"rollout\.stop needs a tokenizer: {tmp_path} has no"):
         load_stop_rule(model, str(tmp_path), ["END"])  # type: ignore[arg-type]
 
 
