@@ -33,7 +33,7 @@ class RolloutGroup:
         self._arrived.set()
 
     async def rollouts(self) -> Batch:
-        """Prompts and responses, ordered by prompt, then sample, as soon as they are here; for any number of callers."""
+        """Prompts and responses, ordered by prompt, then sample, as soon as they are here; for any callers."""
         await self._arrived.wait()
         return self._rollouts
 
