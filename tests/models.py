@@ -61,18 +61,19 @@ def tiny_config(**changes: Any) -> Qwen2Config:
 
 def save_policy(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Writes a random Qwen2 causal language model with tokenizer and generation config; returns the folder."""
-    return _save(Qwen2ForCausalLM, folder, seed, changes)
+    return save_random(Qwen2ForCausalLM, tiny_config(**changes), folder, seed=seed)
 
 
 def save_value_model(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Writes a random Qwen2 token classifier with one label; returns the folder."""
-    return _save(Qwen2ForTokenClassification, folder, seed, {"num_labels": 1, **changes})
+    return save_random(Qwen2ForTokenClassification, tiny_config(num_labels=1, **changes), folder, seed=seed)
 
 
-def _save(model_class: Any, folder: Path, seed: int, changes: dict[str, Any]) -> Path:
+def save_random(model_class: Any, config: Any, folder: Path, *, seed: int = 0) -> Path:
+    """Writes a model of random weights with tokenizer and generation config; returns the folder."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = model_class(tiny_config(**changes))
+        model = model_class(config)
         with torch.no_grad():  # larger than HF's 0.02, so that outputs differ visibly from token to token
             for parameter in model.parameters():
                 if parameter.ndim > 1:

@@ -165,6 +165,8 @@ class ActorRole:
     def _prepare_generate(self, request: actor_pb2.GenerateRequest, batch: Batch) -> Batch:
         sampling = _sampling(request.sampling)
         self._check(batch, room=sampling.max_response_length)
+        longest = int(batch["prompts"].lengths.max()) + sampling.max_response_length
+        self._rollout.check_request(sampling, longest)
         per_prompt = np.unique(batch["seeds"].lengths)
         if len(per_prompt) != 1 or per_prompt[0] < 1:
             raise ValueError(f"every prompt needs the same number of seeds, at least 1; got {per_prompt.tolist()}")

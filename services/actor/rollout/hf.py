@@ -62,6 +62,9 @@ class HfRollout:
         """Notes the version: generation reads the policy's own weights."""
         self._policy_version = version
 
+    def check_request(self, sampling: Sampling, num_tokens: int) -> None:
+        """Nothing to refuse beyond what the model itself cannot do."""
+
     def sleep(self) -> None:
         """Nothing to do: a KV cache lives as long as its `generate`."""
 

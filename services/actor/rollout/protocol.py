@@ -113,6 +113,18 @@ class RolloutBackend(Protocol):
         """Gives back device memory until the next `generate`; called on every rank before anything else computes."""
         ...
 
+    def check_request(self, sampling: Sampling, num_tokens: int) -> None:
+        """Whether the engine can sample like this; asked on one rank, before `generate`.
+
+        Args:
+            sampling: how to draw.
+            num_tokens: of the longest prompt and its longest possible response.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        ...
+
     def generate(self, rows: PromptRows, sampling: Sampling, listener: Listener) -> Rollout:
         """Samples one response per seed for this rank's prompts.
 

@@ -26,6 +26,7 @@ from splitppo.config import Config
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
+MAX_TEMPERATURE = 2.0
 # Engine steps between two questions whether anybody still wants the responses, where ranks share an engine.
 _STEPS_PER_QUESTION = 8
 
@@ -61,6 +62,7 @@ class VllmRollout:
         self._settings = config.rollout.vllm
         self._weights, self._replica, self._stop_rule = weights, replica, stop_rule
         self._dtype = torch.float32 if config.actor.dtype == "fp32" else torch.bfloat16
+        self._max_model_len = max_model_len(config)
         self._sleeps = device.type == "cuda" and self._settings.sleep_level > 0
         self._is_asleep = False
         self._policy_version: int | None = None
@@ -79,13 +81,13 @@ class VllmRollout:
             load_format="dummy",  # the policy's weights come by sync_weights
             dtype="float32" if self._dtype is torch.float32 else "bfloat16",
             seed=0,  # every response has its own
-            max_model_len=max_model_len(config),
+            max_model_len=self._max_model_len,
             tensor_parallel_size=settings.tensor_model_parallel_size,
             distributed_executor_backend="external_launcher",
             kv_cache_memory_bytes=kv_cache_bytes(config),
             gpu_memory_utilization=settings.gpu_memory_utilization,
             max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=max(settings.max_num_batched_tokens, settings.max_num_seqs),
+            max_num_batched_tokens=self._max_num_batched_tokens(),
             enable_chunked_prefill=settings.enable_chunked_prefill,
             enable_prefix_caching=settings.enable_prefix_caching,
             enforce_eager=settings.enforce_eager or device.type == "cpu",
@@ -100,6 +102,13 @@ class VllmRollout:
                 if isinstance(error, torch.OutOfMemoryError | torch.distributed.DistError):
                     raise
                 raise ValueError(f"vLLM refuses the rollout (rollout.vllm): {_sentence(error)}") from error
+
+    def _max_num_batched_tokens(self) -> int:
+        """What is configured, but no more than there can be, and no less than vLLM needs for one step of all rows."""
+        settings = self._settings
+        least = settings.max_num_seqs if settings.enable_chunked_prefill else self._max_model_len
+        most = settings.max_num_seqs * self._max_model_len
+        return max(min(settings.max_num_batched_tokens, most), least, settings.max_num_seqs)
 
     @property
     def policy_version(self) -> int | None:
@@ -126,6 +135,15 @@ class VllmRollout:
         self._is_asleep = True
         if self._settings.sleep_level == 2:  # the weights are gone
             self._policy_version = None
+
+    def check_request(self, sampling: Sampling, num_tokens: int) -> None:
+        """See `RolloutBackend.check_request`."""
+        check_temperature(sampling.temperature, "the request's temperature")
+        if num_tokens > self._max_model_len:
+            raise ValueError(
+                f"the longest prompt and its response have {num_tokens} tokens, the engine takes {self._max_model_len}"
+                " (rollout.vllm.max_model_len)"
+            )
 
     def _wake(self) -> None:
         if self._is_asleep:
@@ -254,6 +272,12 @@ class _Responses:
 def max_model_len(config: Config) -> int:
     """Tokens of prompt and response that the engine takes."""
     return config.rollout.vllm.max_model_len or config.data.max_prompt_length + config.data.max_response_length
+
+
+def check_temperature(temperature: float, name: str) -> None:
+    """ValueError where vLLM takes no such temperature."""
+    if temperature > MAX_TEMPERATURE:
+        raise ValueError(f"vLLM takes temperatures of 0 to {MAX_TEMPERATURE:g}, {name} is {temperature:g}")
 
 
 def kv_cache_bytes(config: Config) -> int | None:

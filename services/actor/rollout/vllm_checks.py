@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from services.actor.rollout.vllm import GIB, kv_cache_bytes, log_probs_mode, max_model_len
+from services.actor.rollout.vllm import GIB, check_temperature, kv_cache_bytes, log_probs_mode, max_model_len
 from services.actor.rollout.vllm_process import import_vllm
 from services.engine.model import resolve_folder
 from splitppo.config import Config
@@ -29,6 +29,8 @@ def check_model(config: Config) -> None:
     _check_architecture(config, description)
     _check_head_size(config, description)
     _check_kv_cache(config, description)
+    check_temperature(config.rollout.temperature, "rollout.temperature")
+    check_temperature(config.evaluation.temperature, "evaluation.temperature")
     rollout = config.rollout
     cuts = rollout.top_p < 1.0 or rollout.top_k > 0
     if rollout.check_freq and cuts and log_probs_mode(config) == "processed_logprobs":

@@ -6,6 +6,7 @@ reason.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Iterator
@@ -31,8 +32,16 @@ def import_vllm() -> Any:
     with kept_random_state():
         import vllm
 
+        _quieten()
         _adapt()
     return vllm
+
+
+def _quieten() -> None:
+    """What goes wrong is said, what goes on is not; and a reload may leave out what has no weights of its own."""
+    logging.getLogger("vllm").setLevel(logging.WARNING)
+    reload = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+    reload.addFilter(lambda record: not set(map(str, record.args or ())) & {"RotaryEmbedding", "ParallelLMHead"})
 
 
 def _adapt() -> None:

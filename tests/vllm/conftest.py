@@ -1,0 +1,105 @@
+"""Groups of ranks that sample with vLLM, run once each and shared by the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests import models
+from tests.groups import PROJECT
+
+TIMEOUT_S = 240.0
+# vLLM's attention on a CPU wants heads of 32 or more.
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "max_position_embeddings": 512}
+
+Found = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Runs tests/vllm/worker.py in a torchrun group; the same request is run once."""
+
+    folder: Path
+    results: dict[str, Found]
+
+    def run(self, name: str, *scenarios: str, world_size: int = 1, model: str = "qwen2", **vllm: Any) -> Found:
+        """What each rank found. `vllm`: keys of rollout.vllm."""
+        if name not in self.results:
+            self.results[name] = self._run(name, scenarios, world_size, model, vllm)
+        return self.results[name]
+
+    def model(self, name: str) -> Path:
+        """A random model with tied (qwen2) or separate (llama) embeddings."""
+        folder = self.folder / name
+        if not folder.exists():
+            _save_model(name, folder)
+        return folder
+
+    def _run(self, name: str, scenarios: tuple[str, ...], world_size: int, model: str, vllm: dict[str, Any]) -> Found:
+        folder = self.folder / f"run_{name}"
+        folder.mkdir()
+        config = {
+            "run": {"dir": str(folder), "total_steps": 1},
+            "data": {"train_files": "none", "train_batch_size": 8, "max_prompt_length": 330, "max_response_length": 16},
+            "actor": {"model": str(self.model(model)), "lr": 3e-3},
+            "rollout": {"backend": "vllm", "vllm": {"kv_cache_gb": 0.1, **vllm}},
+            "services": {"actor": {"num_processes": world_size}},
+        }
+        if "stop_texts" in scenarios:
+            config["rollout"]["stop"] = ["ab", "q", "7"]  # type: ignore[index]
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"),
+            *("--nproc-per-node", str(world_size), "-m", "tests.vllm.worker", str(folder), *scenarios),
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(
+            command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+        assert done.returncode == 0, done.stderr[max(0, done.stderr.find("Traceback")) :][:6000]
+        return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(world_size)]
+
+
+def _save_model(name: str, folder: Path) -> None:
+    if name == "qwen2":
+        models.save_policy(folder, **WIDE)
+        return
+    config = LlamaConfig(
+        vocab_size=len(models.VOCABULARY),
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+        pad_token_id=models.PAD,
+        eos_token_id=models.EOS,
+        bos_token_id=None,
+        **WIDE,
+    )
+    models.save_random(LlamaForCausalLM, config, folder)
+
+
+@pytest.fixture(scope="session")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> Groups:
+    return Groups(tmp_path_factory.mktemp("vllm"), {})
+
+
+@pytest.fixture
+def alone(groups: Groups) -> Callable[[str], dict[str, Any]]:
+    """What one rank with an engine of its own found in a scenario."""
+    names = ("random_state", "greedy", "skipped_sync", "prefixes", "sampling", "streaming", "cancellation", "replay")
+
+    def find(scenario: str) -> dict[str, Any]:
+        found: dict[str, Any] = groups.run("alone", *names, max_num_seqs=64)[0][scenario]
+        return found
+
+    return find

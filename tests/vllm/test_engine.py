@@ -1,0 +1,122 @@
+"""vLLM against the policy itself: the same tokens before and after updates, on every layout of ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.vllm.conftest import Groups
+from tests.vllm.worker import NUM_PROMPTS, draws, seed_all
+
+pytestmark = pytest.mark.vllm
+
+Alone = Callable[[str], dict[str, Any]]
+MAX_LOG_PROB_DIFF = 1e-4
+
+
+def check_greedy(found: list[dict[str, Any]]) -> None:
+    """Every prompt was answered once per step, by both engines alike, and not alike in all steps."""
+    steps = [[rank["greedy"]["steps"][step] for rank in found] for step in range(4)]
+    answers = []
+    for ranks in steps:
+        assert sorted(row for rank in ranks for row in rank["rows"]) == list(range(NUM_PROMPTS))
+        assert [rank["vllm"] for rank in ranks] == [rank["hf"] for rank in ranks]
+        assert max(rank["log_prob_diff"] for rank in ranks) <= MAX_LOG_PROB_DIFF
+        answers.append([rank["vllm"] for rank in ranks])
+    assert all(before != after for before, after in itertools.pairwise(answers))
+
+
+def test_greedy_tokens_are_the_policys_before_and_after_each_update(alone: Alone) -> None:
+    check_greedy([{"greedy": alone("greedy")}])
+
+
+@pytest.mark.parametrize(("name", "world_size", "ranks_per_engine"), [("tp1x2", 2, 1), ("tp2", 2, 2), ("tp2x2", 4, 2)])
+def test_ranks_and_replicas_answer_like_the_policy(
+    groups: Groups, name: str, world_size: int, ranks_per_engine: int
+) -> None:
+    found = groups.run(
+        name,
+        *("greedy", "streaming", "cancellation"),
+        world_size=world_size,
+        tensor_model_parallel_size=ranks_per_engine,
+    )
+    check_greedy(found)
+    for rank, facts in enumerate(found):
+        assert bool(facts["streaming"]["rows"]) == (rank % ranks_per_engine == 0)
+        check_streaming(facts["streaming"])
+        check_cancellation(facts["cancellation"])
+
+
+def test_a_model_with_an_output_layer_of_its_own(groups: Groups) -> None:
+    check_greedy(groups.run("llama", "greedy", model="llama"))
+
+
+def test_without_the_sync_tokens_and_log_probs_give_it_away(alone: Alone) -> None:
+    found = alone("skipped_sync")
+    assert found["vllm"] != found["hf"]
+    assert found["log_prob_diff"] > 100 * MAX_LOG_PROB_DIFF
+
+
+def test_the_generators_of_the_process_are_left_alone(alone: Alone) -> None:
+    seed_all()
+    assert alone("random_state")["draws"] == draws()
+
+
+def test_the_same_seeds_give_the_same_tokens_whatever_is_decoded_together(groups: Groups, alone: Alone) -> None:
+    wide = alone("replay")
+    narrow = groups.run("narrow", "replay", max_num_seqs=8)[0]["replay"]
+    assert sum(map(len, wide["first"])) > 2000
+    assert wide["first"] == wide["second"]
+    assert wide["first"] == narrow["first"]
+    assert len({tuple(row) for row in wide["first"]}) > 400
+
+
+def test_a_shared_prefix_is_computed_anew_after_an_update(alone: Alone) -> None:
+    steps = alone("prefixes")["steps"]
+    for step in steps:
+        assert step["vllm"] == step["hf"]
+        assert step["again"] == step["vllm"]
+    assert steps[0]["vllm"] != steps[1]["vllm"]
+
+
+def test_sampling_parameters_reach_the_engine(alone: Alone) -> None:
+    found = alone("sampling")
+    assert found["num_rows"] == 4 * 8
+    for kind in ("top_k_1", "nucleus"):
+        assert found[kind] == found["greedy"], kind
+    agreeing = [a == b for a, b in zip(found["cold"], found["greedy"], strict=True)]
+    assert np.mean(agreeing) > 0.5
+    assert len({tuple(row) for row in found["hot"]}) > 28
+
+
+def test_stop_texts_end_a_response_where_the_policys_own_engine_ends_it(groups: Groups) -> None:
+    found = groups.run("stop", "stop_texts")[0]["stop_texts"]
+    assert found["vllm"] == found["hf"]
+    lengths = [len(row) for row in found["vllm"]]
+    assert min(lengths) < 16
+    assert len(set(lengths)) > 1
+
+
+def check_streaming(found: dict[str, Any]) -> None:
+    parts = [row for part in sorted(found["parts"], key=int) for row in found["parts"][part]]
+    assert parts == found["streamed"] == found["unstreamed"]
+
+
+def test_groups_are_reported_as_the_whole_holds_them(alone: Alone) -> None:
+    found = alone("streaming")
+    assert sorted(found["parts"]) == ["1", "2", "3"]
+    check_streaming(found)
+
+
+def check_cancellation(found: dict[str, Any]) -> None:
+    assert found["cancelled"]
+    assert found["reports"] < 16
+    assert found["before"] == found["after"]
+
+
+def test_a_cancelled_engine_goes_on(alone: Alone) -> None:
+    check_cancellation(alone("cancellation"))

@@ -1,0 +1,319 @@
+"""One rank of an actor's group that samples with vLLM and with the policy itself; run by torchrun.
+
+Every rank writes what it found to `<output>/rank_<rank>.json`; the tests compare. Arguments: a folder with
+config.yaml, and names of scenarios.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from services.actor.engine import ActorRole
+from services.actor.rollout.hf import HfRollout
+from services.actor.rollout.protocol import PromptRows, Rollout, Sampling
+from services.actor.rollout.stopping import load_stop_rule
+from services.shell.commands import CommandCancelled
+from services.shell.context import RankContext
+from splitppo.batch import Batch
+from splitppo.config import load_config
+from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
+
+NUM_PROMPTS = 12
+LENGTH = 16
+CPU = torch.device("cpu")
+
+
+class Report:
+    """A command's report that remembers what it is told."""
+
+    def __init__(self, cancel_after: int | None = None) -> None:
+        self.parts: dict[int, Batch] = {}
+        self.num_reports = 0
+        self._cancel_after = cancel_after
+
+    def __call__(self, done: int, total: int, phase: str) -> None:
+        assert 0 <= done <= total, (done, total)
+        self.num_reports += 1
+
+    def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:
+        self.parts[part] = columns
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancel_after is not None and self.num_reports >= self._cancel_after
+
+
+class Silent:
+    """A listener that nobody reads."""
+
+    is_cancelled = False
+
+    def progress(self, done: int, total: int) -> None:
+        pass
+
+    def group_ended(self, group: int, rollout: Rollout) -> None:
+        pass
+
+
+@dataclass
+class Actor:
+    """The role on this rank, driven as the shell would."""
+
+    role: ActorRole
+    rank: int
+    world_size: int
+    model: str
+    step: int = 0
+
+    def generate(
+        self,
+        batch: Batch,
+        *,
+        report: Report | None = None,
+        num_parts: int = 0,
+        **sampling: Any,
+    ) -> tuple[list[int], Batch]:
+        """The rows of this rank (of the whole), and prompts, responses and log-probs for them."""
+        params = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_response_length": LENGTH, **sampling}
+        request = actor_pb2.GenerateRequest(
+            header=worker_pb2.CommandHeader(base_step=self.step),
+            slot=batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=self.step + 1),
+            sampling=actor_pb2.SamplingParams(**params),
+            num_parts=num_parts,
+        )
+        command = self._command("Generate")
+        whole = command.prepare(request, batch)
+        rows = command.shard(whole, self.world_size)[self.rank]
+        outcome = command.run(request, whole.take(rows), report or Report())
+        assert outcome.policy_version == self.step
+        return rows.tolist(), outcome.columns
+
+    def update(self, batch: Batch) -> None:
+        """One step on random advantages."""
+        self.step += 1
+        slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=self.step)
+        request = actor_pb2.ActorUpdateRequest(header=worker_pb2.CommandHeader(base_step=self.step - 1), slot=slot)
+        command = self._command("Update")
+        whole = command.prepare(request, batch)
+        command.run(request, whole.take(command.shard(whole, self.world_size)[self.rank]), Report())
+
+    def log_probs(self, rollouts: Batch) -> np.ndarray[Any, Any]:
+        """Of the policy, for this rank's rows."""
+        request = actor_pb2.ComputeLogProbsRequest(model=actor_pb2.POLICY_MODEL_POLICY)
+        outcome = self._command("ComputeLogProbs").run(request, rollouts, Report())
+        values: np.ndarray[Any, Any] = outcome.columns["old_log_probs"].values
+        return values
+
+    def by_policy(self, batch: Batch, rows: list[int], stop: tuple[str, ...] = (), **sampling: Any) -> list[list[int]]:
+        """The responses of the Hugging Face engine to some prompts, on the policy's own weights. Collective."""
+        policy = self.role._policy
+        engine = HfRollout(
+            policy.gathered, stop_rule=load_stop_rule(policy.model, self.model, stop), max_batch_size=64, device=CPU
+        )
+        engine.sync_weights(self.step)
+        settings = Sampling(**{"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_response_length": LENGTH, **sampling})
+        own = batch.take(np.array(rows, np.int64))
+        asked = PromptRows(own["prompts"].rows(), own["seeds"].rows(), np.zeros(len(rows), np.int64))
+        return [row.tolist() for row in engine.generate(asked, settings, Silent()).responses.rows()]
+
+    def _command(self, method: str) -> Any:
+        return next(command for command in self.role.commands() if command.method == method)
+
+
+def make_prompts(num_prompts: int = NUM_PROMPTS, num_samples: int = 1, *, prefix: int = 0, seed: int = 0) -> Batch:
+    """Random prompts of 1 to 20 tokens, behind a shared prefix of so many."""
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(3, 50, prefix)
+    prompts = [np.concatenate([shared, rng.integers(3, 50, rng.integers(1, 20))]) for _ in range(num_prompts)]
+    seeds = rng.integers(0, 2**62, (num_prompts, num_samples))
+    return Batch.from_rows(prompts=prompts, seeds=list(seeds))
+
+
+def make_experience(seed: int) -> Batch:
+    """Rows to learn from, the same on every rank."""
+    rng = np.random.default_rng(seed)
+    responses = [rng.integers(3, 50, 8) for _ in range(8)]
+    return Batch.from_rows(
+        prompts=[rng.integers(3, 50, 5) for _ in responses],
+        responses=responses,
+        advantages=[rng.normal(size=8) for _ in responses],
+    )
+
+
+def lists(rollouts: Batch) -> list[list[int]]:
+    return [row.tolist() for row in rollouts["responses"].rows()]
+
+
+def greedy(actor: Actor) -> dict[str, Any]:
+    """Greedy tokens of both engines, before and after each of three updates, and how far log-probs differ."""
+    found = []
+    for step in range(4):
+        if step:
+            actor.update(make_experience(step))
+        prompts = make_prompts()
+        rows, rollouts = actor.generate(prompts, temperature=0.0)
+        expected = actor.by_policy(prompts, rows)
+        sampled = actor.generate(prompts)[1]
+        diff = np.abs(actor.log_probs(sampled) - sampled["rollout_log_probs"].values)
+        found.append(
+            {"rows": rows, "vllm": lists(rollouts), "hf": expected, "log_prob_diff": float(diff.max(initial=0.0))}
+        )
+    return {"steps": found}
+
+
+def skipped_sync(actor: Actor) -> dict[str, Any]:
+    """What happens when the engine is told of a new version and keeps its old weights."""
+    actor.generate(make_prompts(), temperature=0.0)
+    actor.update(make_experience(1))
+    engine = actor.role._rollout
+
+    def lie(version: int) -> None:
+        engine._policy_version = version
+
+    engine.sync_weights = lie
+    try:
+        rows, rollouts = actor.generate(make_prompts(), temperature=0.0)
+    finally:
+        del engine.sync_weights
+    diff = np.abs(actor.log_probs(rollouts) - rollouts["rollout_log_probs"].values)
+    facts = {
+        "vllm": lists(rollouts),
+        "hf": actor.by_policy(make_prompts(), rows),
+        "log_prob_diff": float(diff.max(initial=0.0)),
+    }
+    actor.role._rollout_is_stale = True
+    return facts
+
+
+def replay(actor: Actor) -> dict[str, Any]:
+    """The same prompts and seeds twice: up to 128 x 4 x 16 tokens."""
+    prompts = make_prompts(128, 4)
+    rows, first = actor.generate(prompts)
+    _, second = actor.generate(prompts)
+    return {"rows": rows, "first": lists(first), "second": lists(second)}
+
+
+def prefixes(actor: Actor) -> dict[str, Any]:
+    """Answers behind a shared prefix of 300 tokens, before and after an update."""
+    prompts, found = make_prompts(prefix=300), []
+    for step in range(2):
+        if step:
+            actor.update(make_experience(7))
+        rows, rollouts = actor.generate(prompts, temperature=0.0)
+        again = actor.generate(prompts, temperature=0.0)[1]
+        found.append({"vllm": lists(rollouts), "again": lists(again), "hf": actor.by_policy(prompts, rows)})
+    return {"steps": found}
+
+
+def sampling(actor: Actor) -> dict[str, Any]:
+    """Truncated and tempered samples against their own distribution, several samples per prompt, seeds, stop texts."""
+    prompts = make_prompts(4, 8)
+    _, one = actor.generate(prompts, top_k=1)
+    _, greedy_ones = actor.generate(prompts, temperature=0.0)
+    _, cold = actor.generate(prompts, temperature=0.05)
+    _, nucleus = actor.generate(prompts, top_p=1e-4)
+    _, hot = actor.generate(prompts, temperature=2.0)
+    return {
+        "top_k_1": lists(one),
+        "greedy": lists(greedy_ones),
+        "cold": lists(cold),
+        "nucleus": lists(nucleus),
+        "hot": lists(hot),
+        "num_rows": greedy_ones.num_rows,
+    }
+
+
+def stop_texts(actor: Actor) -> dict[str, Any]:
+    """Responses that end with the stop texts of the configuration, by both engines."""
+    prompts = make_prompts(32)
+    rows, rollouts = actor.generate(prompts, temperature=0.0)
+    return {"vllm": lists(rollouts), "hf": actor.by_policy(prompts, rows, stop=actor.role._config.rollout.stop)}
+
+
+def streaming(actor: Actor) -> dict[str, Any]:
+    """Three groups: what is reported group by group is what the whole holds."""
+    prompts, report = make_prompts(9, 2), Report()
+    rows, rollouts = actor.generate(prompts, num_parts=3, report=report)
+    _, whole = actor.generate(prompts)
+    return {
+        "rows": rows,
+        "parts": {str(part): lists(columns) for part, columns in report.parts.items()},
+        "streamed": lists(rollouts),
+        "unstreamed": lists(whole),
+    }
+
+
+def cancellation(actor: Actor) -> dict[str, Any]:
+    """A cancelled command ends early, and the next one is as if it had never been."""
+    prompts = make_prompts(NUM_PROMPTS, 4)
+    _, before = actor.generate(prompts)
+    report = Report(cancel_after=3)
+    try:
+        actor.generate(prompts, report=report)
+    except CommandCancelled:
+        cancelled = True
+    else:
+        cancelled = False
+    _, after = actor.generate(prompts)
+    return {"cancelled": cancelled, "reports": report.num_reports, "before": lists(before), "after": lists(after)}
+
+
+def random_state(actor: Actor) -> dict[str, Any]:
+    """What the generators of the process say next, after the engine was built and has sampled."""
+    actor.generate(make_prompts())
+    return {"draws": draws()}
+
+
+def seed_all() -> None:
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+
+
+def draws() -> list[float]:
+    return [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
+
+
+SCENARIOS: dict[str, Callable[[Actor], dict[str, Any]]] = {
+    scenario.__name__: scenario
+    for scenario in (
+        random_state,
+        greedy,
+        skipped_sync,
+        replay,
+        prefixes,
+        sampling,
+        stop_texts,
+        streaming,
+        cancellation,
+    )
+}
+
+
+def main(folder: Path, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    config = load_config(folder / "config.yaml")
+    context = RankContext("actor", rank, world_size, rank, CPU, dist.new_group(backend="gloo"), config)
+    seed_all()
+    actor = Actor(ActorRole(context), rank, world_size, config.actor.model)
+    found = {name: SCENARIOS[name](actor) for name in names}
+    (folder / f"rank_{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
