@@ -96,7 +96,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Groups:
 @pytest.fixture
 def alone(groups: Groups) -> Callable[[str], dict[str, Any]]:
     """What one rank with an engine of its own found in a scenario."""
-    names = ("random_state", "greedy", "skipped_sync", "prefixes", "sampling", "streaming", "cancellation", "replay")
+    names = ("random_state", "replay", "greedy", "skipped_sync", "prefixes", "sampling", "streaming", "cancellation")
 
     def find(scenario: str) -> dict[str, Any]:
         found: dict[str, Any] = groups.run("alone", *names, max_num_seqs=64)[0][scenario]

@@ -156,7 +156,7 @@ def lists(rollouts: Batch) -> list[list[int]]:
 
 
 def greedy(actor: Actor) -> dict[str, Any]:
-    """Greedy tokens of both engines, before and after each of three updates, and how far log-probs differ."""
+    """Tokens of both engines, before and after each of three updates, and how far log-probs differ."""
     found = []
     for step in range(4):
         if step:
@@ -165,9 +165,15 @@ def greedy(actor: Actor) -> dict[str, Any]:
         rows, rollouts = actor.generate(prompts, temperature=0.0)
         expected = actor.by_policy(prompts, rows)
         sampled = actor.generate(prompts)[1]
+        drawn = actor.by_policy(prompts, rows, temperature=1.0)
         diff = np.abs(actor.log_probs(sampled) - sampled["rollout_log_probs"].values)
         found.append(
-            {"rows": rows, "vllm": lists(rollouts), "hf": expected, "log_prob_diff": float(diff.max(initial=0.0))}
+            {
+                "rows": rows,
+                "vllm": lists(rollouts) + lists(sampled),
+                "hf": expected + drawn,
+                "log_prob_diff": float(diff.max(initial=0.0)),
+            }
         )
     return {"steps": found}
 
@@ -221,8 +227,9 @@ def sampling(actor: Actor) -> dict[str, Any]:
     prompts = make_prompts(4, 8)
     _, one = actor.generate(prompts, top_k=1)
     _, greedy_ones = actor.generate(prompts, temperature=0.0)
-    _, cold = actor.generate(prompts, temperature=0.05)
+    _, cold = actor.generate(prompts, temperature=0.01)
     _, nucleus = actor.generate(prompts, top_p=1e-4)
+    rows, cut = actor.generate(prompts, top_p=0.6, top_k=9, temperature=0.8)
     _, hot = actor.generate(prompts, temperature=2.0)
     return {
         "top_k_1": lists(one),
@@ -230,6 +237,8 @@ def sampling(actor: Actor) -> dict[str, Any]:
         "cold": lists(cold),
         "nucleus": lists(nucleus),
         "hot": lists(hot),
+        "cut": lists(cut),
+        "cut_by_policy": actor.by_policy(prompts, rows, top_p=0.6, top_k=9, temperature=0.8),
         "num_rows": greedy_ones.num_rows,
     }
 

@@ -20,6 +20,7 @@ from services.actor.rollout.protocol import Cancelled, Listener, PromptRows, Rol
 from services.actor.rollout.replica import Replica
 from services.actor.rollout.stopping import StopRule
 from services.actor.rollout.vllm_process import import_vllm, kept_random_state, local_rank, pack_heads
+from services.actor.rollout.vllm_sampler import SeededSampler
 from splitppo.batch import Array, Column
 from splitppo.config import Config
 
@@ -66,8 +67,10 @@ class VllmRollout:
         self._sleeps = device.type == "cuda" and self._settings.sleep_level > 0
         self._is_asleep = False
         self._policy_version: int | None = None
+        is_cpu = device.type == "cpu"
         self._vllm = import_vllm()
         self._engine = self._build_engine(config, model, device)
+        self._sampler = SeededSampler(self._engine.model_executor.driver_worker.model_runner) if is_cpu else None
 
     def _build_engine(self, config: Config, model: str, device: torch.device) -> Any:
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -172,10 +175,15 @@ class VllmRollout:
         from vllm.inputs.engine import tokens_input
 
         row = 0
+        if self._sampler is not None:
+            self._sampler.begin(sampling)
         for prompt, seeds in zip(rows.prompts, rows.seeds, strict=True):
             tokens = prompt.tolist()
             for seed in seeds.tolist():
-                self._engine.add_request(str(row), tokens_input(tokens), self._sampling_params(sampling, seed))
+                params = self._sampling_params(sampling, seed)
+                request_id = self._engine.add_request(str(row), tokens_input(tokens), params)
+                if self._sampler is not None:
+                    self._sampler.add(request_id, seed)
                 row += 1
 
     def _sampling_params(self, sampling: Sampling, seed: int) -> Any:
@@ -185,7 +193,7 @@ class VllmRollout:
             temperature=sampling.temperature,
             top_p=1.0 if greedy else sampling.top_p,
             top_k=0 if greedy else sampling.top_k,
-            seed=None if greedy else seed,
+            seed=None if greedy or self._sampler is not None else seed,
             max_tokens=sampling.max_response_length,
             stop_token_ids=sorted(self._stop_rule.token_ids),
             ignore_eos=True,  # the rule knows all end-of-sequence tokens
@@ -291,11 +299,11 @@ def kv_cache_bytes(config: Config) -> int | None:
 def log_probs_mode(config: Config) -> str:
     """How vLLM computes log-probs: of the logits as they are, or after temperature, top-k and top-p.
 
-    The contract wants them after temperature and before the cuts, which is neither where both are used; then they are
-    those of the distribution that was sampled from.
+    The contract wants them after temperature and before the cuts. On a CPU our own sampler sees to it. On a GPU it is
+    neither where both are used; then they are those of the distribution that was sampled from.
     """
     rollout = config.rollout
-    cuts = rollout.top_p < 1.0 or rollout.top_k > 0
+    cuts = bool(config.services.actor.devices) and (rollout.top_p < 1.0 or rollout.top_k > 0)
     return "raw_logprobs" if cuts and rollout.temperature == 1.0 else "processed_logprobs"
 
 

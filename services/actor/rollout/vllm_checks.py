@@ -33,9 +33,10 @@ def check_model(config: Config) -> None:
     check_temperature(config.evaluation.temperature, "evaluation.temperature")
     rollout = config.rollout
     cuts = rollout.top_p < 1.0 or rollout.top_k > 0
-    if rollout.check_freq and cuts and log_probs_mode(config) == "processed_logprobs":
+    on_gpu = bool(config.services.actor.devices)
+    if rollout.check_freq and on_gpu and cuts and log_probs_mode(config) == "processed_logprobs":
         raise ValueError(
-            "rollout.backend vllm reports log-probs after rollout.top_p and rollout.top_k where rollout.temperature is"
+            "vLLM on a GPU reports log-probs after rollout.top_p and rollout.top_k where rollout.temperature is"
             f" not 1 ({rollout.temperature:g}), and rollout.check_freq compares those before: set rollout.temperature"
             " to 1, or rollout.check_freq to 0"
         )
