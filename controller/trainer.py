@@ -21,13 +21,13 @@ from controller.experience import Experience, assemble_experience
 from controller.recorder import Recorder
 from controller.rollout_check import RolloutCheck
 from controller.rollout_groups import RolloutGroup, cut_into_groups, whole_slot
+from controller.rollouts import RolloutMaker
 from controller.run_state import RunState
-from controller.schedule import gather_calls, run_calls
+from controller.schedule import run_calls
 from controller.scoring import Scorer, Verdict, join_verdicts
 from controller.step_record import StepRecord
 from splitppo.batch import Batch, concatenate
 from splitppo.config import Config
-from splitppo.v1.actor_pb2 import POLICY_MODEL_POLICY, POLICY_MODEL_REFERENCE, PolicyModel, SamplingParams
 from splitppo.v1.batch_pb2 import Slot
 
 
@@ -70,6 +70,7 @@ class Trainer:
         self.state = state
         self.schedule = config.run.schedule
         self.rollout_check = RolloutCheck(config.rollout, first_step=state.step + 1)
+        self.rollouts = RolloutMaker(config, services.actor, self.rollout_check)
         self._critic_update: asyncio.Task[None] | None = None
         self._is_stopping = False
 
@@ -114,8 +115,8 @@ class Trainer:
         groups = cut_into_groups(prompts, self.config.rollout.stream_groups, self.step)
 
         async def rollouts_with_log_probs() -> Batch:
-            rollouts = await self.generate(prompts, groups, record)
-            return rollouts.merge(await self.compute_log_probs(rollouts, record))
+            rollouts = await self.rollouts.generate(prompts, groups, record)
+            return rollouts.merge(await self.rollouts.compute_log_probs(rollouts, record))
 
         rollouts, values, verdict = await run_calls(
             self.schedule,
@@ -185,68 +186,6 @@ class Trainer:
             self.recorder.complete_oldest()
 
     # The calls of a step, in the order of the dataflow.
-
-    async def generate(self, prompts: PromptBatch, groups: Sequence[RolloutGroup], record: StepRecord) -> Batch:
-        """Samples n responses per prompt; returns prompts and responses, ordered by prompt, then sample.
-
-        The rollouts of each group are there before, as soon as its last response has ended.
-        """
-        rollout = self.config.rollout
-        sampling = SamplingParams(
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            max_response_length=self.config.data.max_response_length,
-        )
-        with record.timed("gen"):
-            await self.actor.put_batch(self._slot, prompts.to_batch(self.config.run.seed, self.step, rollout.n))
-            _, *rollouts = await gather_calls(
-                self._sample(sampling, groups, record), *[self._fetch(group) for group in groups]
-            )
-        return concatenate(rollouts)
-
-    async def _sample(self, sampling: SamplingParams, groups: Sequence[RolloutGroup], record: StepRecord) -> None:
-        reply = await self.actor.generate(
-            self._slot,
-            sampling,
-            base_step=self.step - 1,
-            num_parts=len(groups),
-            on_part=lambda part: groups[part - 1].ended.set(),
-        )
-        record.add_reply("actor", "gen", reply)
-        for group in groups:
-            group.ended.set()
-
-    async def _fetch(self, group: RolloutGroup) -> Batch:
-        await group.ended.wait()
-        responses = await self.actor.get_batch(group.slot, ["responses"])
-        rollouts = group.prompts.repeated(self.config.rollout.n).merge(responses)
-        group.arrive(rollouts)
-        return rollouts
-
-    async def compute_log_probs(self, rollouts: Batch, record: StepRecord) -> Batch:
-        """Log-probs of the responses under the policy, and under the reference where KL is used.
-
-        Where the policy's are computed, the rollout engine's come with them, for comparison.
-        """
-        wanted: list[tuple[PolicyModel, str, str]] = []
-        if self._needs_old_log_probs:
-            wanted.append((POLICY_MODEL_POLICY, "old_log_prob", "old_log_probs"))
-        if self.config.uses_reference:
-            wanted.append((POLICY_MODEL_REFERENCE, "ref", "ref_log_probs"))
-
-        async def compute(model: PolicyModel, name: str) -> None:
-            with record.timed(name):
-                reply = await self.actor.compute_log_probs(self._slot, model, base_step=self.step - 1)
-            record.add_reply("actor", name, reply)
-
-        await run_calls(self.schedule, *[lambda m=model, n=name: compute(m, n) for model, name, _ in wanted])
-        if not wanted:
-            return Batch(rollouts.num_rows, {})
-        columns = [column for _, _, column in wanted]
-        if "old_log_probs" in columns:
-            columns.append("rollout_log_probs")
-        return await self.actor.get_batch(self._slot, columns)
 
     async def compute_values(self, groups: Sequence[RolloutGroup], record: StepRecord) -> Batch:
         """Values of the states before each response token; here the critic's previous update is needed."""
@@ -324,18 +263,3 @@ class Trainer:
     @property
     def _slot(self) -> Slot:
         return whole_slot(self.step)
-
-    @property
-    def _needs_old_log_probs(self) -> bool:
-        """One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones.
-
-        Then only the KL in the reward, rollout correction and the check of the rollout engine ask for them.
-        """
-        actor, algorithm = self.config.actor, self.config.algorithm
-        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.data.train_batch_size
-        return (
-            not one_update
-            or algorithm.use_kl_in_reward
-            or algorithm.rollout_correction.is_active
-            or self.rollout_check.is_due(self.step)
-        )

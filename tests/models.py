@@ -66,7 +66,7 @@ def save_policy(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
 
 def save_value_model(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Writes a random Qwen2 token classifier with one label; returns the folder."""
-    return save_random(Qwen2ForTokenClassification, tiny_config(num_labels=1, **changes), folder, seed=seed)
+    return save_random(Qwen2ForTokenClassification, tiny_config(**{"num_labels": 1, **changes}), folder, seed=seed)
 
 
 def save_random(model_class: Any, config: Any, folder: Path, *, seed: int = 0) -> Path:

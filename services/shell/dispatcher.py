@@ -1,8 +1,8 @@
-"""The loop that the main thread of every rank runs: one command after the other, on all ranks together.
+"""The loop that rank 0's main thread runs: one command after the other, on all ranks together.
 
-    rank 0                                                   ranks 1..N-1
+    rank 0                                                   ranks 1..N-1 (follower.py)
     take the next call from the mailbox
-    check who asks, and for which step
+    check who asks, and for which step (admission.py)
     select its rows, let the role prepare them
     announce the command            --- order ------------>  hear the order
     deal out the rows               --- rows ------------->  receive own rows
@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -32,30 +32,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.shell.admission import check_identity, prepared_rows
 from services.shell.collectives import ControlChannel, Order, OrderKind
 from services.shell.commands import Command, CommandCancelled, Outcome
 from services.shell.failure import FailureWatch, StepCounter, is_out_of_memory
-from services.shell.lifecycle import LifecycleCommand
+from services.shell.lifecycle import DURABLE_TIMEOUT_S, LifecycleCommand, attachment_of
 from services.shell.logs import working_on
 from services.shell.mailbox import Call, MailboxClosed
-from services.shell.parts import PartGatherer, PartSender, received_parts
-from services.shell.reports import FollowerReport, LeaderReport
+from services.shell.parts import PartGatherer, received_parts
+from services.shell.reports import LeaderReport
 from services.shell.sharding import check_shards, join_shards, shard_by_tokens
-from services.shell.slots import describe
 from services.shell.worker import Worker
 from splitppo.batch import Batch
 from splitppo.rpc.errors import (
     Internal,
-    InvalidArgument,
     OutOfMemory,
     Place,
     Unavailable,
     WireError,
-    WrongState,
-    WrongStep,
     wire_error,
 )
-from splitppo.v1 import batch_pb2, worker_pb2
+from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +60,6 @@ log = logging.getLogger(__name__)
 Shards = Sequence[NDArray[np.int64]]
 
 IDLE_INTERVAL_S = 5.0
-# After the last command, checkpoints that are still being written get this long.
-_DURABLE_TIMEOUT_S = 25.0
 
 
 class Leader:
@@ -109,7 +104,7 @@ class Leader:
             else:
                 with working_on(call.request):
                     self.answer(call)
-        self._worker.mailbox.wait_open(_DURABLE_TIMEOUT_S)
+        self._worker.mailbox.wait_open(DURABLE_TIMEOUT_S)
         self._failure.stop()
         self._announce(Order(OrderKind.LEAVE))
 
@@ -117,8 +112,8 @@ class Leader:
         """Runs a call that has left the mailbox, up to its reply or its error."""
         log.info("%s begins", call.command.method)
         try:
-            self._check_identity(call)
-            rows = self._prepared_rows(call)
+            check_identity(self._worker, call)
+            rows = prepared_rows(self._worker, call)
             shards = self._shards(call.command, rows)
             started_ns = time.time_ns()
             outcome, results = self._run(call, rows, shards)
@@ -145,37 +140,6 @@ class Leader:
         else:
             log.error("%s could not be made durable", call.command.method, exc_info=error)
             call.fail(wire_error(error))
-
-    def _check_identity(self, call: Call) -> None:
-        """The caller must be the newest controller, and mean the step that this service is at."""
-        header, command, committed = call.request.header, call.command, self._worker.ledger.committed_step
-        self._worker.claim.check(header.run_id, header.epoch)
-        if not command.repairs:
-            self._worker.check_clean()
-        if header.base_step != committed:
-            raise WrongStep(f"the caller expects committed step {header.base_step}, it is {committed}")
-        if command.commits and call.request.slot.step != committed + 1:
-            raise WrongStep(f"step {call.request.slot.step} cannot be committed, step {committed + 1} comes next")
-
-    def _prepared_rows(self, call: Call) -> Batch | None:
-        """The columns of the slot that the command needs, checked and completed by the role."""
-        command = call.command
-        if isinstance(command, LifecycleCommand) and command.check is not None:
-            command.check(call.request)
-        if not call.works_on_slot:
-            return None
-        stored = self._worker.slots.get(call.request.slot)
-        if missing := [name for name in command.columns if name not in stored]:
-            raise WrongState(f"the slot lacks {', '.join(missing)}; it has {', '.join(stored.columns)}")
-        if stored.num_rows == 0:
-            raise InvalidArgument("the slot has no rows")
-        optional = [name for name in command.optional_columns if name in stored and name not in command.columns]
-        rows = stored.select([*command.columns, *optional])
-        rows = command.prepare(call.request, rows) if command.prepare else rows
-        slot = call.request.slot
-        if "groups" in rows and (slot.kind != batch_pb2.SLOT_KIND_EXPERIENCE or slot.part):
-            raise InvalidArgument(f"only a whole experience slot can be worked on in parts, not the {describe(slot)}")
-        return rows
 
     def _shards(self, command: Command, rows: Batch | None) -> Shards:
         """Which rows each rank works on."""
@@ -259,7 +223,7 @@ class Leader:
             order = self._channel.sequence
             call.on_cancel(lambda: self._failure.cancel(order))
         if rows is None:
-            return _attachment(command, attachment)
+            return attachment_of(command, attachment)
         if len(shards) == 1:
             return rows
         shares = [rows.take(shard) for shard in shards]
@@ -315,73 +279,3 @@ class Leader:
         if command.repairs:
             worker.mark_clean()
         return reply
-
-
-class Follower:
-    """Every other rank: does what rank 0 announces."""
-
-    def __init__(
-        self,
-        commands: Sequence[Command],
-        channel: ControlChannel,
-        failure: FailureWatch,
-        *,
-        parts_channel: ControlChannel,
-    ) -> None:
-        self._commands = commands
-        self._channel = channel
-        self._parts_channel = parts_channel
-        self._failure = failure
-        self._durable: list[Future[None]] = []
-        self._place = Place()
-
-    def serve(self) -> None:
-        """Returns when rank 0 announces the end. Ends the process if this or another rank fails."""
-        try:
-            while (order := self._channel.hear()).kind is not OrderKind.LEAVE:
-                if order.kind is OrderKind.COMMAND:
-                    self._take_part(order)
-        except Exception as error:  # noqa: BLE001 - the edge: the others must not wait for this rank
-            self._failure.end_group(error, self._place)
-        self._failure.stop()
-        wait(self._durable, _DURABLE_TIMEOUT_S)
-
-    def _take_part(self, order: Order) -> None:
-        command = self._commands[order.command]
-        request = command.request_type.FromString(order.request)
-        self._place = Place(method=command.method)
-        share: Any = self._channel.receive(0) if order.has_rows else _attachment(command, order.attachment)
-        with working_on(request):
-            outcome = self._run(command, request, share)
-        if outcome is None:
-            self._channel.send_cancelled(0)
-        else:
-            self._channel.send(outcome.columns, 0)
-        self._place = Place()
-        if outcome is not None and outcome.durable is not None:
-            outcome.durable.add_done_callback(_log_if_failed)
-            self._durable = [*(future for future in self._durable if not future.done()), outcome.durable]
-
-    def _run(self, command: Command, request: Any, share: Any) -> Outcome | None:
-        """The command's outcome; None if it was given up."""
-        order = self._channel.sequence
-        sender = PartSender(self._parts_channel) if isinstance(share, Batch) and "groups" in share else None
-        report = FollowerReport(self._note_phase, sender, lambda: self._failure.is_cancelled(order))
-        outcome: Outcome | None = None
-        with self._failure.cancellable(order) if command.cancellable else nullcontext(), suppress(CommandCancelled):
-            outcome = command.run(request, share, report)
-        if sender is not None:
-            sender.end()
-        return outcome
-
-    def _note_phase(self, phase: str) -> None:
-        self._place = Place(method=self._place.method, phase=phase)
-
-
-def _attachment(command: Command, attachment: bytes) -> bytes | None:
-    return attachment if isinstance(command, LifecycleCommand) else None
-
-
-def _log_if_failed(durable: Future[None]) -> None:
-    if error := durable.exception():
-        log.error("this rank's part could not be made durable", exc_info=error)

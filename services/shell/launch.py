@@ -17,8 +17,9 @@ import torch.distributed as dist
 from services.shell.collectives import ControlChannel
 from services.shell.commands import Role
 from services.shell.context import RankContext, RoleName
-from services.shell.dispatcher import Follower, Leader
+from services.shell.dispatcher import Leader
 from services.shell.failure import FailureWatch
+from services.shell.follower import Follower
 from services.shell.group import Launch, introduce, join_group, place_process
 from services.shell.ledger import Ledger
 from services.shell.lifecycle import Lifecycle

@@ -13,6 +13,9 @@ from services.shell.slots import SlotStore
 from splitppo.rpc.errors import InvalidArgument, NotFound
 from splitppo.v1 import worker_pb2
 
+# After the last command, checkpoints that are still being written get this long.
+DURABLE_TIMEOUT_S = 25.0
+
 
 @dataclass(frozen=True)
 class LifecycleCommand(Command):
@@ -25,6 +28,11 @@ class LifecycleCommand(Command):
 
     check: Callable[[worker_pb2.LoadCheckpointRequest], None] | None = None
     attach: Callable[[], bytes] = bytes
+
+
+def attachment_of(command: Command, attachment: bytes) -> bytes | None:
+    """What a command without rows runs on: the bytes that came with the order, for a command of the shell itself."""
+    return attachment if isinstance(command, LifecycleCommand) else None
 
 
 class Lifecycle:
