@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -47,8 +47,8 @@ def test_ranks_and_replicas_answer_like_the_policy(
     check_greedy(found)
     for rank, facts in enumerate(found):
         assert bool(facts["streaming"]["rows"]) == (rank % ranks_per_engine == 0)
-        check_streaming(facts["streaming"])
         check_cancellation(facts["cancellation"])
+    check_streaming([facts["streaming"] for facts in found])
 
 
 def test_a_model_with_an_output_layer_of_its_own(groups: Groups) -> None:
@@ -102,15 +102,27 @@ def test_stop_texts_end_a_response_where_the_policys_own_engine_ends_it(groups: 
     assert len(set(lengths)) > 1
 
 
-def check_streaming(found: dict[str, Any]) -> None:
-    parts = [row for part in sorted(found["parts"], key=int) for row in found["parts"][part]]
-    assert parts == found["streamed"] == found["unstreamed"]
+def pairs(rows: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """The two samples of each prompt."""
+    return zip(rows[::2], rows[1::2], strict=True)
+
+
+def check_streaming(found: list[dict[str, Any]]) -> None:
+    """The groups of each rank make up its rows; whichever rank answers a prompt, the answers are the same."""
+    streamed, unstreamed = {}, {}
+    for rank in found:
+        parts = [row for part in sorted(rank["parts"], key=int) for row in rank["parts"][part]]
+        assert parts == rank["streamed"]
+        streamed.update(zip(rank["rows"], pairs(parts), strict=True))
+        unstreamed.update(zip(rank["unstreamed_rows"], pairs(rank["unstreamed"]), strict=True))
+    assert sorted(streamed) == list(range(9))
+    assert streamed == unstreamed
 
 
 def test_groups_are_reported_as_the_whole_holds_them(alone: Alone) -> None:
     found = alone("streaming")
     assert sorted(found["parts"]) == ["1", "2", "3"]
-    check_streaming(found)
+    check_streaming([found])
 
 
 def check_cancellation(found: dict[str, Any]) -> None:

@@ -251,14 +251,15 @@ def stop_texts(actor: Actor) -> dict[str, Any]:
 
 
 def streaming(actor: Actor) -> dict[str, Any]:
-    """Three groups: what is reported group by group is what the whole holds."""
+    """Three groups: what is reported group by group is what the whole holds. Ranks share unstreamed rows otherwise."""
     prompts, report = make_prompts(9, 2), Report()
     rows, rollouts = actor.generate(prompts, num_parts=3, report=report)
-    _, whole = actor.generate(prompts)
+    unstreamed_rows, whole = actor.generate(prompts)
     return {
         "rows": rows,
         "parts": {str(part): lists(columns) for part, columns in report.parts.items()},
         "streamed": lists(rollouts),
+        "unstreamed_rows": unstreamed_rows,
         "unstreamed": lists(whole),
     }
 
