@@ -3,9 +3,9 @@
     python -m benchmarks.overlap [--rounds 4] [--steps 4] [key.path=value ...]
 
 Both groups of the quickstart are started once, one thread each. Blocks of steps alternate between the schedules serial,
-gather and overlap and a critic-free variant (GRPO, no critic); the first step of each block is left out. Learning rates
-are 0 and every step gets the same prompts and seeds, so all steps work on the same rollouts. Figures are medians;
-only ratios within one run mean anything on a shared machine.
+gather and overlap, overlap with streamed generation, and a critic-free variant (GRPO, no critic); the first step of
+each block is left out. Learning rates are 0 and every step gets the same prompts and seeds, so all steps work on the
+same rollouts. Figures are medians; only ratios within one run mean anything on a shared machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ from splitppo.config import Config, load_config
 
 RECIPE = Path("recipes/sort_letters/cpu.yaml")
 CRITIC_FREE = "critic-free"
-VARIANTS = ("serial", "gather", "overlap", CRITIC_FREE)
+STREAMED = "streamed"  # overlap, the responses sent on in groups
+STREAM_GROUPS = 4
+VARIANTS = ("serial", "gather", "overlap", STREAMED, CRITIC_FREE)
+SCHEDULES = {STREAMED: "overlap", CRITIC_FREE: "gather"}
 Row = Mapping[str, float]
 
 
@@ -71,11 +74,11 @@ class Silent:
 
 def variant_config(config: Config, variant: str, num_steps: int) -> Config:
     """The configuration of a block."""
-    schedule = "gather" if variant == CRITIC_FREE else variant
-    run = config.run.model_copy(update={"schedule": schedule, "total_steps": num_steps})
+    run = config.run.model_copy(update={"schedule": SCHEDULES.get(variant, variant), "total_steps": num_steps})
+    rollout = config.rollout.model_copy(update={"stream_groups": STREAM_GROUPS if variant == STREAMED else 1})
     estimator = "grpo" if variant == CRITIC_FREE else "gae"
     algorithm = config.algorithm.model_copy(update={"adv_estimator": estimator})
-    return config.model_copy(update={"run": run, "algorithm": algorithm})
+    return config.model_copy(update={"run": run, "rollout": rollout, "algorithm": algorithm})
 
 
 async def measure(config: Config, num_rounds: int, num_steps: int) -> dict[str, list[Row]]:
@@ -131,10 +134,12 @@ def expected_step_s(variant: str, serial: Sequence[Row]) -> float:
         for name in ("gen", "old_log_prob", "ref", "values", "reward", "adv", "update_actor", "update_critic")
     )
     middle = max(old + ref, values, reward)
+    overlap = gen + middle + adv + actor + max(0.0, critic - actor - gen)
     return {
         "serial": gen + old + ref + values + reward + adv + actor + critic,
         "gather": gen + middle + adv + max(actor, critic),
-        "overlap": gen + middle + adv + actor + max(0.0, critic - actor - gen),
+        "overlap": overlap,
+        STREAMED: overlap - middle + max(old + ref, max(values, reward) / STREAM_GROUPS),
         CRITIC_FREE: gen + max(old + ref, reward) + adv + actor,
     }[variant]
 
@@ -160,11 +165,14 @@ def report(rows: Mapping[str, Sequence[Row]]) -> str:
         )
     slower = max(median(serial, "timing_s/update_actor"), median(serial, "timing_s/update_critic"))
     phase = median(rows["gather"], "timing_s/update_actor_critic")
-    overlap, gather, free = (median(rows[name], "timing_s/step") for name in ("overlap", "gather", CRITIC_FREE))
+    overlap, gather, streamed, free = (
+        median(rows[name], "timing_s/step") for name in ("overlap", "gather", STREAMED, CRITIC_FREE)
+    )
     lines += [
         "",
         f"gather's update phase / slower role's update in serial: {phase / slower:.2f} (goal: at most 1.15)",
         f"overlap's step / gather's step: {overlap / gather:.2f} (goal: at most 1)",
+        f"overlap's step with {STREAM_GROUPS} groups streamed / unstreamed: {streamed / overlap:.2f}",
         f"overlap's step / critic-free step: {overlap / free:.2f} (1: the critic costs no wall-clock time)",
     ]
     return "\n".join(lines)
