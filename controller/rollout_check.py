@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from controller.logs import FILE_ONLY
 from splitppo.config import RolloutConfig
 
 log = logging.getLogger(__name__)
@@ -50,4 +51,4 @@ class RolloutCheck:
                 " (rollout.max_log_prob_diff): the rollout engine does not hold the trainer's weights, or computes"
                 " them differently"
             )
-        log.info("step %d: %s, allowed are %g", step, found, self._max_diff)
+        log.info("step %d: %s, allowed are %g", step, found, self._max_diff, extra=FILE_ONLY)
