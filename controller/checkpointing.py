@@ -7,12 +7,17 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from controller.checkpoints import CheckpointStore
-from controller.clients import WorkerClient
+from controller.clients import CommandReply, WorkerClient
 from controller.run_state import RunState
 from controller.schedule import first_error
 from splitppo.config import CheckpointConfig
+from splitppo.rpc.errors import StorageFailed
 
 log = logging.getLogger(__name__)
+
+
+class CheckpointFailed(OSError):
+    """A checkpoint could not be written; `str()` is one sentence that names the cause and the last good pair."""
 
 
 class CheckpointWriter:
@@ -24,7 +29,8 @@ class CheckpointWriter:
         config: how many are kept, and what belongs to each.
         on_commit: called with the step when its checkpoint counts.
 
-    Raises (from `begin` or `join`): what kept the checkpoint before from being written.
+    Raises (from `begin`, `join` or `check`): what kept the checkpoint before from being written; CheckpointFailed where
+        storage did.
     """
 
     def __init__(
@@ -51,6 +57,12 @@ class CheckpointWriter:
         await self.join()
         self._writing = asyncio.create_task(self._write(state, metrics))
 
+    def check(self) -> None:
+        """Raises what has kept the last checkpoint from being written, as soon as that is known."""
+        if self._writing is not None and self._writing.done():
+            writing, self._writing = self._writing, None
+            writing.result()
+
     async def join(self) -> None:
         """Waits for the checkpoint that is being written, if there is one; it goes on when the wait is cancelled."""
         if self._writing is not None:
@@ -68,21 +80,36 @@ class CheckpointWriter:
     async def _write(self, state: RunState, awaited_metrics: Awaitable[Mapping[str, float]]) -> None:
         metrics = await awaited_metrics
         try:
-            async with asyncio.TaskGroup() as saving:
-                for client in self._clients:
-                    saving.create_task(
-                        client.save_checkpoint(base_step=state.step, with_hf_model=self._config.save_hf_model)
-                    )
-        except BaseExceptionGroup as failures:
-            raise first_error(failures) from None
-        await self._commit(state, metrics)
+            manifests = await self._save(state.step)
+            await self._commit(state, metrics, manifests)
+        except (StorageFailed, OSError) as error:
+            raise CheckpointFailed(
+                f"the checkpoint of step {state.step} could not be written: {error}; {self._store.last_good()}"
+            ) from error
         self._on_commit(state.step)
         log.info("checkpoint of step %d committed", state.step)
 
-    async def _commit(self, state: RunState, metrics: Mapping[str, float]) -> None:
+    async def _save(self, step: int) -> dict[str, str]:
+        """Lets every role write its part; returns the sha256 of their manifests, when all are durable."""
+        saves: dict[str, asyncio.Task[CommandReply]] = {}
+        try:
+            async with asyncio.TaskGroup() as saving:
+                for client in self._clients:
+                    save = client.save_checkpoint(base_step=step, with_hf_model=self._config.save_hf_model)
+                    saves[client.role] = saving.create_task(save)
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from None
+        return {role: save.result().manifest_sha256 for role, save in saves.items()}
+
+    async def _commit(self, state: RunState, metrics: Mapping[str, float], manifests: Mapping[str, str]) -> None:
         """Runs to its end even when cancelled: a thread cannot be stopped, and must not write behind a restart."""
         commit = asyncio.to_thread(
-            self._store.commit, state.step, state.model_dump(mode="json"), metrics, keep=self._config.keep
+            self._store.commit,
+            state.step,
+            state.model_dump(mode="json"),
+            metrics,
+            manifests=manifests,
+            keep=self._config.keep,
         )
         committing = asyncio.create_task(commit)
         try:

@@ -1,15 +1,18 @@
 """Pair checkpoints: one part per trained role, and the controller's own state.
 
-    checkpoints/global_step_N/{actor,critic}/   written by the services, in the background
+    checkpoints/global_step_N/{actor,critic}/   written by the services, in the background; manifest.json is each one's last
     checkpoints/global_step_N/controller.json   step, KL coefficient, validation before the run, totals
     checkpoints/global_step_N/COMMITTED         the commit marker: written last, when every part is durable
-    checkpoints/latest                          newest committed step
+    checkpoints/latest                          newest committed step, for people; nothing reads it
+    checkpoints/damaged_global_step_N           a checkpoint that was found damaged; left to the user
 
-A folder without its marker is half a pair: never loaded, removed when the next checkpoint commits.
+A folder without its marker is half a pair: never loaded, removed at the next start or commit. What a marker and the
+manifests that it names do not describe is damaged; then the checkpoint before it is used.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -18,14 +21,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from controller.commit_marker import CommitMarker, entry_of
 from controller.files import write_atomically
 from splitppo.config import ConfigError
+from splitppo.manifest import (
+    MANIFEST,
+    DamagedCheckpoint,
+    Manifest,
+    read_manifest,
+    verify_digest,
+    verify_files,
+)
 
 log = logging.getLogger(__name__)
 
 MARKER = "COMMITTED"
 STATE = "controller.json"
 PREFIX = "global_step_"
+DAMAGED_PREFIX = f"damaged_{PREFIX}"
 
 
 class CheckpointStore:
@@ -40,15 +53,71 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Committed steps, oldest first."""
-        folders = [marker.parent.name for marker in self.path.glob(f"{PREFIX}*/{MARKER}")]
-        return sorted(int(name.removeprefix(PREFIX)) for name in folders if name.removeprefix(PREFIX).isdigit())
+        return [step for step, folder in sorted(self._folders().items()) if (folder / MARKER).exists()]
+
+    def _folders(self) -> dict[int, Path]:
+        """Every checkpoint by its step, half pairs included."""
+        folders = {folder.name.removeprefix(PREFIX): folder for folder in self.path.glob(f"{PREFIX}*")}
+        return {int(number): folder for number, folder in folders.items() if number.isdigit()}
 
     def latest_step(self) -> int:
         """The newest committed step, 0 when there is none."""
         return max(self.steps(), default=0)
 
+    def last_good(self) -> str:
+        """Half a sentence on what a run that has to stop can go on from."""
+        step = self.latest_step()
+        if step == 0:
+            return "there is no earlier checkpoint, the run would start again at step 0"
+        return f"the last good checkpoint is {self.folder(step)}, which is untouched"
+
+    # Whether a checkpoint is whole.
+
+    def check(self, step: int) -> dict[str, Manifest]:
+        """Compares what the controller has written, and the manifests, with the commit marker.
+
+        The files that the manifests name are compared with them by the services, when they load.
+
+        Returns:
+            the manifests by role; none of a checkpoint of an earlier version, which cannot be verified.
+
+        Raises:
+            DamagedCheckpoint: something is not as it was committed.
+        """
+        return check_folder(self.folder(step), step)
+
+    def newest_whole_step(self) -> int:
+        """The newest step whose checkpoint passes `check`; what is newer is set aside. 0 when there is none."""
+        while step := self.latest_step():
+            try:
+                self.check(step)
+            except DamagedCheckpoint as error:
+                self.set_aside(step, error)
+            else:
+                return step
+        return 0
+
+    def set_aside(self, step: int, error: DamagedCheckpoint) -> None:
+        """Takes a damaged checkpoint out of the sequence, and warns. Nothing of it is removed."""
+        aside = self.path / f"{DAMAGED_PREFIX}{step}"
+        number = 1
+        while aside.exists():
+            number += 1
+            aside = self.path / f"{DAMAGED_PREFIX}{step}.{number}"
+        self.folder(step).rename(aside)
+        before = self.latest_step()
+        log.warning(
+            "the checkpoint of step %d is damaged (%s) and was renamed to %s; the one before is used: %s",
+            step,
+            error,
+            aside.name,
+            f"step {before}" if before else "NONE IS LEFT, the run starts again at step 0 with the initial models",
+        )
+
+    # Reading and writing.
+
     def read_state(self, step: int) -> dict[str, Any]:
-        """The controller's state at a committed step. ConfigError if its file is torn."""
+        """The controller's state at a committed step. DamagedCheckpoint if its file is torn."""
         state: dict[str, Any] = self._read(step)["state"]
         return state
 
@@ -58,32 +127,52 @@ class CheckpointStore:
         return metrics
 
     def _read(self, step: int) -> dict[str, Any]:
-        file = self.folder(step) / STATE
-        try:
-            part: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"the checkpoint of step {step} is torn: {file} cannot be read") from error
-        return part
+        return _read_state_file(self.folder(step) / STATE)
 
-    def commit(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float], *, keep: int) -> None:
-        """Makes the checkpoint of `step` count, after every role's part is durable; then removes the oldest."""
+    def commit(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        *,
+        manifests: Mapping[str, str],
+        keep: int,
+    ) -> None:
+        """Makes the checkpoint of `step` count, after every role's part is durable; then removes the oldest.
+
+        Args:
+            step: of the checkpoint.
+            state, metrics: the controller's part.
+            manifests: sha256 of every role's manifest.
+            keep: how many checkpoints stay.
+        """
         folder = self.folder(step)
-        write_atomically(folder / STATE, json.dumps({"state": state, "metrics": metrics}, indent=2))
-        write_atomically(folder / MARKER, f"{step}\n")
+        content = json.dumps({"state": state, "metrics": metrics}, indent=2).encode()
+        write_atomically(folder / STATE, content)
+        write_atomically(folder / MARKER, CommitMarker(step, entry_of(content), manifests).serialise())
         write_atomically(self.path / "latest", f"{step}\n")
         for old_step in self.steps()[:-keep]:
             self._remove(old_step)
-        for half in self.path.glob(f"{PREFIX}*"):
-            name = half.name.removeprefix(PREFIX)
-            if name.isdigit() and int(name) < step and not (half / MARKER).exists():
-                shutil.rmtree(half, ignore_errors=True)
+        self.remove_leftovers()
+
+    def remove_leftovers(self) -> list[int]:
+        """Removes what was never committed, of whatever step; nothing may be saved at this time.
+
+        Returns:
+            the steps of half pairs.
+        """
+        halves = {step: folder for step, folder in self._folders().items() if not (folder / MARKER).exists()}
+        for folder in halves.values():
+            shutil.rmtree(folder, ignore_errors=True)
+        for temporary in self.path.glob(".*.tmp"):
+            temporary.unlink(missing_ok=True)
+        return sorted(halves)
 
     def forget_after(self, step: int) -> None:
         """Removes checkpoints of later steps: a run that resumes from `step` writes them anew."""
-        for folder in self.path.glob(f"{PREFIX}*"):
-            name = folder.name.removeprefix(PREFIX)
-            if name.isdigit() and int(name) > step:
-                self._remove(int(name))
+        for later in self._folders():
+            if later > step:
+                self._remove(later)
 
     def _remove(self, step: int) -> None:
         """The marker goes first, so a removal that is cut short never leaves a checkpoint that looks whole."""
@@ -95,6 +184,7 @@ class CheckpointStore:
 
         Raises:
             ConfigError: the folder is no complete checkpoint.
+            DamagedCheckpoint: it is complete, but not as it was written; nothing was copied.
         """
         name = folder.resolve().name
         number = name.removeprefix(PREFIX)
@@ -105,15 +195,55 @@ class CheckpointStore:
                 f" {PREFIX}N with the files {STATE} and {MARKER}"
             )
         step = int(number)
+        manifests = check_folder(folder, step)
         if folder.resolve() != self.folder(step).resolve():
+            # Before one of this run's own goes: the services look only at the copy.
+            for role, manifest in manifests.items():
+                verify_files(folder / role, manifest)
             self._remove(step)
             # The marker last: a copy that is cut short never looks whole.
             without_marker = shutil.ignore_patterns(MARKER)
             shutil.copytree(
                 folder, self.folder(step), ignore=without_marker, copy_function=_link_or_copy, dirs_exist_ok=True
             )
-            write_atomically(self.folder(step) / MARKER, f"{step}\n")
+            write_atomically(self.folder(step) / MARKER, (folder / MARKER).read_bytes())
         return step
+
+
+def check_folder(folder: Path, step: int) -> dict[str, Manifest]:
+    """See `CheckpointStore.check`."""
+    marker = CommitMarker.read(folder / MARKER, step)
+    if marker is None:
+        log.warning("%s was written before there were manifests: its files cannot be verified", folder)
+        _read_state_file(folder / STATE)
+        return {}
+    expected = {MARKER, STATE, *marker.manifests}
+    found = {entry.name for entry in folder.iterdir()}
+    if expected != found:
+        (name, *_) = sorted(expected ^ found)
+        wanted = "it is missing" if name in expected else "expected no such file"
+        raise DamagedCheckpoint(f"{folder / name}: {wanted}")
+    state = entry_of((folder / STATE).read_bytes())
+    if state.size != marker.state.size:
+        raise DamagedCheckpoint(f"{folder / STATE}: expected {marker.state.size} bytes, found {state.size}")
+    verify_digest(folder / STATE, marker.state.sha256, state.sha256)
+    return {role: _read_manifest(folder / role, digest) for role, digest in marker.manifests.items()}
+
+
+def _read_manifest(part: Path, digest: str) -> Manifest:
+    manifest = read_manifest(part)
+    if manifest is None:
+        raise DamagedCheckpoint(f"{part / MANIFEST}: it is missing")
+    verify_digest(part / MANIFEST, digest, hashlib.sha256(manifest.serialise()).hexdigest())
+    return manifest
+
+
+def _read_state_file(file: Path) -> dict[str, Any]:
+    try:
+        part: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DamagedCheckpoint(f"{file}: expected the controller's state, it cannot be read") from error
+    return part
 
 
 def _link_or_copy(source: str, target: str) -> None:

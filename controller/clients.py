@@ -75,8 +75,9 @@ class CommandReply:
         started_s, finished_s: when the engine worked, between request and reply; controller's clock, unix seconds.
         committed_step: committed after the command.
         replayed: the reply came from the ledger, the command had been applied before.
-        weights_sha256: answer of ComputeWeightsDigest, else empty.
+        weights_sha256: answer of ComputeWeightsDigest and LoadCheckpoint, else empty.
         policy_version: the step whose weights made the responses (Generate).
+        manifest_sha256: of the manifest of what was saved (SaveCheckpoint).
     """
 
     metrics: Mapping[str, float]
@@ -86,6 +87,7 @@ class CommandReply:
     replayed: bool
     weights_sha256: str
     policy_version: int = 0
+    manifest_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -344,6 +346,7 @@ class WorkerClient:
             replayed=result.replayed,
             weights_sha256=result.weights_sha256,
             policy_version=result.policy_version,
+            manifest_sha256=result.manifest_sha256,
         )
 
     def _engine_time(self, engine: worker_pb2.EngineTime, sent_s: float, answered_s: float) -> tuple[float, float]:

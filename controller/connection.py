@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence, Set
+from collections.abc import Coroutine, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 from controller.clients import ActorClient, Caller, CriticClient, Limits, ProgressCallback, WorkerClient
@@ -14,6 +14,7 @@ from controller.schedule import first_error
 from controller.trainer import Services
 from splitppo.config import Config, ConfigError
 from splitppo.config.digest import worker_digest
+from splitppo.manifest import DamagedCheckpoint, Manifest
 from splitppo.rpc.errors import DataLoss, InvalidArgument, NotFound, Unavailable, WireError, WrongState
 
 log = logging.getLogger(__name__)
@@ -116,17 +117,37 @@ class ServiceGroups:
         answers = await asyncio.gather(*(client.get_status() for client in clients), return_exceptions=True)
         return {client.role for client, answer in zip(clients, answers, strict=True) if isinstance(answer, Exception)}
 
-    async def restore(self, step: int) -> None:
+    async def restore(self, step: int, manifests: Mapping[str, Manifest] | None = None) -> None:
         """Brings every role to the pair checkpoint of `step`; 0 is the initial model.
 
+        Args:
+            step: committed.
+            manifests: of its parts, by role; without them (an earlier version's checkpoint) the weights are not
+                compared.
+
         Raises:
-            ConfigError: the checkpoint is torn, or does not fit the model.
+            DamagedCheckpoint: a part is not as it was written, or gives other weights than were saved.
+            ConfigError: the checkpoint does not fit the model, or lacks a role.
             WireError: a worker is lost.
         """
+        stale = [client for client in self.clients if not client.is_fresh_at(step)]
+        if manifests and (missing := {client.role for client in stale} - manifests.keys()):
+            raise ConfigError(
+                f"the checkpoint of step {step} holds {' and '.join(sorted(manifests))}, expected also the"
+                f" {' and the '.join(sorted(missing))} of this run"
+            )
         try:
-            await _all(client.load_checkpoint(step) for client in self.clients if not client.is_fresh_at(step))
-        except (InvalidArgument, NotFound, DataLoss) as error:
+            replies = await _all(client.load_checkpoint(step) for client in stale)
+        except DataLoss as error:
+            raise DamagedCheckpoint(str(error)) from error
+        except (InvalidArgument, NotFound) as error:
             raise ConfigError(f"the checkpoint of step {step} cannot be loaded: {error}") from error
+        for client, reply in zip(stale, replies, strict=True):
+            if manifests and reply.weights_sha256 != (expected := manifests[client.role].weights_sha256):
+                raise DamagedCheckpoint(
+                    f"{client.role}: expected weights with sha256 {expected[:16]}..., found"
+                    f" {reply.weights_sha256[:16]}... after loading"
+                )
 
     async def reload_initial(self) -> None:
         """Brings every role back to its initial model, also where it never left it."""

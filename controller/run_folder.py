@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +24,8 @@ from controller.launcher import Endpoint
 from controller.run_state import RunState
 from controller.trackers import METRICS_FILE, read_metrics
 from splitppo.config import Config, ConfigError, dump_config
+
+log = logging.getLogger(__name__)
 
 # Keys that say how long, where and how often, but not what is computed: they may differ from the stored config.
 MUTABLE_KEYS = (
@@ -73,6 +76,7 @@ class RunFolder:
         self.checkpoints = CheckpointStore(self.path / "checkpoints")
         self._config = config
         self._lock = -1
+        self._named_step: int | None = None
         self.claim = Claim("", 0, "")
 
     @property
@@ -145,17 +149,25 @@ class RunFolder:
         write_atomically(self.path / self.claim.nonce, "")
 
     def resume_step(self) -> int:
-        """The checkpointed step that this run starts from; 0 is the initial model.
+        """The checkpointed step that this run starts from; 0 is the initial model. What a crash has left is removed.
 
         Raises:
             ConfigError: `run.resume` names a folder that is no complete checkpoint.
+            DamagedCheckpoint: or one that is damaged.
         """
+        for step in self.checkpoints.remove_leftovers():
+            log.warning("removed the checkpoint of step %d: COMMITTED is missing, it was never completed", step)
         resume = self._config.run.resume
         if resume == "disable":
             return 0
         if resume == "auto":
-            return self.checkpoints.latest_step()
-        return self.checkpoints.adopt(Path(resume))
+            return self.checkpoints.newest_whole_step()
+        self._named_step = self.checkpoints.adopt(Path(resume))
+        return self._named_step
+
+    def is_named(self, step: int) -> bool:
+        """Whether `run.resume` asks for the checkpoint of this step, and no other one."""
+        return step == self._named_step
 
     def load_state(self, step: int) -> RunState:
         """The controller's part of the checkpoint of `step`; 0 is the state before the first step."""

@@ -12,7 +12,7 @@ from typing import Literal, NoReturn
 
 import uvloop
 
-from controller.checkpointing import CheckpointWriter
+from controller.checkpointing import CheckpointFailed, CheckpointWriter
 from controller.connection import ServiceGroups
 from controller.display import open_display
 from controller.evaluation import Evaluator
@@ -21,6 +21,7 @@ from controller.launcher import GroupFailed
 from controller.logs import FILE_ONLY, log_to
 from controller.recorder import Recorder
 from controller.report import write_report
+from controller.restoring import restore_whole
 from controller.rollout_check import RolloutMismatch
 from controller.run_folder import RunFolder
 from controller.run_state import RunState
@@ -30,6 +31,7 @@ from controller.trainer import Observers, Trainer
 from rewards.manager import RewardManager
 from splitppo.config import Config, ConfigError
 from splitppo.config.plan import batch_plan
+from splitppo.manifest import DamagedCheckpoint
 from splitppo.rpc.errors import DeadlineExceeded, NotIntroduced, PeerDied, Unavailable, WireError
 from splitppo.v1 import worker_pb2
 
@@ -67,6 +69,7 @@ class Session:
         self._reason: ExitReason = "failed"
         self._summary: Summary
         self._digests = WeightsDigests()
+        self._storage_has_failed = False
         self._started_s = time.monotonic()
 
     async def run(self) -> int:
@@ -86,6 +89,8 @@ class Session:
             self._explain(error)
         except RolloutMismatch as error:
             self._explain(error)
+        except DamagedCheckpoint as error:
+            self._explain(ValueError(f"run.resume: the checkpoint {self._config.run.resume} is damaged: {error}"))
         except (WireError, OSError) as error:
             # Whoever stops the controller may stop the groups as well, before the step is done.
             self._reason = "failed" if self._signal is None else "interrupted"
@@ -152,14 +157,14 @@ class Session:
                 log.warning("lost a group, restarting it: %s", error)
                 await self._abandon()
                 await self._groups.recover(error)
-                step = self._folder.checkpoints.latest_step()
+                step = self._folder.checkpoints.newest_whole_step()
 
     async def _train_from(self, step: int, inputs: Inputs, scorer: Scorer) -> None:
         """Connects, restores both roles and the records to the checkpoint of `step`, and trains on from there."""
         config, folder, recorder = self._config, self._folder, self._recorder
         assert recorder is not None
         services = await self._groups.connect()
-        await self._groups.restore(step)
+        step = await restore_whole(self._groups, folder, step)
         folder.checkpoints.forget_after(step)
         clients = self._groups.clients
         recorder.restart_at(step, clients, folder.load_metrics(step))
@@ -168,7 +173,7 @@ class Session:
             CheckpointWriter(folder.checkpoints, clients, config.checkpoint, recorder.release),
             recorder,
         )
-        state = folder.load_state(step)
+        self._restored = state = folder.load_state(step)
         self._trainer = Trainer(config, services, inputs.prompts, scorer, observers, state)
         self._phase = "training"
         try:
@@ -221,10 +226,17 @@ class Session:
             log.warning("report.png could not be drawn: %s", error)
 
     def _explain(self, error: Exception) -> None:
-        """One sentence for the user; where it happened is in the log file of the group that it names."""
+        """One sentence for the user; where it happened is in the log file of the group that it names.
+
+        Storage that fails once fails again while the run is closed: only the first time is told.
+        """
+        if isinstance(error, OSError) and not isinstance(error, CheckpointFailed):
+            error = OSError(f"{error}; {self._folder.checkpoints.last_good()}")
         log.error("%s", error, extra=FILE_ONLY)
         self._display.close()
-        sys.stderr.write(f"error: {error}\n")
+        if not (isinstance(error, OSError) and self._storage_has_failed):
+            sys.stderr.write(f"error: {error}\n")
+        self._storage_has_failed |= isinstance(error, OSError)
 
     def _exit_status(self) -> int:
         """The process's exit status; a completed run fails if it stays under `evaluation.min_accuracy`."""

@@ -254,6 +254,7 @@ class Trainer:
 
     async def checkpoint_if_due(self) -> None:
         """Starts a pair checkpoint in the background; it begins when the step is complete."""
+        self.checkpoints.check()
         save_freq = self.config.checkpoint.save_freq
         on_schedule = save_freq > 0 and (self.step % save_freq == 0 or self.step == self.last_step)
         if on_schedule or self._is_stopping:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -180,7 +181,8 @@ class FakeClient:
         return batch
 
     async def save_checkpoint(self, *, base_step: int, with_hf_model: bool = False) -> CommandReply:
-        return await self._command("save_checkpoint", base_step, base_step, lambda: None)
+        reply = await self._command("save_checkpoint", base_step, base_step, lambda: None)
+        return replace(reply, manifest_sha256=f"{self.role} {base_step}")
 
     async def _command(
         self,

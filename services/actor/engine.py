@@ -138,7 +138,7 @@ class ActorRole:
         named = {f"actor/{name}": value for name, value in metrics.items()}
         return Outcome(metrics={**named, **memory_metrics(self._device)})
 
-    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[None]:
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """See `Role.save_checkpoint`; the reference and the rollout engine have nothing to save."""
         return self._policy.save(directory, service_state, with_hf_model=with_hf_model)
 

@@ -82,7 +82,7 @@ class CriticRole:
         metrics = token_means(self._model.update(batch, self._forward, self._loss, progress=progress))
         return Outcome(metrics={f"critic/{name}": value for name, value in metrics.items()})
 
-    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[None]:
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """See `Role.save_checkpoint`."""
         return self._model.save(directory, service_state, with_hf_model=with_hf_model)
 

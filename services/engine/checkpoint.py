@@ -7,11 +7,10 @@ later).
 
 from __future__ import annotations
 
-import os
 import shutil
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import CheckpointException, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from services.engine import hf_folder, parallel
+from services.engine.digest import values_digest
+from splitppo.manifest import DamagedCheckpoint
 
 HF_FOLDER = "huggingface"
 ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")
+# Weights that are in memory once more while a save reads them back.
+_READ_BACK_BYTES = 256 << 20
 
 
 class Checkpointer:
@@ -42,7 +45,7 @@ class Checkpointer:
         self._source = source
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._last: Future[None] | None = None
+        self._last: Future[str] | None = None
 
     def save(
         self,
@@ -53,19 +56,17 @@ class Checkpointer:
         num_updates: int,
         extra: bytes,
         with_hf_model: bool,
-    ) -> Future[None]:
+    ) -> Future[str]:
         """Snapshots, then writes in the background; waits for the save before it.
 
         Returns:
-            resolves when the parts of all ranks are on storage; on rank 0 also when `huggingface/` is.
+            resolves when the parts of all ranks are on storage; on rank 0 when `huggingface/` is, too, with the
+            sha256 of the weights as they were read back. OSError where storage has failed.
         """
         if self._last is not None:
             wait([self._last])
-        folder = None
         if parallel.rank() == 0:
             _empty(directory)
-            folder = directory / HF_FOLDER
-            hf_folder.write_description(model, self._source, folder)
         weights = _whole_weights(model) if with_hf_model else {}
         state = {
             **model_entries(model),
@@ -81,8 +82,21 @@ class Checkpointer:
         )
         if not isinstance(written, Future):
             written = written.upload_completion
-        self._last = self._thread.submit(_finish, written, directory, folder, weights)
+        self._last = self._thread.submit(self._finish, written, directory, model, weights)
         return self._last
+
+    def _finish(self, written: Future[Any], directory: Path, model: Any, weights: dict[str, Tensor]) -> str:
+        """Waits for the shards of all ranks; rank 0 adds the Hugging Face folder, and reads the weights back."""
+        try:
+            written.result()
+        except BaseException as error:
+            raise _cause(error) from error
+        if parallel.rank() != 0:
+            return ""
+        hf_folder.write_description(model, self._source, directory / HF_FOLDER)
+        if weights:
+            hf_folder.write_weights(directory / HF_FOLDER, weights)
+        return saved_weights_digest(directory, sorted(name for name, _ in model.named_parameters()))
 
     def load(self, directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, bytes]:
         """Loads in place what `save` wrote from any number of ranks; each rank reads its own part.
@@ -93,10 +107,9 @@ class Checkpointer:
         Raises:
             ValueError: missing, torn or of another model; nothing has changed then.
         """
-        metadata = read_metadata(directory)
-        sizes = tensor_sizes(metadata)
+        check_checkpoint(directory, model)
+        sizes = tensor_sizes(read_metadata(directory))
         weights = model_entries(model)
-        _check_fits(directory, {name: tensor.shape for name, tensor in weights.items()}, sizes)
         moments = _fresh_moments(model, sizes)
         rng = {key: value for key, value in _rng_entries().items() if key in sizes}
         state: dict[str, Tensor] = {
@@ -135,22 +148,22 @@ def read_metadata(directory: Path) -> Metadata:
     """What a checkpoint consists of.
 
     Raises:
-        ValueError: missing, or a shard is missing or too short.
+        DamagedCheckpoint: missing, or a shard is missing or too short.
     """
     if not (directory / ".metadata").is_file():
-        raise ValueError(f"{directory} holds no complete checkpoint")
+        raise DamagedCheckpoint(f"{directory} holds no complete checkpoint")
     try:
         metadata = FileSystemReader(str(directory)).read_metadata()
     except Exception as error:  # unpickling a torn file may raise anything
-        raise ValueError(f"checkpoint {directory} is torn: .metadata cannot be read") from error
+        raise DamagedCheckpoint(f"checkpoint {directory} is torn: .metadata cannot be read") from error
     expected_bytes: dict[str, int] = defaultdict(int)
     for entry in metadata.storage_data.values():
         expected_bytes[entry.relative_path] = max(expected_bytes[entry.relative_path], entry.offset + entry.length)
     for name, num_bytes in expected_bytes.items():
         if not (directory / name).is_file():
-            raise ValueError(f"checkpoint {directory} is torn: {name} is missing")
+            raise DamagedCheckpoint(f"checkpoint {directory} is torn: {name} is missing")
         if (found := (directory / name).stat().st_size) < num_bytes:
-            raise ValueError(f"checkpoint {directory} is torn: {name} has {found} of {num_bytes} bytes")
+            raise DamagedCheckpoint(f"checkpoint {directory} is torn: {name} has {found} of {num_bytes} bytes")
     return metadata
 
 
@@ -158,10 +171,39 @@ def check_checkpoint(directory: Path, model: nn.Module) -> None:
     """Whether `directory` holds a whole checkpoint of this model; one rank can ask alone.
 
     Raises:
-        ValueError: missing, torn or of another model.
+        DamagedCheckpoint: missing or torn.
+        ValueError: of another model.
     """
     shapes = {f"model.{name}": parameter.shape for name, parameter in model.named_parameters()}
-    _check_fits(directory, shapes, tensor_sizes(read_metadata(directory)))
+    sizes = tensor_sizes(read_metadata(directory))
+    # Of the buffers only persistent ones are saved.
+    buffers = {f"model.{name}": buffer.shape for name, buffer in model.named_buffers()}
+    saved_buffers = {name: shape for name, shape in buffers.items() if name in sizes}
+    _check_fits(directory, {**shapes, **saved_buffers}, sizes)
+
+
+def saved_weights_digest(directory: Path, names: Sequence[str]) -> str:
+    """What `weights_digest` answers once this checkpoint is loaded; one process reads it alone.
+
+    Args:
+        directory: a checkpoint.
+        names: of the model's parameters, sorted, tied ones once.
+    """
+    return values_digest(_saved_tensors(directory, [f"model.{name}" for name in names]))
+
+
+def _saved_tensors(directory: Path, keys: Sequence[str]) -> Iterator[Tensor]:
+    """Whole tensors, in the order of their keys; few of them are in memory at a time."""
+    entries = read_metadata(directory).state_dict_metadata
+    batch: dict[str, Tensor] = {}
+    for key in keys:
+        entry = entries[key]
+        assert isinstance(entry, TensorStorageMetadata)
+        batch[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
+        if sum(tensor.nbytes for tensor in batch.values()) >= _READ_BACK_BYTES or key == keys[-1]:
+            read_shards(directory, batch)
+            yield from batch.values()
+            batch = {}
 
 
 def read_shards(directory: Path, state: dict[str, Tensor]) -> None:
@@ -213,6 +255,12 @@ def _check_fits(directory: Path, shapes: Mapping[str, torch.Size], sizes: Mappin
             raise ValueError(
                 f"checkpoint {directory} is of another model: {name} has shape {list(shape)} here, {found} there"
             )
+    for name in sizes:
+        if name.startswith("model.") and name not in shapes:
+            raise ValueError(
+                f"checkpoint {directory} is of another model: {name} is not here, there it has shape"
+                f" {list(sizes[name])}"
+            )
 
 
 def _rng_entries() -> dict[str, Tensor]:
@@ -238,12 +286,19 @@ def _whole_weights(model: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
-def _finish(written: Future[Any], directory: Path, folder: Path | None, weights: dict[str, Tensor]) -> None:
-    """Waits for the shards of all ranks, writes the Hugging Face weights, makes the names durable."""
-    written.result()
-    if folder is not None and weights:
-        hf_folder.write_weights(folder, weights)
-    for path in (directory, directory.parent):
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+def _cause(error: BaseException) -> Exception:
+    """What kept shards from being written, without the ranks and traces that torch wraps it into.
+
+    torch's errors are no Exceptions; an OSError anywhere below is what happened.
+    """
+    below: list[BaseException | None] = [error]
+    while below:
+        one = below.pop(0)
+        if one is None:
+            continue
+        if isinstance(one, OSError):
+            return one
+        if isinstance(one, CheckpointException):
+            below += [failure for failure, _ in one.failures.values()]
+        below += [one.__cause__, one.__context__]
+    return RuntimeError(str(error).strip().rpartition("\n")[2])

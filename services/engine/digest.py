@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
-from torch import nn
+from torch import Tensor, nn
 
 from services.engine import parallel
 
@@ -14,9 +15,13 @@ def weights_digest(model: nn.Module) -> str:
 
     Every rank must call it; every rank gets the same answer.
     """
+    return values_digest(parallel.full(parameter.detach()) for _, parameter in sorted(model.named_parameters()))
+
+
+def values_digest(tensors: Iterable[Tensor]) -> str:
+    """sha256 over the values of whole tensors, in this order, as little-endian fp32."""
     digest = hashlib.sha256()
-    for _, parameter in sorted(model.named_parameters()):
-        values = parallel.full(parameter.detach())
+    for values in tensors:
         digest.update(values.float().cpu().contiguous().numpy().astype("<f4", copy=False).data)
     return digest.hexdigest()
 

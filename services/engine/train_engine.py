@@ -211,9 +211,9 @@ class TrainEngine:
         for name, parameter in self.model.named_parameters():
             yield name, parallel.full(parameter.detach().to(dtype))
 
-    def save(self, directory: Path, extra: bytes, *, with_hf_model: bool) -> Future[None]:
+    def save(self, directory: Path, extra: bytes, *, with_hf_model: bool) -> Future[str]:
         """Snapshots everything and writes in the background, with rank 0's `extra`; resolves when all ranks' parts are
-        durable.
+        durable, on rank 0 with the sha256 of the weights in them.
         """
         return self._checkpointer.save(
             directory,
@@ -225,7 +225,7 @@ class TrainEngine:
         )
 
     def check(self, directory: Path) -> None:
-        """Whether `load` can load it; one rank can ask alone. ValueError if not."""
+        """Whether `load` can load it; one rank can ask alone. ValueError if not (see `check_checkpoint`)."""
         check_checkpoint(directory, self.model)
 
     def load(self, directory: Path) -> bytes:

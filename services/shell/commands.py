@@ -57,16 +57,17 @@ class Outcome:
         columns: new columns for this rank's rows, in the order received; the shell gathers them into the slot.
             A command that expands rows (Generate) returns a multiple of its rows, grouped by input row.
         metrics: already reduced over ranks; rank 0's are sent.
-        weights_sha256: answer of ComputeWeightsDigest.
+        weights_sha256: answer of ComputeWeightsDigest and LoadCheckpoint.
         policy_version: the committed step whose weights made the columns (Generate).
-        durable: the reply waits for rank 0's, the mailbox does not (SaveCheckpoint); resolves when all ranks are done.
+        durable: the reply waits for rank 0's, the mailbox does not (SaveCheckpoint); resolves when all ranks are done,
+            rank 0's with the sha256 of the manifest.
     """
 
     columns: Batch | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     weights_sha256: str = ""
     policy_version: int = 0
-    durable: Future[None] | None = None
+    durable: Future[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,21 @@ class Role(Protocol):
         """The role's own RPCs."""
         ...
 
-    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[None]:
-        """Snapshots the role and writes it to `directory` in the background, with rank 0's `service_state`."""
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
+        """Snapshots the role and writes it to `directory` in the background, with rank 0's `service_state`.
+
+        Returns:
+            resolves when the files of all ranks are written, on rank 0 with the sha256 of the weights in them (as
+            `compute_weights_digest`); OSError where storage has failed.
+        """
         ...
 
     def check_checkpoint(self, directory: Path) -> None:
         """Rank 0 alone, before all ranks load: refuses what is not a whole checkpoint of this role. Changes nothing.
 
         Raises:
-            ValueError: it is missing, torn, or of another model.
+            DamagedCheckpoint: it is missing or torn.
+            ValueError: it is of another model.
         """
         ...
 

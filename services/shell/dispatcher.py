@@ -132,14 +132,17 @@ class Leader:
         else:
             outcome.durable.add_done_callback(lambda durable: self._answer_when_durable(call, reply, durable))
 
-    def _answer_when_durable(self, call: Call, reply: worker_pb2.CommandResult, durable: Future[None]) -> None:
+    def _answer_when_durable(self, call: Call, reply: worker_pb2.CommandResult, durable: Future[str]) -> None:
         error = durable.exception()
         if error is None:
+            reply.manifest_sha256 = durable.result()
             self._worker.remember_save(call.request_id, reply)
             call.resolve(reply)
         else:
-            log.error("%s could not be made durable", call.command.method, exc_info=error)
-            call.fail(wire_error(error))
+            refusal = wire_error(error)
+            bug = error if isinstance(refusal, Internal) else None
+            log.error("%s could not be made durable: %s", call.command.method, refusal.message, exc_info=bug)
+            call.fail(refusal)
 
     def _shards(self, command: Command, rows: Batch | None) -> Shards:
         """Which rows each rank works on."""

@@ -36,7 +36,7 @@ class Follower:
         self._channel = channel
         self._parts_channel = parts_channel
         self._failure = failure
-        self._durable: list[Future[None]] = []
+        self._durable: list[Future[str]] = []
         self._place = Place()
 
     def serve(self) -> None:
@@ -82,6 +82,6 @@ class Follower:
         self._place = Place(method=self._place.method, phase=phase)
 
 
-def _log_if_failed(durable: Future[None]) -> None:
+def _log_if_failed(durable: Future[str]) -> None:
     if error := durable.exception():
         log.error("this rank's part could not be made durable", exc_info=error)

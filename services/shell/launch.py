@@ -137,7 +137,7 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     log.info("rank %d of %d on %s: building the %s", launch.rank, launch.world_size, device, role_name)
     role = build_role(context)
     ledger, slots = Ledger(), SlotStore()
-    lifecycle = Lifecycle(role, role_name, config.run.dir, ledger, slots)
+    lifecycle = Lifecycle(role, context, ledger, slots)
     commands = [*role.commands(), *lifecycle.commands()]
     channel = ControlChannel(launch.rank, launch.world_size, context.control_group)
     parts_channel = ControlChannel(launch.rank, launch.world_size, context.parts_group)

@@ -118,6 +118,12 @@ class Dirty(WrongState):
     reason = "DIRTY"
 
 
+class StorageFailed(WireError):
+    """The run folder cannot be written: the disk is full, a quota is used up, a permission is lost."""
+
+    code, reason = grpc.StatusCode.FAILED_PRECONDITION, "STORAGE_FAILED"
+
+
 class NotFound(WireError):
     """A slot, a column or a checkpoint that the worker does not have."""
 
@@ -199,6 +205,7 @@ _ERRORS: tuple[type[WireError], ...] = (
     WrongStep,
     WrongPolicy,
     Dirty,
+    StorageFailed,
     NotFound,
     OutOfMemory,
     QueueFull,

@@ -75,7 +75,7 @@ class PartReady(_message.Message):
     def __init__(self, part: _Optional[int] = ..., num_parts: _Optional[int] = ..., policy_version: _Optional[int] = ...) -> None: ...
 
 class CommandResult(_message.Message):
-    __slots__ = ("engine_time", "metrics", "committed_step", "replayed", "weights_sha256", "policy_version")
+    __slots__ = ("engine_time", "metrics", "committed_step", "replayed", "weights_sha256", "policy_version", "manifest_sha256")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -89,13 +89,15 @@ class CommandResult(_message.Message):
     REPLAYED_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_SHA256_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
     engine_time: EngineTime
     metrics: _containers.ScalarMap[str, float]
     committed_step: int
     replayed: bool
     weights_sha256: str
     policy_version: int
-    def __init__(self, engine_time: _Optional[_Union[EngineTime, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., committed_step: _Optional[int] = ..., replayed: _Optional[bool] = ..., weights_sha256: _Optional[str] = ..., policy_version: _Optional[int] = ...) -> None: ...
+    manifest_sha256: str
+    def __init__(self, engine_time: _Optional[_Union[EngineTime, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., committed_step: _Optional[int] = ..., replayed: _Optional[bool] = ..., weights_sha256: _Optional[str] = ..., policy_version: _Optional[int] = ..., manifest_sha256: _Optional[str] = ...) -> None: ...
 
 class CommandEvent(_message.Message):
     __slots__ = ("progress", "result", "part")

@@ -104,14 +104,16 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SaveCheckpoint(self, request, context):
-        """Writes this role's part of the checkpoint of the committed step; the result comes when it is durable.
+        """Writes this role's part of the checkpoint of the committed step; the result comes when it and its manifest are
+        durable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadCheckpoint(self, request, context):
-        """Loads this role's part of a checkpoint, or the initial model (step 0), and makes its step the committed one.
+        """Loads this role's part of a checkpoint, or the initial model (step 0), and makes its step the committed one. A part
+        that is not as its manifest says ends with DATA_LOSS, one of another model with INVALID_ARGUMENT; nothing changes.
         Commands that wait before it, or can be cancelled, end with UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -177,15 +177,16 @@ class ToyRole:
                 raise TimeoutError(f"{file} never came")
             time.sleep(0.01)
 
-    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[None]:
-        snapshot = float(self._weights.detach())
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
+        snapshot, digest = float(self._weights.detach()), self.compute_weights_digest()
 
-        def write() -> None:
+        def write() -> str:
             if (self._context.config.run.dir / "hold_save").exists():
                 self._wait_for(self._context.config.run.dir / "release_save")
             if self._context.rank == 0:
                 (directory / "weights").write_text(repr(snapshot))
                 (directory / "state").write_bytes(service_state)
+            return digest
 
         return self._writer.submit(write)
 

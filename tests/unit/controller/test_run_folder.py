@@ -32,7 +32,7 @@ def leave_a_run(run_dir: Path, *, checkpointed: int | None = None, **changes: An
 
 
 def save(store: CheckpointStore, step: int) -> None:
-    store.commit(step, RunState(step=step, kl_coef=0.5).model_dump(mode="json"), {}, keep=3)
+    store.commit(step, RunState(step=step, kl_coef=0.5).model_dump(mode="json"), {}, manifests={}, keep=3)
 
 
 def reopen(run_dir: Path, **changes: Any) -> None:

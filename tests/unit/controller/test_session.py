@@ -74,7 +74,7 @@ def test_a_start_that_fails_keeps_what_the_checkpoint_knows_in_the_summary(make:
     with RunFolder(config) as folder:
         before = Accuracy(overall=0.25)
         state = RunState(step=3, kl_coef=0.5, validation_before=before, train_s=7.0, tokens=42)
-        folder.checkpoints.commit(3, state.model_dump(mode="json"), {"training/global_step": 3.0}, keep=1)
+        folder.checkpoints.commit(3, state.model_dump(mode="json"), {"training/global_step": 3.0}, manifests={}, keep=1)
     assert run_session(config) == 2
     summary = read_summary(config)
     assert (summary["global_step"], summary["train_s"], summary["tokens"]) == (3, 7.0, 42)

@@ -53,6 +53,7 @@ def test_every_error_crosses_the_wire_with_its_place(kind: type[WireError]) -> N
         (errors.InvalidBatch, grpc.StatusCode.INVALID_ARGUMENT),
         (errors.WrongState, grpc.StatusCode.FAILED_PRECONDITION),
         (errors.StaleEpoch, grpc.StatusCode.FAILED_PRECONDITION),
+        (errors.StorageFailed, grpc.StatusCode.FAILED_PRECONDITION),
         (errors.Dirty, grpc.StatusCode.FAILED_PRECONDITION),
         (errors.NotFound, grpc.StatusCode.NOT_FOUND),
         (errors.QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED),

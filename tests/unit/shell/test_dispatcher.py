@@ -59,7 +59,7 @@ class Counter:
         self.metrics: dict[str, Any] = {}
         self.groups: list[int] = []
         self.working: Callable[[Batch, Any], None] = lambda batch, report: None
-        self.durable: Future[None] = Future()
+        self.durable: Future[str] = Future()
 
     def commands(self) -> tuple[Command, Command]:
         return (
@@ -96,7 +96,7 @@ class Counter:
         self.after_step()
         return Outcome(metrics=self.metrics)
 
-    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[None]:
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         (directory / "state").write_bytes(service_state)
         return self.durable
 
@@ -139,7 +139,7 @@ class Service:
         self.worker.claim.take("run", 1)
         self.commands = [
             *self.role.commands(),
-            *Lifecycle(self.role, "critic", run_dir, ledger, slots).commands(),
+            *Lifecycle(self.role, context, ledger, slots).commands(),
         ]
         no_failure: Any = None
         self.leader = Leader(self.commands, ControlChannel(0, 1), no_failure, self.worker, idle_interval_s=0.0)
@@ -301,7 +301,7 @@ def test_the_mailbox_goes_on_while_a_checkpoint_is_written(service: Service) -> 
     service.work()
     assert service.update(2).committed_step == 2
     assert not saving.is_done
-    service.role.durable.set_result(None)
+    service.role.durable.set_result("weights")
     assert saving.result().committed_step == 1
 
 
@@ -316,7 +316,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_its_call_only(service: Servic
 
 def test_loading_brings_back_step_and_ledger_and_drops_the_experience(service: Service) -> None:
     service.update(1)
-    service.role.durable.set_result(None)
+    service.role.durable.set_result("weights")
     service.do("SaveCheckpoint", base_step=1)
     service.update(2)
     service.worker.slots.put(experience(3), ROWS, 2)
