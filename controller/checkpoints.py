@@ -1,6 +1,6 @@
 """Pair checkpoints: one part per trained role, and the controller's own state.
 
-    checkpoints/global_step_N/{actor,critic}/   written by the services, in the background; manifest.json is each one's last
+    checkpoints/global_step_N/{actor,critic}/   written by the services, in the background, manifest.json last
     checkpoints/global_step_N/controller.json   step, KL coefficient, validation before the run, totals
     checkpoints/global_step_N/COMMITTED         the commit marker: written last, when every part is durable
     checkpoints/latest                          newest committed step, for people; nothing reads it
@@ -28,6 +28,7 @@ from splitppo.manifest import (
     MANIFEST,
     DamagedCheckpoint,
     Manifest,
+    read_file,
     read_manifest,
     verify_digest,
     verify_files,
@@ -79,7 +80,7 @@ class CheckpointStore:
         The files that the manifests name are compared with them by the services, when they load.
 
         Returns:
-            the manifests by role; none of a checkpoint of an earlier version, which cannot be verified.
+            the manifests by role.
 
         Raises:
             DamagedCheckpoint: something is not as it was committed.
@@ -142,7 +143,8 @@ class CheckpointStore:
 
         Args:
             step: of the checkpoint.
-            state, metrics: the controller's part.
+            state: the controller's part.
+            metrics: of the step, so that a resumed run has no gap in them.
             manifests: sha256 of every role's manifest.
             keep: how many checkpoints stay.
         """
@@ -213,17 +215,7 @@ class CheckpointStore:
 def check_folder(folder: Path, step: int) -> dict[str, Manifest]:
     """See `CheckpointStore.check`."""
     marker = CommitMarker.read(folder / MARKER, step)
-    if marker is None:
-        log.warning("%s was written before there were manifests: its files cannot be verified", folder)
-        _read_state_file(folder / STATE)
-        return {}
-    expected = {MARKER, STATE, *marker.manifests}
-    found = {entry.name for entry in folder.iterdir()}
-    if expected != found:
-        (name, *_) = sorted(expected ^ found)
-        wanted = "it is missing" if name in expected else "expected no such file"
-        raise DamagedCheckpoint(f"{folder / name}: {wanted}")
-    state = entry_of((folder / STATE).read_bytes())
+    state = entry_of(read_file(folder / STATE))
     if state.size != marker.state.size:
         raise DamagedCheckpoint(f"{folder / STATE}: expected {marker.state.size} bytes, found {state.size}")
     verify_digest(folder / STATE, marker.state.sha256, state.sha256)
@@ -232,8 +224,6 @@ def check_folder(folder: Path, step: int) -> dict[str, Manifest]:
 
 def _read_manifest(part: Path, digest: str) -> Manifest:
     manifest = read_manifest(part)
-    if manifest is None:
-        raise DamagedCheckpoint(f"{part / MANIFEST}: it is missing")
     verify_digest(part / MANIFEST, digest, hashlib.sha256(manifest.serialise()).hexdigest())
     return manifest
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from splitppo.manifest import DamagedCheckpoint, FileEntry, canonical_json
+from splitppo.manifest import DamagedCheckpoint, FileEntry, canonical_json, read_file
 
 _VERSION = 1
 
@@ -33,15 +33,13 @@ class CommitMarker:
         return canonical_json({"version": _VERSION, **asdict(self)})
 
     @classmethod
-    def read(cls, file: Path, step: int) -> Self | None:
-        """The marker of the checkpoint of `step`; None if an earlier version wrote it, which had no manifests.
+    def read(cls, file: Path, step: int) -> Self:
+        """The marker of the checkpoint of `step`.
 
         Raises:
-            DamagedCheckpoint: it is neither.
+            DamagedCheckpoint: it is missing, or not as it was written.
         """
-        content = file.read_bytes()
-        if content == f"{step}\n".encode():
-            return None
+        content = read_file(file)
         try:
             stored: dict[str, Any] = json.loads(content)
             if stored.pop("version") != _VERSION:

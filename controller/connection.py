@@ -117,13 +117,12 @@ class ServiceGroups:
         answers = await asyncio.gather(*(client.get_status() for client in clients), return_exceptions=True)
         return {client.role for client, answer in zip(clients, answers, strict=True) if isinstance(answer, Exception)}
 
-    async def restore(self, step: int, manifests: Mapping[str, Manifest] | None = None) -> None:
+    async def restore(self, step: int, manifests: Mapping[str, Manifest]) -> None:
         """Brings every role to the pair checkpoint of `step`; 0 is the initial model.
 
         Args:
             step: committed.
-            manifests: of its parts, by role; without them (an earlier version's checkpoint) the weights are not
-                compared.
+            manifests: of its parts, by role; step 0 has none.
 
         Raises:
             DamagedCheckpoint: a part is not as it was written, or gives other weights than were saved.
@@ -131,7 +130,7 @@ class ServiceGroups:
             WireError: a worker is lost.
         """
         stale = [client for client in self.clients if not client.is_fresh_at(step)]
-        if manifests and (missing := {client.role for client in stale} - manifests.keys()):
+        if step and (missing := {client.role for client in stale} - manifests.keys()):
             raise ConfigError(
                 f"the checkpoint of step {step} holds {' and '.join(sorted(manifests))}, expected also the"
                 f" {' and the '.join(sorted(missing))} of this run"
@@ -143,7 +142,7 @@ class ServiceGroups:
         except (InvalidArgument, NotFound) as error:
             raise ConfigError(f"the checkpoint of step {step} cannot be loaded: {error}") from error
         for client, reply in zip(stale, replies, strict=True):
-            if manifests and reply.weights_sha256 != (expected := manifests[client.role].weights_sha256):
+            if step and reply.weights_sha256 != (expected := manifests[client.role].weights_sha256):
                 raise DamagedCheckpoint(
                     f"{client.role}: expected weights with sha256 {expected[:16]}..., found"
                     f" {reply.weights_sha256[:16]}... after loading"

@@ -40,6 +40,7 @@ class Manifest:
 
     Attributes:
         role, step: whose part of which checkpoint.
+        model: the architecture, as the role describes it.
         files: every file but the manifest itself, by its path below the part's folder ("/" between folders).
         weights_sha256: of the model, as ComputeWeightsDigest answers it.
         ledger_sha256: of the ledger's bytes, which travel inside the files.
@@ -47,6 +48,7 @@ class Manifest:
 
     role: str
     step: int
+    model: str
     files: Mapping[str, FileEntry]
     weights_sha256: str
     ledger_sha256: str
@@ -91,17 +93,29 @@ def write_manifest(folder: Path, manifest: Manifest) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a part; None if it has none.
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a part.
 
     Raises:
-        DamagedCheckpoint: it cannot be read.
+        DamagedCheckpoint: it is missing, or not as it was written.
     """
     file = folder / MANIFEST
+    return Manifest.parse(read_file(file), file)
+
+
+def read_file(file: Path) -> bytes:
+    """The content of a small file of a checkpoint.
+
+    Raises:
+        DamagedCheckpoint: it is missing, or its storage is damaged.
+        OSError: storage that cannot be reached, or that may not be read.
+    """
     try:
-        return Manifest.parse(file.read_bytes(), file)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        return file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise DamagedCheckpoint(f"{file}: the file is missing") from error
+    except OSError as error:
+        raise _damage(file, error) from error
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:
@@ -120,18 +134,19 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
 def verify_files(folder: Path, manifest: Manifest) -> None:
     """Compares every file with the manifest: names and sizes of all first, then contents, on several threads.
 
+    What the manifest does not name is nobody's: it is never read, and does no harm.
+
     Raises:
-        DamagedCheckpoint: a file is missing, unexpected, of another size or content, or cannot be read.
+        DamagedCheckpoint: a file is missing, of another size or content, or cannot be read.
         OSError: storage that cannot be reached, or that may not be read.
     """
-    files = _files_of(folder)
-    if unexpected := sorted(files.keys() - manifest.files.keys()):
-        raise DamagedCheckpoint(f"{folder / unexpected[0]}: expected no such file")
+    present = _files_of(folder)
     for name, expected in manifest.files.items():
-        if name not in files:
+        if name not in present:
             raise DamagedCheckpoint(f"{folder / name}: expected {expected.size} bytes, the file is missing")
-        if (found := files[name].stat().st_size) != expected.size:
+        if (found := present[name].stat().st_size) != expected.size:
             raise DamagedCheckpoint(f"{folder / name}: expected {expected.size} bytes, found {found}")
+    files = {name: present[name] for name in manifest.files}
     num_threads = max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(files)))
     with ThreadPoolExecutor(num_threads, thread_name_prefix="verify") as threads:
         for name, found_entry in zip(files, threads.map(_measure, files.values()), strict=True):
@@ -163,9 +178,14 @@ def _measure(file: Path, *, durable: bool = False) -> FileEntry:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
             return FileEntry(stream.tell(), digest)
     except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        raise DamagedCheckpoint(f"{file}: expected a readable file, found: {error.strerror}") from error
+        raise _damage(file, error) from error
+
+
+def _damage(file: Path, error: OSError) -> Exception:
+    """What a file that cannot be read means: damage where the storage says so, else the error itself."""
+    if error.errno != errno.EIO:
+        return error
+    return DamagedCheckpoint(f"{file}: expected a readable file, found: {error.strerror}")
 
 
 def _sync(directory: Path) -> None:

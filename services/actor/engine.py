@@ -59,6 +59,7 @@ class ActorRole:
         self._ranks_per_engine = backend.ranks_per_engine(config)
         self._rollout_is_stale = True
         self.num_parameters = self._policy.num_parameters
+        self.model = self._policy.architecture
 
     def commands(self) -> Sequence[Command]:
         """Generate, ComputeLogProbs, Update."""

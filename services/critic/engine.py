@@ -44,6 +44,7 @@ class CriticRole:
         self._forward = value_forward()
         self._loss = critic_loss(config.critic)
         self.num_parameters = self._model.num_parameters
+        self.model = self._model.architecture
 
     def commands(self) -> Sequence[Command]:
         """ComputeValues, Update."""

@@ -21,6 +21,7 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from services.engine.attention import ATTENTION
+from services.engine.digest import count_parameters
 from services.engine.forward import response_log_probs, response_values
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,13 @@ def resolve_folder(name: str) -> Path:
         raise ValueError(
             f"model {name!r} is neither a folder nor available on the hub: {_first_line(error)}"
         ) from error
+
+
+def describe_architecture(model: Any) -> str:
+    """What a model is, in words: whoever can load the weights of another one has the same."""
+    sizes = {name: getattr(model.config, name, None) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
+    known = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
+    return f"{model.config.model_type} with {known}, {count_parameters(model)} parameters"
 
 
 def load_model(

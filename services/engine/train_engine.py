@@ -26,7 +26,14 @@ from services.engine.forward import Forward as Forward
 from services.engine.inference import FrozenModel as FrozenModel
 from services.engine.inference import ReportProgress, compute_columns, micro_batch_limits
 from services.engine.mini_batches import MiniBatch, plan_mini_batches
-from services.engine.model import RESPONSE_METHOD, Kind, load_model, resolve_folder, set_attention
+from services.engine.model import (
+    RESPONSE_METHOD,
+    Kind,
+    describe_architecture,
+    load_model,
+    resolve_folder,
+    set_attention,
+)
 from services.engine.optimizer import build_optimizer, learning_rate
 from services.engine.packing import MicroBatch as MicroBatch
 from services.engine.packing import check_prompts, collate, row_lengths
@@ -63,6 +70,7 @@ class TrainEngine:
         self.num_updates = 0
         self.model = self._load_model()
         self.num_parameters = count_parameters(self.model)
+        self.architecture = describe_architecture(self.model)
         self.limits = micro_batch_limits(config, self.model, device)
         bf16 = config.dtype == "bf16"
         parallel.shard(self.model, device=device, bf16=bf16, forward_methods=[RESPONSE_METHOD[kind]])

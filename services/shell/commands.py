@@ -109,6 +109,7 @@ class Role(Protocol):
 
     role: worker_pb2.Role
     num_parameters: int
+    model: str  # its architecture in words; a checkpoint of another one is refused
 
     def commands(self) -> Sequence[Command]:
         """The role's own RPCs."""

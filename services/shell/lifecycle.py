@@ -7,7 +7,6 @@ compares every file with it. Nothing of a file is read for its meaning before th
 from __future__ import annotations
 
 import hashlib
-import logging
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,8 +28,6 @@ from splitppo.manifest import (
 )
 from splitppo.rpc.errors import DataLoss, InvalidArgument, NotFound, StorageFailed
 from splitppo.v1 import worker_pb2
-
-log = logging.getLogger(__name__)
 
 # After the last command, checkpoints that are still being written get this long.
 DURABLE_TIMEOUT_S = 25.0
@@ -117,7 +114,8 @@ class Lifecycle:
             weights_sha256 = saved.result()
             files = describe_files(directory)
             ledger_sha256 = hashlib.sha256(state).hexdigest()
-            return write_manifest(directory, Manifest(self._role_name, step, files, weights_sha256, ledger_sha256))
+            manifest = Manifest(self._role_name, step, self._role.model, files, weights_sha256, ledger_sha256)
+            return write_manifest(directory, manifest)
         except OSError as error:
             raise _storage_failed(error) from error
 
@@ -141,17 +139,16 @@ class Lifecycle:
 
         Raises:
             DamagedCheckpoint: one is not as it was written.
-            InvalidArgument: it is the part of another role, or of another step.
+            InvalidArgument: it is the part of another role, of another step, or of another model.
         """
         manifest = read_manifest(directory)
-        if manifest is None:
-            log.warning("%s has no manifest (an earlier version wrote it): its files cannot be verified", directory)
-            return
         if (manifest.role, manifest.step) != (self._role_name, step):
             raise InvalidArgument(
                 f"{directory} holds the {manifest.role} of step {manifest.step}, expected the {self._role_name} of"
                 f" step {step}"
             )
+        if manifest.model != self._role.model:
+            raise InvalidArgument(f"{directory} holds {manifest.model}, expected {self._role.model}")
         verify_files(directory, manifest)
 
     def _load(self, request: worker_pb2.LoadCheckpointRequest, _: Any, __: Report) -> Outcome:
@@ -163,8 +160,7 @@ class Lifecycle:
             return Outcome()
         directory = self._directory(request.step)
         state = self._role.load_checkpoint(directory)
-        manifest = read_manifest(directory)
-        if manifest is not None and hashlib.sha256(state).hexdigest() != manifest.ledger_sha256:
+        if hashlib.sha256(state).hexdigest() != read_manifest(directory).ledger_sha256:
             raise DataLoss(f"the ledger in {directory} is not the one that its manifest names")
         self._ledger.restore(state, request.step)
         self._slots.clear()

@@ -41,6 +41,7 @@ class ToyRole:
 
     role = worker_pb2.ROLE_CRITIC
     num_parameters = 1
+    model = "a number"
 
     def __init__(self, context: RankContext) -> None:
         if (context.config.run.dir / "broken_model").exists():

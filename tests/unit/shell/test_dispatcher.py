@@ -49,6 +49,7 @@ class Counter:
 
     role = worker_pb2.ROLE_CRITIC
     num_parameters = 1
+    model = "a counter"
 
     def __init__(self) -> None:
         self.weights = torch.nn.Parameter(torch.zeros(1))
