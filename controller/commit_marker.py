@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from splitppo.manifest import DamagedCheckpoint, FileEntry, canonical_json, read_file
+from splitppo.manifest import DamagedCheckpoint, FileEntry, read_file, sealed_json
 
 _VERSION = 1
 
@@ -30,7 +30,7 @@ class CommitMarker:
 
     def serialise(self) -> bytes:
         """The one form in which this marker may be stored."""
-        return canonical_json({"version": _VERSION, **asdict(self)})
+        return sealed_json({"version": _VERSION, **asdict(self)})
 
     @classmethod
     def read(cls, file: Path, step: int) -> Self:

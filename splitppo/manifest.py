@@ -55,7 +55,7 @@ class Manifest:
 
     def serialise(self) -> bytes:
         """The one form in which this manifest may be stored."""
-        return canonical_json({"version": _VERSION, **asdict(self)})
+        return sealed_json({"version": _VERSION, **asdict(self)})
 
     @classmethod
     def parse(cls, content: bytes, file: Path) -> Self:
@@ -69,6 +69,7 @@ class Manifest:
             files = {name: FileEntry(**entry) for name, entry in stored.pop("files").items()}
             if stored.pop("version") != _VERSION:
                 raise ValueError("another version")
+            del stored["sha256"]
             manifest = cls(files=files, **stored)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedCheckpoint(f"{file}: expected a manifest, it cannot be read") from error
@@ -77,8 +78,13 @@ class Manifest:
         return manifest
 
 
-def canonical_json(content: Mapping[str, Any]) -> bytes:
-    """JSON in one form only, so that a reader can tell whether a single byte was changed."""
+def sealed_json(content: Mapping[str, Any]) -> bytes:
+    """JSON in one form only, with its own digest: a reader can tell whether a single bit was changed."""
+    digest = hashlib.sha256(_canonical_json(content)).hexdigest()
+    return _canonical_json({**content, "sha256": digest})
+
+
+def _canonical_json(content: Mapping[str, Any]) -> bytes:
     return f"{json.dumps(content, indent=1, sort_keys=True)}\n".encode()
 
 

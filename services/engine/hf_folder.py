@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
 from transformers.utils import logging as hf_logging
@@ -42,6 +43,7 @@ def write_weights(folder: Path, weights: dict[str, Tensor]) -> None:
 
     Raises:
         ValueError: no config, or of an architecture that transformers does not have.
+        OSError: storage has failed.
     """
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json")
@@ -55,7 +57,10 @@ def write_weights(folder: Path, weights: dict[str, Tensor]) -> None:
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     hf_logging.disable_progress_bar()
-    model.save_pretrained(folder, state_dict=weights)
+    try:
+        model.save_pretrained(folder, state_dict=weights)
+    except SafetensorError as error:
+        raise OSError(f"{folder}: {error}") from error
     for file in folder.iterdir():
         with file.open("rb") as stream:
             os.fsync(stream.fileno())

@@ -91,7 +91,7 @@ class Lifecycle:
             probe.write_bytes(bytes(1))
             probe.unlink()
         except OSError as error:
-            raise _storage_failed(error) from error
+            raise _storage_failed(error, directory) from error
 
     def _save(self, request: worker_pb2.SaveCheckpointRequest, state: Any, _: Report) -> Outcome:
         step = request.header.base_step
@@ -117,7 +117,7 @@ class Lifecycle:
             manifest = Manifest(self._role_name, step, self._role.model, files, weights_sha256, ledger_sha256)
             return write_manifest(directory, manifest)
         except OSError as error:
-            raise _storage_failed(error) from error
+            raise _storage_failed(error, directory) from error
 
     def _check_load(self, request: worker_pb2.LoadCheckpointRequest) -> None:
         if request.step < 0:
@@ -132,7 +132,7 @@ class Lifecycle:
             except DamagedCheckpoint as error:
                 raise DataLoss(str(error)) from error
             except OSError as error:
-                raise _storage_failed(error) from error
+                raise _storage_failed(error, directory) from error
 
     def _check_files(self, directory: Path, step: int) -> None:
         """Compares every file with the manifest.
@@ -179,5 +179,8 @@ def _pass_on(done: Future[str], to: Future[str]) -> None:
         to.set_exception(error)
 
 
-def _storage_failed(error: OSError) -> StorageFailed:
-    return StorageFailed(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
+def _storage_failed(error: OSError, directory: Path) -> StorageFailed:
+    """One sentence that names the file, or at least the folder."""
+    if error.strerror is None:
+        return StorageFailed(str(error))
+    return StorageFailed(f"{error.strerror}: {error.filename2 or error.filename or directory}")

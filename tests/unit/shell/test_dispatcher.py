@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -23,19 +24,22 @@ from services.shell.slots import SlotStore
 from services.shell.worker import Worker
 from splitppo.batch import Batch
 from splitppo.config.load import validate
+from splitppo.manifest import read_manifest, write_manifest
 from splitppo.rpc.errors import (
+    DataLoss,
     Dirty,
     Internal,
     InvalidArgument,
     NotFound,
     OutOfMemory,
     StaleEpoch,
+    StorageFailed,
     Unavailable,
-    WireError,
     WrongState,
     WrongStep,
 )
 from splitppo.v1 import batch_pb2, critic_pb2, worker_pb2
+from tests.checkpoints import DAMAGES
 
 ROWS = Batch.from_rows(prompts=[[1], [2, 3]], responses=[[4], [5, 6]])
 
@@ -164,7 +168,17 @@ class Service:
     def do(self, method: str, **fields: Any) -> worker_pb2.CommandResult:
         call = self.submit(method, **fields)
         self.work()
+        call.wait(20)
         return call.result()
+
+    def directory(self, step: int) -> Path:
+        return self.run_dir / "checkpoints" / f"global_step_{step}" / "critic"
+
+    def save(self, step: int) -> None:
+        """Updates to `step`, and saves it."""
+        self.update(step)
+        self.role.durable.set_result("weights")
+        self.do("SaveCheckpoint", base_step=step)
 
     def update(self, step: int) -> worker_pb2.CommandResult:
         self.worker.slots.put(experience(step), ROWS, step - 1)
@@ -303,15 +317,43 @@ def test_the_mailbox_goes_on_while_a_checkpoint_is_written(service: Service) -> 
     assert service.update(2).committed_step == 2
     assert not saving.is_done
     service.role.durable.set_result("weights")
+    saving.wait(20)
+    manifest = service.directory(1) / "manifest.json"
     assert saving.result().committed_step == 1
+    assert saving.result().manifest_sha256 == hashlib.sha256(manifest.read_bytes()).hexdigest()
 
 
-def test_a_checkpoint_that_cannot_be_written_fails_its_call_only(service: Service) -> None:
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(28, "No space left on device"), r"No space left on device: .*global_step_0/critic$"),
+        (OSError(28, "No space left on device", "a.json", None, "b.json"), "No space left on device: b.json$"),
+        (OSError("folder: I/O error"), "folder: I/O error$"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_written_fails_its_call_only(
+    service: Service, error: OSError, sentence: str
+) -> None:
     saving = service.submit("SaveCheckpoint")
     service.work()
-    service.role.durable.set_exception(OSError("disk full"))
-    with pytest.raises(WireError, match="disk full"):
+    service.role.durable.set_exception(error)
+    saving.wait(20)
+    with pytest.raises(StorageFailed, match=sentence):
         saving.result()
+    assert not (service.directory(0) / "manifest.json").exists()
+    assert service.worker.is_serving
+
+
+def test_a_bug_in_a_save_is_no_storage_that_failed(service: Service) -> None:
+    service.role.durable.set_exception(RuntimeError("a shard has no name"))
+    with pytest.raises(Internal, match="a shard has no name"):
+        service.do("SaveCheckpoint")
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_group_hears_of_it(service: Service) -> None:
+    (service.run_dir / "checkpoints").write_text("a file")
+    with pytest.raises(StorageFailed, match=r"Not a directory: .*global_step_0/critic"):
+        service.do("SaveCheckpoint")
     assert service.worker.is_serving
 
 
@@ -336,11 +378,48 @@ def test_a_checkpoint_that_is_not_there_is_refused_before_anything_is_touched(se
     assert service.worker.is_serving
 
 
-def test_a_torn_checkpoint_is_refused_before_anything_is_touched(service: Service) -> None:
-    (service.run_dir / "checkpoints" / "global_step_1" / "critic").mkdir(parents=True)
-    with pytest.raises(InvalidArgument, match="is torn"):
-        service.do("LoadCheckpoint", step=1)
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["state", "manifest.json"])
+def test_a_damaged_checkpoint_is_refused_before_anything_is_touched(
+    service: Service, name: str, damage: Callable[[Path], None]
+) -> None:
+    service.save(1)
+    damage(service.directory(1) / name)
+    service.role.before_load = lambda: pytest.fail("it was read for its meaning")
+    with pytest.raises(DataLoss, match=f"global_step_1/critic/{name}: expected |{name}: the file is missing"):
+        service.do("LoadCheckpoint", base_step=1, step=1)
     assert service.worker.is_serving
+    service.role.before_load = lambda: None
+    assert service.do("LoadCheckpoint", base_step=1, step=0).committed_step == 0
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_anything_is_touched(service: Service) -> None:
+    service.save(1)
+    service.role.model = "an abacus"
+    with pytest.raises(InvalidArgument, match="global_step_1/critic holds a counter, expected an abacus"):
+        service.do("LoadCheckpoint", base_step=1, step=1)
+    assert service.worker.is_serving
+
+
+def test_the_part_of_another_step_is_refused_before_anything_is_touched(service: Service) -> None:
+    service.save(1)
+    service.directory(1).parent.rename(service.directory(1).parent.with_name("global_step_2"))
+    with pytest.raises(InvalidArgument, match="holds the critic of step 1, expected the critic of step 2"):
+        service.do("LoadCheckpoint", base_step=1, step=2)
+    assert service.worker.is_serving
+
+
+def test_loading_answers_what_the_weights_are_now(service: Service) -> None:
+    service.save(1)
+    assert service.do("LoadCheckpoint", base_step=1, step=1).weights_sha256 == service.role.compute_weights_digest()
+
+
+def test_a_ledger_that_was_not_saved_is_refused(service: Service) -> None:
+    service.save(1)
+    manifest = read_manifest(service.directory(1))
+    write_manifest(service.directory(1), replace(manifest, ledger_sha256="0" * 64))
+    with pytest.raises(DataLoss, match=r"the ledger in .*global_step_1/critic is not the one that its manifest names"):
+        service.do("LoadCheckpoint", base_step=1, step=1)
 
 
 def test_a_load_that_fails_half_way_leaves_the_service_dirty(service: Service) -> None:
