@@ -204,6 +204,11 @@ class Controller:
         """What was printed so far."""
         return self.output_file.read_text(errors="replace")
 
+    @property
+    def errors(self) -> list[str]:
+        """What was said to the user, one sentence each."""
+        return [line for line in self.output.splitlines() if line.startswith("error: ")]
+
     def wait_until(self, condition: Callable[[RunFolder], Any], what: str) -> Any:
         """Polls until `condition(folder)` is true and returns its value; fails at once if the run ends before."""
 

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from services.engine import export
 from services.engine.digest import weights_digest
 from services.engine.train_engine import TrainEngine
+from tests.disks import fill, mounted
 from tests.engines import forward_of, loss_of, make_batch, make_engine, silent, weights
 from tests.models import EOS, save_policy, save_value_model
 
@@ -118,6 +119,39 @@ def test_missing_and_torn_checkpoints_are_refused_and_change_nothing(policy: Pat
     with pytest.raises(ValueError, match=r"is torn: \.metadata cannot be read"):
         engine.check(tmp_path / "part")
     assert engine.weights_digest() == digest
+
+
+@pytest.mark.parametrize("left", [0, 60_000, 150_000, 200_000])
+def test_a_full_disk_is_an_error_of_storage_whatever_was_being_written(policy: Path, tmp_path: Path, left: int) -> None:
+    engine = updated(policy)
+    with mounted(tmp_path / "disk", "size=4m") as disk:
+        filler = fill(disk, left=left)
+        with pytest.raises(OSError, match="No space left on device"):
+            engine.save(disk / "part", b"", with_hf_model=True).result(30)
+        filler.unlink()
+        saved = engine.save(disk / "part", b"state", with_hf_model=True).result(30)
+        assert engine.load(disk / "part") == b"state"
+        assert engine.weights_digest() == saved
+
+
+@pytest.mark.parametrize("kind", ["policy", "value"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_save_answers_the_digest_of_the_weights_on_storage(tmp_path: Path, kind, dtype: str) -> None:
+    engine = updated(save_policy(tmp_path / "policy"), kind, dtype=dtype)
+    expected = engine.weights_digest()
+    saved = engine.save(tmp_path / "part", b"", with_hf_model=False)
+    step(engine)
+    assert saved.result(30) == expected
+    assert engine.weights_digest() != expected
+
+
+def test_a_model_is_described_by_what_its_weights_depend_on(policy: Path, tmp_path: Path) -> None:
+    engine, wider = make_engine(policy), make_engine(save_policy(tmp_path / "wider", hidden_size=48))
+    assert (
+        engine.architecture
+        == f"qwen2 with hidden_size 32, num_hidden_layers 2, vocab_size {engine.model.config.vocab_size}, {engine.num_parameters} parameters"
+    )
+    assert wider.architecture != engine.architecture != make_engine(policy, "value").architecture
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(policy: Path, tmp_path: Path) -> None:

@@ -1,0 +1,174 @@
+"""What bad luck with checkpoints costs a run: a warning and the steps since the pair before, or one sentence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import models
+from tests.checkpoints import cut, empty, flip, remove
+from tests.disks import mounted, remount
+from tests.groups import wait_until
+from tests.runs import NUM_STEPS, RunFolder, started
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+Completed = Callable[[str, int], RunFolder]
+SAVED = [1, 2, 3]
+EACH_STEP = "checkpoint.save_freq=1"
+
+
+@pytest.fixture(scope="module")
+def stopped(config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run that was stopped after step 3, with a checkpoint of each step. Only to be copied."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    with started(config, folder, EACH_STEP, f"run.stop_after_step={SAVED[-1]}") as controller:
+        controller.complete()
+    assert controller.folder.committed_steps == SAVED
+    return controller.folder
+
+
+def damaged(folder: RunFolder) -> set[str]:
+    return {entry.name for entry in (folder.path / "checkpoints").glob("damaged_*")}
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "seen_by"),
+    [
+        ("actor/__0_0.distcp", flip, "the service"),
+        ("critic/.metadata", remove, "the service"),
+        ("critic/manifest.json", flip, "the controller"),
+        ("COMMITTED", cut, "the controller"),
+    ],
+)
+def test_a_run_goes_on_from_the_pair_before_a_damaged_one_and_ends_the_same(
+    completed: Completed,
+    stopped: RunFolder,
+    copied: Callable[[RunFolder], RunFolder],
+    config: dict[str, Any],
+    file: str,
+    damage: Callable[[Path], None],
+    seen_by: str,
+) -> None:
+    folder = copied(stopped)
+    damage(folder.checkpoint(3) / file)
+    with started(config, folder.path, EACH_STEP) as controller:
+        folder = controller.complete()
+    (warning,) = [line for line in controller.output.splitlines() if "is damaged" in line]
+    assert f"{folder.checkpoint(3) / file}: " in warning
+    assert warning.endswith("was renamed to damaged_global_step_3; the one before is used: step 2")
+    undisturbed = completed("gather", 1)
+    assert folder.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]
+    assert folder.steps == list(range(NUM_STEPS + 1))
+    assert [line["actor/reward_kl_penalty_coeff"] for line in folder.metrics[1:]] == [
+        line["actor/reward_kl_penalty_coeff"] for line in undisturbed.metrics[1:]
+    ]
+    assert folder.committed_steps == [1, 2, 3, 4]
+    assert damaged(folder) == {"damaged_global_step_3"}
+
+
+def test_without_any_whole_pair_a_run_starts_again_and_ends_the_same(
+    completed: Completed, stopped: RunFolder, copied: Callable[[RunFolder], RunFolder], config: dict[str, Any]
+) -> None:
+    folder = copied(stopped)
+    for step, (name, damage) in zip(
+        SAVED, [("actor/__0_0.distcp", cut), ("controller.json", empty), ("critic/__0_0.distcp", flip)], strict=True
+    ):
+        damage(folder.checkpoint(step) / name)
+    with started(config, folder.path, EACH_STEP) as controller:
+        folder = controller.complete()
+    assert "NONE IS LEFT, the run starts again at step 0 with the initial models" in controller.output
+    assert folder.summary["weights_sha256"] == completed("gather", 1).summary["weights_sha256"]
+    assert folder.steps == list(range(NUM_STEPS + 1))
+
+
+def test_a_recovery_goes_past_a_damaged_pair_too(completed: Completed, config: dict[str, Any], tmp_path: Path) -> None:
+    with started(config, tmp_path / "run", EACH_STEP) as controller:
+        controller.wait_until(lambda folder: 3 in folder.committed_steps, "the checkpoint of step 3")
+        newest = controller.folder.committed_steps[-1]
+        os.kill(controller.process.pid, signal.SIGSTOP)
+        try:
+            flip(controller.folder.checkpoint(newest) / "actor" / "__0_0.distcp")
+            os.kill(controller.folder.pids("critic")[0], signal.SIGKILL)
+        finally:
+            os.kill(controller.process.pid, signal.SIGCONT)
+        folder = controller.complete()
+    assert "lost a group, restarting it" in controller.output
+    (warning,) = [line for line in controller.output.splitlines() if "is damaged" in line]
+    assert f"global_step_{newest}/actor/__0_0.distcp: expected sha256" in warning
+    assert folder.summary["weights_sha256"] == completed("gather", 1).summary["weights_sha256"]
+    assert folder.steps == list(range(NUM_STEPS + 1))
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_untouched(
+    stopped: RunFolder, config: dict[str, Any], tmp_path: Path
+) -> None:
+    wider = models.save_policy(tmp_path / "wider", hidden_size=48)
+    with started(config, tmp_path / "run", f"actor.model={wider}", f"run.resume={stopped.checkpoint(3)}") as controller:
+        assert controller.wait() == 2, controller.output
+    (sentence,) = controller.errors
+    assert "the checkpoint of step 3 cannot be loaded: actor" in sentence
+    assert "holds qwen2 with hidden_size 32, " in sentence
+    assert "expected qwen2 with hidden_size 48, " in sentence
+    assert "Traceback" not in controller.output
+    assert controller.folder.committed_steps == [3]
+    assert stopped.committed_steps == SAVED
+
+
+def test_a_damaged_checkpoint_that_was_asked_for_by_name_is_refused_and_untouched(
+    stopped: RunFolder, copied: Callable[[RunFolder], RunFolder], config: dict[str, Any]
+) -> None:
+    folder = copied(stopped)
+    cut(folder.checkpoint(2) / "critic" / "__0_0.distcp")
+    with started(config, folder.path, f"run.resume={folder.checkpoint(2)}") as controller:
+        assert controller.wait() != 0
+    (sentence,) = controller.errors
+    assert f"run.resume: the checkpoint {folder.checkpoint(2)} is damaged: " in sentence
+    assert "critic/__0_0.distcp: expected " in sentence
+    assert "Traceback" not in controller.output
+    assert folder.committed_steps == SAVED
+
+
+def test_a_folder_that_turns_read_only_costs_one_sentence_and_no_checkpoint(
+    completed: Completed, config: dict[str, Any], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    with mounted(run_dir / "checkpoints", "size=64m") as disk:
+        with started(config, run_dir, EACH_STEP, "run.total_steps=100") as first:
+            first.wait_until(lambda folder: 2 in folder.committed_steps, "two checkpoints")
+            wait_until(lambda: remount(disk, "ro"), 60.0, "a moment in which nothing is written")
+            assert first.wait() == 1, first.output
+        (sentence,) = first.errors
+        assert "Read-only file system" in sentence
+        last = first.folder.committed_steps[-1]
+        assert f"the last good checkpoint is {first.folder.checkpoint(last)}, which is untouched" in sentence
+        assert "Traceback" not in first.output
+        # It was noticed at the next step, not at the end of the run.
+        assert first.folder.steps[-1] <= last + 2
+        assert remount(disk, "rw")
+        with started(config, run_dir, "run.resume=auto", f"run.total_steps={max(NUM_STEPS, last + 1)}") as second:
+            folder = second.complete()
+        assert f"resumed after step {last}" in second.output
+        assert not list(disk.glob("*/*.tmp"))
+    if last < NUM_STEPS:
+        assert folder.summary["weights_sha256"] == completed("gather", 1).summary["weights_sha256"]
+
+
+def test_half_a_pair_is_removed_and_named_at_the_next_start(
+    stopped: RunFolder, copied: Callable[[RunFolder], RunFolder], config: dict[str, Any]
+) -> None:
+    folder = copied(stopped)
+    half = shutil.copytree(folder.checkpoint(3), folder.checkpoint(7))
+    (half / "COMMITTED").unlink()
+    shutil.rmtree(half / "critic")
+    with started(config, folder.path, f"run.stop_after_step={SAVED[-1]}") as controller:
+        controller.complete()
+    assert "removed the checkpoint of step 7: COMMITTED is missing, it was never completed" in controller.output
+    assert not half.exists()
+    assert folder.committed_steps == SAVED

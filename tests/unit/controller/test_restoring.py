@@ -1,0 +1,168 @@
+"""Which pair a run goes back to: the newest whole one, both roles together; and what is no bad luck at all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from controller.connection import ServiceGroups
+from controller.restoring import restore_whole
+from controller.run_folder import RunFolder
+from controller.run_state import RunState
+from splitppo.config import ConfigError
+from splitppo.manifest import DamagedCheckpoint, Manifest
+from splitppo.rpc.errors import DataLoss, InvalidArgument, WireError
+from tests.checkpoints import flip, write_part
+from tests.fake_services import make_config
+
+
+def save(folder: RunFolder, *steps: int) -> None:
+    for step in steps:
+        part = folder.checkpoints.folder(step)
+        manifests = {role: write_part(part / role, role, step) for role in ("actor", "critic")}
+        state = RunState(step=step, kl_coef=0.5).model_dump(mode="json")
+        folder.checkpoints.commit(step, state, {}, manifests=manifests, keep=10)
+
+
+@dataclass
+class Reply:
+    weights_sha256: str
+
+
+@dataclass
+class Loader:
+    """A client that only loads: errors and wrong weights by step, and what was loaded."""
+
+    role: str
+    folder: RunFolder
+    errors: dict[int, WireError] = field(default_factory=dict)
+    weights: dict[int, str] = field(default_factory=dict)
+    loaded: list[int] = field(default_factory=list)
+
+    def is_fresh_at(self, step: int) -> bool:
+        return step == 0 and not self.loaded
+
+    async def load_checkpoint(self, step: int) -> Reply:
+        self.loaded.append(step)
+        if step in self.errors:
+            raise self.errors[step]
+        if step == 0:
+            return Reply("")
+        manifest: Mapping[str, Manifest] = self.folder.checkpoints.check(step)
+        return Reply(self.weights.get(step, manifest[self.role].weights_sha256))
+
+
+class Groups(ServiceGroups):
+    """Groups without processes."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.actor, self.critic = Loader("actor", folder), Loader("critic", folder)
+
+    @property
+    def clients(self) -> Any:
+        return [self.actor, self.critic]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Any:
+    with RunFolder(make_config(tmp_path / "run")) as folder:
+        yield folder
+
+
+@pytest.fixture
+def groups(folder: RunFolder) -> Groups:
+    return Groups(folder)
+
+
+async def test_both_roles_go_to_the_newest_pair(folder: RunFolder, groups: Groups) -> None:
+    save(folder, 1, 2)
+    assert await restore_whole(groups, folder, 2) == 2
+    assert groups.actor.loaded == groups.critic.loaded == [2]
+
+
+async def test_fresh_services_are_at_the_initial_models_already(folder: RunFolder, groups: Groups) -> None:
+    assert await restore_whole(groups, folder, 0) == 0
+    assert groups.actor.loaded == groups.critic.loaded == []
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+async def test_one_damaged_part_takes_both_roles_to_the_pair_before(
+    folder: RunFolder, groups: Groups, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(folder, 1, 2)
+    getattr(groups, role).errors[2] = DataLoss(f"{role}/shard: expected sha256 a, found b")
+    with caplog.at_level(logging.WARNING):
+        assert await restore_whole(groups, folder, 2) == 1
+    (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"the checkpoint of step 2 is damaged ({role}/shard: expected sha256 a, found b)" in warning
+    assert groups.actor.loaded[-1] == groups.critic.loaded[-1] == 1
+    assert folder.checkpoints.steps() == [1]
+
+
+async def test_without_any_whole_pair_both_roles_reload_their_initial_models(folder: RunFolder, groups: Groups) -> None:
+    save(folder, 1, 2)
+    groups.critic.errors = {step: DataLoss("the shard is gone") for step in (1, 2)}
+    assert await restore_whole(groups, folder, 2) == 0
+    assert groups.actor.loaded[-1] == groups.critic.loaded[-1] == 0
+
+
+async def test_a_manifest_that_was_damaged_since_the_start_is_seen(folder: RunFolder, groups: Groups) -> None:
+    save(folder, 1, 2)
+    flip(folder.checkpoints.folder(2) / "actor" / "manifest.json")
+    assert await restore_whole(groups, folder, 2) == 1
+
+
+async def test_other_weights_than_were_saved_are_damage_that_names_the_role(
+    folder: RunFolder, groups: Groups, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(folder, 1, 2)
+    groups.critic.weights[2] = "0" * 64
+    assert await restore_whole(groups, folder, 2) == 1
+    assert "critic: expected weights with sha256 " in caplog.text
+    assert f"found {'0' * 16}... after loading" in caplog.text
+
+
+async def test_a_checkpoint_of_another_model_is_the_users_mistake_and_stays(folder: RunFolder, groups: Groups) -> None:
+    save(folder, 1, 2)
+    groups.actor.errors[2] = InvalidArgument("it holds a llama, expected a qwen2")
+    with pytest.raises(ConfigError, match=r"step 2 cannot be loaded: .*holds a llama, expected a qwen2"):
+        await restore_whole(groups, folder, 2)
+    assert folder.checkpoints.steps() == [1, 2]
+
+
+async def test_a_checkpoint_without_a_role_of_the_run_is_the_users_mistake(folder: RunFolder, groups: Groups) -> None:
+    manifests = {"actor": write_part(folder.checkpoints.folder(1) / "actor", "actor", 1)}
+    folder.checkpoints.commit(1, {}, {}, manifests=manifests, keep=1)
+    with pytest.raises(ConfigError, match="step 1 holds actor, expected also the critic of this run"):
+        await restore_whole(groups, folder, 1)
+    assert groups.actor.loaded == []
+
+
+async def test_a_damaged_checkpoint_that_was_asked_for_by_name_is_an_error(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with RunFolder(make_config(run_dir)) as folder:
+        save(folder, 1, 2)
+    with RunFolder(make_config(run_dir, run__resume=str(run_dir / "checkpoints" / "global_step_2"))) as folder:
+        groups = Groups(folder)
+        groups.actor.errors[2] = DataLoss("the shard is gone")
+        with pytest.raises(DamagedCheckpoint, match="the shard is gone"):
+            await restore_whole(groups, folder, folder.resume_step())
+        assert folder.checkpoints.steps() == [1, 2]
+        # A later one of the run itself is as good as any.
+        save(folder, 3)
+        groups.actor.errors[3] = DataLoss("the shard is gone")
+        groups.actor.errors.pop(2)
+        assert await restore_whole(groups, folder, 3) == 2
+
+
+async def test_a_lost_worker_is_no_damage(folder: RunFolder, groups: Groups) -> None:
+    save(folder, 1)
+    groups.actor.errors[1] = cast(WireError, WireError("lost"))
+    with pytest.raises(WireError, match="lost"):
+        await restore_whole(groups, folder, 1)
+    assert folder.checkpoints.steps() == [1]
