@@ -14,6 +14,7 @@ import torch
 
 from services.engine import hf_folder
 from services.engine.checkpoint import HF_FOLDER, read_metadata, read_shards, tensor_sizes
+from splitppo.manifest import MANIFEST, read_manifest, verify_files
 
 
 def export(checkpoint: Path, output: Path) -> None:
@@ -24,10 +25,12 @@ def export(checkpoint: Path, output: Path) -> None:
         output: new or empty folder.
 
     Raises:
-        ValueError: no complete checkpoint, or the output folder holds something.
+        ValueError: no complete checkpoint, a damaged one, or the output folder holds something.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} exists and is not an empty folder")
+    if (checkpoint / MANIFEST).exists():  # a folder that the engine alone has written has none
+        verify_files(checkpoint, read_manifest(checkpoint))
     sizes = tensor_sizes(read_metadata(checkpoint))
     state = {name: torch.empty(size) for name, size in sizes.items() if name.startswith("model.")}
     read_shards(checkpoint, state)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import NUM_STEPS, Inputs, RunFolder, started
+from tests.runs import Inputs, RunFolder, started
 
 Completed = Callable[[str, int], RunFolder]
 
@@ -62,19 +62,6 @@ def test_a_rank_that_cannot_load_its_model_is_heard_in_one_sentence(
     assert f"error: critic: {without_weights} is not a usable Hugging Face value model" in controller.output
     assert "Traceback" not in controller.output
     assert controller.folder.summary["exit_reason"] == "bad_input"
-
-
-def test_a_torn_checkpoint_is_refused(
-    completed: Completed, config: dict[str, Any], copied: Callable[[RunFolder], RunFolder]
-) -> None:
-    folder = copied(completed("gather", 1))
-    (folder.checkpoint(NUM_STEPS) / "critic" / "__0_0.distcp").unlink()
-    before = (folder.path / "metrics.jsonl").read_bytes()
-    with started(config, folder.path, "run.total_steps=5") as controller:
-        assert controller.wait() == 2
-    assert "__0_0.distcp is missing" in controller.output
-    assert "Traceback" not in controller.output
-    assert (folder.path / "metrics.jsonl").read_bytes() == before
 
 
 def test_the_folder_of_another_config_is_refused_with_the_difference(

@@ -13,6 +13,7 @@ import torch
 from controller.checkpoints import CheckpointStore
 from services.actor.engine import ActorRole
 from services.critic.engine import CriticRole
+from services.engine import export
 from services.shell.commands import Role
 from services.shell.context import RankContext
 from services.shell.ledger import Ledger
@@ -22,7 +23,7 @@ from splitppo.config import Config
 from splitppo.manifest import DamagedCheckpoint
 from splitppo.rpc.errors import DataLoss
 from splitppo.v1 import worker_pb2
-from tests.checkpoints import DAMAGES, remove
+from tests.checkpoints import DAMAGES, flip, remove
 from tests.models import save_policy
 
 OF_THE_PAIR = ["COMMITTED", "controller.json"]
@@ -143,6 +144,15 @@ def test_a_whole_pair_gives_the_weights_that_its_manifests_name(roles: Roles, ru
     expected = {role: manifest.weights_sha256 for role, manifest in manifests.items()}
     assert roles.load(run_dir, 2) == expected
     assert expected == {role: roles.roles[role].compute_weights_digest() for role in ("actor", "critic")}
+
+
+def test_a_damaged_part_is_not_exported(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    part = run_dir / "checkpoints" / "global_step_2" / "actor"
+    assert export.main(["--checkpoint", str(part), "--output", str(tmp_path / "whole")]) == 0
+    flip(part / "__0_0.distcp")
+    assert export.main(["--checkpoint", str(part), "--output", str(tmp_path / "damaged")]) == 2
+    assert f"{part / '__0_0.distcp'}: expected sha256" in capsys.readouterr().err
+    assert not (tmp_path / "damaged").exists()
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

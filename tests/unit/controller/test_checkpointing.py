@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from controller.checkpointing import CheckpointWriter
+from controller.checkpointing import CheckpointFailed, CheckpointWriter
 from controller.checkpoints import CheckpointStore
+from controller.commit_marker import CommitMarker
 from controller.run_state import RunState
+from splitppo.rpc.errors import StorageFailed, Unavailable
 from tests.fake_services import CallLog, FakeActor, FakeClient, FakeCritic, make_config
 
 
@@ -30,6 +32,12 @@ class Pair:
         for client in self.clients:
             client.committed_step = step
         await self.writer.begin(RunState(step=step, kl_coef=0.5), metrics=self.metrics)
+
+
+async def check_at_every_step(writer: CheckpointWriter) -> None:
+    while True:
+        writer.check()
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -89,6 +97,50 @@ async def test_a_failed_save_comes_out_once_at_the_next_begin(pair: Pair) -> Non
         await pair.begin(1)
     await pair.writer.join()
     assert pair.store.steps() == []
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), StorageFailed("No space left on device: shard")]
+)
+async def test_storage_that_fails_is_heard_at_the_next_check_in_one_sentence(pair: Pair, error: Exception) -> None:
+    pair.metrics.set_result({"training/global_step": 1.0})
+    await pair.begin(1)
+    pair.writer.check()
+    await pair.writer.join()
+    pair.log.fail("critic.save_checkpoint", error, at_step=2)
+    await pair.begin(2)
+    with pytest.raises(CheckpointFailed) as failed:
+        await asyncio.wait_for(check_at_every_step(pair.writer), 20)
+    sentence = str(failed.value)
+    assert sentence.startswith("the checkpoint of step 2 could not be written: ")
+    assert "No space left on device" in sentence
+    assert sentence.endswith(f"; the last good checkpoint is {pair.store.folder(1)}, which is untouched")
+    pair.writer.check()
+    assert pair.store.steps() == pair.committed == [1]
+
+
+async def test_the_first_checkpoint_that_cannot_be_written_says_that_there_is_no_other(pair: Pair) -> None:
+    pair.log.fail("actor.save_checkpoint", StorageFailed("Read-only file system: x"))
+    pair.metrics.set_result({"training/global_step": 1.0})
+    await pair.begin(1)
+    with pytest.raises(CheckpointFailed, match="there is no earlier checkpoint, the run would start again at step 0"):
+        await pair.writer.join()
+
+
+async def test_a_lost_group_is_not_storage_that_failed(pair: Pair) -> None:
+    pair.log.fail("actor.save_checkpoint", Unavailable("gone"))
+    pair.metrics.set_result({"training/global_step": 1.0})
+    await pair.begin(1)
+    with pytest.raises(Unavailable, match="gone"):
+        await pair.writer.join()
+
+
+async def test_the_marker_names_what_each_service_has_said_of_its_part(pair: Pair) -> None:
+    pair.metrics.set_result({"training/global_step": 1.0})
+    await pair.begin(1)
+    await pair.writer.join()
+    marker = CommitMarker.read(pair.store.folder(1) / "COMMITTED", 1)
+    assert marker.manifests == {"actor": "actor 1", "critic": "critic 1"}
 
 
 async def test_a_failed_save_comes_out_at_the_join(pair: Pair) -> None:
