@@ -16,8 +16,7 @@ async def restore_whole(groups: ServiceGroups, folder: RunFolder, step: int) -> 
         the step that was restored; 0 for the initial models.
 
     Raises:
-        DamagedCheckpoint: the checkpoint is the one that `run.resume` names.
-        ConfigError: it is of another model.
+        ConfigError: the checkpoint is of another model, or damaged and the one that `run.resume` names.
         WireError: a worker is lost.
     """
     store = folder.checkpoints
@@ -26,8 +25,7 @@ async def restore_whole(groups: ServiceGroups, folder: RunFolder, step: int) -> 
             manifests = store.check(step) if step else {}
             await groups.restore(step, manifests)
         except DamagedCheckpoint as error:
-            if folder.is_named(step):
-                raise
+            folder.refuse_if_named(step, error)
             store.set_aside(step, error)
             step = store.newest_whole_step()
         else:

@@ -24,6 +24,7 @@ from controller.launcher import Endpoint
 from controller.run_state import RunState
 from controller.trackers import METRICS_FILE, read_metrics
 from splitppo.config import Config, ConfigError, dump_config
+from splitppo.manifest import DamagedCheckpoint
 
 log = logging.getLogger(__name__)
 
@@ -152,8 +153,7 @@ class RunFolder:
         """The checkpointed step that this run starts from; 0 is the initial model. What a crash has left is removed.
 
         Raises:
-            ConfigError: `run.resume` names a folder that is no complete checkpoint.
-            DamagedCheckpoint: or one that is damaged.
+            ConfigError: `run.resume` names a folder that is no complete checkpoint, or a damaged one.
         """
         for step in self.checkpoints.remove_leftovers():
             log.warning("removed the checkpoint of step %d: COMMITTED is missing, it was never completed", step)
@@ -162,12 +162,19 @@ class RunFolder:
             return 0
         if resume == "auto":
             return self.checkpoints.newest_whole_step()
-        self._named_step = self.checkpoints.adopt(Path(resume))
+        try:
+            self._named_step = self.checkpoints.adopt(Path(resume))
+        except DamagedCheckpoint as error:
+            raise self._damaged(error) from error
         return self._named_step
 
-    def is_named(self, step: int) -> bool:
-        """Whether `run.resume` asks for the checkpoint of this step, and no other one."""
-        return step == self._named_step
+    def refuse_if_named(self, step: int, error: DamagedCheckpoint) -> None:
+        """Who asks for one checkpoint by its folder (`run.resume`) gets no other one: ConfigError."""
+        if step == self._named_step:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: DamagedCheckpoint) -> ConfigError:
+        return ConfigError(f"run.resume: the checkpoint {self._config.run.resume} is damaged: {error}")
 
     def load_state(self, step: int) -> RunState:
         """The controller's part of the checkpoint of `step`; 0 is the state before the first step."""

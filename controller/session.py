@@ -31,7 +31,6 @@ from controller.trainer import Observers, Trainer
 from rewards.manager import RewardManager
 from splitppo.config import Config, ConfigError
 from splitppo.config.plan import batch_plan
-from splitppo.manifest import DamagedCheckpoint
 from splitppo.rpc.errors import DeadlineExceeded, NotIntroduced, PeerDied, Unavailable, WireError
 from splitppo.v1 import worker_pb2
 
@@ -89,8 +88,6 @@ class Session:
             self._explain(error)
         except RolloutMismatch as error:
             self._explain(error)
-        except DamagedCheckpoint as error:
-            self._explain(ValueError(f"run.resume: the checkpoint {self._config.run.resume} is damaged: {error}"))
         except (WireError, OSError) as error:
             # Whoever stops the controller may stop the groups as well, before the step is done.
             self._reason = "failed" if self._signal is None else "interrupted"

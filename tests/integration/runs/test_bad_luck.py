@@ -127,7 +127,7 @@ def test_a_damaged_checkpoint_that_was_asked_for_by_name_is_refused_and_untouche
     folder = copied(stopped)
     cut(folder.checkpoint(2) / "critic" / "__0_0.distcp")
     with started(config, folder.path, f"run.resume={folder.checkpoint(2)}") as controller:
-        assert controller.wait() != 0
+        assert controller.wait() == 2
     (sentence,) = controller.errors
     assert f"run.resume: the checkpoint {folder.checkpoint(2)} is damaged: " in sentence
     assert "critic/__0_0.distcp: expected " in sentence

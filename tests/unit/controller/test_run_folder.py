@@ -225,3 +225,24 @@ def test_processes_json_lists_every_process_and_the_controller(run_dir: Path) ->
     assert rows[:2] == [{**actor, "rank": 0, "pid": 100}, {**actor, "rank": 1, "pid": 101}]
     assert [row["role"] for row in rows] == ["actor", "actor", "controller"]
     assert all(row.keys() == rows[0].keys() for row in rows)
+
+
+def test_a_damaged_checkpoint_that_is_named_is_the_users_mistake(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "other")
+    save(store, 7)
+    (store.folder(7) / "controller.json").write_text("{}")
+    with RunFolder(make_config(tmp_path / "run", run__resume=str(store.folder(7)))) as folder:
+        with pytest.raises(ConfigError, match=r"run\.resume: .*global_step_7 is damaged: .*controller\.json"):
+            folder.resume_step()
+        assert folder.checkpoints.steps() == []
+
+
+def test_what_a_crash_has_left_is_removed_at_the_next_start_and_named(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RunFolder(make_config(run_dir)) as folder:
+        save(folder.checkpoints, 1)
+        (folder.checkpoints.folder(2) / "actor").mkdir(parents=True)
+        assert folder.resume_step() == 1
+        assert not folder.checkpoints.folder(2).exists()
+    assert "removed the checkpoint of step 2: COMMITTED is missing, it was never completed" in caplog.text
