@@ -178,6 +178,12 @@ class AccessDenied(WireError):
     code, reason = grpc.StatusCode.PERMISSION_DENIED, "ACCESS_DENIED"
 
 
+class Unauthenticated(AccessDenied):
+    """The caller has not proved who it is, or the worker has not: no token, a wrong one, no trusted certificate."""
+
+    code, reason = grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"
+
+
 class Unsupported(WireError):
     """The worker has no such method."""
 
@@ -209,6 +215,7 @@ _ERRORS: tuple[type[WireError], ...] = (
     DeadlineExceeded,
     Cancelled,
     AccessDenied,
+    Unauthenticated,
     Unsupported,
     Internal,
 )
@@ -249,8 +256,6 @@ def error_from_rpc(error: grpc.RpcError, place: Place = Place()) -> WireError:
     code, details = _code_and_details(error)
     info = _error_info(error)
     if info is None:
-        if code is grpc.StatusCode.UNAUTHENTICATED:
-            return AccessDenied(details, place)
         if code is grpc.StatusCode.UNKNOWN:
             return Internal(details or "the worker failed without saying why", place)
         return _BY_CODE.get(code, Internal)(details or code.name, place)

@@ -98,7 +98,7 @@ def test_rank_and_step_zero_are_known_parts_of_a_place() -> None:
         (grpc.StatusCode.CANCELLED, errors.Cancelled),
         (grpc.StatusCode.UNIMPLEMENTED, errors.Unsupported),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.OutOfMemory),
-        (grpc.StatusCode.UNAUTHENTICATED, errors.AccessDenied),
+        (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
         (grpc.StatusCode.FAILED_PRECONDITION, errors.WrongState),
         (grpc.StatusCode.UNKNOWN, errors.Internal),
         (grpc.StatusCode.OUT_OF_RANGE, errors.Internal),
