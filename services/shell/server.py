@@ -17,6 +17,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from services.shell.bounds import CallLimit
 from services.shell.commands import Command
 from services.shell.edge import Method, service_handler
 from services.shell.gate import TokenGate
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
 # Streams that still run when the server stops: answers on their way get this long.
 _STOP_GRACE_S = 2.0
+# Beyond services.max_calls: health checks, which must be answered then too, reflection, and calls that are refused.
+_ROOM_FOR_OTHERS = 64
 
 
 class Server:
@@ -97,9 +100,15 @@ class Server:
         _check_free(self._bind)
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        server = grpc.aio.server(interceptors=self._gates(), options=list(SERVER_OPTIONS))
+        max_calls = self._worker.context.config.services.max_calls
+        server = grpc.aio.server(
+            interceptors=self._gates(),
+            options=list(SERVER_OPTIONS),
+            maximum_concurrent_rpcs=max_calls + _ROOM_FOR_OTHERS,
+        )
+        limit = CallLimit(max_calls)
         for name, service in self._services.items():
-            handler = service_handler(service, self._methods[name], self._worker.context.role_name)
+            handler = service_handler(service, self._methods[name], self._worker.context.role_name, limit)
             server.add_generic_rpc_handlers((handler,))
         health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

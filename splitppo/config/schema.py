@@ -308,7 +308,20 @@ class ServicesConfig(Section):
     max_restarts: int = Field(3, ge=0, description="times that lost groups are restarted and restored in one run")
     max_queued_commands: PositiveInt = Field(16, description="mailbox bound of a service")
     max_batch_bytes: PositiveInt = Field(4 << 30, description="largest batch a service takes")
+    max_held_bytes: PositiveInt = Field(
+        16 << 30, description="bytes of all batches that a service holds, and of those on their way to it"
+    )
+    max_send_s: float = Field(300.0, gt=0.0, description="seconds that a client may take to send one batch")
+    max_calls: PositiveInt = Field(64, description="calls that a service answers at a time, health checks aside")
     security: SecurityConfig = Field(default_factory=lambda: SecurityConfig.model_validate({}))
+
+    @model_validator(mode="after")
+    def _a_batch_fits_into_what_is_held(self) -> ServicesConfig:
+        if self.max_held_bytes < self.max_batch_bytes:
+            raise ValueError(
+                f"max_held_bytes ({self.max_held_bytes}) must be at least max_batch_bytes ({self.max_batch_bytes})"
+            )
+        return self
 
 
 class Config(Section):

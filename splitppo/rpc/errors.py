@@ -124,6 +124,12 @@ class NotFound(WireError):
     code, reason = grpc.StatusCode.NOT_FOUND, "NOT_FOUND"
 
 
+class LimitExceeded(WireError):
+    """More than the worker takes: a message, a batch, or all of them together."""
+
+    code, reason = grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED"
+
+
 class QueueFull(WireError):
     """The mailbox holds as many commands as it may."""
 
@@ -206,6 +212,7 @@ _ERRORS: tuple[type[WireError], ...] = (
     WrongPolicy,
     Dirty,
     NotFound,
+    LimitExceeded,
     OutOfMemory,
     QueueFull,
     Unavailable,

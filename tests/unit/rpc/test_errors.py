@@ -97,7 +97,7 @@ def test_rank_and_step_zero_are_known_parts_of_a_place() -> None:
         (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
         (grpc.StatusCode.CANCELLED, errors.Cancelled),
         (grpc.StatusCode.UNIMPLEMENTED, errors.Unsupported),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.OutOfMemory),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.LimitExceeded),
         (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
         (grpc.StatusCode.FAILED_PRECONDITION, errors.WrongState),
         (grpc.StatusCode.UNKNOWN, errors.Internal),
