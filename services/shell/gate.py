@@ -70,8 +70,8 @@ class TokenGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # not sub
         return make(refuse_streaming if handler.response_streaming else refuse)
 
 
-class RefusalLog:
-    """Who was refused, where and why; not every line of a flood.
+class LineBudget:
+    """How many log lines may be written: some at once, then one every few seconds.
 
     Args:
         clock: seconds.
@@ -83,15 +83,34 @@ class RefusalLog:
         self._filled_at = clock()
         self._num_silent = 0
 
-    def refused(self, peer: str, method: str, because: str) -> None:
-        """Notes a refusal. Nothing that the caller has sent is written down, but the name of a method that exists."""
+    def spend(self) -> int | None:
+        """The number of lines that were not written before this one; None if this one must not be, either."""
         now = self._clock()
         self._room = min(_MAX_LINES, self._room + (now - self._filled_at) / _LINE_EVERY_S)
         self._filled_at = now
         if self._room < 1.0:
             self._num_silent += 1
-            return
+            return None
         self._room -= 1.0
-        before = f" ({self._num_silent} refusals before this one were not written down)" if self._num_silent else ""
-        log.warning("refused %s: %s calls %s%s", because, peer, method, before)
-        self._num_silent = 0
+        num_silent, self._num_silent = self._num_silent, 0
+        return num_silent
+
+
+class RefusalLog:
+    """Who was refused, where and why; not every line of a flood. Argument as for `LineBudget`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._budget = LineBudget(clock)
+
+    def refused(self, peer: str, method: str, because: str) -> None:
+        """Notes a refusal. Nothing that the caller has sent is written down, but the name of a method that exists."""
+        num_silent = self._budget.spend()
+        if num_silent is not None:
+            before = f" ({num_silent} refusals before this one were not written down)" if num_silent else ""
+            log.warning("refused %s: %s calls %s%s", because, peer, method, before)
+
+
+def bound_library_log() -> None:
+    """GRPC's own services (health, reflection) log a traceback for every message that they cannot read."""
+    budget = LineBudget()
+    logging.getLogger("grpc._cython.cygrpc").addFilter(lambda _: budget.spend() is not None)

@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from services.shell.bounds import CallLimit
 from services.shell.commands import Command
 from services.shell.edge import Method, service_handler
-from services.shell.gate import TokenGate
+from services.shell.gate import TokenGate, bound_library_log
 from services.shell.servicer import WorkerServicer, command_method, service_of
 from services.shell.worker import Worker
 from splitppo.config import SecurityConfig
@@ -100,6 +100,7 @@ class Server:
         _check_free(self._bind)
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
+        bound_library_log()
         max_calls = self._worker.context.config.services.max_calls
         server = grpc.aio.server(
             interceptors=self._gates(),
