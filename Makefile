@@ -1,9 +1,12 @@
 # Everything a newcomer or CI calls. Settings: PYTHON (interpreter for the environment), LOCK (cpu | cuda), VLLM=1 (with
-# vLLM, in an environment of its own), VENV.
+# vLLM, in an environment of its own), VENV, ARGS; HOSTS and DAYS of make certs, N of make fuzz.
 PYTHON ?= python3
 LOCK ?= cpu
 VLLM ?=
 ARGS ?=
+HOSTS ?= localhost,127.0.0.1
+DAYS ?= 90
+N ?= 50000
 
 ifneq ($(filter-out 0,$(VLLM)),)
 VENV ?= .venv-vllm
@@ -22,7 +25,7 @@ endif
 PY = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test check check-stubs proto bench lock
+.PHONY: help setup setup-dev quickstart test check check-stubs proto bench lock certs fuzz
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -59,6 +62,12 @@ bench: setup-dev  ## benchmarks: overlap of actor and critic, transport, health 
 	$(PY) -m benchmarks.health
 	$(PY) -m benchmarks.overlap
 	$(PY) -m benchmarks.rollout
+
+certs: setup  ## certificates for services.security in certs/, or new ones of the same authority; HOSTS=gpu-one,10.0.0.5 DAYS=90
+	@$(PY) tools/certs.py --hosts "$(HOSTS)" --days "$(DAYS)" $(ARGS)
+
+fuzz: setup-dev  ## send N=50000 malformed and hostile inputs to a service and check that nothing in it changes
+	$(PY) -m tests.fuzz --inputs $(N) $(ARGS)
 
 lock: setup-dev  ## resolve pyproject.toml again and write requirements/*.txt
 	$(PY) -m pip install --quiet -r requirements/installer.txt

@@ -2,8 +2,8 @@
 
     python -m benchmarks.health [--calls 200] [key.path=value ...]
 
-Runs the quickstart's recipe in a temporary folder and asks both workers with a stock gRPC client. A call counts for the
-command that the worker's status names before and after it.
+Runs the quickstart's recipe in a temporary folder and asks both workers with a stock gRPC client and the
+run's token. A call counts for the command that the worker's status names before and after it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from recipes.sort_letters.prepare import prepare
+from splitppo.rpc.security import Credentials
+from splitppo.rpc.tokens import Tokens
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
 
 RECIPE = Path("recipes/sort_letters/cpu.yaml")
@@ -35,8 +36,8 @@ TIMEOUT_S = 300.0
 class Worker:
     """One worker, asked for its health and for what it is doing."""
 
-    def __init__(self, address: str) -> None:
-        channel = grpc.insecure_channel(address)
+    def __init__(self, address: str, tokens: Tokens) -> None:
+        channel = Credentials(tokens=tokens).blocking_channel(address)
         self._health = health_pb2_grpc.HealthStub(channel)
         self._worker = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
 
@@ -65,7 +66,9 @@ def addresses(run_dir: Path, controller: subprocess.Popen[bytes]) -> dict[str, s
 
 def measure(run_dir: Path, controller: subprocess.Popen[bytes], num_calls: int) -> dict[tuple[str, str], list[float]]:
     """`num_calls` times of each command, in milliseconds."""
-    workers = {role: Worker(address) for role, address in addresses(run_dir, controller).items()}
+    found = addresses(run_dir, controller)
+    tokens = Tokens.parse((run_dir / "services" / "token").read_text(), "the run's token")
+    workers = {role: Worker(address, tokens) for role, address in found.items()}
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     deadline = time.monotonic() + TIMEOUT_S
     while any(len(times[command]) < num_calls for command in COMMANDS):

@@ -32,8 +32,10 @@ def main(arguments: list[str]) -> int:
         # Imported late: a mistake in the configuration is reported at once, without loading the rest.
         if options.check:
             from controller.inputs import load_inputs
+            from splitppo.rpc.security import load_credentials
 
             load_inputs(config)
+            load_credentials(config.services.security, "controller")
             sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\n")
             return 0
         from controller.session import run_session

@@ -15,9 +15,18 @@ from splitppo import __version__
 from splitppo.batch import Batch
 from splitppo.rpc.calls import Patience, follow_command, repeat_until_answered
 from splitppo.rpc.codec import encode_parts, receive_batch
-from splitppo.rpc.errors import Internal, Place, Unavailable, WrongPolicy, WrongState, WrongStep, error_from_rpc
+from splitppo.rpc.errors import (
+    Internal,
+    Place,
+    Unauthenticated,
+    Unavailable,
+    WrongPolicy,
+    WrongState,
+    WrongStep,
+    error_from_rpc,
+)
 from splitppo.rpc.identity import PROTOCOL_VERSION, request_id
-from splitppo.rpc.options import CLIENT_OPTIONS
+from splitppo.rpc.security import PLAINTEXT, Credentials, connection_hint, handshake_failure
 from splitppo.v1 import actor_pb2, actor_pb2_grpc, batch_pb2, critic_pb2, critic_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 T = TypeVar("T")
@@ -120,7 +129,12 @@ class WorkerClient:
     role: ClassVar[str]
 
     def __init__(
-        self, address: str, caller: Caller, limits: Limits = Limits(), on_progress: ProgressCallback | None = None
+        self,
+        address: str,
+        caller: Caller,
+        limits: Limits = Limits(),
+        on_progress: ProgressCallback | None = None,
+        credentials: Credentials = PLAINTEXT,
     ) -> None:
         self.address = address
         self.worker = worker_pb2.HandshakeResponse()
@@ -132,7 +146,7 @@ class WorkerClient:
         self._status = worker_pb2.GetStatusResponse()
         self._clock_offset_s = 0.0  # worker minus controller
         self._num_loads = 0
-        self._channel = grpc.aio.insecure_channel(address, options=list(CLIENT_OPTIONS))
+        self._channel = credentials.channel(address)
         self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
         # The batch streams, with messages that the codec serialises and parses.
         self._put_parts = self._channel.stream_unary(
@@ -189,9 +203,12 @@ class WorkerClient:
                 error = error_from_rpc(failed)
                 if failed.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                     raise error.at(Place(role=self.role, method="Handshake")) from failed
+                if because := handshake_failure(error.message):
+                    raise Unauthenticated(f"the {self.role} at {self.address} is not trusted: {because}") from failed
                 if remaining_s <= _GREETING_PAUSE_S:
                     raise Unavailable(
                         f"the {self.role} at {self.address} cannot be reached within {timeout_s:g} s: {error.message}"
+                        f"{connection_hint(error.message)}"
                     ) from failed
             else:
                 return

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Coroutine, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from controller.clients import ActorClient, Caller, CriticClient, Limits, ProgressCallback, WorkerClient
@@ -12,10 +14,12 @@ from controller.launcher import Endpoint, LocalLauncher, RoleName
 from controller.run_folder import RunFolder
 from controller.schedule import first_error
 from controller.trainer import Services
-from splitppo.config import Config, ConfigError
+from splitppo.config import Config, ConfigError, SecurityConfig
 from splitppo.config.digest import worker_digest
 from splitppo.manifest import DamagedCheckpoint, Manifest
-from splitppo.rpc.errors import DataLoss, InvalidArgument, NotFound, Unavailable, WireError, WrongState
+from splitppo.rpc.errors import AccessDenied, DataLoss, InvalidArgument, NotFound, Unavailable, WireError, WrongState
+from splitppo.rpc.security import load_credentials
+from splitppo.rpc.tokens import RUN_TOKEN_VARIABLE
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,7 +33,12 @@ class ServiceGroups:
         self._folder = folder
         self._on_progress = on_progress
         self._limits = Limits(config.services.progress_timeout_s, max_batch_bytes=config.services.max_batch_bytes)
-        self._launcher = LocalLauncher(config, folder.config_file) if config.services.launch == "local" else None
+        self._credentials = load_credentials(config.services.security, "controller")
+        self._launcher: LocalLauncher | None = None
+        if config.services.launch == "local":
+            self._launcher = LocalLauncher(config, folder.config_file, tokens=self._credentials.tokens)
+            self._credentials = replace(self._credentials, tokens=self._launcher.tokens)
+        _forget_tokens(config.services.security)
         self._services: Services | None = None
         self._num_connections = 0
         self._was_connected = False
@@ -55,10 +64,11 @@ class ServiceGroups:
         )
         await self._close_channels()
         self._num_connections += 1
-        actor = ActorClient(endpoints["actor"].address, self._caller("actor"), self._limits, self._on_progress)
+        shared = (self._limits, self._on_progress, self._credentials)
+        actor = ActorClient(endpoints["actor"].address, self._caller("actor"), *shared)
         critic = None
         if "critic" in endpoints:
-            critic = CriticClient(endpoints["critic"].address, self._caller("critic"), self._limits, self._on_progress)
+            critic = CriticClient(endpoints["critic"].address, self._caller("critic"), *shared)
         self._services = Services(actor, critic)
         await self._greet()
         self._folder.write_processes(
@@ -75,7 +85,7 @@ class ServiceGroups:
     async def _greet(self) -> None:
         try:
             await _all(client.handshake(self._config.services.start_timeout_s) for client in self.clients)
-        except WrongState as error:
+        except (WrongState, AccessDenied) as error:
             raise ConfigError(str(error)) from error
         except Unavailable as error:
             if self._launcher is not None or self._was_connected:
@@ -172,6 +182,13 @@ class ServiceGroups:
         if self._services is not None:
             await asyncio.gather(*(client.close() for client in self.clients))
             self._services = None
+
+
+def _forget_tokens(security: SecurityConfig) -> None:
+    """Takes the tokens out of this process's environment: scoring processes, which run users' code, inherit it."""
+    for variable in (security.token_env, RUN_TOKEN_VARIABLE):
+        if variable is not None:
+            os.environ.pop(variable, None)
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

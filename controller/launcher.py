@@ -15,12 +15,15 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from splitppo.config import Config, ServiceConfig
+from splitppo.rpc.secret_files import write_secret
+from splitppo.rpc.tokens import RUN_TOKEN_VARIABLE, Tokens, new_token
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +70,21 @@ class LocalGroup:
         config: of the run.
         config_file: the same, as the ranks read it.
         torchrun: the command that starts torchrun.
+        secrets: environment variables that only the ranks are given.
     """
 
-    def __init__(self, role: RoleName, config: Config, config_file: Path, torchrun: Sequence[str] = TORCHRUN) -> None:
+    def __init__(
+        self,
+        role: RoleName,
+        config: Config,
+        config_file: Path,
+        torchrun: Sequence[str] = TORCHRUN,
+        *,
+        secrets: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.role: RoleName = role
         self._torchrun = torchrun
+        self._secrets = secrets
         self._run_dir = config.run.dir
         self._service: ServiceConfig = getattr(config.services, role)
         self._start_timeout_s = config.services.start_timeout_s
@@ -117,7 +130,7 @@ class LocalGroup:
         environment["OMP_NUM_THREADS"] = str(self._service.threads)
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._service.devices))
         environment["TOKENIZERS_PARALLELISM"] = "false"
-        return environment
+        return {**environment, **self._secrets}
 
     async def ready(self) -> Endpoint:
         """Waits until rank 0 takes calls.
@@ -211,17 +224,30 @@ def _read(path: Path) -> str:
 
 
 class LocalLauncher:
-    """All groups of a run on this machine. Arguments as for `LocalGroup`."""
+    """All groups of a run on this machine. Arguments as for `LocalGroup`.
 
-    def __init__(self, config: Config, config_file: Path, torchrun: Sequence[str] = TORCHRUN) -> None:
+    Attributes:
+        tokens: what the groups ask of callers: `tokens` as given, or made for this run; then the run folder has them
+            in services/token, for its owner alone, as long as the groups run.
+    """
+
+    def __init__(
+        self, config: Config, config_file: Path, torchrun: Sequence[str] = TORCHRUN, *, tokens: Tokens | None = None
+    ) -> None:
         roles: list[RoleName] = ["actor", "critic"] if config.uses_critic else ["actor"]
-        self.groups = {role: LocalGroup(role, config, config_file, torchrun) for role in roles}
+        self.tokens = tokens or Tokens((new_token(),))
+        self._token_file = None if tokens else config.run.dir / "services" / "token"
+        variable = config.services.security.token_env or RUN_TOKEN_VARIABLE
+        secrets = {} if config.services.security.token_file else {variable: "\n".join(self.tokens.accepted)}
+        self.groups = {role: LocalGroup(role, config, config_file, torchrun, secrets=secrets) for role in roles}
         self._shared_devices = config.shared_devices
 
     async def start(self) -> dict[RoleName, Endpoint]:
         """Starts every group that is not running and waits until all answer; returns their endpoints by role."""
         if self._shared_devices:
             log.warning("both groups use the GPUs %s: they share memory and compute", list(self._shared_devices))
+        if self._token_file is not None:
+            write_secret(self._token_file, self.tokens.accepted[0])
         started = [group for group in self.groups.values() if group.endpoint is None or group.has_ended]
         await asyncio.gather(*(group.start() for group in started))
         try:
@@ -240,8 +266,14 @@ class LocalLauncher:
     async def stop(self) -> None:
         """Ends every group."""
         await asyncio.gather(*(group.stop() for group in self.groups.values()))
+        self._drop_token_file()
 
     def kill(self) -> None:
         """Ends every group at once."""
         for group in self.groups.values():
             group.kill()
+        self._drop_token_file()
+
+    def _drop_token_file(self) -> None:
+        if self._token_file is not None:
+            self._token_file.unlink(missing_ok=True)

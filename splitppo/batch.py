@@ -143,6 +143,11 @@ class Batch:
     def num_bytes(self) -> int:
         return sum(column.values.nbytes for column in self.columns.values())
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of values and row lengths."""
+        return sum(column.values.nbytes + column.lengths.nbytes for column in self.columns.values())
+
     def select(self, names: Iterable[str]) -> Batch:
         """Only the named columns. KeyError if one is missing."""
         return Batch(self.num_rows, {name: self.columns[name] for name in names})

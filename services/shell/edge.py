@@ -12,7 +12,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from splitppo.rpc.errors import Internal, InvalidArgument, Place, status_of, wire_error
+from services.shell.bounds import MAX_REQUEST_BYTES, CallLimit
+from splitppo.rpc.errors import Internal, InvalidArgument, LimitExceeded, Place, status_of, wire_error
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +23,14 @@ Method = Callable[[Any, Any], Any]
 
 
 def service_handler(
-    service: ServiceDescriptor, methods: Mapping[str, Method], role: str
+    service: ServiceDescriptor, methods: Mapping[str, Method], role: str, limit: CallLimit
 ) -> grpc.GenericRpcHandler[Any, Any]:
     """A gRPC handler for the methods of a service that are given; the rest is UNIMPLEMENTED."""
     handlers = {}
     for descriptor in service.methods:
         if descriptor.name not in methods:
             continue
-        edge = _Edge(methods[descriptor.name], GetMessageClass(descriptor.input_type), role, descriptor.name)
+        edge = _Edge(methods[descriptor.name], GetMessageClass(descriptor.input_type), role, descriptor.name, limit)
         # Requests arrive as bytes, so that a message that cannot be read is the caller's mistake, not ours.
         make: Any
         make, behaviour = {
@@ -44,32 +45,38 @@ def service_handler(
 class _Edge:
     """One RPC method."""
 
-    def __init__(self, method: Method, request_type: type[Message], role: str, name: str) -> None:
+    def __init__(self, method: Method, request_type: type[Message], role: str, name: str, limit: CallLimit) -> None:
         self._method = method
         self._request_type = request_type
+        self._limit = limit
         self._place = Place(role=role, method=name)
 
     async def unary(self, request: bytes, context: Context[Any, Any]) -> Any:
         try:
-            return await self._method(self._read(request), context)
+            with self._limit.one():
+                return await self._method(self._read(request), context)
         except Exception as error:  # noqa: BLE001 - the edge
             await self._abort(context, error)
 
     async def stream_unary(self, requests: AsyncIterator[bytes], context: Context[Any, Any]) -> Any:
         try:
             # A stream is passed on as it comes: its reader takes chunks without protobuf's copies.
-            return await self._method(requests, context)
+            with self._limit.one():
+                return await self._method(requests, context)
         except Exception as error:  # noqa: BLE001 - the edge
             await self._abort(context, error)
 
     async def unary_stream(self, request: bytes, context: Context[Any, Any]) -> AsyncIterator[Any]:
         try:
-            async for reply in self._method(self._read(request), context):
-                yield reply
+            with self._limit.one():
+                async for reply in self._method(self._read(request), context):
+                    yield reply
         except Exception as error:  # noqa: BLE001 - the edge
             await self._abort(context, error)
 
     def _read(self, request: bytes) -> Message:
+        if len(request) > MAX_REQUEST_BYTES:
+            raise LimitExceeded(f"a request of {len(request)} bytes is over the limit of {MAX_REQUEST_BYTES}")
         try:
             return self._request_type.FromString(request)
         except DecodeError as error:

@@ -31,6 +31,7 @@ from services.shell.worker import Worker
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.plan import batch_plan
 from splitppo.rpc.errors import WireError
+from splitppo.rpc.security import PLAINTEXT, Credentials, load_credentials
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ def run(
         if not options.check:
             _serve(role_name, config, build_role, lifeline=options.lifeline)
         elif int(os.environ.get("RANK", "0")) == 0:
+            load_credentials(config.services.security, role_name)
             sys.stdout.write(f"{_describe(role_name, config)}\n{plan}\n")
     except (ValueError, OSError) as error:
         _say_once(" ".join(str(error).split()))
@@ -123,6 +125,7 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     set_up_logging(role_name, launch.rank, config.run.dir)
     if lifeline:
         hold_lifeline()
+    credentials = _credentials(role_name, config) if launch.rank == 0 else PLAINTEXT
     service = getattr(config.services, role_name)
     device = place_process(launch, service)
     store = launch.connect_store()
@@ -144,13 +147,25 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     if launch.rank == 0:
         worker = Worker(context, role.role, role.num_parameters, members.processes, ledger, slots)
         leader = Leader(commands, channel, failure, worker, parts_channel=parts_channel)
-        _lead(leader, Server(worker, commands, service.bind), worker, failure)
+        server = Server(worker, commands, service.bind, config.services.security, credentials)
+        _lead(leader, server, worker, failure)
     else:
         ignore_signals()
         show_progress_on_stderr()
         Follower(commands, channel, failure, parts_channel=parts_channel).serve()
     log.info("leaving")
     dist.destroy_process_group()
+
+
+def _credentials(role_name: RoleName, config: Config) -> Credentials:
+    """What rank 0 serves with; the others open no port."""
+    credentials = load_credentials(config.services.security, role_name)
+    if credentials.identity is None and credentials.tokens is None:
+        log.warning(
+            "neither services.security.tls nor a token is set: every user of this machine can give orders to the %s",
+            role_name,
+        )
+    return credentials
 
 
 def _lead(leader: Leader, server: Server, worker: Worker, failure: FailureWatch) -> None:

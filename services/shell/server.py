@@ -17,11 +17,15 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from services.shell.bounds import CallLimit
 from services.shell.commands import Command
 from services.shell.edge import Method, service_handler
+from services.shell.gate import TokenGate, bound_library_log
 from services.shell.servicer import WorkerServicer, command_method, service_of
 from services.shell.worker import Worker
+from splitppo.config import SecurityConfig
 from splitppo.rpc.options import SERVER_OPTIONS
+from splitppo.rpc.security import PLAINTEXT, Credentials
 from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
@@ -29,14 +33,33 @@ log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
 # Streams that still run when the server stops: answers on their way get this long.
 _STOP_GRACE_S = 2.0
+# Beyond services.max_calls: health checks, which must be answered then too, reflection, and calls that are refused.
+_ROOM_FOR_OTHERS = 64
 
 
 class Server:
-    """Serves a worker: WorkerService, the role's own service, health and reflection."""
+    """Serves a worker: WorkerService, the role's own service, health and reflection.
 
-    def __init__(self, worker: Worker, commands: Sequence[Command], bind: str) -> None:
+    Args:
+        worker: who answers.
+        commands: the RPCs that go through its mailbox.
+        bind: host:port to listen on.
+        security: what is open to callers without a token, and whether there is reflection.
+        credentials: what callers must show, and what they are shown.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        commands: Sequence[Command],
+        bind: str,
+        security: SecurityConfig,
+        credentials: Credentials = PLAINTEXT,
+    ) -> None:
         self._worker = worker
         self._bind = bind
+        self._security = security
+        self._credentials = credentials
         self._methods: dict[str, dict[str, Method]] = defaultdict(dict)
         self._services: dict[str, ServiceDescriptor] = {}
         worker_service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
@@ -77,15 +100,23 @@ class Server:
         _check_free(self._bind)
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        server = grpc.aio.server(options=list(SERVER_OPTIONS))
+        bound_library_log()
+        max_calls = self._worker.context.config.services.max_calls
+        server = grpc.aio.server(
+            interceptors=self._gates(),
+            options=list(SERVER_OPTIONS),
+            maximum_concurrent_rpcs=max_calls + _ROOM_FOR_OTHERS,
+        )
+        limit = CallLimit(max_calls)
         for name, service in self._services.items():
-            handler = service_handler(service, self._methods[name], self._worker.context.role_name)
+            handler = service_handler(service, self._methods[name], self._worker.context.role_name, limit)
             server.add_generic_rpc_handlers((handler,))
         health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-        names = [*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, server)
-        port = server.add_insecure_port(self._bind)
+        if self._security.reflection:
+            names = [*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME]
+            reflection.enable_server_reflection(names, server)
+        port = self._credentials.listen(server, self._bind)
         await server.start()
         await self._publish_health(health_servicer)
 
@@ -98,6 +129,12 @@ class Server:
         self._worker.on_change(lambda: None)
         await health_servicer.enter_graceful_shutdown()
         await server.stop(_STOP_GRACE_S)
+
+    def _gates(self) -> list[TokenGate]:
+        tokens = self._credentials.tokens
+        if tokens is None:
+            return []
+        return [TokenGate(tokens, self._worker.context.role_name, open_health=self._security.open_health)]
 
     async def _publish_health(self, servicer: Any) -> None:
         serving = health_pb2.HealthCheckResponse

@@ -17,7 +17,7 @@ from services.shell.slots import describe
 from services.shell.worker import Worker
 from splitppo import __version__
 from splitppo.rpc.codec import encode_parts, receive_batch
-from splitppo.rpc.errors import InvalidArgument, WrongState
+from splitppo.rpc.errors import DeadlineExceeded, InvalidArgument, WrongState
 from splitppo.rpc.identity import PROTOCOL_VERSION
 from splitppo.v1 import batch_pb2, worker_pb2
 
@@ -94,20 +94,34 @@ class WorkerServicer:
 
     async def put_batch(self, requests: AsyncIterator[bytes], _: Any) -> worker_pb2.PutBatchResponse:
         """Takes a batch into its slot, once it is complete; `requests` are serialised."""
+        services = self._worker.context.config.services
         caller = worker_pb2.PutBatchHeader()
+        reserved_bytes = 0
 
         def open_put(header: worker_pb2.PutBatchHeader) -> batch_pb2.BatchHeader:
             """Refuses a batch before memory is taken for it."""
-            nonlocal caller
+            nonlocal caller, reserved_bytes
             caller = header
             self._check_caller(caller)
             self._worker.slots.check(header.batch.slot, self._worker.ledger.committed_step)
+            num_bytes = min(header.batch.total_bytes, services.max_batch_bytes)  # more is refused by the receiver
+            self._worker.room.reserve(num_bytes)
+            reserved_bytes = num_bytes
             return header.batch
 
-        max_batch_bytes = self._worker.context.config.services.max_batch_bytes
-        header, batch = await receive_batch(requests, max_batch_bytes, open_put)
-        self._check_caller(caller)  # a newer controller may have come while the chunks arrived
-        self._worker.slots.put(header.slot, batch, self._worker.ledger.committed_step)
+        try:
+            async with asyncio.timeout(services.max_send_s) as deadline:
+                header, batch = await receive_batch(requests, services.max_batch_bytes, open_put)
+            self._check_caller(caller)  # a newer controller may have come while the chunks arrived
+            self._worker.slots.put(header.slot, batch, self._worker.ledger.committed_step)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise DeadlineExceeded(
+                f"the batch was not complete within {services.max_send_s:g} s (services.max_send_s)"
+            ) from error
+        finally:
+            self._worker.room.release(reserved_bytes)
         return worker_pb2.PutBatchResponse(received_bytes=header.total_bytes)
 
     async def get_batch(

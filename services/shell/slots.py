@@ -11,6 +11,8 @@ from splitppo.v1 import batch_pb2, worker_pb2
 
 MAX_EVALUATION_SLOTS = 4
 MAX_PARTS = 1024
+# Commands on one slot are few; a reply that is pushed out is computed again.
+_MAX_REPLIES = 64
 
 _Key = tuple[int, int, int]
 
@@ -90,6 +92,8 @@ class SlotStore:
             entry = self._entry(slot)
             entry.rows = entry.rows.merge(columns) if columns.num_rows == entry.rows.num_rows else columns
             entry.replies[request_id] = reply
+            if len(entry.replies) > _MAX_REPLIES:
+                del entry.replies[next(iter(entry.replies))]
             self._entries[_key(slot)] = entry
 
     def add_part(self, slot: batch_pb2.Slot, part: int, rows: Batch) -> None:
@@ -131,6 +135,12 @@ class SlotStore:
         """What is there, oldest first."""
         with self._lock:
             return [entry.slot for entry in self._entries.values()]
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of all that is there."""
+        with self._lock:
+            return sum(entry.rows.held_bytes for entry in self._entries.values())
 
     def _entry(self, slot: batch_pb2.Slot) -> _Entry:
         entry = self._find(slot)

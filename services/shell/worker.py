@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 
+from services.shell.bounds import ByteLimit
 from services.shell.claim import Claim
 from services.shell.context import RankContext
 from services.shell.ledger import Ledger
@@ -44,6 +45,7 @@ class Worker:
         self.mailbox = Mailbox(context.config.services.max_queued_commands)
         self.ledger = ledger
         self.slots = slots
+        self.room = ByteLimit(context.config.services.max_held_bytes, lambda: slots.held_bytes)
         self._lock = threading.Lock()
         self._is_draining = False
         self._dirty = ""

@@ -18,6 +18,7 @@ from splitppo.config.schema import (
     TrackingConfig,
     TrainedModelConfig,
 )
+from splitppo.config.security import SecurityConfig
 
 __all__ = [
     "ActorConfig",
@@ -32,6 +33,7 @@ __all__ = [
     "RolloutConfig",
     "RolloutCorrectionConfig",
     "RunConfig",
+    "SecurityConfig",
     "ServiceConfig",
     "ServicesConfig",
     "TrackingConfig",

@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from splitppo.config.rejection import Rejection, parse_rejections
+from splitppo.config.section import Section
+from splitppo.config.security import SecurityConfig, is_loopback
 
 
 def _one_or_many(value: Any) -> Any:
@@ -27,12 +29,6 @@ LossMode = Literal["vanilla"]
 KlLossType = Literal[
     "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
 ]
-
-
-class Section(BaseModel):
-    """A part of the configuration: immutable, closed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class RunConfig(Section):
@@ -312,6 +308,20 @@ class ServicesConfig(Section):
     max_restarts: int = Field(3, ge=0, description="times that lost groups are restarted and restored in one run")
     max_queued_commands: PositiveInt = Field(16, description="mailbox bound of a service")
     max_batch_bytes: PositiveInt = Field(4 << 30, description="largest batch a service takes")
+    max_held_bytes: PositiveInt = Field(
+        16 << 30, description="bytes of all batches that a service holds, and of those on their way to it"
+    )
+    max_send_s: float = Field(300.0, gt=0.0, description="seconds that a client may take to send one batch")
+    max_calls: PositiveInt = Field(64, description="calls that a service answers at a time, health checks aside")
+    security: SecurityConfig = Field(default_factory=lambda: SecurityConfig.model_validate({}))
+
+    @model_validator(mode="after")
+    def _a_batch_fits_into_what_is_held(self) -> ServicesConfig:
+        if self.max_held_bytes < self.max_batch_bytes:
+            raise ValueError(
+                f"max_held_bytes ({self.max_held_bytes}) must be at least max_batch_bytes ({self.max_batch_bytes})"
+            )
+        return self
 
 
 class Config(Section):
@@ -365,6 +375,23 @@ class Config(Section):
                 f" {list(self.services.critic.devices)} overlap; give each group its own GPUs, or set"
                 " services.allow_shared_devices"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _plaintext_stays_on_this_machine(self) -> Config:
+        services = self.services
+        if services.security.tls:
+            return self
+        for role in ("actor", "critic") if self.uses_critic else ("actor",):
+            service: ServiceConfig = getattr(services, role)
+            called = {"address": service.address} if services.launch == "external" and service.address else {}
+            for key, address in {"bind": service.bind, **called}.items():
+                if not is_loopback(address):
+                    raise ValueError(
+                        f"services.{role}.{key} is {address!r}, which is not a loopback address, and the wire would be"
+                        " neither encrypted nor authenticated there: set services.security.tls, with ca_file,"
+                        " cert_file and key_file, or use 127.0.0.1"
+                    )
         return self
 
     @property

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from splitppo.batch import COLUMN_DTYPES, RESPONSE_ALIGNED, Batch, Column
 from splitppo.rpc.chunks import CHUNK_BYTES, checksum, read_chunk, serialise_chunk
-from splitppo.rpc.errors import CorruptBatch, InvalidBatch
+from splitppo.rpc.errors import CorruptBatch, InvalidBatch, LimitExceeded
+from splitppo.rpc.headers import TooManyFields, check_num_fields
 from splitppo.v1 import batch_pb2, worker_pb2
 
 # One message of a batch stream.
@@ -24,6 +25,16 @@ BatchPart = worker_pb2.PutBatchRequest | worker_pb2.GetBatchResponse
 
 # These are made and used inside a group and never travel.
 WIRE_COLUMNS = frozenset(COLUMN_DTYPES) - {"mini_batches", "groups"}
+
+# Responses of a step, many times over; it bounds the header, and what is made of it before a byte of a column comes.
+MAX_BATCH_ROWS = 1 << 17
+# A chunk's message is the payload, its checksum, its offset and their tags.
+_MAX_CHUNK_MESSAGE_BYTES = CHUNK_BYTES + 64
+# Where a message has its BatchHeader: field numbers from the outside in.
+_HEADER_PATH: Mapping[type[BatchPart], tuple[int, ...]] = {
+    worker_pb2.PutBatchRequest: (1, 3),
+    worker_pb2.GetBatchResponse: (1,),
+}
 
 _WIRE_DTYPES: Mapping[np.dtype[Any], batch_pb2.DType] = {
     np.dtype(np.int32): batch_pb2.DTYPE_INT32,
@@ -91,7 +102,8 @@ class BatchReceiver:
     """Puts a batch together from its header and chunks; memory is taken only for a header that passed every check.
 
     Raises:
-        InvalidBatch: the header breaks the closed schema or contradicts itself, or is over `max_bytes`.
+        InvalidBatch: the header breaks the closed schema or contradicts itself.
+        LimitExceeded: the batch has too many rows, or is over `max_bytes`.
     """
 
     def __init__(self, header: batch_pb2.BatchHeader, max_bytes: int) -> None:
@@ -171,7 +183,7 @@ def _check_header(header: batch_pb2.BatchHeader, max_bytes: int) -> dict[str, ND
     if column_bytes != header.total_bytes:
         raise InvalidBatch(f"total_bytes is {header.total_bytes}, but the row lengths add up to {column_bytes} bytes")
     if column_bytes > max_bytes:
-        raise InvalidBatch(
+        raise LimitExceeded(
             f"a batch of {column_bytes} bytes is over the limit of {max_bytes} (services.max_batch_bytes)"
         )
     return lengths
@@ -187,6 +199,8 @@ def _check_column(spec: batch_pb2.ColumnSpec, num_rows: int) -> NDArray[np.int32
         raise InvalidBatch(f"column {spec.name!r} must be {names[expected].name}, got {got}")
     if len(spec.lengths) != num_rows:
         raise InvalidBatch(f"column {spec.name!r} has {len(spec.lengths)} row lengths, the batch has {num_rows} rows")
+    if num_rows > MAX_BATCH_ROWS:
+        raise LimitExceeded(f"a batch of {num_rows} rows is over the limit of {MAX_BATCH_ROWS}")
     lengths = np.array(spec.lengths, dtype=np.int64)
     if lengths.max(initial=0) > np.iinfo(np.int32).max:
         raise InvalidBatch(f"column {spec.name!r} has a row of {lengths.max()} values, more than a row can hold")
@@ -208,7 +222,7 @@ async def receive_batch(
         part_type: what a serialised message is.
 
     Raises:
-        InvalidBatch, CorruptBatch: the stream is malformed; whatever `open_header` raises.
+        InvalidBatch, CorruptBatch, LimitExceeded: the stream is malformed or too large; whatever `open_header` raises.
     """
     receiver, batch_header = None, batch_pb2.BatchHeader()
     async for part in parts:
@@ -216,7 +230,7 @@ async def receive_batch(
             if receiver is not None and (chunk := read_chunk(part)) is not None:
                 receiver.add_payload(*chunk)
                 continue
-            part = _parse(part, part_type)
+            part = _parse(part, part_type, is_chunk=receiver is not None)
         kind = part.WhichOneof("part")
         if kind == "header":
             if receiver is not None:
@@ -234,7 +248,13 @@ async def receive_batch(
     return batch_header, receiver.finish()
 
 
-def _parse(message: bytes, part_type: type[BatchPart]) -> BatchPart:
+def _parse(message: bytes, part_type: type[BatchPart], *, is_chunk: bool) -> BatchPart:
+    if is_chunk and len(message) > _MAX_CHUNK_MESSAGE_BYTES:
+        raise LimitExceeded(f"a message of {len(message)} bytes is over the limit of {_MAX_CHUNK_MESSAGE_BYTES}")
+    try:
+        check_num_fields(message, _HEADER_PATH[part_type])
+    except TooManyFields as error:
+        raise LimitExceeded(str(error)) from error
     try:
         return part_type.FromString(message)
     except DecodeError as error:

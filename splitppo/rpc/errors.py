@@ -130,6 +130,12 @@ class NotFound(WireError):
     code, reason = grpc.StatusCode.NOT_FOUND, "NOT_FOUND"
 
 
+class LimitExceeded(WireError):
+    """More than the worker takes: a message, a batch, or all of them together."""
+
+    code, reason = grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED"
+
+
 class QueueFull(WireError):
     """The mailbox holds as many commands as it may."""
 
@@ -184,6 +190,12 @@ class AccessDenied(WireError):
     code, reason = grpc.StatusCode.PERMISSION_DENIED, "ACCESS_DENIED"
 
 
+class Unauthenticated(AccessDenied):
+    """The caller has not proved who it is, or the worker has not: no token, a wrong one, no trusted certificate."""
+
+    code, reason = grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"
+
+
 class Unsupported(WireError):
     """The worker has no such method."""
 
@@ -207,6 +219,7 @@ _ERRORS: tuple[type[WireError], ...] = (
     Dirty,
     StorageFailed,
     NotFound,
+    LimitExceeded,
     OutOfMemory,
     QueueFull,
     Unavailable,
@@ -216,6 +229,7 @@ _ERRORS: tuple[type[WireError], ...] = (
     DeadlineExceeded,
     Cancelled,
     AccessDenied,
+    Unauthenticated,
     Unsupported,
     Internal,
 )
@@ -256,8 +270,6 @@ def error_from_rpc(error: grpc.RpcError, place: Place = Place()) -> WireError:
     code, details = _code_and_details(error)
     info = _error_info(error)
     if info is None:
-        if code is grpc.StatusCode.UNAUTHENTICATED:
-            return AccessDenied(details, place)
         if code is grpc.StatusCode.UNKNOWN:
             return Internal(details or "the worker failed without saying why", place)
         return _BY_CODE.get(code, Internal)(details or code.name, place)

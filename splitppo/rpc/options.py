@@ -12,8 +12,13 @@ from collections.abc import Sequence
 
 Options = Sequence[tuple[str, int]]
 
-# A batch header holds the row lengths of all columns and is the largest message; chunks are 1 MiB.
-MAX_MESSAGE_BYTES = 64 << 20
+# A batch header holds the row lengths of all columns and is the largest message (MAX_BATCH_ROWS rows of 11 columns in
+# three bytes each are 4.3 MB); chunks are 1 MiB. gRPC takes a message into memory before anybody can look at it.
+MAX_MESSAGE_BYTES = 8 << 20
+# Of one connection; services.max_calls bounds those of all together.
+_MAX_STREAMS = 128
+# TLS and the first frames of a connection; gRPC's own default is two minutes.
+_MAX_HANDSHAKE_MS = 10_000
 _MAX_FRAME_BYTES = (1 << 24) - 1  # the most that HTTP/2 knows; fewer frames, less CPU per MiB
 
 _BOTH: Options = (
@@ -40,4 +45,6 @@ SERVER_OPTIONS: Options = (
     ("grpc.so_reuseport", 0),  # else a second worker shares a taken port in silence
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_concurrent_streams", _MAX_STREAMS),
+    ("grpc.server_handshake_timeout_ms", _MAX_HANDSHAKE_MS),
 )

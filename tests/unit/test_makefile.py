@@ -47,6 +47,23 @@ def test_the_quickstart_samples_with_vllm_where_that_is_set(settings: list[str],
     assert commands[-1].split() == command.split()
 
 
+def test_certificates_are_for_the_hosts_that_are_given() -> None:
+    commands = make("certs", "HOSTS=gpu-one,10.0.0.5", "DAYS=30").stdout.splitlines()
+    assert commands[-1].split() == [
+        ".venv/bin/python",
+        "tools/certs.py",
+        "--hosts",
+        '"gpu-one,10.0.0.5"',
+        "--days",
+        '"30"',
+    ]
+
+
+def test_the_fuzzer_sends_as_many_inputs_as_are_asked_for() -> None:
+    last = make("fuzz", "N=7").stdout.splitlines()[-1].strip()
+    assert last == ".venv/bin/python -m tests.fuzz --inputs 7"
+
+
 def test_a_controllers_machine_has_no_vllm() -> None:
     assert (
         "VLLM=1 goes with LOCK=cpu or LOCK=cuda, not with LOCK=controller"

@@ -15,7 +15,7 @@ from splitppo.config import load_config
 from splitppo.config.digest import worker_digest
 from splitppo.rpc.codec import BatchReceiver, encode
 from splitppo.rpc.errors import WireError, error_from_rpc
-from splitppo.rpc.options import CLIENT_OPTIONS
+from splitppo.rpc.security import Credentials, load_credentials
 from splitppo.v1 import batch_pb2, critic_pb2, critic_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 TIMEOUT_S = 60.0
@@ -37,10 +37,19 @@ def wire_errors() -> Iterator[None]:
 class Client:
     """Introduces itself as the controller of one epoch."""
 
-    def __init__(self, address: str, config_file: Path, *, run_id: str = "run", epoch: int = 1) -> None:
+    def __init__(
+        self,
+        address: str,
+        config_file: Path,
+        *,
+        run_id: str = "run",
+        epoch: int = 1,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.config = load_config(config_file)
         self.run_id, self.epoch = run_id, epoch
-        self.channel = grpc.insecure_channel(address, options=list(CLIENT_OPTIONS))
+        credentials = credentials or load_credentials(self.config.services.security, "controller")
+        self.channel = credentials.blocking_channel(address)
         self.worker: Any = worker_pb2_grpc.WorkerServiceStub(self.channel)
         self.critic: Any = critic_pb2_grpc.CriticServiceStub(self.channel)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from splitppo.rpc.secret_files import write_secret
+from tests.certificates import TOKEN
 from tests.groups import Group
 from tests.integration.shell.client import Client
 
@@ -26,6 +28,13 @@ def write_config(run_dir: Path, num_processes: int = 1, **services: object) -> P
     file = run_dir / "config.yaml"
     file.write_text(yaml.safe_dump(tree))
     return file
+
+
+def token_only(folder: Path) -> dict[str, str]:
+    """The section services.security of a service that asks for a token."""
+    file = folder / "token"
+    write_secret(file, TOKEN)
+    return {"token_file": str(file)}
 
 
 @dataclass

@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from splitppo.rpc.errors import (
     CorruptBatch,
     InvalidArgument,
-    InvalidBatch,
+    LimitExceeded,
     NotFound,
     OutOfMemory,
     StaleEpoch,
@@ -287,7 +287,7 @@ def test_a_batch_that_breaks_the_schema_changes_nothing(client: Client, step: in
     before = client.status()
     with pytest.raises(InvalidArgument, match="rows"):
         client.put(experience(step), prompts=[[1]])
-    with pytest.raises(InvalidBatch, match="max_batch_bytes"):
+    with pytest.raises(LimitExceeded, match="max_batch_bytes"):
         client.put(experience(step + 1), prompts=[[1] * (1 << 19)])
     with pytest.raises(CorruptBatch):
         put_corrupted(client, experience(step + 1))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from controller.launcher import GroupFailed, LocalLauncher
+from splitppo.rpc.tokens import Tokens
 from tests.fake_services import make_config
 from tests.groups import is_alive, wait_until
 
@@ -55,11 +56,12 @@ async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
     (tmp_path / "services").mkdir()
     (tmp_path / "logs").mkdir()
 
-    def make(behaviour: str, **changes: Any) -> LocalLauncher:
+    def make(behaviour: str, *, tokens: Tokens | None = None, **changes: Any) -> LocalLauncher:
         script = tmp_path / "torchrun.py"
         script.write_text(TORCHRUN + behaviour)
         config = make_config(tmp_path, **{"services__start_timeout_s": 30, **changes})
-        launchers.append(LocalLauncher(config, tmp_path / "config.yaml", (sys.executable, "-S", str(script))))
+        torchrun = (sys.executable, "-S", str(script))
+        launchers.append(LocalLauncher(config, tmp_path / "config.yaml", torchrun, tokens=tokens))
         return launchers[-1]
 
     yield make
@@ -107,6 +109,34 @@ names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
     assert "--lifeline" in arguments
     assert environment == {"OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "0,3"}
     assert json.loads((tmp_path / "critic.seen").read_text())[1]["CUDA_VISIBLE_DEVICES"] == ""
+
+
+NOTE_TOKEN = """
+(run_dir / (role + ".token")).write_text(os.environ.get("SPLITPPO_RUN_TOKEN", ""))
+"""
+
+
+async def test_groups_get_a_token_of_the_run_which_its_owner_finds_while_they_run(
+    launch: Launch, tmp_path: Path
+) -> None:
+    launcher = launch(NOTE_TOKEN + SERVE_UNTIL_SIGTERM)
+    await launcher.start()
+    [token] = launcher.tokens.accepted
+    file = tmp_path / "services" / "token"
+    assert [(tmp_path / f"{role}.token").read_text() for role in ("actor", "critic")] == [token, token]
+    assert (file.read_text(), file.stat().st_mode & 0o777) == (token, 0o600)
+    await launcher.stop()
+    assert not file.exists()
+    assert launch(SERVE_UNTIL_SIGTERM).tokens != launcher.tokens
+
+
+async def test_a_token_that_the_configuration_names_is_used_instead(launch: Launch, tmp_path: Path) -> None:
+    tokens = Tokens(("one-that-is-configured",))
+    launcher = launch(NOTE_TOKEN + SERVE_UNTIL_SIGTERM, tokens=tokens, services__security={"token_file": "there"})
+    await launcher.start()
+    assert launcher.tokens == tokens
+    assert (tmp_path / "actor.token").read_text() == ""
+    assert not (tmp_path / "services" / "token").exists()
 
 
 async def test_an_announcement_of_an_earlier_start_is_not_believed(launch: Launch, tmp_path: Path) -> None:

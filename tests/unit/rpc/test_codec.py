@@ -9,7 +9,7 @@ import xxhash
 from splitppo.batch import Batch, Column
 from splitppo.rpc.chunks import CHUNK_BYTES
 from splitppo.rpc.codec import BatchReceiver, encode, encode_parts, receive_batch
-from splitppo.rpc.errors import CorruptBatch, InvalidBatch
+from splitppo.rpc.errors import CorruptBatch, InvalidBatch, LimitExceeded
 from splitppo.v1 import batch_pb2, worker_pb2
 
 SLOT = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=3)
@@ -185,7 +185,7 @@ def test_a_batch_over_the_limit_is_refused_before_memory_is_taken() -> None:
     header = batch_pb2.BatchHeader(num_rows=2**16, total_bytes=2**16 * (2**31 - 1) * 4)
     header.columns.add(name="prompts", dtype=batch_pb2.DTYPE_INT32, lengths=[2**31 - 1] * 2**16)
 
-    with pytest.raises(InvalidBatch, match=r"is over the limit of 1000 \(services.max_batch_bytes\)"):
+    with pytest.raises(LimitExceeded, match=r"is over the limit of 1000 \(services.max_batch_bytes\)"):
         BatchReceiver(header, 1000)
 
 

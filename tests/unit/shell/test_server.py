@@ -10,6 +10,7 @@ import pytest
 from services.shell.commands import Command, Outcome
 from services.shell.server import Server
 from services.shell.servicer import service_of
+from splitppo.config import SecurityConfig
 from splitppo.v1 import actor_pb2, critic_pb2
 
 
@@ -27,13 +28,13 @@ def test_a_taken_port_is_the_users_mistake_in_one_sentence(worker: Any) -> None:
         taken.listen()
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ValueError, match=f"cannot listen on '{bind}': Address already in use"):
-            Server(worker, [], bind).start()
+            Server(worker, [], bind, SecurityConfig()).start()
 
 
 @pytest.mark.parametrize("bind", ["nowhere", "127.0.0.1:notaport", "127.0.0.1:99999", "no.such.host.invalid:0"])
 def test_an_address_that_is_none_is_refused(worker: Any, bind: str) -> None:
     with pytest.raises(ValueError, match="cannot listen on"):
-        Server(worker, [], bind).start()
+        Server(worker, [], bind, SecurityConfig()).start()
 
 
 def test_commands_belong_to_the_service_that_declares_them() -> None:

@@ -1,0 +1,70 @@
+"""`services.security`: who may call a service, and how the wire is encrypted. Holds paths and names, never a secret."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from splitppo.config.section import Section
+
+# Replaced by actor, critic or controller in the paths of certificates and keys, so that one file serves every process.
+ROLE_PLACEHOLDER = "{role}"
+
+
+class SecurityConfig(Section):
+    """Mutual TLS and a bearer token. Without TLS, services are served and called on loopback addresses only."""
+
+    tls: bool = Field(False, description="mutual TLS: server and client show a certificate signed by ca_file")
+    ca_file: Path | None = Field(None, description="PEM: certificates of the authority that both sides trust")
+    cert_file: Path | None = Field(
+        None, description="PEM: this process's certificate; {role} stands for actor, critic or controller"
+    )
+    key_file: Path | None = Field(None, description="PEM: the certificate's private key; {role} as in cert_file")
+    token_file: Path | None = Field(
+        None, description="bearer tokens, one per line: callers send the first, services take any"
+    )
+    token_env: str | None = Field(
+        None, description="environment variable that holds them instead", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"
+    )
+    open_health: bool = Field(True, description="health checks need no token")
+    reflection: bool = Field(True, description="services describe themselves (grpcurl list), to callers with a token")
+
+    @model_validator(mode="after")
+    def _files_belong_to_tls(self) -> SecurityConfig:
+        files = {"ca_file": self.ca_file, "cert_file": self.cert_file, "key_file": self.key_file}
+        missing = [name for name, path in files.items() if path is None]
+        if self.tls and missing:
+            raise ValueError(f"tls needs ca_file, cert_file and key_file; {' and '.join(missing)} not given")
+        if not self.tls and len(missing) < len(files):
+            given = next(name for name, path in files.items() if path is not None)
+            raise ValueError(f"{given} is given, but tls is false: set tls to true, or leave {given} out")
+        if self.token_file is not None and self.token_env is not None:
+            raise ValueError("token_file and token_env are both given, expected one of them")
+        return self
+
+    @property
+    def has_token(self) -> bool:
+        """Whether the configuration says where a token is to be found."""
+        return self.token_file is not None or self.token_env is not None
+
+    def tls_files(self, role: str) -> tuple[Path, Path, Path] | None:
+        """(ca_file, cert_file, key_file) of the process of a role; None without TLS."""
+        if self.ca_file is None or self.cert_file is None or self.key_file is None:
+            return None
+        cert_file, key_file = (
+            Path(str(path).replace(ROLE_PLACEHOLDER, role)) for path in (self.cert_file, self.key_file)
+        )
+        return self.ca_file, cert_file, key_file
+
+
+def is_loopback(address: str) -> bool:
+    """Whether host:port can only be reached from this machine. A name other than localhost never counts as such."""
+    host = (address.rpartition(":")[0] or address).strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,127 @@
+"""Certificates and keys as files: read and checked at start, where a mistake still costs one sentence."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+
+from splitppo.config import ConfigError
+from splitppo.rpc.secret_files import warn_if_others_can_read
+
+log = logging.getLogger(__name__)
+
+# Whoever reads the log has this long to make new certificates.
+_WARN_BEFORE = dt.timedelta(days=14)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """PEM bytes of the own certificate (with its chain), its key, and the authorities that are trusted."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+
+    def __repr__(self) -> str:
+        return "Identity(...)"
+
+
+def load_identity(ca_file: Path, cert_file: Path, key_file: Path, *, now: dt.datetime | None = None) -> Identity:
+    """Reads the three files and checks that they can be used together, now.
+
+    Args:
+        ca_file: PEM; the authorities that are trusted.
+        cert_file: PEM; the certificate, then those between it and the authority.
+        key_file: PEM; its private key, without passphrase.
+        now: the time that counts; default: the clock's.
+
+    Raises:
+        ConfigError: a file that cannot be read or is none of its kind, a key of another certificate, a certificate of
+            another authority, one that is expired or not valid yet; one sentence that names file and time.
+    """
+    now = now or dt.datetime.now(dt.UTC)
+    ca, certificate, key = _read(ca_file, "ca_file"), _read(cert_file, "cert_file"), _read(key_file, "key_file")
+    authorities = _certificates(ca, "ca_file", ca_file)
+    chain = _certificates(certificate, "cert_file", cert_file)
+    _check_key(key, key_file, chain[0], cert_file)
+    for one in chain:
+        _check_time(one, "cert_file", cert_file, now)
+    for one in _issuers(chain, authorities, cert_file, ca_file):
+        _check_time(one, "ca_file", ca_file, now)
+    warn_if_others_can_read(key_file, "key_file")
+    return Identity(ca, certificate, key)
+
+
+def _read(path: Path, key: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"services.security.{key}: cannot read {path}: {error.strerror}") from error
+
+
+def _certificates(pem: bytes, key: str, path: Path) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise ConfigError(f"services.security.{key}: {path} holds no usable PEM certificate") from error
+
+
+def _check_key(pem: bytes, key_file: Path, certificate: x509.Certificate, cert_file: Path) -> None:
+    try:
+        private_key = serialization.load_pem_private_key(pem, password=None)
+    except TypeError as error:
+        raise ConfigError(
+            f"services.security.key_file: {key_file} is encrypted, expected a key without passphrase"
+        ) from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"services.security.key_file: {key_file} holds no usable PEM private key") from error
+    if private_key.public_key() != certificate.public_key():
+        raise ConfigError(f"services.security.key_file: {key_file} is not the key of the certificate in {cert_file}")
+
+
+def _check_time(certificate: x509.Certificate, key: str, path: Path, now: dt.datetime) -> None:
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    what = f"services.security.{key}: the certificate in {path}"
+    if now > ends:
+        raise ConfigError(f"{what} has expired: it was valid until {ends:%Y-%m-%d %H:%M} UTC; make a new one")
+    if now < begins:
+        raise ConfigError(
+            f"{what} is not valid yet: it begins at {begins:%Y-%m-%d %H:%M} UTC, this machine's clock says"
+            f" {now:%Y-%m-%d %H:%M} UTC"
+        )
+    if ends - now < _WARN_BEFORE:
+        log.warning("%s expires at %s UTC; processes that start later will refuse it", what, f"{ends:%Y-%m-%d %H:%M}")
+
+
+def _issuers(
+    chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate], cert_file: Path, ca_file: Path
+) -> list[x509.Certificate]:
+    """The authorities behind the last certificate of the chain."""
+    for one, issuer in itertools.pairwise(chain):
+        if not _is_issued_by(one, issuer):
+            raise ConfigError(
+                f"services.security.cert_file: the certificates in {cert_file} are no chain: each must be signed by"
+                " the next one"
+            )
+    issuers = [authority for authority in authorities if _is_issued_by(chain[-1], authority)]
+    if not issuers:
+        raise ConfigError(
+            f"services.security.cert_file: the certificate in {cert_file} is not signed by any authority in {ca_file}"
+        )
+    return issuers
+
+
+def _is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True

@@ -1,0 +1,218 @@
+"""Sends inputs to a real service and checks that it stands as it stood: alive, quick, unchanged, no larger."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from splitppo.rpc.security import PLAINTEXT
+from splitppo.rpc.tokens import Tokens
+from splitppo.v1 import worker_pb2
+from tests.certificates import TOKEN
+from tests.fuzz import tcp
+from tests.fuzz.inputs import ENDLESS, HEALTH, PUT, REFLECTION, Input, Inputs, Target
+from tests.groups import is_alive, wait_until
+from tests.integration.shell.client import Client, experience, result
+from tests.integration.shell.conftest import Toy
+
+# The service under test: small bounds, so that they are met; a token, so that the gate is.
+BOUNDS = {"max_batch_bytes": 1 << 20, "max_held_bytes": 4 << 20, "max_send_s": 0.5}
+MAX_GROWTH_BYTES = 50 << 20
+# A call that takes this long hangs; the service's own limit for a slow sender is far below.
+HANG_S = 20.0
+NUM_THREADS = 4
+TCP_SHARE = 0.02
+_MAX_ANSWERS = 100
+# These would be bugs of ours.
+NEVER = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What must not change."""
+
+    committed_step: int
+    weights_sha256: str
+    ledger: bytes
+    instance_id: str
+
+
+@dataclass
+class Outcome:
+    """What happened.
+
+    Attributes:
+        codes: number of calls by (method, status code).
+        connections: number of bare connections by (kind, end).
+        failures: what must never happen, in words.
+        growth_bytes: of rank 0's memory.
+    """
+
+    codes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    connections: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    growth_bytes: int = 0
+    wall_s: float = 0.0
+
+    @property
+    def num_inputs(self) -> int:
+        return self.codes.total() + self.connections.total()
+
+    def __str__(self) -> str:
+        lines = [f"{self.num_inputs} inputs in {self.wall_s:.0f} s, memory of rank 0 {self.growth_bytes / 1e6:+.1f} MB"]
+        for method in sorted({method for method, _ in self.codes}):
+            codes = sorted((code, number) for (of, code), number in self.codes.items() if of == method)
+            lines.append(f"  {method:<50} " + ", ".join(f"{code} {number}" for code, number in codes))
+        for (kind, end), number in sorted(self.connections.items()):
+            lines.append(f"  TCP, {kind}: {end} {number}")
+        lines += [f"FAILED: {failure}" for failure in self.failures[:20]]
+        return "\n".join(lines)
+
+
+def prepare(toy: Toy) -> Target:
+    """Two updates and a checkpoint, so that there is something to lose."""
+    client = toy.client
+    for step in (1, 2):
+        client.put(experience(step), prompts=[[1], [2]], responses=[[1], [2]], returns=[[0.5], [0.25]])
+        result(client.update(step, request_id=f"before-{step}"))
+    result(client.save(2))
+    nonce = "nonce-of-the-fuzzer"
+    (toy.run_dir / nonce).touch()
+    digest = client.handshake(nonce=nonce).config_digest
+    return Target(client.run_id, client.epoch, 2, digest, nonce)
+
+
+def standing(toy: Toy) -> Standing:
+    """Weights, step and ledger, as the service itself says and saves them."""
+    client = toy.client
+    committed_step = client.status().committed_step
+    result(client.save(committed_step))
+    folder = toy.run_dir / "checkpoints" / f"global_step_{committed_step}" / "critic"
+    return Standing(
+        committed_step, client.digest(committed_step), (folder / "state").read_bytes(), client.status().instance_id
+    )
+
+
+def fuzz(toy: Toy, num_inputs: int, seed: int) -> Outcome:
+    """Sends `num_inputs` inputs and reports."""
+    inputs = Inputs(prepare(toy), seed)
+    before, pid = standing(toy), toy.group.pids[0]
+    outcome = Outcome()
+    _attack(toy, inputs, num_inputs=min(200, num_inputs // 10), seed=seed - 1, outcome=Outcome())  # buffers and pools
+    memory, started_s = _memory_bytes(pid), time.monotonic()
+    _attack(toy, inputs, num_inputs=num_inputs, seed=seed, outcome=outcome)
+    outcome.wall_s = time.monotonic() - started_s
+    if not is_alive(pid):
+        outcome.failures.append("rank 0 has died")
+        return outcome
+    outcome.growth_bytes = _memory_bytes(pid) - memory
+    if outcome.growth_bytes > MAX_GROWTH_BYTES:
+        outcome.failures.append(f"rank 0 has grown by {outcome.growth_bytes} bytes")
+    after = standing(toy)
+    if after != before:
+        outcome.failures.append(f"the service has changed: {before} before, {after} now")
+    _check_it_still_works(toy.client, outcome)
+    return outcome
+
+
+def _check_it_still_works(client: Client, outcome: Outcome) -> None:
+    """The last update is still the last one, and the next one can be made."""
+    wait_until(lambda: client.status().state == worker_pb2.WORKER_STATE_IDLE, what="idle")
+    if not result(client.update(2, base_step=1, request_id="before-2")).replayed:
+        outcome.failures.append("the ledger has lost the last update")
+    client.put(experience(4), prompts=[[1]], responses=[[1]])
+    if client.get(experience(4), "prompts")["prompts"].num_rows != 1:
+        outcome.failures.append("a batch that was put is not there")
+
+
+def _attack(toy: Toy, inputs: Inputs, *, num_inputs: int, seed: int, outcome: Outcome) -> None:
+    """Some threads, each with a channel of its own."""
+    lock, numbers = threading.Lock(), itertools.count()
+
+    def run() -> None:
+        with PLAINTEXT.blocking_channel(toy.group.address) as channel:
+            while (index := next(numbers)) < num_inputs:
+                draw = random.Random(f"{seed}-{index}-tcp")
+                if draw.random() < TCP_SHARE:
+                    kind, content = tcp.bare_bytes(draw)
+                    end = tcp.send(toy.group.address, content)
+                    with lock:
+                        outcome.connections[kind, end] += 1
+                    continue
+                one = inputs[index]
+                started_s = time.monotonic()
+                code, details = _call(channel, one)
+                with lock:
+                    outcome.codes[_shown(one), code.name] += 1
+                    if code in NEVER and not _is_fair(one, code):
+                        outcome.failures.append(f"input {index} ({one.kind}, {one.method}): {code.name}: {details}")
+                    if time.monotonic() - started_s > HANG_S:
+                        outcome.failures.append(f"input {index} ({one.kind}, {one.method}) hung")
+
+    threads = [threading.Thread(target=run) for _ in range(NUM_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _is_fair(one: Input, code: grpc.StatusCode) -> bool:
+    """A chunk whose bytes were changed is lost data, so says its checksum; health and reflection are gRPC's own."""
+    if code is grpc.StatusCode.DATA_LOSS:
+        return one.method == PUT
+    return code is grpc.StatusCode.UNKNOWN and one.method.startswith((HEALTH, REFLECTION))
+
+
+def _shown(one: Input) -> str:
+    return "unknown methods" if one.kind == "unknown method" else one.method
+
+
+def _call(channel: grpc.Channel, one: Input) -> tuple[grpc.StatusCode, str]:
+    def messages() -> Iterator[bytes]:
+        for index, message in enumerate(one.messages):
+            if index and one.pause_s:
+                time.sleep(one.pause_s)
+            yield message
+
+    call = channel.stream_stream(one.method)(messages(), metadata=_metadata(one.metadata), timeout=_timeout_s(one))
+    try:
+        if one.gives_up:
+            call.cancel()
+        for number, _ in enumerate(call):
+            if one.method in ENDLESS or number > _MAX_ANSWERS:
+                call.cancel()
+                return grpc.StatusCode.OK, ""
+    except grpc.RpcError as error:
+        return error.code(), error.details() or ""
+    return grpc.StatusCode.OK, ""
+
+
+def _timeout_s(one: Input) -> float:
+    """GRPC's server waits for the message of a unary call as long as its caller does; only the caller's call waits."""
+    return 2 * HANG_S if one.messages else 0.2
+
+
+def _metadata(kind: str) -> tuple[tuple[str, str | bytes], ...]:
+    right, wrong = Tokens((TOKEN,)).metadata, Tokens(("not-the-token-of-it",)).metadata
+    return {
+        "right token": right,
+        "no token": (),
+        "wrong token": wrong,
+        "two tokens": (*wrong, *right),
+        "odd": (("authorization", "Bearer"), ("x-bin", b"\xff" * 100)),
+    }[kind]
+
+
+def _memory_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,288 @@
+"""What the fuzzer sends: the i-th input of a seed is always the same one.
+
+Nothing in here may be a command that a service should obey and that changes its weights, so that weights, step and
+ledger must stay as they are: no batch ever has returns, so no Update finds its columns; a LoadCheckpoint names another
+run, or a step that was never saved. All else may be valid.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from splitppo.batch import Batch
+from splitppo.rpc.codec import encode
+from splitppo.v1 import batch_pb2, critic_pb2, worker_pb2
+
+WORKER, CRITIC = "/splitppo.v1.WorkerService", "/splitppo.v1.CriticService"
+HEALTH, REFLECTION = "/grpc.health.v1.Health", "/grpc.reflection.v1alpha.ServerReflection"
+PUT = f"{WORKER}/PutBatch"
+# Streams without an end: the first answer is enough.
+ENDLESS = frozenset((f"{HEALTH}/Watch",))
+EXTREMES = (0, 1, 2, 3, 127, 128, 255, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1, -1)
+METADATA = ("right token", "right token", "right token", "right token", "no token", "wrong token", "two tokens", "odd")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The service as the fuzzer knows it: a controller that has introduced itself, at a committed step."""
+
+    run_id: str
+    epoch: int
+    committed_step: int
+    config_digest: str
+    nonce: str
+
+
+@dataclass(frozen=True)
+class Input:
+    """One call.
+
+    Attributes:
+        method: full name of the RPC.
+        kind: how it was made.
+        messages: what is sent, serialised.
+        pause_s: before every message but the first.
+        metadata: one of METADATA.
+        gives_up: the caller cancels after the last message.
+    """
+
+    method: str
+    kind: str
+    messages: Sequence[bytes]
+    pause_s: float = 0.0
+    metadata: str = "right token"
+    gives_up: bool = False
+
+
+class Inputs:
+    """Makes inputs for a target."""
+
+    def __init__(self, target: Target, seed: int) -> None:
+        self._target = target
+        self._seed = seed
+        self._kinds: Sequence[tuple[int, Callable[[random.Random], Input]]] = (
+            (20, self._random_bytes),
+            (30, self._mutated),
+            (14, self._valid),
+            (30, self._stream),
+            (2, self._oversize),
+            (2, self._unknown_method),
+        )
+
+    def __getitem__(self, index: int) -> Input:
+        draw = random.Random(f"{self._seed}-{index}")
+        weights, makers = zip(*self._kinds, strict=True)
+        return draw.choices(makers, weights)[0](draw)
+
+    # Whole calls.
+
+    def _random_bytes(self, draw: random.Random) -> Input:
+        method = draw.choice(list(self._templates(draw)))
+        messages = [_noise(draw) for _ in range(draw.choice((1, 1, 1, 1, 2, 5)))]
+        if draw.random() < 0.01:
+            return Input(method, "nothing", [], metadata=draw.choice(METADATA))
+        return Input(method, "random bytes", messages, metadata=draw.choice(METADATA))
+
+    def _mutated(self, draw: random.Random) -> Input:
+        method, message = draw.choice(list(self._templates(draw, harmless=True).items()))
+        messages = [_mutate(draw, message.SerializeToString())]
+        return Input(method, "mutated", messages, metadata=draw.choice(METADATA))
+
+    def _valid(self, draw: random.Random) -> Input:
+        method, message = draw.choice(list(self._templates(draw).items()))
+        messages = [message.SerializeToString()] * draw.choice((1, 1, 1, 2))
+        return Input(method, "valid", messages, metadata=draw.choice(METADATA), gives_up=draw.random() < 0.1)
+
+    def _stream(self, draw: random.Random) -> Input:
+        parts = self._put(draw)
+        how = draw.choice(list(_DISTURBANCES))
+        # Rarely, since each of them waits until the service gives it up.
+        pause_s = 0.7 if how == "slow" and draw.random() < 0.05 else 0.0
+        parts = _DISTURBANCES[how](draw, parts)
+        gives_up = how == "cut off" and draw.random() < 0.5
+        return Input(PUT, f"stream: {how}", parts, pause_s, gives_up=gives_up)
+
+    def _oversize(self, draw: random.Random) -> Input:
+        if draw.random() < 0.5:
+            own = [name for name in self._templates(draw) if name.startswith("/splitppo") and name != PUT]
+            return Input(draw.choice(own), "oversize", [bytes(draw.choice((1 << 16, (1 << 16) + 1, 1 << 20)))])
+        header = batch_pb2.BatchHeader(slot=self._slot(draw))
+        if draw.random() < 0.5:
+            header.num_rows = draw.choice((1 << 17, (1 << 17) + 1, 1 << 20))
+            header.columns.add(name="prompts", dtype=batch_pb2.DTYPE_INT32, lengths=[0] * min(header.num_rows, 1 << 18))
+            return Input(PUT, "oversize", [self._opening(header)])
+        many_columns = self._opening(header) + b"\x0a\x04\x1a\x02\x1a\x00" * draw.choice((100, 10_000, 200_000))
+        return Input(PUT, "oversize", [many_columns])
+
+    def _unknown_method(self, draw: random.Random) -> Input:
+        service = draw.choice((WORKER, CRITIC, HEALTH, "/splitppo.v1.ActorService", "/no.such.Service"))
+        name = draw.choice(("Shutdown", "update", "Update/", "..", "a" * 2000))
+        return Input(f"{service}/{name}", "unknown method", [_noise(draw)], metadata=draw.choice(METADATA))
+
+    # Messages.
+
+    def _templates(self, draw: random.Random, *, harmless: bool = False) -> dict[str, Message]:
+        """A message for every RPC; `harmless`: a change of some bytes makes no command that changes the weights."""
+        header, slot = self._header(draw), self._slot(draw)
+        foreign = worker_pb2.CommandHeader(
+            run_id="quite-another-run", epoch=self._target.epoch, base_step=header.base_step, request_id="load"
+        )
+        load = worker_pb2.LoadCheckpointRequest(header=foreign, step=draw.choice(EXTREMES[:8]))
+        if not harmless and draw.random() < 0.5:
+            load = worker_pb2.LoadCheckpointRequest(header=header, step=draw.choice((12345, 1 << 40, -1)))
+        target = self._target
+        return {
+            f"{WORKER}/Handshake": worker_pb2.HandshakeRequest(
+                protocol_version=1,
+                software_version="fuzz",
+                run_id=target.run_id,
+                epoch=target.epoch,
+                config_digest=target.config_digest,
+                nonce="nonce-never-written" if harmless else target.nonce,
+            ),
+            f"{WORKER}/GetStatus": worker_pb2.GetStatusRequest(),
+            PUT: worker_pb2.PutBatchRequest.FromString(self._put(draw)[0]),
+            f"{WORKER}/GetBatch": worker_pb2.GetBatchRequest(
+                run_id=target.run_id,
+                epoch=target.epoch,
+                slot=slot,
+                columns=draw.sample(("prompts", "responses", "values", "no_such_column"), draw.randint(0, 4)),
+            ),
+            f"{WORKER}/SaveCheckpoint": worker_pb2.SaveCheckpointRequest(header=header),
+            f"{WORKER}/LoadCheckpoint": load,
+            f"{WORKER}/ComputeWeightsDigest": worker_pb2.ComputeWeightsDigestRequest(header=header),
+            f"{CRITIC}/ComputeValues": critic_pb2.ComputeValuesRequest(header=header, slot=slot),
+            f"{CRITIC}/Update": critic_pb2.CriticUpdateRequest(header=header, slot=slot),
+            f"{HEALTH}/Check": health_pb2.HealthCheckRequest(
+                service=draw.choice(("", "x", "splitppo.v1.WorkerService"))
+            ),
+            f"{HEALTH}/Watch": health_pb2.HealthCheckRequest(),
+            f"{REFLECTION}/ServerReflectionInfo": reflection_pb2.ServerReflectionRequest(
+                file_containing_symbol=draw.choice(("splitppo.v1.WorkerService", "nothing", ""))
+            ),
+        }
+
+    def _header(self, draw: random.Random) -> worker_pb2.CommandHeader:
+        target = self._target
+        header = worker_pb2.CommandHeader(
+            run_id=target.run_id,
+            epoch=target.epoch,
+            base_step=target.committed_step,
+            request_id=f"fuzz-{draw.randrange(1 << 40)}",
+        )
+        match draw.randrange(8):
+            case 0:
+                header.run_id = draw.choice(("", "other", "x" * 5000))
+            case 1:
+                header.epoch = _int64(draw)
+            case 2:
+                header.base_step = _int64(draw)
+            case 3:
+                header.request_id = draw.choice(("", "x" * 257, "same"))
+        return header
+
+    def _slot(self, draw: random.Random) -> batch_pb2.Slot:
+        slot = batch_pb2.Slot(
+            kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=self._target.committed_step + 1, part=draw.choice((0, 0, 0, 1, 2))
+        )
+        match draw.randrange(8):
+            case 0:
+                slot.step = _int64(draw)
+            case 1:
+                slot.part = draw.choice((-1, 1025, (1 << 31) - 1))
+            case 2:
+                slot.kind = draw.choice((0, 2, 7))
+        return slot
+
+    def _put(self, draw: random.Random) -> list[bytes]:
+        """The messages of a whole batch; tokens are below those that have a meaning for the toy."""
+        num_rows = draw.choice((1, 2, 4, 4, 4, 50))
+        rows = {
+            name: [np.array([draw.randrange(800) for _ in range(draw.randint(1, 20))]) for _ in range(num_rows)]
+            for name in draw.sample(("prompts", "responses", "seeds"), draw.randint(1, 3))
+        }
+        header, chunks = encode(Batch.from_rows(**rows), self._slot(draw))
+        match draw.randrange(10):
+            case 0:
+                header.total_bytes = _uint64(draw)
+            case 1:
+                header.num_rows = _uint64(draw) & 0xFFFFFFFF
+            case 2:
+                header.columns[0].name = draw.choice(("", "mini_batches", "groups", "values", "../../etc/passwd"))
+            case 3:
+                header.columns[0].dtype = draw.choice((0, 3, 99))
+            case 4:
+                header.columns[0].lengths[0] = draw.choice((0, (1 << 31) - 1, (1 << 32) - 1))
+        return [
+            self._opening(header),
+            *(worker_pb2.PutBatchRequest(chunk=chunk).SerializeToString() for chunk in chunks),
+        ]
+
+    def _opening(self, header: batch_pb2.BatchHeader) -> bytes:
+        opening = worker_pb2.PutBatchHeader(run_id=self._target.run_id, epoch=self._target.epoch, batch=header)
+        return worker_pb2.PutBatchRequest(header=opening).SerializeToString()
+
+
+# Disturbances of a batch stream: (draw, messages) -> messages.
+_DISTURBANCES: dict[str, Callable[[random.Random, list[bytes]], list[bytes]]] = {
+    "whole": lambda draw, parts: parts,
+    "slow": lambda draw, parts: parts,
+    "reversed": lambda draw, parts: parts[::-1],
+    "twice": lambda draw, parts: parts + parts,
+    "two headers": lambda draw, parts: [parts[0], *parts],
+    "no header": lambda draw, parts: parts[1:],
+    "no chunk": lambda draw, parts: parts[:1],
+    "cut off": lambda draw, parts: parts[: draw.randrange(len(parts) + 1)],
+    "empty message": lambda draw, parts: [*parts[:1], b"", *parts[1:]],
+    "noise between": lambda draw, parts: [*parts[:1], _noise(draw), *parts[1:]],
+    "mutated header": lambda draw, parts: [_mutate(draw, parts[0]), *parts[1:]],
+    "mutated chunk": lambda draw, parts: [*parts[:1], *(_mutate(draw, part) for part in parts[1:])],
+}
+
+
+def _noise(draw: random.Random) -> bytes:
+    return draw.randbytes(int(2 ** draw.uniform(0, 12)) - 1)
+
+
+def _mutate(draw: random.Random, message: bytes) -> bytes:
+    """Some bytes flipped, cut out, doubled, or replaced by extreme numbers."""
+    changed = bytearray(message)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(changed) + 1)
+        match draw.randrange(6):
+            case 0 if changed:
+                changed[at % len(changed)] ^= 1 << draw.randrange(8)
+            case 1:
+                del changed[at : at + draw.randint(1, 8)]
+            case 2:
+                changed[at:at] = draw.randbytes(draw.randint(1, 8))
+            case 3:
+                changed[at:at] = changed[at : at + draw.randint(1, 64)]
+            case 4:
+                changed[at : at + 1] = _varint(_uint64(draw))
+            case 5:
+                del changed[at:]
+    return bytes(changed)
+
+
+def _varint(number: int) -> bytes:
+    digits = bytearray()
+    while number > 0x7F:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*digits, number])
+
+
+def _int64(draw: random.Random) -> int:
+    return (draw.choice(EXTREMES) + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _uint64(draw: random.Random) -> int:
+    return draw.choice(EXTREMES) % (1 << 64)
