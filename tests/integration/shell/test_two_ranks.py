@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from splitppo.rpc.errors import InvalidArgument, PeerDied
+from splitppo.rpc.errors import DataLoss, PeerDied
+from tests.checkpoints import DAMAGES
 from tests.groups import Group, is_alive, wait_until
 from tests.integration.shell import toy
 from tests.integration.shell.client import Client, error_of, experience, progress, result
@@ -58,13 +61,18 @@ def test_two_ranks_update_save_and_load_together(two: Toy) -> None:
     assert client.digest(1) == weights
 
 
-def test_two_ranks_go_on_after_a_torn_checkpoint_was_refused(two: Toy) -> None:
-    client, step = two.client, two.client.status().committed_step
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_two_ranks_go_on_after_a_damaged_checkpoint_was_refused(two: Toy, damage: Callable[[Path], None]) -> None:
+    client, step = two.client, two.client.status().committed_step + 1
+    client.put(experience(step), prompts=PROMPTS, responses=RESPONSES, returns=RETURNS)
+    result(client.update(step))
     weights = client.digest(step)
-    (two.run_dir / "checkpoints" / "global_step_77" / "critic").mkdir(parents=True)
-    refusal = error_of(client.load(77, base_step=step))
-    assert isinstance(refusal, InvalidArgument)
-    assert "is torn" in refusal.message
+    result(client.save(step))
+    file = two.run_dir / "checkpoints" / f"global_step_{step}" / "critic" / "weights"
+    damage(file)
+    refusal = error_of(client.load(step, base_step=step))
+    assert isinstance(refusal, DataLoss)
+    assert f"{file}: expected " in refusal.message
     assert client.digest(step) == weights
 
 
