@@ -89,7 +89,15 @@ class _Edge:
         if isinstance(refusal, Internal) and not isinstance(error, Internal):
             log.error("%s: a bug", self._place, exc_info=error)
         status = status_of(refusal)
+        _forget_frames(error)
         await context.abort(status.code, status.details, status.trailing_metadata)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Lets go of the messages in the frames of an error: gRPC's own error, a cycle, holds on to the one behind it."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _serialise(message: Message | bytes) -> bytes:

@@ -173,10 +173,12 @@ def _check_request(call: Call) -> None:
 
 def _stored_reply(worker: Worker, call: Call) -> worker_pb2.CommandResult | None:
     """The reply of a command that has been applied before and still stands."""
-    reply = worker.ledger.reply_of(call.request_id) or worker.reply_of_save(call.request_id)
-    if reply is None and call.works_on_slot and not call.command.commits:
-        reply = worker.slots.reply_of(call.request.slot, call.request_id)
-    return reply
+    if call.command.commits:
+        return worker.ledger.reply_of(call.request_id)
+    if call.works_on_slot:
+        return worker.slots.reply_of(call.request.slot, call.request_id)
+    # Asked last, and for its own kind only: nothing else may be answered as if it had been done.
+    return worker.reply_of_save(call.request_id) if call.command.method == "SaveCheckpoint" else None
 
 
 async def _events(call: Call) -> AsyncIterator[worker_pb2.CommandEvent]:

@@ -101,3 +101,23 @@ def test_a_checkpoint_saved_before_a_load_is_no_answer_afterwards(worker: Worker
     assert worker.reply_of_save("save-5") is not None
     worker.mark_clean()
     assert worker.reply_of_save("save-5") is None
+
+
+async def test_a_reply_that_is_kept_answers_its_own_method_only(worker: Worker) -> None:
+    worker.remember_save("same", worker_pb2.CommandResult())
+    header = worker_pb2.CommandHeader(run_id="run", epoch=1, request_id="same")
+    load = Command("LoadCheckpoint", worker_pb2.LoadCheckpointRequest, lambda *_: Outcome(), repairs=True)
+    events = command_method(worker, load)(worker_pb2.LoadCheckpointRequest(header=header), None)
+    waiting = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    assert (worker.mailbox.num_queued, waiting.done()) == (1, False)
+    waiting.cancel()
+
+
+async def test_a_reply_that_is_kept_answers_the_save_that_it_is_of(worker: Worker) -> None:
+    reply = worker_pb2.CommandResult(committed_step=1)
+    worker.remember_save("same", reply)
+    header = worker_pb2.CommandHeader(run_id="run", epoch=1, request_id="same")
+    save = Command("SaveCheckpoint", worker_pb2.SaveCheckpointRequest, lambda *_: Outcome())
+    events = command_method(worker, save)(worker_pb2.SaveCheckpointRequest(header=header), None)
+    assert (await anext(events)).result == reply
