@@ -10,6 +10,7 @@ from controller.checkpoints import CheckpointStore
 from controller.clients import CommandReply, WorkerClient
 from controller.run_state import RunState
 from controller.schedule import first_error
+from splitppo import failpoints
 from splitppo.config import CheckpointConfig
 from splitppo.rpc.errors import StorageFailed
 
@@ -95,11 +96,15 @@ class CheckpointWriter:
         try:
             async with asyncio.TaskGroup() as saving:
                 for client in self._clients:
-                    save = client.save_checkpoint(base_step=step, with_hf_model=self._config.save_hf_model)
-                    saves[client.role] = saving.create_task(save)
+                    saves[client.role] = saving.create_task(self._save_part(client, step))
         except BaseExceptionGroup as failures:
             raise first_error(failures) from None
         return {role: save.result().manifest_sha256 for role, save in saves.items()}
+
+    async def _save_part(self, client: WorkerClient, step: int) -> CommandReply:
+        reply = await client.save_checkpoint(base_step=step, with_hf_model=self._config.save_hf_model)
+        failpoints.hit("save_checkpoint.half", step)
+        return reply
 
     async def _commit(self, state: RunState, metrics: Mapping[str, float], manifests: Mapping[str, str]) -> None:
         """Runs to its end even when cancelled: a thread cannot be stopped, and must not write behind a restart."""

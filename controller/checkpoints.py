@@ -23,6 +23,7 @@ from typing import Any
 
 from controller.commit_marker import CommitMarker, entry_of
 from controller.files import write_atomically
+from splitppo import failpoints
 from splitppo.config import ConfigError
 from splitppo.manifest import (
     MANIFEST,
@@ -151,6 +152,7 @@ class CheckpointStore:
         folder = self.folder(step)
         content = json.dumps({"state": state, "metrics": metrics}, indent=2).encode()
         write_atomically(folder / STATE, content)
+        failpoints.hit("save_checkpoint.writing", step)
         write_atomically(folder / MARKER, CommitMarker(step, entry_of(content), manifests).serialise())
         write_atomically(self.path / "latest", f"{step}\n")
         for old_step in self.steps()[:-keep]:

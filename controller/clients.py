@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import grpc
 import grpc.aio
 
-from splitppo import __version__
+from splitppo import __version__, failpoints
 from splitppo.batch import Batch
 from splitppo.rpc.calls import Patience, follow_command, repeat_until_answered
 from splitppo.rpc.codec import encode_parts, receive_batch
@@ -332,8 +332,11 @@ class WorkerClient:
         patience = Patience(self._limits.reconnect_timeout_s)
         place = Place(role=self.role, step=step, method=method)
 
+        point = f"{self.role}.{failpoints.point_of(method)}"
+
         def on_progress(progress: worker_pb2.Progress) -> None:
             patience.renew()
+            failpoints.hit(point, step)
             if self._on_progress is not None:
                 self._on_progress(self.role, method, progress)
 
@@ -351,8 +354,10 @@ class WorkerClient:
                 get_status=self.get_status,
             )
 
+        failpoints.hit(f"{point}.begin", step)
         sent_s = time.time()
         result = await repeat_until_answered(attempt, patience, place)
+        failpoints.hit(f"{point}.replied", step)
         self.committed_step = result.committed_step
         started_s, finished_s = self._engine_time(result.engine_time, sent_s, time.time())
         return CommandReply(

@@ -52,6 +52,7 @@ MUTABLE_KEYS = (
     "checkpoint",
     "tracking",
     "services",
+    "debug",
 )
 
 

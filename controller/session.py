@@ -29,6 +29,7 @@ from controller.scoring import Scorer
 from controller.summary import ExitReason, Summary, Validation, WeightsDigests
 from controller.trainer import Observers, Trainer
 from rewards.manager import RewardManager
+from splitppo import failpoints
 from splitppo.config import Config, ConfigError
 from splitppo.config.plan import batch_plan
 from splitppo.rpc.errors import DeadlineExceeded, NotIntroduced, PeerDied, Unavailable, WireError
@@ -47,6 +48,7 @@ def run_session(config: Config) -> int:
         ConfigError: the run folder cannot be used; nothing was written to it.
     """
     with RunFolder(config) as folder:
+        failpoints.arm(config.debug, folder.path, "controller")
         status: int = uvloop.run(Session(config, folder).run())
         return status
 

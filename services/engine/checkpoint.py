@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from services.engine import hf_folder, parallel
 from services.engine.digest import values_digest
+from splitppo import failpoints
 from splitppo.manifest import DamagedCheckpoint
 
 HF_FOLDER = "huggingface"
@@ -78,6 +79,7 @@ class Checkpointer:
         if parallel.rank() == 0:
             state["extra"] = torch.frombuffer(bytearray(extra or b"\0"), dtype=torch.uint8)
             state["extra_length"] = torch.tensor(len(extra))
+        failpoints.hit("save_checkpoint.writing")
         written = state_dict_saver.async_save(
             state, checkpoint_id=str(directory), process_group=self._group, no_dist=self._group is None
         )

@@ -37,6 +37,7 @@ from services.engine.model import (
 from services.engine.optimizer import build_optimizer, learning_rate
 from services.engine.packing import MicroBatch as MicroBatch
 from services.engine.packing import check_prompts, collate, row_lengths
+from splitppo import failpoints
 from splitppo.batch import Batch, Column
 from splitppo.config.schema import TrainedModelConfig
 
@@ -108,7 +109,9 @@ class TrainEngine:
 
         applied: list[dict[str, Tensor]] = []
         norms: list[float] = []
-        for mini_batch in mini_batches:
+        for number, mini_batch in enumerate(mini_batches):
+            if number:
+                failpoints.hit("update.mini_batch")
             metrics = self.accumulate_gradients(batch, mini_batch, forward, loss, report)
             norm = self._optimizer_step(lr)
             if math.isfinite(norm):

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from splitppo.batch import Batch
+from splitppo.failpoints import point_of
 from splitppo.v1 import worker_pb2
 
 
@@ -102,6 +103,11 @@ class Command:
     commits: bool = False
     cancellable: bool = False
     repairs: bool = False
+
+    @property
+    def point(self) -> str:
+        """Its name as a failpoint (splitppo/failpoints.py)."""
+        return point_of(self.method)
 
 
 class Role(Protocol):

@@ -37,12 +37,13 @@ from services.shell.collectives import ControlChannel, Order, OrderKind
 from services.shell.commands import Command, CommandCancelled, Outcome
 from services.shell.failure import FailureWatch, StepCounter, is_out_of_memory
 from services.shell.lifecycle import DURABLE_TIMEOUT_S, LifecycleCommand, attachment_of
-from services.shell.logs import working_on
+from services.shell.logs import step_of, working_on
 from services.shell.mailbox import Call, MailboxClosed
 from services.shell.parts import PartGatherer, received_parts
 from services.shell.reports import LeaderReport
 from services.shell.sharding import check_shards, join_shards, shard_by_tokens
 from services.shell.worker import Worker
+from splitppo import failpoints
 from splitppo.batch import Batch
 from splitppo.rpc.errors import (
     Internal,
@@ -102,7 +103,7 @@ class Leader:
             if call is None:
                 self._announce(Order(OrderKind.NOTHING))
             else:
-                with working_on(call.request):
+                with working_on(call.request), failpoints.at_step(step_of(call.request)):
                     self.answer(call)
         self._worker.mailbox.wait_open(DURABLE_TIMEOUT_S)
         self._failure.stop()
@@ -119,6 +120,8 @@ class Leader:
             outcome, results = self._run(call, rows, shards)
             engine_time = worker_pb2.EngineTime(started_unix_ns=started_ns, finished_unix_ns=time.time_ns())
             reply = self._keep(call, outcome, shards, results, engine_time)
+            if call.command.commits:
+                failpoints.hit(f"{call.command.point}.committed")
         except Exception as error:
             refusal = wire_error(error)
             level, bug = (logging.ERROR, error) if isinstance(refusal, Internal) else (logging.WARNING, None)
@@ -170,6 +173,7 @@ class Leader:
             share = self._deal(call, rows, shards)
             outcome: Outcome | None = None
             with self._received_parts(call, gatherer), suppress(CommandCancelled):
+                failpoints.hit(f"{call.command.point}.begin")
                 outcome = call.command.run(call.request, share, LeaderReport(call, gatherer))
                 outcome = replace(outcome, metrics={name: float(value) for name, value in outcome.metrics.items()})
             results = self._results(outcome)

@@ -12,9 +12,10 @@ from services.shell.collectives import ControlChannel, Order, OrderKind
 from services.shell.commands import Command, CommandCancelled, Outcome
 from services.shell.failure import FailureWatch
 from services.shell.lifecycle import DURABLE_TIMEOUT_S, attachment_of
-from services.shell.logs import working_on
+from services.shell.logs import step_of, working_on
 from services.shell.parts import PartSender
 from services.shell.reports import FollowerReport
+from splitppo import failpoints
 from splitppo.batch import Batch
 from splitppo.rpc.errors import Place
 
@@ -55,12 +56,14 @@ class Follower:
         request = command.request_type.FromString(order.request)
         self._place = Place(method=command.method)
         share: Any = self._channel.receive(0) if order.has_rows else attachment_of(command, order.attachment)
-        with working_on(request):
+        with working_on(request), failpoints.at_step(step_of(request)):
             outcome = self._run(command, request, share)
         if outcome is None:
             self._channel.send_cancelled(0)
         else:
             self._channel.send(outcome.columns, 0)
+            if command.commits:
+                failpoints.hit(f"{command.point}.committed", step_of(request))
         self._place = Place()
         if outcome is not None and outcome.durable is not None:
             outcome.durable.add_done_callback(_log_if_failed)
@@ -70,9 +73,10 @@ class Follower:
         """The command's outcome; None if it was given up."""
         order = self._channel.sequence
         sender = PartSender(self._parts_channel) if isinstance(share, Batch) and "groups" in share else None
-        report = FollowerReport(self._note_phase, sender, lambda: self._failure.is_cancelled(order))
+        report = FollowerReport(command, self._note_phase, sender, lambda: self._failure.is_cancelled(order))
         outcome: Outcome | None = None
         with self._failure.cancellable(order) if command.cancellable else nullcontext(), suppress(CommandCancelled):
+            failpoints.hit(f"{command.point}.begin")
             outcome = command.run(request, share, report)
         if sender is not None:
             sender.end()

@@ -28,6 +28,7 @@ from services.shell.server import Server
 from services.shell.signals import drain_on_signal, hold_lifeline, ignore_signals
 from services.shell.slots import SlotStore
 from services.shell.worker import Worker
+from splitppo import failpoints
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.plan import batch_plan
 from splitppo.rpc.errors import WireError
@@ -125,6 +126,7 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     set_up_logging(role_name, launch.rank, config.run.dir)
     if lifeline:
         hold_lifeline()
+    failpoints.arm(config.debug, config.run.dir, role_name, launch.rank)
     credentials = _credentials(role_name, config) if launch.rank == 0 else PLAINTEXT
     service = getattr(config.services, role_name)
     device = place_process(launch, service)

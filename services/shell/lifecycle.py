@@ -18,6 +18,7 @@ from services.shell.commands import Command, Outcome, Report, Role
 from services.shell.context import RankContext
 from services.shell.ledger import Ledger
 from services.shell.slots import SlotStore
+from splitppo import failpoints
 from splitppo.manifest import (
     DamagedCheckpoint,
     Manifest,
@@ -98,8 +99,11 @@ class Lifecycle:
         directory = self._directory(step)
         saved = self._role.save_checkpoint(directory, state, with_hf_model=request.with_hf_model)
         if self._rank != 0:
+            saved.add_done_callback(lambda _: failpoints.hit("save_checkpoint.durable", step))
             return Outcome(durable=saved)
         described: Future[str] = Future()
+        # The first of its callbacks: the reply comes after it.
+        described.add_done_callback(lambda _: failpoints.hit("save_checkpoint.durable", step))
 
         def describe(saved: Future[str]) -> None:
             writing = self._thread.submit(self._write_manifest, directory, step, saved, state)

@@ -17,12 +17,16 @@ _STDERR_HANDLER = "splitppo-stderr"
 _work: ContextVar[str] = ContextVar("work", default="")
 
 
+def step_of(request: Any) -> int:
+    """The step that a request works on."""
+    on_slot = "slot" in request.DESCRIPTOR.fields_by_name and request.HasField("slot")
+    return int(request.slot.step if on_slot else request.header.base_step)
+
+
 @contextmanager
 def working_on(request: Any) -> Iterator[None]:
     """Log lines of this thread name the request that it works on."""
-    on_slot = "slot" in request.DESCRIPTOR.fields_by_name and request.HasField("slot")
-    step = request.slot.step if on_slot else request.header.base_step
-    token = _work.set(f" step {step} {request.header.request_id}")
+    token = _work.set(f" step {step_of(request)} {request.header.request_id}")
     try:
         yield
     finally:

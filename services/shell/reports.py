@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from services.shell.commands import Command
 from services.shell.mailbox import Call
 from services.shell.parts import PartGatherer, PartSender
+from splitppo import failpoints
 from splitppo.batch import Batch
 
 
@@ -20,9 +22,11 @@ class LeaderReport:
     def __init__(self, call: Call, gatherer: PartGatherer | None) -> None:
         self._call = call
         self._gatherer = gatherer
+        self._point = call.command.point
 
     def __call__(self, done: int, total: int, phase: str) -> None:
         self._call.report(done, total, phase)
+        failpoints.hit(self._point)
 
     def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:
         if self._gatherer is None:
@@ -38,20 +42,27 @@ class FollowerReport:
     """Every other rank: parts are sent to rank 0, progress is only noted, for the case that this rank fails.
 
     Args:
+        command: what is worked on.
         note_phase: takes every new phase.
         sender: None where nothing is streamed.
         is_cancelled: whether rank 0 has given the command up.
     """
 
     def __init__(
-        self, note_phase: Callable[[str], None], sender: PartSender | None, is_cancelled: Callable[[], bool]
+        self,
+        command: Command,
+        note_phase: Callable[[str], None],
+        sender: PartSender | None,
+        is_cancelled: Callable[[], bool],
     ) -> None:
+        self._point = command.point
         self._note_phase = note_phase
         self._sender = sender
         self._is_cancelled = is_cancelled
 
     def __call__(self, done: int, total: int, phase: str) -> None:  # noqa: ARG002 - rank 0 streams the numbers
         self._note_phase(phase)
+        failpoints.hit(self._point)
 
     def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:
         if self._sender is None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from splitppo.config.debug import DebugConfig
 from splitppo.config.rejection import Rejection, parse_rejections
 from splitppo.config.section import Section
 from splitppo.config.security import SecurityConfig, is_loopback
@@ -338,6 +339,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = Field(default_factory=lambda: CheckpointConfig.model_validate({}))
     tracking: TrackingConfig = Field(default_factory=lambda: TrackingConfig.model_validate({}))
     services: ServicesConfig = Field(default_factory=lambda: ServicesConfig.model_validate({}))
+    debug: DebugConfig = Field(default_factory=lambda: DebugConfig.model_validate({}))
 
     @model_validator(mode="before")
     @classmethod
@@ -375,6 +377,19 @@ class Config(Section):
                 f" {list(self.services.critic.devices)} overlap; give each group its own GPUs, or set"
                 " services.allow_shared_devices"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _failpoints_stay_here(self) -> Config:
+        if not self.debug.failpoints:
+            return self
+        for role, service in (("actor", self.services.actor), ("critic", self.services.critic)):
+            for key, address in (("bind", service.bind), ("address", service.address)):
+                if address and not is_loopback(address):
+                    raise ValueError(
+                        "debug.failpoints is for tests on one machine: expected a loopback address in"
+                        f" services.{role}.{key}, got {address!r}; remove debug.failpoints"
+                    )
         return self
 
     @model_validator(mode="after")

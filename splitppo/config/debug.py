@@ -1,0 +1,81 @@
+"""The section `debug`: failpoints, by which tests kill, stop or fail a process at a point of its work."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from splitppo.config.section import Section
+
+# On every rank of a group, and what each point means.
+_OF_A_ROLE = {
+    "update.begin": "an update is about to begin",
+    "update": "micro-batch boundary of an update",
+    "update.mini_batch": "between two optimizer steps of an update",
+    "update.committed": "rank 0: the update is in the ledger, the reply is not sent; others: their part is done",
+    "save_checkpoint.writing": "the rank is about to write its shard",
+    "save_checkpoint.durable": "the part of the role is durable, the reply is not sent",
+}
+# In the controller, which knows of a service's phase by its progress events.
+_OF_A_CLIENT = {
+    "update.begin": "the request is about to be sent",
+    "update": "a progress event of an update has come",
+    "update.replied": "the reply has come",
+}
+POINTS: Mapping[str, str] = {
+    **{f"{role}.{point}": meaning for role in ("actor", "critic") for point, meaning in _OF_A_ROLE.items()},
+    "actor.generate": "token boundary of a generation",
+    "actor.compute_log_probs": "micro-batch boundary of log-probs",
+    "critic.compute_values": "micro-batch boundary of values",
+    **{f"controller.{role}.{point}": what for role in ("actor", "critic") for point, what in _OF_A_CLIENT.items()},
+    "controller.actor.generate": "a progress event of a generation has come",
+    "controller.actor.compute_log_probs": "a progress event of log-probs has come",
+    "controller.critic.compute_values": "a progress event of values has come",
+    "controller.save_checkpoint.half": "a role has said that its part is durable; hit 1: the other one has not",
+    "controller.save_checkpoint.writing": "the controller's own part is written, the commit marker is not",
+}
+
+
+def _known(point: str) -> str:
+    if point not in POINTS:
+        close = difflib.get_close_matches(point, POINTS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(POINTS)}"
+        raise ValueError(f"unknown failpoint {point!r}; {hint}")
+    return point
+
+
+def _one_or_many(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+Point = Annotated[str, AfterValidator(_known)]
+
+
+class Moment(Section):
+    """A point of a process at a step."""
+
+    point: Point
+    step: int = Field(ge=0)
+
+
+class Failpoint(Section):
+    """What happens when a process reaches a point; once per run folder."""
+
+    rank: int = Field(0, ge=0, description="which rank of the group; the controller is 0")
+    step: int | None = Field(None, ge=0, description="only in the work on this step; default: in any")
+    hit: int = Field(1, ge=1, description="the how many-th time that the process passes there")
+    action: Literal["kill", "stop", "raise", "out_of_memory"] = Field(
+        "kill", description="SIGKILL or SIGSTOP to the process itself, a RuntimeError, a MemoryError"
+    )
+    after: Moment | None = Field(None, description="the process waits there until another one has passed this point")
+
+
+class DebugConfig(Section):
+    """For tests. Not part of a worker's digest; refused unless every service listens on this machine alone."""
+
+    failpoints: dict[Point, Annotated[tuple[Failpoint, ...], BeforeValidator(_one_or_many)]] = Field(
+        default_factory=dict, description="by point (splitppo/config/debug.py lists all): one failpoint, or several"
+    )

@@ -1,0 +1,155 @@
+"""Failpoints: named points at which a test lets a process die, stop or fail (docs/adr/015-failpoints.md).
+
+Code that passes a point says so by `hit`, which does nothing unless `arm` was called with a failpoint for this process.
+A failpoint fires once per run folder: its mark, `failpoints/<point>....fired`, is written before the process dies, so a
+process that was started again passes, and a test sees that, when and in which process it fired.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from splitppo.config.debug import DebugConfig, Failpoint, Moment
+
+FOLDER = "failpoints"
+_WAIT_TIMEOUT_S = 120.0
+_POLL_INTERVAL_S = 0.01
+_INNER_CAPITAL = re.compile(r"(?<!^)([A-Z])")
+
+
+class FailpointError(RuntimeError):
+    """What a failpoint with action `raise` raises."""
+
+
+class Failpoints:
+    """Those of one process.
+
+    Args:
+        config: all of them.
+        run_dir: where the marks go.
+        process: "actor", "critic" or "controller": the first part of the names of its points.
+        rank: in its group.
+    """
+
+    def __init__(self, config: DebugConfig, run_dir: Path, process: str, rank: int = 0) -> None:
+        self._folder = run_dir / FOLDER
+        self._process = process
+        self._rank = rank
+        self._mine = {
+            point: tuple(one for one in several if one.rank == rank)
+            for point, several in config.failpoints.items()
+            if point.partition(".")[0] == process
+        }
+        awaited = [one.after for several in config.failpoints.values() for one in several if one.after is not None]
+        self._awaited = {(one.point, one.step) for one in awaited if one.point.partition(".")[0] == process}
+        self._num_hits: Counter[tuple[str, Failpoint]] = Counter()
+        self.step = -1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no point of this process matters."""
+        return not any(self._mine.values()) and not self._awaited
+
+    def hit(self, point: str, step: int | None = None) -> None:
+        """The process passes a point, named without the process, in its work on a step.
+
+        Raises:
+            FailpointError, MemoryError: the failpoint says so.
+            TimeoutError: what it waits for does not happen.
+        """
+        name, step = f"{self._process}.{point}", self.step if step is None else step
+        if (name, step) in self._awaited:
+            self._mark(passed_mark(name, step), "passed", step)
+        for failpoint in self._mine.get(name, ()):
+            if failpoint.step in (None, step):
+                self._num_hits[name, failpoint] += 1
+                if self._num_hits[name, failpoint] == failpoint.hit:
+                    self._fire(name, failpoint, step)
+
+    def _fire(self, name: str, failpoint: Failpoint, step: int) -> None:
+        mark = fired_mark(name, failpoint)
+        if (self._folder / mark).exists():
+            return
+        if failpoint.after is not None:
+            self._wait_for(failpoint.after)
+        if not self._mark(mark, failpoint.action, step):
+            return
+        match failpoint.action:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "raise":
+                raise FailpointError(f"failpoint {name} has fired")
+            case "out_of_memory":
+                raise MemoryError(f"failpoint {name} has fired")
+
+    def _wait_for(self, moment: Moment) -> None:
+        mark = self._folder / passed_mark(moment.point, moment.step)
+        deadline = time.monotonic() + _WAIT_TIMEOUT_S
+        while not mark.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nobody has passed {moment.point} in step {moment.step}")
+            time.sleep(_POLL_INTERVAL_S)
+
+    def _mark(self, name: str, what: str, step: int) -> bool:
+        """Leaves a mark in the run folder; False if it is there already."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        content = {"pid": os.getpid(), "rank": self._rank, "step": step, "what": what, "unix_s": time.time()}
+        part = self._folder / f".{name}.{os.getpid()}"
+        part.write_text(json.dumps(content), encoding="utf-8")
+        try:
+            os.link(part, self._folder / name)
+        except FileExistsError:
+            return False
+        finally:
+            part.unlink()
+        return True
+
+
+def fired_mark(point: str, failpoint: Failpoint) -> str:
+    """Name of the file that says that a failpoint has fired."""
+    step = "any" if failpoint.step is None else failpoint.step
+    return f"{point}.rank{failpoint.rank}.step{step}.hit{failpoint.hit}.{failpoint.action}.fired"
+
+
+def passed_mark(point: str, step: int) -> str:
+    """Name of the file that says that a process, for which another one waits, has passed a point."""
+    return f"{point}.step{step}.passed"
+
+
+def point_of(method: str) -> str:
+    """How an RPC is called in the names of points: ComputeValues -> compute_values."""
+    return _INNER_CAPITAL.sub(r"_\1", method).lower()
+
+
+_armed: Sequence[Failpoints] = ()
+
+
+def arm(config: DebugConfig, run_dir: Path, process: str, rank: int = 0) -> None:
+    """Makes this process heed its failpoints; without any, `hit` goes on doing nothing."""
+    global _armed
+    failpoints = Failpoints(config, run_dir, process, rank)
+    _armed = () if failpoints.is_empty else (failpoints,)
+
+
+def hit(point: str, step: int | None = None) -> None:
+    """This process passes a point; see `Failpoints.hit`. Without `step`, that of `at_step` counts."""
+    for failpoints in _armed:
+        failpoints.hit(point, step)
+
+
+@contextmanager
+def at_step(step: int) -> Iterator[None]:
+    """Within the block the process works on a step; for the thread that does the work."""
+    for failpoints in _armed:
+        failpoints.step = step
+    yield
