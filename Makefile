@@ -25,7 +25,7 @@ endif
 PY = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test check check-stubs proto bench lock certs fuzz
+.PHONY: help setup setup-dev quickstart test check check-stubs proto kill-matrix chaos bench lock certs fuzz
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -56,6 +56,9 @@ check-stubs: setup-dev
 
 proto: setup-dev  ## regenerate splitppo/v1 from proto/
 	$(PY) tools/stubs.py --out .
+
+kill-matrix: setup-dev  ## kill every process at every point of a step, compare the weights; ARGS="--only 'critic_0-*'"
+	$(PY) -m tests.kill_matrix $(ARGS)
 
 bench: setup-dev  ## benchmarks: overlap of actor and critic, transport, health checks under load, rollout engines
 	$(PY) -m benchmarks.transport

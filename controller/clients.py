@@ -234,6 +234,17 @@ class WorkerClient:
         request = worker_pb2.GetStatusRequest()
         return await self._repeat("GetStatus", None, lambda: self._worker.GetStatus(request, timeout=_UNARY_TIMEOUT_S))
 
+    async def is_dirty(self) -> bool:
+        """Whether an update has failed half-way: only a checkpoint brings the worker back."""
+        status = await self.get_status()
+        return bool(status.state == worker_pb2.WORKER_STATE_DIRTY)
+
+    async def is_clean_at(self, step: int) -> bool:
+        """Whether the worker is as it was when it had committed `step`, and takes commands."""
+        status = await self.get_status()
+        takes_commands = status.state in (worker_pb2.WORKER_STATE_IDLE, worker_pb2.WORKER_STATE_BUSY)
+        return bool(takes_commands and status.committed_step == step)
+
     def is_fresh_at(self, step: int) -> bool:
         """True when the worker is as loading `step` would leave it: at its initial model, idle, without any rows."""
         status = self._status

@@ -7,22 +7,33 @@ import logging
 import os
 from collections.abc import Coroutine, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from controller.clients import ActorClient, Caller, CriticClient, Limits, ProgressCallback, WorkerClient
 from controller.launcher import Endpoint, LocalLauncher, RoleName
+from controller.recovery import LOST_GROUP, ends_by_restart
 from controller.run_folder import RunFolder
 from controller.schedule import first_error
 from controller.trainer import Services
 from splitppo.config import Config, ConfigError, SecurityConfig
 from splitppo.config.digest import worker_digest
 from splitppo.manifest import DamagedCheckpoint, Manifest
-from splitppo.rpc.errors import AccessDenied, DataLoss, InvalidArgument, NotFound, Unavailable, WireError, WrongState
+from splitppo.rpc.errors import (
+    AccessDenied,
+    DataLoss,
+    InvalidArgument,
+    NotFound,
+    Place,
+    Unavailable,
+    WrongState,
+)
 from splitppo.rpc.security import load_credentials
 from splitppo.rpc.tokens import RUN_TOKEN_VARIABLE
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+WATCH_INTERVAL_S = 0.2
 
 
 class ServiceGroups:
@@ -32,7 +43,10 @@ class ServiceGroups:
         self._config = config
         self._folder = folder
         self._on_progress = on_progress
-        self._limits = Limits(config.services.progress_timeout_s, max_batch_bytes=config.services.max_batch_bytes)
+        services = config.services
+        self._limits = Limits(
+            services.progress_timeout_s, services.reconnect_timeout_s, max_batch_bytes=services.max_batch_bytes
+        )
         self._credentials = load_credentials(config.services.security, "controller")
         self._launcher: LocalLauncher | None = None
         if config.services.launch == "local":
@@ -107,19 +121,36 @@ class ServiceGroups:
         claim = self._folder.claim
         return Caller(claim.run_id, claim.epoch, worker_digest(self._config, role), claim.nonce, self._num_connections)
 
-    async def recover(self, error: WireError) -> None:
+    def can_recover(self, error: Exception) -> bool:
+        """Whether the run can go on after this error, from the last common checkpoint."""
+        return ends_by_restart(error, was_connected=self._was_connected)
+
+    async def watch(self) -> NoReturn:
+        """Never returns; so that a group that ends is noticed at once, not by the next call to it.
+
+        Raises:
+            Unavailable: a group that we started has ended, or one of its ranks has.
+        """
+        while True:
+            for role, group in self._launcher.groups.items() if self._launcher else ():
+                if group.is_gone:
+                    raise Unavailable("the group has ended", Place(role=role))
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def recover(self, error: Exception) -> None:
         """Ends what is left of lost groups that we started, so that `connect` brings them up again.
 
-        Besides the one that `error` names, a group is lost if it has ended or does not answer.
+        A group is lost if `error` says so of it, if it or one of its ranks has ended, or if it does not answer. The
+        other one stays, with its models loaded.
         """
-        lost = {error.place.role}
         if self._launcher is not None:
+            lost = {error.place.role} if isinstance(error, LOST_GROUP) else set()
+            lost |= {role for role, group in self._launcher.groups.items() if group.is_gone or group.endpoint is None}
             lost |= await self._silent_roles(lost)
-        await self._close_channels()
-        if self._launcher is not None:
-            await asyncio.gather(
-                *(self._launcher.restart(role) for role, group in self._launcher.groups.items() if role in lost)
-            )
+            await self._close_channels()
+            await self._launcher.discard(lost)
+        else:
+            await self._close_channels()
 
     async def _silent_roles(self, known: Set[str]) -> set[str]:
         """Other roles than the `known` ones whose group does not answer any more."""

@@ -15,12 +15,13 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from controller.process_tree import is_running, kill_tree, wait_gone
 from splitppo.config import Config, ServiceConfig
 from splitppo.rpc.secret_files import write_secret
 from splitppo.rpc.tokens import RUN_TOKEN_VARIABLE, Tokens, new_token
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 RoleName = Literal["actor", "critic"]
 STOP_GRACE_S = 30.0
+# A killed process that is deep in a driver may need a while.
+KILL_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
 TAIL_LINES = 20
 BAD_INPUT_EXIT = 2
@@ -45,11 +48,13 @@ class GroupFailed(Exception):
 
     Attributes:
         is_bad_input: the rank ended because of what it was given (a config key, a model folder), not of a fault.
+        was_killed: a signal from outside ended it.
     """
 
-    def __init__(self, message: str, *, is_bad_input: bool = False) -> None:
+    def __init__(self, message: str, *, is_bad_input: bool = False, was_killed: bool = False) -> None:
         super().__init__(message)
         self.is_bad_input = is_bad_input
+        self.was_killed = was_killed
 
 
 @dataclass(frozen=True)
@@ -161,8 +166,14 @@ class LocalGroup:
 
     @property
     def has_ended(self) -> bool:
-        """True once torchrun has exited."""
-        return self._process is not None and self._process.returncode is not None
+        """True once torchrun has exited, or was never started."""
+        return self._process is None or self._process.returncode is not None
+
+    @property
+    def is_gone(self) -> bool:
+        """True when nobody answers any more: torchrun has exited, or a rank that has announced itself has ended."""
+        pids = [process["pid"] for process in self.endpoint.processes] if self.endpoint else []
+        return self.has_ended or not all(is_running(pid) for pid in pids)
 
     def _post_mortem(self, what: str) -> GroupFailed:
         """Why the group is not there: the sentence of the rank that refused its input, else its log's last lines."""
@@ -178,10 +189,24 @@ class LocalGroup:
             source, text = self._torchrun_log, words or output
         tail = "\n".join(f"  {line}" for line in text.splitlines()[-TAIL_LINES:])
         culprit = f" (rank {rank}, exit code {exit_code})" if cause else ""
+        agent_code = self._process.returncode if self._process else None
         return GroupFailed(
             f"the {self.role} group {what}{culprit}; last lines of {source}:\n{tail}",
             is_bad_input=exit_code == BAD_INPUT_EXIT,
+            was_killed=any(code is not None and code < 0 for code in (exit_code, agent_code)),
         )
+
+    async def discard(self) -> None:
+        """Ends what is left of a lost group at once, by SIGKILL: there is nothing in it to save, it may be frozen."""
+        if self._process is None:
+            return
+        ranks = [process["pid"] for process in self.endpoint.processes] if self.endpoint else []
+        alive = [pid for pid in ranks if is_running(pid)]
+        victims = kill_tree(self._process.pid, alive) if self._process.returncode is None else _kill(alive)
+        await self._process.wait()
+        if left := await wait_gone(victims, KILL_TIMEOUT_S):
+            log.error("processes %s of the %s group cannot be ended", left, self.role)
+        self._process, self.endpoint = None, None
 
     async def stop(self) -> None:
         """Ends the group: drain by SIGTERM, then the lifeline, then SIGKILL."""
@@ -195,8 +220,7 @@ class LocalGroup:
             self._process.stdin.close()
         if not await self._ended_within(5.0):
             log.warning("the %s group did not end in time: SIGKILL", self.role)
-            self._process.kill()
-            await self._process.wait()
+            await self.discard()
         self._process = None
 
     def kill(self) -> None:
@@ -214,6 +238,13 @@ class LocalGroup:
         except TimeoutError:
             return False
         return True
+
+
+def _kill(pids: Sequence[int]) -> Sequence[int]:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return pids
 
 
 def _read(path: Path) -> str:
@@ -248,20 +279,19 @@ class LocalLauncher:
             log.warning("both groups use the GPUs %s: they share memory and compute", list(self._shared_devices))
         if self._token_file is not None:
             write_secret(self._token_file, self.tokens.accepted[0])
-        started = [group for group in self.groups.values() if group.endpoint is None or group.has_ended]
-        await asyncio.gather(*(group.start() for group in started))
+        await asyncio.gather(*(group.start() for group in self.groups.values() if group.has_ended))
         try:
             async with asyncio.TaskGroup() as waiting:
-                for group in started:
-                    waiting.create_task(group.ready())
+                for group in self.groups.values():
+                    if group.endpoint is None:
+                        waiting.create_task(group.ready())
         except* GroupFailed as failures:
             raise failures.exceptions[0] from None
         return {role: group.endpoint for role, group in self.groups.items() if group.endpoint is not None}
 
-    async def restart(self, role: RoleName) -> None:
-        """Ends what is left of a group; the next `start` brings it up again."""
-        await self.groups[role].stop()
-        self.groups[role].endpoint = None
+    async def discard(self, roles: Iterable[str]) -> None:
+        """Ends what is left of lost groups; the next `start` brings them up again."""
+        await asyncio.gather(*(group.discard() for role, group in self.groups.items() if role in roles))
 
     async def stop(self) -> None:
         """Ends every group."""

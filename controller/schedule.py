@@ -15,6 +15,8 @@ from splitppo.config.schema import Schedule
 
 Call = Callable[[], Awaitable[Any]]
 
+_OWN_WORDS_S = 2.0
+
 
 async def run_calls(schedule: Schedule, *calls: Call) -> list[Any]:
     """Runs independent calls and returns their results in order; at the same time unless the schedule is serial.
@@ -37,6 +39,23 @@ async def gather_calls(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
     except BaseExceptionGroup as failures:
         raise first_error(failures) from None
     return [task.result() for task in tasks]
+
+
+async def unless(alarm: Coroutine[Any, Any, Any], work: Coroutine[Any, Any, Any]) -> None:
+    """Does the work, unless the alarm, which ends by raising only, is raised first.
+
+    The work then has a moment to say by itself, and better, what has happened.
+    """
+    working, watching = asyncio.create_task(work), asyncio.create_task(alarm)
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            await asyncio.wait({working}, timeout=_OWN_WORDS_S)
+        (working if working.done() else watching).result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 async def _awaited(call: Call) -> Any:

@@ -20,11 +20,13 @@ from controller.inputs import Inputs, load_inputs
 from controller.launcher import GroupFailed
 from controller.logs import FILE_ONLY, log_to
 from controller.recorder import Recorder
+from controller.recovery import RestartBudget
 from controller.report import write_report
 from controller.restoring import restore_whole
 from controller.rollout_check import RolloutMismatch
 from controller.run_folder import RunFolder
 from controller.run_state import RunState
+from controller.schedule import unless
 from controller.scoring import Scorer
 from controller.summary import ExitReason, Summary, Validation, WeightsDigests
 from controller.trainer import Observers, Trainer
@@ -32,12 +34,11 @@ from rewards.manager import RewardManager
 from splitppo import failpoints
 from splitppo.config import Config, ConfigError
 from splitppo.config.plan import batch_plan
-from splitppo.rpc.errors import DeadlineExceeded, NotIntroduced, PeerDied, Unavailable, WireError
+from splitppo.rpc.errors import WireError
 from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
-LOST_GROUP = (Unavailable, PeerDied, DeadlineExceeded, NotIntroduced)
 EXIT_STATUS: dict[ExitReason, int] = {"completed": 0, "failed": 1, "bad_input": 2}
 
 
@@ -144,18 +145,23 @@ class Session:
         self._digests = WeightsDigests(**await self._groups.weights_digests())
 
     async def _train_until_done(self, inputs: Inputs, scorer: Scorer, step: int) -> None:
-        """Trains from `step` on; lost groups are restarted and restored, `services.max_restarts` times at most."""
-        num_restarts = 0
+        """Trains from `step` on; lost groups are restarted, and both brought to the last common checkpoint."""
+        assert self._recorder is not None
+        services = self._config.services
+        budget = RestartBudget(services.max_restarts, services.restart_backoff_s)
         while True:
             try:
                 return await self._train_from(step, inputs, scorer)
-            except LOST_GROUP as error:
-                if self._signal is not None or num_restarts == self._config.services.max_restarts:
+            except (WireError, GroupFailed) as error:
+                if self._signal is not None or not self._groups.can_recover(error):
                     raise
-                num_restarts += 1
-                log.warning("lost a group, restarting it: %s", error)
+                pause_s = budget.take(self._recorder.last_step)
+                if pause_s is None:
+                    raise
+                log.warning("recovering in %g s: %s", pause_s, error)
                 await self._abandon()
                 await self._groups.recover(error)
+                await asyncio.sleep(pause_s)
                 step = self._folder.checkpoints.newest_whole_step()
 
     async def _train_from(self, step: int, inputs: Inputs, scorer: Scorer) -> None:
@@ -176,7 +182,7 @@ class Session:
         self._trainer = Trainer(config, services, inputs.prompts, scorer, observers, state)
         self._phase = "training"
         try:
-            await self._trainer.fit()
+            await unless(self._groups.watch(), self._trainer.fit())
         finally:
             self._phase = "preparing"
 

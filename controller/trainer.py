@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.checkpointing import CheckpointWriter
-from controller.clients import ActorClient, CriticClient
+from controller.clients import ActorClient, CommandReply, CriticClient
 from controller.data import PromptBatch, PromptDataset
 from controller.evaluation import Evaluator
 from controller.experience import Experience, assemble_experience
 from controller.recorder import Recorder
+from controller.recovery import replay_if_clean
 from controller.rollout_check import RolloutCheck
 from controller.rollout_groups import RolloutGroup, cut_into_groups, whole_slot
 from controller.rollouts import RolloutMaker
@@ -222,19 +223,29 @@ class Trainer:
     async def update_actor(self, experience: Experience, record: StepRecord) -> None:
         """One PPO update of the policy; in the critic's warm-up only the step advances."""
         warming_up = self.critic is not None and self.step <= self.config.critic.warmup_steps
-        with record.timed("update_actor"):
+        actor, slot, base_step = self.actor, self._slot, self.step - 1
+
+        async def update() -> CommandReply:
             if not warming_up:
-                await self.actor.put_batch(self._slot, experience.actor_columns)
-            reply = await self.actor.update(self._slot, advance_only=warming_up, base_step=self.step - 1)
+                await actor.put_batch(slot, experience.actor_columns)
+            return await actor.update(slot, advance_only=warming_up, base_step=base_step)
+
+        with record.timed("update_actor"):
+            reply = await replay_if_clean(self.actor, base_step, update)
         record.add_reply("actor", "update_actor", reply)
 
     async def update_critic(self, experience: Experience, record: StepRecord) -> None:
         """One update of the value model."""
         if self.critic is None:
             return
+        critic, slot, base_step = self.critic, self._slot, self.step - 1
+
+        async def update() -> CommandReply:
+            await critic.put_batch(slot, experience.critic_columns)
+            return await critic.update(slot, base_step=base_step)
+
         with record.timed("update_critic"):
-            await self.critic.put_batch(self._slot, experience.critic_columns)
-            reply = await self.critic.update(self._slot, base_step=self.step - 1)
+            reply = await replay_if_clean(critic, base_step, update)
         record.add_reply("critic", "update_critic", reply)
 
     # What happens between steps.

@@ -254,7 +254,7 @@ class Leader:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             return OutOfMemory(f"out of memory: {error}", Place(rank=0))
-        if command.commits or command.repairs:
+        if (command.commits and has_stepped) or command.repairs:
             self._worker.mark_dirty(f"{command.method} failed half-way ({type(error).__name__}: {error})")
         if isinstance(error, WireError) or command.repairs:
             return wire_error(error, Place(rank=0))

@@ -306,7 +306,15 @@ class ServicesConfig(Section):
     allow_shared_devices: bool = Field(False, description="both groups may use the same GPUs, if memory allows")
     start_timeout_s: float = Field(300.0, gt=0.0, description="until a group answers")
     progress_timeout_s: float = Field(600.0, gt=0.0, description="longest silence of a running command")
-    max_restarts: int = Field(3, ge=0, description="times that lost groups are restarted and restored in one run")
+    reconnect_timeout_s: float = Field(
+        5.0, gt=0.0, description="how long a worker that cannot be reached is called again before its group is lost"
+    )
+    max_restarts: int = Field(
+        3, ge=0, description="times that lost groups are restarted and restored; every step that is new starts afresh"
+    )
+    restart_backoff_s: float = Field(
+        1.0, ge=0.0, description="pause before a restart; doubles with each one that brings no new step, up to 60 s"
+    )
     max_queued_commands: PositiveInt = Field(16, description="mailbox bound of a service")
     max_batch_bytes: PositiveInt = Field(4 << 30, description="largest batch a service takes")
     max_held_bytes: PositiveInt = Field(

@@ -175,7 +175,7 @@ async def test_only_the_group_that_was_lost_is_started_again(launch: Launch, tmp
     launcher = launch(SERVE_UNTIL_SIGTERM)
     first = await launcher.start()
     (tmp_path / "logs" / "critic_0.log").write_text("of the first start")
-    await launcher.restart("critic")
+    await launcher.discard(["critic"])
     second = await launcher.start()
     assert second["actor"] == first["actor"]
     assert second["critic"].instance_id != first["critic"].instance_id

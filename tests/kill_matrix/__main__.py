@@ -1,0 +1,63 @@
+"""python -m tests.kill_matrix [--only PATTERN] [--folder DIR]: runs the cells, prints the table; exit 1 if one fails."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.kill_matrix.cells import CELLS, MOMENTS, VICTIMS
+from tests.kill_matrix.harness import matrix_config, run_cell, undisturbed_digests
+from tests.runs import Inputs
+
+
+def main() -> int:
+    """Runs every cell that matches, one after the other."""
+    parser = argparse.ArgumentParser(prog="tests.kill_matrix", description=__doc__)
+    parser.add_argument("--only", default="*", help="cells, e.g. 'actor_1-*'")
+    parser.add_argument("--folder", type=Path, help="for the runs; default: a temporary one")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory("-kill-matrix") as temporary:
+        return run_matrix(options.folder or Path(temporary), options.only)
+
+
+def run_matrix(folder: Path, only: str) -> int:
+    """Prints a line per cell as it ends, then the table; returns the exit status."""
+    inputs = Inputs.make(folder / "inputs")
+    config = matrix_config(inputs)
+    undisturbed = undisturbed_digests(config, folder / "undisturbed")
+    say(f"undisturbed: actor {undisturbed['actor'][:12]} critic {undisturbed['critic'][:12]}")
+    table: dict[tuple[str, str], str] = {}
+    num_failed = 0
+    for cell in (cell for cell in CELLS if fnmatch.fnmatch(cell.name, only)):
+        began_s = time.monotonic()
+        try:
+            verdict = run_cell(cell, config, folder / cell.name)
+            failures = verdict.failures(undisturbed)
+            other = {None: "-", True: "kept", False: "LOST"}[verdict.other_kept]
+            outcome = f"{verdict.recovery_s:5.1f} s to the next good step, pid {verdict.fired['pid']}, other {other}"
+            table[cell.victim, cell.moment] = "FAILED" if failures else f"{verdict.recovery_s:.1f} s {other}"
+        except (AssertionError, TimeoutError, ValueError) as error:
+            failures, outcome = [str(error)], ""
+            table[cell.victim, cell.moment] = "FAILED"
+        num_failed += bool(failures)
+        word = "; ".join(failures) if failures else "same weights"
+        say(f"{cell.name:42s} {time.monotonic() - began_s:5.1f} s  {outcome}  {word}")
+    say(f"\n{'':26s}" + "".join(f"{victim:>16s}" for victim in VICTIMS))
+    for moment in MOMENTS:
+        say(f"{moment:26s}" + "".join(f"{table.get((victim, moment), ''):>16s}" for victim in VICTIMS))
+    say(f"\n{len(table) - num_failed} of {len(table)} cells ended with the weights of the undisturbed run")
+    return 1 if num_failed else 0
+
+
+def say(line: str) -> None:
+    """One line of output, at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
