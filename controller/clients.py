@@ -13,7 +13,7 @@ import grpc.aio
 
 from splitppo import __version__, failpoints
 from splitppo.batch import Batch
-from splitppo.rpc.calls import Patience, follow_command, repeat_until_answered
+from splitppo.rpc.calls import Patience, follow_command, repeat_until_answered, unreachable
 from splitppo.rpc.codec import encode_parts, receive_batch
 from splitppo.rpc.errors import (
     Internal,
@@ -68,11 +68,13 @@ class Limits:
         progress_timeout_s: longest silence of a running command, and longest duration of any other call.
         reconnect_timeout_s: how long an unreachable worker is called again under the same request id.
         max_batch_bytes: largest batch taken from a worker.
+        grace_s: how much longer a silent command is waited for: the worker's own watchdog can name the rank that hangs.
     """
 
     progress_timeout_s: float = 600.0
     reconnect_timeout_s: float = 5.0
     max_batch_bytes: int = 4 << 30
+    grace_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -345,8 +347,11 @@ class WorkerClient:
 
         point = f"{self.role}.{failpoints.point_of(method)}"
 
+        last = worker_pb2.Progress()
+
         def on_progress(progress: worker_pb2.Progress) -> None:
             patience.renew()
+            last.CopyFrom(progress)
             failpoints.hit(point, step)
             if self._on_progress is not None:
                 self._on_progress(self.role, method, progress)
@@ -361,13 +366,16 @@ class WorkerClient:
                 method,
                 on_progress=on_progress,
                 on_part=on_ready,
-                silence_s=self._limits.progress_timeout_s,
+                silence_s=self._limits.progress_timeout_s + self._limits.grace_s,
                 get_status=self.get_status,
             )
 
         failpoints.hit(f"{point}.begin", step)
         sent_s = time.time()
-        result = await repeat_until_answered(attempt, patience, place)
+        try:
+            result = await repeat_until_answered(attempt, patience, place)
+        except Unavailable as error:
+            raise unreachable(error, last)  # noqa: B904 - the same error
         failpoints.hit(f"{point}.replied", step)
         self.committed_step = result.committed_step
         started_s, finished_s = self._engine_time(result.engine_time, sent_s, time.time())

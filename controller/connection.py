@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WATCH_INTERVAL_S = 0.2
+# A group's own watchdog names the rank that hangs: it gets the first word.
+MIN_GRACE_S = 10.0
 
 
 class ServiceGroups:
@@ -45,7 +47,10 @@ class ServiceGroups:
         self._on_progress = on_progress
         services = config.services
         self._limits = Limits(
-            services.progress_timeout_s, services.reconnect_timeout_s, max_batch_bytes=services.max_batch_bytes
+            services.progress_timeout_s,
+            services.reconnect_timeout_s,
+            max_batch_bytes=services.max_batch_bytes,
+            grace_s=max(MIN_GRACE_S, services.progress_timeout_s / 10),
         )
         self._credentials = load_credentials(config.services.security, "controller")
         self._launcher: LocalLauncher | None = None

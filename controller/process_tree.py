@@ -51,7 +51,10 @@ async def wait_gone(pids: Iterable[int], timeout_s: float) -> list[int]:
     """Waits until none of them runs; returns those that still do."""
     left = [*pids]
     deadline = time.monotonic() + timeout_s
-    while (left := [pid for pid in left if is_running(pid)]) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        left = [pid for pid in left if is_running(pid)]
+        if not left:
+            break
         await asyncio.sleep(_POLL_INTERVAL_S)
     return left
 

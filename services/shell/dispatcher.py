@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.shell.activity import Activity
 from services.shell.admission import check_identity, prepared_rows
 from services.shell.collectives import ControlChannel, Order, OrderKind
 from services.shell.commands import Command, CommandCancelled, Outcome
@@ -72,6 +73,7 @@ class Leader:
         failure: of this rank.
         worker: what is shared with the gRPC thread.
         parts_channel: on a process group of its own, for what the ranks send while they work.
+        activity: of this rank.
         idle_interval_s: between signs of life.
     """
 
@@ -83,11 +85,13 @@ class Leader:
         worker: Worker,
         *,
         parts_channel: ControlChannel | None = None,
+        activity: Activity | None = None,
         idle_interval_s: float = IDLE_INTERVAL_S,
     ) -> None:
         self._commands = commands
         self._channel = channel
         self._parts_channel = parts_channel or ControlChannel(0, 1)
+        self._activity = activity or Activity()
         self._failure = failure
         self._worker = worker
         self._idle_interval_s = idle_interval_s
@@ -103,7 +107,8 @@ class Leader:
             if call is None:
                 self._announce(Order(OrderKind.NOTHING))
             else:
-                with working_on(call.request), failpoints.at_step(step_of(call.request)):
+                request = call.request
+                with self._activity.command(call.place), working_on(request), failpoints.at_step(step_of(request)):
                     self.answer(call)
         self._worker.mailbox.wait_open(DURABLE_TIMEOUT_S)
         self._failure.stop()
@@ -174,7 +179,7 @@ class Leader:
             outcome: Outcome | None = None
             with self._received_parts(call, gatherer), suppress(CommandCancelled):
                 failpoints.hit(f"{call.command.point}.begin")
-                outcome = call.command.run(call.request, share, LeaderReport(call, gatherer))
+                outcome = call.command.run(call.request, share, LeaderReport(call, gatherer, self._activity))
                 outcome = replace(outcome, metrics={name: float(value) for name, value in outcome.metrics.items()})
             results = self._results(outcome)
             if results is None and not call.cancelled_because:

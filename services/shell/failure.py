@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -38,6 +39,10 @@ _POLL_INTERVAL_S = 0.5
 _CAUSE_WAIT_S = 2.0
 _FOLLOWER_GRACE_S = 5.0
 _PEER_LOSS = re.compile(r"gloo/|nccl|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
+
+
+class RankHangs(RuntimeError):
+    """A rank is frozen or stuck; the message says since when."""
 
 
 class FailureWatch:
@@ -97,17 +102,22 @@ class FailureWatch:
         """The group leaves in good order: processes that end are no failure any more."""
         self._stopped.set()
 
+    def wait_stopped(self, timeout_s: float) -> bool:
+        """Waits until `stop`; False if it does not come in time."""
+        return self._stopped.wait(timeout_s)
+
     def end_group(self, error: BaseException | None, place: Place) -> NoReturn:
         """Ends this rank, and with it the group. Never returns.
 
         Args:
             error: what happened here; None if it happened to another rank.
-            place: method, step and phase that this rank was in.
+            place: method, step and phase that this rank was in; with a rank if it is another one that fails.
         """
         self._ending.acquire()  # a second thread that comes here waits for the exit
         if error is not None and not is_peer_loss(error):
-            self._record(f"{type(error).__name__}: {error}", place)
-            log.error("this rank failed in %s", place, exc_info=error)
+            hangs = isinstance(error, RankHangs)
+            self._record(f"it hangs: {error}" if hangs else f"{type(error).__name__}: {error}", place)
+            log.error("failed in %s: %s", place, error, exc_info=None if hangs else error)
         if self._context.rank == 0:
             cause = self._cause(error, place)
             log.error("the group ends: %s", cause)
@@ -122,7 +132,8 @@ class FailureWatch:
 
     def _record(self, error: str, place: Place) -> None:
         """The first rank that fails by itself is the cause."""
-        record = {"rank": self._context.rank, "phase": str(place), "error": error}
+        rank = self._context.rank if place.rank is None else place.rank
+        record = {"rank": rank, "phase": str(replace(place, rank=None)), "error": error}
         try:
             with self._store_lock:
                 self._store.compare_set(_FAILURE_KEY, "", json.dumps(record))

@@ -8,6 +8,7 @@ from concurrent.futures import Future, wait
 from contextlib import nullcontext, suppress
 from typing import Any
 
+from services.shell.activity import Activity
 from services.shell.collectives import ControlChannel, Order, OrderKind
 from services.shell.commands import Command, CommandCancelled, Outcome
 from services.shell.failure import FailureWatch
@@ -32,13 +33,14 @@ class Follower:
         failure: FailureWatch,
         *,
         parts_channel: ControlChannel,
+        activity: Activity,
     ) -> None:
         self._commands = commands
         self._channel = channel
         self._parts_channel = parts_channel
         self._failure = failure
         self._durable: list[Future[str]] = []
-        self._place = Place()
+        self._activity = activity
 
     def serve(self) -> None:
         """Returns when rank 0 announces the end. Ends the process if this or another rank fails."""
@@ -47,24 +49,24 @@ class Follower:
                 if order.kind is OrderKind.COMMAND:
                     self._take_part(order)
         except Exception as error:  # noqa: BLE001 - the edge: the others must not wait for this rank
-            self._failure.end_group(error, self._place)
+            self._failure.end_group(error, self._activity.now().place)
         self._failure.stop()
         wait(self._durable, DURABLE_TIMEOUT_S)
 
     def _take_part(self, order: Order) -> None:
         command = self._commands[order.command]
         request = command.request_type.FromString(order.request)
-        self._place = Place(method=command.method)
-        share: Any = self._channel.receive(0) if order.has_rows else attachment_of(command, order.attachment)
-        with working_on(request), failpoints.at_step(step_of(request)):
-            outcome = self._run(command, request, share)
-        if outcome is None:
-            self._channel.send_cancelled(0)
-        else:
-            self._channel.send(outcome.columns, 0)
-            if command.commits:
-                failpoints.hit(f"{command.point}.committed", step_of(request))
-        self._place = Place()
+        step = step_of(request)
+        with self._activity.command(Place(method=command.method, step=step)):
+            share: Any = self._channel.receive(0) if order.has_rows else attachment_of(command, order.attachment)
+            with working_on(request), failpoints.at_step(step):
+                outcome = self._run(command, request, share)
+            if outcome is None:
+                self._channel.send_cancelled(0)
+            else:
+                self._channel.send(outcome.columns, 0)
+                if command.commits:
+                    failpoints.hit(f"{command.point}.committed", step)
         if outcome is not None and outcome.durable is not None:
             outcome.durable.add_done_callback(_log_if_failed)
             self._durable = [*(future for future in self._durable if not future.done()), outcome.durable]
@@ -73,7 +75,7 @@ class Follower:
         """The command's outcome; None if it was given up."""
         order = self._channel.sequence
         sender = PartSender(self._parts_channel) if isinstance(share, Batch) and "groups" in share else None
-        report = FollowerReport(command, self._note_phase, sender, lambda: self._failure.is_cancelled(order))
+        report = FollowerReport(command, self._activity, sender, lambda: self._failure.is_cancelled(order))
         outcome: Outcome | None = None
         with self._failure.cancellable(order) if command.cancellable else nullcontext(), suppress(CommandCancelled):
             failpoints.hit(f"{command.point}.begin")
@@ -81,9 +83,6 @@ class Follower:
         if sender is not None:
             sender.end()
         return outcome
-
-    def _note_phase(self, phase: str) -> None:
-        self._place = Place(method=self._place.method, phase=phase)
 
 
 def _log_if_failed(durable: Future[str]) -> None:

@@ -124,6 +124,8 @@ def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config
     """Creates the compute group (the default one), the control group and the group for parts."""
     timeout = timedelta(seconds=max(_MIN_GROUP_TIMEOUT_S, 2 * config.services.progress_timeout_s))
     is_cuda = device.type == "cuda"
+    # A collective that fails or times out ends its process; a hang is found long before, by the watchdog.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
         store=store,

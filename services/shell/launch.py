@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
+from services.shell.activity import Activity
 from services.shell.collectives import ControlChannel
 from services.shell.commands import Role
 from services.shell.context import RankContext, RoleName
@@ -27,6 +28,7 @@ from services.shell.logs import FILE_ONLY, set_up_logging, show_progress_on_stde
 from services.shell.server import Server
 from services.shell.signals import drain_on_signal, hold_lifeline, ignore_signals
 from services.shell.slots import SlotStore
+from services.shell.watchdog import Watchdog
 from services.shell.worker import Worker
 from splitppo import failpoints
 from splitppo.config import Config, ConfigError, load_config
@@ -135,6 +137,12 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     members = introduce(launch, store)
     failure = FailureWatch(context, launch.connect_store(may_host=False), members.processes, members.same_node)
     failure.start()
+    limits = config.services
+    activity = Activity(limits.start_timeout_s, limits.progress_timeout_s)
+    watchdog_store = launch.connect_store(may_host=False)
+    Watchdog(
+        launch.rank, launch.world_size, watchdog_store, activity, failure, limit_s=limits.progress_timeout_s
+    ).start()
     if launch.world_size != service.num_processes:
         log.warning(
             "%d ranks, but services.%s.num_processes is %d", launch.world_size, role_name, service.num_processes
@@ -146,15 +154,16 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     commands = [*role.commands(), *lifecycle.commands()]
     channel = ControlChannel(launch.rank, launch.world_size, context.control_group)
     parts_channel = ControlChannel(launch.rank, launch.world_size, context.parts_group)
+    activity.idle()
     if launch.rank == 0:
         worker = Worker(context, role.role, role.num_parameters, members.processes, ledger, slots)
-        leader = Leader(commands, channel, failure, worker, parts_channel=parts_channel)
+        leader = Leader(commands, channel, failure, worker, parts_channel=parts_channel, activity=activity)
         server = Server(worker, commands, service.bind, config.services.security, credentials)
         _lead(leader, server, worker, failure)
     else:
         ignore_signals()
         show_progress_on_stderr()
-        Follower(commands, channel, failure, parts_channel=parts_channel).serve()
+        Follower(commands, channel, failure, parts_channel=parts_channel, activity=activity).serve()
     log.info("leaving")
     dist.destroy_process_group()
 

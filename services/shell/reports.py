@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from services.shell.activity import Activity
 from services.shell.commands import Command
 from services.shell.mailbox import Call
 from services.shell.parts import PartGatherer, PartSender
@@ -17,14 +18,17 @@ class LeaderReport:
     Args:
         call: what is worked on.
         gatherer: None where nothing is streamed.
+        activity: of this rank.
     """
 
-    def __init__(self, call: Call, gatherer: PartGatherer | None) -> None:
+    def __init__(self, call: Call, gatherer: PartGatherer | None, activity: Activity) -> None:
         self._call = call
+        self._activity = activity
         self._gatherer = gatherer
         self._point = call.command.point
 
     def __call__(self, done: int, total: int, phase: str) -> None:
+        self._activity.progress(done, total, phase)
         self._call.report(done, total, phase)
         failpoints.hit(self._point)
 
@@ -43,7 +47,7 @@ class FollowerReport:
 
     Args:
         command: what is worked on.
-        note_phase: takes every new phase.
+        activity: of this rank.
         sender: None where nothing is streamed.
         is_cancelled: whether rank 0 has given the command up.
     """
@@ -51,17 +55,17 @@ class FollowerReport:
     def __init__(
         self,
         command: Command,
-        note_phase: Callable[[str], None],
+        activity: Activity,
         sender: PartSender | None,
         is_cancelled: Callable[[], bool],
     ) -> None:
         self._point = command.point
-        self._note_phase = note_phase
+        self._activity = activity
         self._sender = sender
         self._is_cancelled = is_cancelled
 
-    def __call__(self, done: int, total: int, phase: str) -> None:  # noqa: ARG002 - rank 0 streams the numbers
-        self._note_phase(phase)
+    def __call__(self, done: int, total: int, phase: str) -> None:
+        self._activity.progress(done, total, phase)
         failpoints.hit(self._point)
 
     def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
@@ -14,6 +16,7 @@ import grpc.aio
 from splitppo.rpc.errors import DeadlineExceeded, Internal, Place, Unavailable, WireError, error_from_rpc
 from splitppo.v1 import worker_pb2
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRY_PAUSE_S = 0.1
@@ -47,6 +50,7 @@ async def repeat_until_answered(attempt: Callable[[], Awaitable[T]], patience: P
     Raises:
         WireError: what the worker answered, or the last failure to reach it.
     """
+    is_repeated = False
     while True:
         try:
             return await attempt()
@@ -54,6 +58,9 @@ async def repeat_until_answered(attempt: Callable[[], Awaitable[T]], patience: P
             error = error_from_rpc(failed, place)
             if not isinstance(error, Unavailable | DeadlineExceeded) or patience.is_over():
                 raise error from failed
+            if not is_repeated:
+                log.warning("calling again: %s", error)
+            is_repeated = True
         except WireError as error:
             raise error.at(place)  # noqa: B904 - the same error
         await asyncio.sleep(_RETRY_PAUSE_S)
@@ -94,7 +101,7 @@ async def follow_command(
                 now = await _status_or_none(get_status)
                 hangs = now is not None and (now.running_method, now.progress) == (method, last)
                 if now is None or now == seen or hangs:
-                    raise _silence(last, silence_s)
+                    raise _silence(last, silence_s, is_mute=now is None)
                 seen = now
                 continue
             event = reading.result()
@@ -121,9 +128,22 @@ async def _status_or_none(
     return None
 
 
-def _silence(last: worker_pb2.Progress | None, silence_s: float) -> DeadlineExceeded:
+def _silence(last: worker_pb2.Progress | None, silence_s: float, *, is_mute: bool) -> DeadlineExceeded:
     reached = f"; it had reached {last.done} of {last.total}" if last is not None else " and has not begun"
-    return DeadlineExceeded(f"the command made no progress for {silence_s:g} s{reached}", _phase(last))
+    mute = ", and rank 0 does not answer" if is_mute else ""
+    place = replace(_phase(last), rank=0 if is_mute else None)
+    return DeadlineExceeded(f"the command made no progress for {silence_s:g} s{reached}{mute}", place)
+
+
+def unreachable(error: Unavailable, last: worker_pb2.Progress) -> Unavailable:
+    """What a command ends with whose worker cannot be reached any more: it is rank 0 that does not answer.
+
+    Args:
+        error: of the last call.
+        last: progress of the command; empty if there was none.
+    """
+    reached = f" (its last progress was {last.done} of {last.total})" if last.total else ""
+    return Unavailable(f"{error.message}{reached}", error.place.or_else(Place(rank=0, phase=last.phase)))
 
 
 def _phase(last: worker_pb2.Progress | None) -> Place:

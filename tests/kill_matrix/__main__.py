@@ -1,4 +1,4 @@
-"""python -m tests.kill_matrix [--only PATTERN] [--folder DIR]: runs the cells, prints the table; exit 1 if one fails."""
+"""python -m tests.kill_matrix [--only PATTERN] [--folder DIR]: runs the cells, prints a table; exit 1 if one fails."""
 
 from __future__ import annotations
 

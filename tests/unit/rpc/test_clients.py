@@ -405,7 +405,7 @@ async def test_a_worker_that_stays_away_is_given_up(connect: Connect) -> None:
 
     client = await connect(FakeWorker([refuse]), limits=Limits(reconnect_timeout_s=0.05))
 
-    with pytest.raises(Unavailable, match=r"^actor, step 5, Generate: draining$"):
+    with pytest.raises(Unavailable, match=r"^actor rank 0, step 5, Generate: draining$"):
         await generate(client)
 
 
