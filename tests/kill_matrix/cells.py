@@ -29,6 +29,7 @@ class Cell:
         point: the failpoint.
         settings: of the failpoint, besides the rank.
         overrides: key.path=value that the run needs to come to this moment.
+        action: what the failpoint does.
     """
 
     victim: str
@@ -36,6 +37,7 @@ class Cell:
     point: str
     settings: dict[str, Any] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
+    action: str = "kill"
 
     @property
     def name(self) -> str:
@@ -50,7 +52,7 @@ class Cell:
     def debug(self) -> dict[str, Any]:
         """The section `debug` of the run."""
         rank = int(self.victim.partition("_")[2] or 0)
-        return {"failpoints": {self.point: {"step": STEP, **self.settings, "rank": rank, "action": "kill"}}}
+        return {"failpoints": {self.point: {"step": STEP, **self.settings, "rank": rank, "action": self.action}}}
 
 
 def _after(point: str) -> dict[str, Any]:

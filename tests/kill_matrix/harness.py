@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Verdict:
         fired: the content of the failpoint's mark: pid, rank, step, time.
         steps: of metrics.jsonl.
         recovery_s: from the kill to the line of the step in which it happened.
-        other_kept: whether the group that was not killed is the same as before; None where the controller was killed.
+        kept: roles whose group is the same as before.
         digests: sha256 of the weights of each role.
         num_starts: of the controller.
     """
@@ -50,9 +51,14 @@ class Verdict:
     fired: dict[str, Any]
     steps: list[int]
     recovery_s: float
-    other_kept: bool | None
+    kept: frozenset[str]
     digests: dict[str, str]
     num_starts: int
+
+    @property
+    def other_kept(self) -> bool | None:
+        """Whether the group that was not killed is the same as before; None where the controller was killed."""
+        return None if self.cell.role == "controller" else self.kept >= {*_ROLES} - {self.cell.role}
 
     def failures(self, undisturbed: dict[str, str]) -> list[str]:
         """What is not as it must be."""
@@ -77,8 +83,10 @@ def undisturbed_digests(config: dict[str, Any], folder: Path) -> dict[str, str]:
     return digests
 
 
-def run_cell(cell: Cell, config: dict[str, Any], folder: Path) -> Verdict:
-    """Runs to the end, with the controller started again if it is the one that dies."""
+def run_cell(
+    cell: Cell, config: dict[str, Any], folder: Path, meanwhile: Callable[[RunFolder], None] = lambda _: None
+) -> Verdict:
+    """Runs to the end, with the controller started again if it is the one that dies; calls `meanwhile` all the time."""
     shutil.rmtree(folder, ignore_errors=True)
     config = {**config, "debug": cell.debug}
     num_starts, before, recovered_s = 0, {}, 0.0
@@ -88,6 +96,7 @@ def run_cell(cell: Cell, config: dict[str, Any], folder: Path) -> Verdict:
         with started(config, folder, *cell.overrides) as controller:
             while controller.process.poll() is None:
                 before = before or instances(controller.folder)
+                meanwhile(controller.folder)
                 fired = fired_marks(controller.folder)
                 if fired and not recovered_s and fired[0]["step"] in controller.folder.steps:
                     recovered_s = time.time()
@@ -103,13 +112,12 @@ def run_cell(cell: Cell, config: dict[str, Any], folder: Path) -> Verdict:
         raise AssertionError(f"{cell.name}: nothing was killed")
     (mark,) = fired
     after = instances(run)
-    others = [role for role in _ROLES if role != cell.role]
     return Verdict(
         cell=cell,
         fired=mark,
         steps=run.steps,
         recovery_s=(recovered_s or time.time()) - mark["unix_s"],
-        other_kept=None if cell.role == "controller" else all(before[role] == after[role] for role in others),
+        kept=frozenset(role for role in _ROLES if before.get(role) == after.get(role)),
         digests=run.summary["weights_sha256"],
         num_starts=num_starts,
     )
