@@ -101,7 +101,7 @@ class Watchdog:
         """Which rank it is, what it was doing, and what is wrong with it."""
         now = time.monotonic()
         rank, sign = min(self._signs.items(), key=lambda item: item[1].seen_at, default=(self._rank, None))
-        if sign is not None and now - sign.seen_at > self._missed_s:
+        if sign is not None and now - sign.seen_at > min(self._missed_s, self._limit_s):
             # Its last sign may be older than the command that all ranks are in.
             doing = sign.doing if sign.doing.place.method == mine.place.method != "" else mine
             return rank, doing, f"it has given no sign of life for {now - sign.seen_at:.0f} s"

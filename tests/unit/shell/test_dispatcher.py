@@ -289,6 +289,16 @@ def test_out_of_memory_before_the_first_optimizer_step_leaves_the_service_clean(
     assert service.update(1).committed_step == 1
 
 
+def test_a_bug_before_the_first_optimizer_step_leaves_the_service_clean(service: Service) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    service.role.before_step = lambda: raises(error=RuntimeError("broken"))
+    with pytest.raises(Internal, match="broken"):
+        service.do("Update", slot=experience(1))
+    service.role.before_step = lambda: None
+    assert service.update(1).committed_step == 1
+    assert float(service.role.weights.detach()) == 1.0
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("1 TiB"), RuntimeError("broken")])
 def test_an_update_that_failed_after_an_optimizer_step_leaves_it_dirty(service: Service, error: Exception) -> None:
     service.worker.slots.put(experience(1), ROWS, 0)

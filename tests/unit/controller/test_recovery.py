@@ -1,0 +1,126 @@
+"""How often a run recovers, from what, and which failures cost no more than sending the update again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.launcher import GroupFailed
+from controller.recovery import MAX_REPLAYS, RestartBudget, ends_by_restart, replay_if_clean
+from splitppo.rpc.errors import (
+    DeadlineExceeded,
+    Dirty,
+    Internal,
+    InvalidArgument,
+    OutOfMemory,
+    PeerDied,
+    StaleEpoch,
+    Unavailable,
+)
+
+
+def test_pauses_double_until_the_budget_is_spent() -> None:
+    budget = RestartBudget(4, 1.0)
+    assert [budget.take(2) for _ in range(5)] == [1.0, 2.0, 4.0, 8.0, None]
+
+
+def test_a_step_that_is_new_starts_the_count_afresh_and_a_repeated_one_does_not() -> None:
+    budget = RestartBudget(2, 1.0)
+    assert [budget.take(5), budget.take(3), budget.take(6), budget.take(6), budget.take(6)] == [1, 2, 1, 2, None]
+
+
+def test_a_pause_has_an_end() -> None:
+    budget = RestartBudget(20, 1.0)
+    assert max(budget.take(1) or 0.0 for _ in range(20)) == 60.0
+
+
+def test_without_restarts_nothing_is_recovered() -> None:
+    assert RestartBudget(0, 1.0).take(1) is None
+
+
+@pytest.mark.parametrize("error", [Unavailable(""), PeerDied(""), DeadlineExceeded(""), Dirty("")])
+def test_lost_hanging_and_dirty_groups_are_recovered_from(error: Exception) -> None:
+    assert ends_by_restart(error, was_connected=True)
+
+
+@pytest.mark.parametrize(
+    "error", [InvalidArgument(""), StaleEpoch(""), Internal(""), GroupFailed("", is_bad_input=True), ValueError("")]
+)
+def test_mistakes_bugs_and_newer_controllers_end_the_run(error: Exception) -> None:
+    assert not ends_by_restart(error, was_connected=True)
+
+
+@pytest.mark.parametrize(
+    ("was_connected", "was_killed", "expected"), [(False, False, False), (False, True, True), (True, False, True)]
+)
+def test_a_group_that_fails_by_itself_at_the_first_start_is_not_tried_again(
+    *, was_connected: bool, was_killed: bool, expected: bool
+) -> None:
+    assert ends_by_restart(GroupFailed("", was_killed=was_killed), was_connected=was_connected) == expected
+
+
+class Client:
+    """A worker that is in a state."""
+
+    def __init__(self, *, dirty: bool = False, committed: int = 4) -> None:
+        self._dirty, self._committed = dirty, committed
+
+    async def is_dirty(self) -> bool:
+        return self._dirty
+
+    async def is_clean_at(self, step: int) -> bool:
+        return not self._dirty and self._committed == step
+
+
+class Attempts:
+    """Fails as often as it is told."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self._errors = list(errors)
+        self.num_made = 0
+
+    async def __call__(self) -> str:
+        self.num_made += 1
+        if self._errors:
+            raise self._errors.pop(0)
+        return "reply"
+
+
+async def replayed(client: Any, attempts: Attempts) -> str:
+    return await replay_if_clean(client, 4, attempts)
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("1 TiB"), Internal("broken")])
+async def test_an_update_that_has_changed_nothing_is_sent_again(error: Exception) -> None:
+    attempts = Attempts(error)
+    assert await replayed(Client(), attempts) == "reply"
+    assert attempts.num_made == 2
+
+
+async def test_what_fails_each_time_is_given_up() -> None:
+    attempts = Attempts(*(OutOfMemory("1 TiB") for _ in range(10)))
+    with pytest.raises(OutOfMemory):
+        await replayed(Client(), attempts)
+    assert attempts.num_made == MAX_REPLAYS + 1
+
+
+async def test_an_update_that_failed_half_way_is_dirty_and_not_sent_again() -> None:
+    attempts = Attempts(Internal("broken"))
+    with pytest.raises(Dirty, match="broken"):
+        await replayed(Client(dirty=True), attempts)
+    assert attempts.num_made == 1
+
+
+async def test_a_lost_group_is_not_this_functions_business() -> None:
+    attempts = Attempts(PeerDied("rank 1"))
+    with pytest.raises(PeerDied):
+        await replayed(Client(), attempts)
+    assert attempts.num_made == 1
+
+
+async def test_an_update_is_not_sent_to_a_worker_that_is_at_another_step() -> None:
+    attempts = Attempts(Internal("broken"))
+    with pytest.raises(Internal):
+        await replayed(Client(committed=5), attempts)
+    assert attempts.num_made == 1

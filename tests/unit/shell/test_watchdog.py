@@ -1,0 +1,118 @@
+"""Who is named when a group hangs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from services.shell.activity import Activity
+from services.shell.failure import RankHangs
+from services.shell.watchdog import Watchdog
+from splitppo.rpc.errors import Place
+from tests.groups import wait_until
+
+UPDATE = Place(method="Update", step=3)
+
+
+class Ended(Exception):
+    """In place of the end of the process."""
+
+
+class Failure:
+    """A failure watch that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.error: Any = None
+        self.place = Place()
+
+    def end_group(self, error: BaseException, place: Place) -> None:
+        self.error, self.place = error, place
+        raise Ended
+
+
+class Ranks:
+    """Watchdogs of a group, whose main threads and signs of life the test controls."""
+
+    def __init__(self, num_ranks: int, *, limit_s: float = 60.0, command_limit_s: float = 60.0) -> None:
+        self.store = dist.HashStore()
+        self.failures = [Failure() for _ in range(num_ranks)]
+        self.activities = [Activity(60.0, command_limit_s) for _ in range(num_ranks)]
+        self.dogs: list[Watchdog] = []
+        self._commands = ExitStack()
+        for rank in range(num_ranks):
+            failure: Any = self.failures[rank]
+            self.dogs.append(Watchdog(rank, num_ranks, self.store, self.activities[rank], failure, limit_s=limit_s))
+        for activity in self.activities:
+            activity.idle()
+
+    def begin(self, place: Place) -> None:
+        """All ranks begin a command, and do not end it."""
+        for activity in self.activities:
+            self._commands.enter_context(activity.command(place))
+
+    def look(self, *ranks: int) -> None:
+        for rank in ranks:
+            self.dogs[rank].look()
+
+    def verdict(self, *ranks: int) -> Failure:
+        """What the last of these ranks says, as soon as one of them ends the group."""
+
+        def ends() -> bool:
+            try:
+                self.look(*ranks)
+            except Ended:
+                return True
+            return False
+
+        wait_until(ends)
+        return next(failure for failure in self.failures if failure.error is not None)
+
+
+def test_ranks_that_have_nothing_to_do_or_make_progress_are_left_alone() -> None:
+    ranks = Ranks(3, limit_s=0.5)
+    with ranks.activities[0].command(UPDATE):
+        ranks.activities[0].progress(1, 8, "update")
+        ranks.look(1, 2, 0)
+    assert all(failure.error is None for failure in ranks.failures)
+
+
+def test_a_rank_without_a_sign_of_life_is_named_with_its_last_progress() -> None:
+    ranks = Ranks(3, limit_s=0.5)
+    ranks.begin(UPDATE)
+    for activity in ranks.activities:
+        activity.progress(3, 8, "update")
+    ranks.look(1, 2, 0)
+    failure = ranks.verdict(2, 0)
+    assert isinstance(failure.error, RankHangs)
+    assert failure.place == Place(rank=1, method="Update", step=3, phase="update")
+    assert "no sign of life" in str(failure.error)
+    assert "its last progress was 3 of 8" in str(failure.error)
+
+
+def test_of_living_ranks_the_one_that_has_been_silent_longest_is_named() -> None:
+    ranks = Ranks(2, command_limit_s=0.3)
+    ranks.begin(UPDATE)
+    wait_until(lambda: ranks.activities[1].now().silent_s > 0.1)
+    ranks.activities[0].progress(1, 8, "update")
+    failure = ranks.verdict(1, 0)
+    assert failure.place.rank == 1
+    assert "no progress" in str(failure.error)
+
+
+def test_a_frozen_rank_0_is_noticed_by_the_others() -> None:
+    ranks = Ranks(2, limit_s=0.5)
+    ranks.look(0, 1)
+    failure = ranks.verdict(1)
+    assert failure is ranks.failures[1]
+    assert failure.place.rank == 0
+
+
+def test_a_start_that_takes_too_long_ends_the_group() -> None:
+    failure: Any = Failure()
+    dog = Watchdog(0, 1, dist.HashStore(), Activity(0.0, 60.0), failure, limit_s=60.0)
+    with pytest.raises(Ended):
+        wait_until(dog.look)
+    assert failure.place.phase == "start"
