@@ -60,6 +60,10 @@ proto: setup-dev  ## regenerate splitppo/v1 from proto/
 kill-matrix: setup-dev  ## kill every process at every point of a step, compare the weights; ARGS="--only 'critic_0-*'"
 	$(PY) -m tests.kill_matrix $(ARGS)
 
+chaos: setup-dev  ## N random kills over a long run (N=50), which must end with the weights of an undisturbed one
+	$(PY) -m tests.chaos --kills $(or $(N),50) $(ARGS)
+	$(PY) -m tests.chaos.orphans
+
 bench: setup-dev  ## benchmarks: overlap of actor and critic, transport, health checks under load, rollout engines
 	$(PY) -m benchmarks.transport
 	$(PY) -m benchmarks.health

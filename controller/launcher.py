@@ -35,7 +35,7 @@ KILL_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
 TAIL_LINES = 20
 BAD_INPUT_EXIT = 2
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+TORCHRUN = (sys.executable, "-m", "controller.torchrun")
 
 # What torchrun reports of the first rank that failed, and where that report begins.
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
@@ -224,12 +224,9 @@ class LocalGroup:
         self._process = None
 
     def kill(self) -> None:
-        """Ends the group at once and without waiting: the ranks end with their lifeline."""
+        """Ends the group at once and without waiting."""
         if self._process is not None and self._process.returncode is None:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            kill_tree(self._process.pid)
 
     async def _ended_within(self, seconds: float) -> bool:
         assert self._process is not None
