@@ -42,6 +42,7 @@ class Group:
         module: e.g. "services.actor".
         config_file: YAML; its run.dir must be `run_dir`.
         role: name of the announcement, `<run_dir>/services/<role>.json`.
+        prefix: of the command, e.g. what enters a network namespace.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Group:
         overrides: Sequence[str] = (),
         lifeline: bool = False,
         environment: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.run_dir, self.role = run_dir, role
         self.announcement = run_dir / "services" / f"{role}.json"
@@ -62,6 +64,7 @@ class Group:
         self.output_file = run_dir / f"{role}_torchrun.out"
         run_dir.mkdir(parents=True, exist_ok=True)
         command = [
+            *prefix,
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"),
             *("--nproc-per-node", str(num_processes), "-m", module, "--config", str(config_file), *overrides),
         ]

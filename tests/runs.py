@@ -10,7 +10,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,6 +170,7 @@ class Controller:
         folder: the run folder.
         overrides: key.path=value arguments.
         module: what `python -m` runs.
+        prefix: of the command, e.g. what enters a network namespace.
         beside: folder for the configuration and the output; default: where the run folder lies.
     """
 
@@ -180,6 +181,7 @@ class Controller:
         *overrides: str,
         module: str = "controller",
         beside: Path | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.folder = RunFolder(folder)
         self._mark = secrets.token_hex(8)
@@ -190,7 +192,7 @@ class Controller:
         self.output_file = config_file.with_suffix(".out")
         with self.output_file.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, "--config", str(config_file), *overrides],
+                [*prefix, sys.executable, "-m", module, "--config", str(config_file), *overrides],
                 cwd=PROJECT,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

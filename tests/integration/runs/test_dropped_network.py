@@ -1,0 +1,114 @@
+"""The network between the controller and the services goes away, and comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.groups import Group
+from tests.kill_matrix.harness import matrix_config, undisturbed_digests
+from tests.runs import Inputs, started
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+CONTROLLER_ADDRESS, SERVICES_ADDRESS = "10.213.47.1", "10.213.47.2"
+PORTS = {"actor": 7001, "critic": 7002}
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Two network namespaces with one cable between them."""
+
+    controller: str
+    services: str
+
+    def inside(self, namespace: str) -> Sequence[str]:
+        """What runs a command in a namespace."""
+        return ("ip", "netns", "exec", namespace)
+
+    def cable(self, state: str) -> None:
+        """Pulls the cable ("down"), or puts it back ("up")."""
+        ip("-n", self.controller, "link", "set", "cable", state)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Skips where namespaces cannot be made."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the command ip")
+    network = Network(f"splitppo-controller-{os.getpid()}", f"splitppo-services-{os.getpid()}")
+    try:
+        try:
+            for namespace in (network.controller, network.services):
+                ip("netns", "add", namespace)
+                ip("-n", namespace, "link", "set", "lo", "up")
+            ip(
+                *("link", "add", "cable", "netns", network.controller),
+                *("type", "veth", "peer", "name", "cable", "netns", network.services),
+            )
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces cannot be made here: {error.stderr.strip()}")
+        for namespace, address in ((network.controller, CONTROLLER_ADDRESS), (network.services, SERVICES_ADDRESS)):
+            ip("-n", namespace, "address", "add", f"{address}/30", "dev", "cable")
+            ip("-n", namespace, "link", "set", "cable", "up")
+        yield network
+    finally:
+        for namespace in (network.controller, network.services):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                ip("netns", "delete", namespace)
+
+
+def on_network(config: dict[str, Any]) -> dict[str, Any]:
+    """One rank per role, started by somebody else, at the far end of the cable."""
+    places = {
+        role: {"bind": f"{SERVICES_ADDRESS}:{port}", "address": f"{SERVICES_ADDRESS}:{port}"}
+        for role, port in PORTS.items()
+    }
+    return {**config, "services": {**config["services"], "launch": "external", **places}}
+
+
+def test_a_run_survives_a_network_that_goes_away_and_comes_back(
+    inputs: Inputs, network: Network, tmp_path: Path
+) -> None:
+    config = matrix_config(inputs, actor={"num_processes": 1})
+    undisturbed = undisturbed_digests(config, tmp_path / "undisturbed")
+    far, run_dir = on_network(config), tmp_path / "run"
+    services_file = tmp_path / "services.yaml"
+    services_file.write_text(yaml.safe_dump({**far, "run": {**far["run"], "dir": str(run_dir)}}))
+    with contextlib.ExitStack() as cleanup:
+        groups = []
+        for role in PORTS:
+            groups.append(
+                Group(
+                    f"services.{role}",
+                    services_file,
+                    run_dir,
+                    role,
+                    environment={"GLOO_SOCKET_IFNAME": "lo"},
+                    prefix=network.inside(network.services),
+                )
+            )
+            cleanup.callback(groups[-1].stop)
+        instances = [group.wait_ready().instance_id for group in groups]
+        controller = cleanup.enter_context(started(far, run_dir, prefix=network.inside(network.controller)))
+        controller.wait_until(lambda folder: 1 in folder.steps, "the line of step 1")
+        network.cable("down")
+        controller.wait_until(lambda folder: "recovering in" in folder.log("controller_0"), "a named error")
+        network.cable("up")
+        folder = controller.complete()
+    assert "rank 0, step " in next(line for line in folder.log("controller_0").splitlines() if "recovering in" in line)
+    assert folder.summary["weights_sha256"] == undisturbed
+    assert {one["instance_id"] for one in folder.processes if one["instance_id"]} == set(instances), "nobody restarted"
