@@ -36,7 +36,7 @@ def step(one: Toy, client: Client) -> Iterator[int]:
     put(client, step)
     yield step
     (one.run_dir / "go").touch()
-    wait_until(lambda: client.status().state == worker_pb2.WORKER_STATE_IDLE, what="idle again")
+    wait_until(lambda: one.client.status().state == worker_pb2.WORKER_STATE_IDLE, what="idle again")
 
 
 def put(client: Client, step: int) -> None:
@@ -133,4 +133,3 @@ def test_an_old_controller_cannot_repeat_follow_up_or_queue_behind_its_own_updat
     assert isinstance(error_of(client.update(step + 1)), StaleEpoch)
     one.client = newer
     assert num_applied(one) == before + 1
-    client.close()
