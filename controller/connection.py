@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 from controller.clients import ActorClient, Caller, CriticClient, Limits, ProgressCallback, WorkerClient
-from controller.launcher import Endpoint, LocalLauncher, RoleName
+from controller.launcher import Endpoint, GroupFailed, LocalLauncher, RoleName
 from controller.recovery import LOST_GROUP, ends_by_restart
 from controller.run_folder import RunFolder
 from controller.schedule import first_error
@@ -150,7 +150,8 @@ class ServiceGroups:
         """
         if self._launcher is not None:
             lost = {error.place.role} if isinstance(error, LOST_GROUP) else set()
-            lost |= {role for role, group in self._launcher.groups.items() if group.is_gone or group.endpoint is None}
+            lost |= {error.role} if isinstance(error, GroupFailed) else set()
+            lost |= {role for role, group in self._launcher.groups.items() if group.is_gone}
             lost |= await self._silent_roles(lost)
             await self._close_channels()
             await self._launcher.discard(lost)

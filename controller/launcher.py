@@ -49,10 +49,12 @@ class GroupFailed(Exception):
     Attributes:
         is_bad_input: the rank ended because of what it was given (a config key, a model folder), not of a fault.
         was_killed: a signal from outside ended it.
+        role: of the group.
     """
 
-    def __init__(self, message: str, *, is_bad_input: bool = False, was_killed: bool = False) -> None:
+    def __init__(self, message: str, *, role: str = "", is_bad_input: bool = False, was_killed: bool = False) -> None:
         super().__init__(message)
+        self.role = role
         self.is_bad_input = is_bad_input
         self.was_killed = was_killed
 
@@ -182,7 +184,7 @@ class LocalGroup:
         cause = _ROOT_CAUSE.search(output)
         rank, exit_code = (int(cause[1]), int(cause[2])) if cause else (0, None)
         if exit_code == BAD_INPUT_EXIT and (said := _BAD_INPUT.findall(words)):
-            return GroupFailed(f"{self.role}: {said[0]}", is_bad_input=True)
+            return GroupFailed(f"{self.role}: {said[0]}", role=self.role, is_bad_input=True)
         source = self._run_dir / "logs" / f"{self.role}_{rank}.log"
         text = _read(source)
         if not text.strip():
@@ -192,6 +194,7 @@ class LocalGroup:
         agent_code = self._process.returncode if self._process else None
         return GroupFailed(
             f"the {self.role} group {what}{culprit}; last lines of {source}:\n{tail}",
+            role=self.role,
             is_bad_input=exit_code == BAD_INPUT_EXIT,
             was_killed=any(code is not None and code < 0 for code in (exit_code, agent_code)),
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -180,6 +182,28 @@ async def test_only_the_group_that_was_lost_is_started_again(launch: Launch, tmp
     assert second["actor"] == first["actor"]
     assert second["critic"].instance_id != first["critic"].instance_id
     assert (tmp_path / "logs" / "critic_0.log.old").read_text() == "of the first start"
+
+
+async def test_a_lost_group_is_ended_at_once_even_if_it_is_stopped_and_would_drain(
+    launch: Launch, tmp_path: Path
+) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM)
+    first = await launcher.start()
+    pid = int(first["actor"].instance_id)
+    os.kill(pid, signal.SIGSTOP)
+    await launcher.discard(["actor"])
+    assert not is_alive(pid)
+    assert not (tmp_path / "actor.drained").exists()
+    assert (await launcher.start())["actor"].instance_id != first["actor"].instance_id
+
+
+async def test_a_group_whose_rank_has_ended_is_gone(launch: Launch) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM)
+    endpoints = await launcher.start()
+    assert not any(group.is_gone for group in launcher.groups.values())
+    os.kill(int(endpoints["critic"].instance_id), signal.SIGKILL)
+    wait_until(lambda: launcher.groups["critic"].is_gone, what="the end of the critic")
+    assert not launcher.groups["actor"].is_gone
 
 
 # Groups that die.
