@@ -28,7 +28,7 @@ from services.shell.logs import FILE_ONLY, set_up_logging, show_progress_on_stde
 from services.shell.server import Server
 from services.shell.signals import drain_on_signal, hold_lifeline, ignore_signals
 from services.shell.slots import SlotStore
-from services.shell.watchdog import Watchdog
+from services.shell.watchdog import Watchdog, start_limit
 from services.shell.worker import Worker
 from splitppo import failpoints
 from splitppo.config import Config, ConfigError, load_config
@@ -132,9 +132,10 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     credentials = _credentials(role_name, config) if launch.rank == 0 else PLAINTEXT
     service = getattr(config.services, role_name)
     device = place_process(launch, service)
-    store = launch.connect_store()
-    context = join_group(launch, store, role_name, config, device)
-    members = introduce(launch, store)
+    with start_limit(config.services.start_timeout_s):
+        store = launch.connect_store()
+        context = join_group(launch, store, role_name, config, device)
+        members = introduce(launch, store)
     failure = FailureWatch(context, launch.connect_store(may_host=False), members.processes, members.same_node)
     failure.start()
     limits = config.services

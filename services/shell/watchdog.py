@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,11 +26,30 @@ from splitppo.rpc.errors import Place
 
 log = logging.getLogger(__name__)
 
+_FAILED = 1
 _KEY = "splitppo/alive/{}"
 _MAX_INTERVAL_S = 1.0
 # A sign of life that is this many intervals, and seconds, old is missing.
 _NUM_MISSED = 3
 _MIN_MISSED_S = 2.0
+
+
+@contextmanager
+def start_limit(limit_s: float) -> Iterator[None]:
+    """Ends this process if the block, in which the ranks find each other, takes longer."""
+
+    def give_up() -> None:
+        log.error("the ranks have not found each other within %g s (services.start_timeout_s)", limit_s)
+        logging.shutdown()
+        os._exit(_FAILED)
+
+    timer = threading.Timer(limit_s, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,7 +14,7 @@ from services.shell.activity import Activity
 from services.shell.failure import RankHangs
 from services.shell.watchdog import Watchdog
 from splitppo.rpc.errors import Place
-from tests.groups import wait_until
+from tests.groups import PROJECT, wait_until
 
 UPDATE = Place(method="Update", step=3)
 
@@ -116,3 +118,20 @@ def test_a_start_that_takes_too_long_ends_the_group() -> None:
     with pytest.raises(Ended):
         wait_until(dog.look)
     assert failure.place.phase == "start"
+
+
+def test_ranks_that_do_not_find_each_other_give_up() -> None:
+    code = """
+import logging, threading
+from services.shell.watchdog import start_limit
+logging.basicConfig()
+with start_limit(60.0):
+    pass
+with start_limit(0.1):
+    threading.Event().wait()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 1
+    assert "the ranks have not found each other within 0.1 s (services.start_timeout_s)" in ended.stderr
