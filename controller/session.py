@@ -142,7 +142,6 @@ class Session:
         self._recorder = Recorder(config, self._folder.path, self._display, inputs.prompts.epoch_of)
         async with RewardManager(config.reward, inputs.data_sources) as manager:
             await self._train_until_done(inputs, Scorer(inputs.tokenizer, manager), step)
-        self._digests = WeightsDigests(**await self._groups.weights_digests())
 
     async def _train_until_done(self, inputs: Inputs, scorer: Scorer, step: int) -> None:
         """Trains from `step` on; lost groups are restarted, and both brought to the last common checkpoint."""
@@ -165,7 +164,7 @@ class Session:
                 step = self._folder.checkpoints.newest_whole_step()
 
     async def _train_from(self, step: int, inputs: Inputs, scorer: Scorer) -> None:
-        """Connects, restores both roles and the records to the checkpoint of `step`, and trains on from there."""
+        """Connects, restores both roles and the records to the checkpoint of `step`, and trains on to the end."""
         config, folder, recorder = self._config, self._folder, self._recorder
         assert recorder is not None
         services = await self._groups.connect()
@@ -185,6 +184,7 @@ class Session:
             await unless(self._groups.watch(), self._trainer.fit())
         finally:
             self._phase = "preparing"
+        self._digests = WeightsDigests(**await self._groups.weights_digests())
 
     def _on_progress(self, role: str, method: str, progress: worker_pb2.Progress) -> None:
         self._display.phase(role, progress.phase or method, progress.done, progress.total)

@@ -48,12 +48,10 @@ class Activity:
 
     @contextmanager
     def command(self, place: Place) -> Iterator[None]:
-        """Within the block it works on a command."""
+        """Within the block it works on a command; an error leaves on record where it happened."""
         self._set(Doing(place, limit_s=self._limit_s))
-        try:
-            yield
-        finally:
-            self.idle()
+        yield
+        self.idle()
 
     def progress(self, done: int, total: int, phase: str) -> None:
         """The command goes on."""

@@ -110,7 +110,7 @@ def test_an_error_on_one_rank_names_it_and_ends_the_group(start_toy: StartToy) -
     error = error_of(broken.client.update(1))
     assert isinstance(error, PeerDied)
     assert error.place.rank == 1
-    assert "rank 1 failed in Update (forward): RuntimeError: a toy has broken" in str(error)
+    assert "rank 1 failed in step 1, Update (forward): RuntimeError: a toy has broken" in str(error)
     assert broken.group.wait_ended() != 0
     assert "a toy has broken" in (broken.run_dir / "logs" / "critic_1.log").read_text()
     assert not broken.group.announcement.exists()
