@@ -16,7 +16,8 @@ from tests.groups import is_alive
 from tests.kill_matrix.harness import matrix_config
 from tests.runs import Controller, Inputs, started
 
-# One step per kill, so that there is always progress to wait for.
+# A kill waits for a new step, and a moment longer: often for two steps.
+STEPS_PER_KILL = 2
 SPARE_STEPS = 2
 STOPPED_SHARE = 0.15
 # Share of the kills that do not wait for the recovery from the one before.
@@ -36,7 +37,7 @@ class Kill:
         action: "SIGKILL" or "SIGSTOP".
         step: the last one that was done before.
         at_s: unix seconds.
-        recovery_s: until a step was done that had not been done before; 0 while there is none.
+        recovery_s: until a step was done that had not been done before, or the run was; 0 while there is none.
     """
 
     victim: str
@@ -47,9 +48,13 @@ class Kill:
 
 
 def chaos_config(inputs: Inputs, num_kills: int) -> dict[str, Any]:
-    """The run of the kill matrix, with a step per kill, and patience enough for several kills in a row."""
+    """The run of the kill matrix, with steps for all kills, and patience enough for several kills in a row."""
     config = matrix_config(inputs, max_restarts=20, progress_timeout_s=30.0)
-    return {**config, "run": {"total_steps": num_kills + SPARE_STEPS}, "checkpoint": {"save_freq": 1, "keep": 2}}
+    return {
+        **config,
+        "run": {"total_steps": STEPS_PER_KILL * num_kills + SPARE_STEPS},
+        "checkpoint": {"save_freq": 1, "keep": 2},
+    }
 
 
 def run_chaos(
@@ -68,6 +73,7 @@ def run_chaos(
         if controller.process.returncode != -signal.SIGKILL:
             break
     digests: dict[str, str] = controller.complete().summary["weights_sha256"]
+    chaos.note_end()
     return digests
 
 
@@ -93,17 +99,24 @@ class _Chaos:
             time.sleep(_POLL_INTERVAL_S)
         self._note_progress(controller)
 
+    def note_end(self) -> None:
+        """The run is complete: it has recovered from whatever came last."""
+        self._note_recoveries(self._last_step + 1)
+
     def _note_progress(self, controller: Controller) -> None:
         step = max(controller.folder.steps, default=0)
         if step <= self._last_step:
             return
         self._last_step, self._changed_at = step, time.monotonic()
+        self._note_recoveries(step)
+        if len(self._kills) < self._num_kills and self._due_at == float("inf"):
+            self._due_at = time.monotonic() + self._draws.uniform(0.0, MAX_DELAY_S)
+
+    def _note_recoveries(self, step: int) -> None:
         for kill in self._kills:
             if not kill.recovery_s and kill.step < step:
                 kill.recovery_s = time.time() - kill.at_s
                 self._say(f"  {kill.action} {kill.victim} after step {kill.step}: {kill.recovery_s:.1f} s")
-        if len(self._kills) < self._num_kills and self._due_at == float("inf"):
-            self._due_at = time.monotonic() + self._draws.uniform(0.0, MAX_DELAY_S)
 
     def _strike(self, controller: Controller) -> None:
         """Kills or stops one process that runs; the next strike may come before the recovery from this one."""
