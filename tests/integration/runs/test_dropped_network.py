@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.certificates import secure
 from tests.groups import Group
 from tests.kill_matrix.harness import matrix_config, undisturbed_digests
 from tests.runs import Inputs, started
@@ -71,13 +72,14 @@ def network() -> Iterator[Network]:
                 ip("netns", "delete", namespace)
 
 
-def on_network(config: dict[str, Any]) -> dict[str, Any]:
-    """One rank per role, started by somebody else, at the far end of the cable."""
+def on_network(config: dict[str, Any], certificates: Path) -> dict[str, Any]:
+    """One rank per role, started by somebody else, at the far end of the cable; plaintext would stay on loopback."""
     places = {
         role: {"bind": f"{SERVICES_ADDRESS}:{port}", "address": f"{SERVICES_ADDRESS}:{port}"}
         for role, port in PORTS.items()
     }
-    return {**config, "services": {**config["services"], "launch": "external", **places}}
+    security = secure(certificates, (SERVICES_ADDRESS,))
+    return {**config, "services": {**config["services"], "launch": "external", "security": security, **places}}
 
 
 def test_a_run_survives_a_network_that_goes_away_and_comes_back(
@@ -85,7 +87,7 @@ def test_a_run_survives_a_network_that_goes_away_and_comes_back(
 ) -> None:
     config = matrix_config(inputs, actor={"num_processes": 1})
     undisturbed = undisturbed_digests(config, tmp_path / "undisturbed")
-    far, run_dir = on_network(config), tmp_path / "run"
+    far, run_dir = on_network(config, tmp_path / "certificates"), tmp_path / "run"
     services_file = tmp_path / "services.yaml"
     services_file.write_text(yaml.safe_dump({**far, "run": {**far["run"], "dir": str(run_dir)}}))
     with contextlib.ExitStack() as cleanup:
