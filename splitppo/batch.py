@@ -13,6 +13,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+# Rows that travel together: the responses of a step, many times over. It bounds the header of a batch, and what is made
+# of it before a byte of a column comes.
+MAX_BATCH_ROWS = 1 << 17
+
 Array = NDArray[Any]
 
 # The closed set of columns. Aligned with "prompts" or "responses" means: one value per token of it.

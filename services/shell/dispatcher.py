@@ -287,7 +287,7 @@ class Leader:
             worker.ledger.commit(step, call.request_id, reply)
             worker.slots.commit(step)
         elif (columns := join_shards(shards, results)) is not None:
-            worker.slots.absorb(call.request.slot, columns, call.request_id, reply)
+            worker.slots.absorb(call.request.slot, columns, call.reply_key, reply)
         if command.repairs:
             worker.mark_clean()
         return reply

@@ -46,7 +46,10 @@ class TokenGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # not sub
         return self._refusing(handler, details.method, because) if because else handler
 
     def _refusing(self, handler: Handler, method: str, because: str) -> Handler:
-        """A handler of the same arity: gRPC reads requests and sends replies by that of the real method."""
+        """A handler that sends replies as the method does, and waits for no request.
+
+        One that did would hold a call for as long as its caller sends nothing, and the right ones would find no room.
+        """
 
         async def refuse(_: Any, context: Any) -> None:
             self._log.refused(context.peer(), method, because)
@@ -61,13 +64,9 @@ class TokenGate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # not sub
             await refuse(request, context)
             yield b""  # never reached; makes this a generator
 
-        make: Any = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[handler.request_streaming, handler.response_streaming]
-        return make(refuse_streaming if handler.response_streaming else refuse)
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(refuse_streaming)
+        return grpc.stream_unary_rpc_method_handler(refuse)
 
 
 class LineBudget:

@@ -42,6 +42,11 @@ class Call:
         return request_id
 
     @property
+    def reply_key(self) -> str:
+        """What its reply is kept under: no other method is answered with it."""
+        return f"{self.command.method} {self.request_id}"
+
+    @property
     def place(self) -> Place:
         """The method and the step, for errors."""
         fields = self.request.DESCRIPTOR.fields_by_name

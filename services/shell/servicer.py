@@ -17,7 +17,7 @@ from services.shell.slots import describe
 from services.shell.worker import Worker
 from splitppo import __version__
 from splitppo.rpc.codec import encode_parts, receive_batch
-from splitppo.rpc.errors import DeadlineExceeded, InvalidArgument, WrongState
+from splitppo.rpc.errors import InvalidArgument, LimitExceeded, WrongState
 from splitppo.rpc.identity import PROTOCOL_VERSION
 from splitppo.v1 import batch_pb2, worker_pb2
 
@@ -117,7 +117,8 @@ class WorkerServicer:
         except TimeoutError as error:
             if not deadline.expired():
                 raise
-            raise DeadlineExceeded(
+            # Not DEADLINE_EXCEEDED: nobody hangs, and sending it again would take as long.
+            raise LimitExceeded(
                 f"the batch was not complete within {services.max_send_s:g} s (services.max_send_s)"
             ) from error
         finally:
@@ -176,7 +177,7 @@ def _stored_reply(worker: Worker, call: Call) -> worker_pb2.CommandResult | None
     if call.command.commits:
         return worker.ledger.reply_of(call.request_id)
     if call.works_on_slot:
-        return worker.slots.reply_of(call.request.slot, call.request_id)
+        return worker.slots.reply_of(call.request.slot, call.reply_key)
     # Asked last, and for its own kind only: nothing else may be answered as if it had been done.
     return worker.reply_of_save(call.request_id) if call.command.method == "SaveCheckpoint" else None
 

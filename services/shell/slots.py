@@ -81,7 +81,7 @@ class SlotStore:
         with self._lock:
             return self._entry(slot).rows
 
-    def absorb(self, slot: batch_pb2.Slot, columns: Batch, request_id: str, reply: worker_pb2.CommandResult) -> None:
+    def absorb(self, slot: batch_pb2.Slot, columns: Batch, reply_key: str, reply: worker_pb2.CommandResult) -> None:
         """Takes what a command made: columns of the same rows are added, a multiple of the rows replaces them.
 
         Raises:
@@ -91,7 +91,7 @@ class SlotStore:
         with self._lock:
             entry = self._entry(slot)
             entry.rows = entry.rows.merge(columns) if columns.num_rows == entry.rows.num_rows else columns
-            entry.replies[request_id] = reply
+            entry.replies[reply_key] = reply
             if len(entry.replies) > _MAX_REPLIES:
                 del entry.replies[next(iter(entry.replies))]
             self._entries[_key(slot)] = entry
@@ -112,11 +112,11 @@ class SlotStore:
         with self._lock:
             self._drop_parts(slot)
 
-    def reply_of(self, slot: batch_pb2.Slot, request_id: str) -> worker_pb2.CommandResult | None:
+    def reply_of(self, slot: batch_pb2.Slot, reply_key: str) -> worker_pb2.CommandResult | None:
         """The reply of a command whose work is still in the slot."""
         with self._lock:
             entry = self._entries.get(_key(slot))
-            return entry.replies.get(request_id) if entry else None
+            return entry.replies.get(reply_key) if entry else None
 
     def commit(self, step: int) -> None:
         """Drops what belongs to this step or an earlier one."""

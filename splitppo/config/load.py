@@ -99,7 +99,9 @@ def _sentences(error: ValidationError) -> Iterable[str]:
             message = item["msg"].removeprefix("Value error, ")
             message = message[:1].lower() + message[1:]
             where = f"key {path!r}: " if path else ""
-            given = "" if isinstance(item["input"], dict | BaseModel) else f", got {item['input']!r}"
+            # What stands where the name of a secret belongs may be the secret.
+            is_hidden = isinstance(item["input"], dict | BaseModel) or "security" in item["loc"]
+            given = "" if is_hidden else f", got {item['input']!r}"
             yield f"{where}{message}{given}"
 
 

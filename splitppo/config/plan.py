@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from splitppo.batch import MAX_BATCH_ROWS
 from splitppo.config.load import ConfigError
 from splitppo.config.schema import Config, DataConfig, ServiceConfig, TrainedModelConfig
 
@@ -74,6 +75,7 @@ def _check_rollout(config: Config) -> None:
             f"rollout.stream_groups ({groups}) must not exceed data.train_batch_size ({prompts}), since a group holds"
             " at least one prompt; lower rollout.stream_groups"
         )
+    _check_rows(config)
     if config.rollout.backend != "vllm":
         return
     vllm, ranks = config.rollout.vllm, config.services.actor.num_processes
@@ -87,6 +89,19 @@ def _check_rollout(config: Config) -> None:
             f"rollout.vllm.max_model_len ({vllm.max_model_len}) must hold data.max_prompt_length +"
             f" data.max_response_length ({longest_row(config.data)}) tokens; raise rollout.vllm.max_model_len"
         )
+
+
+def _check_rows(config: Config) -> None:
+    """What is generated together must fit into one batch of the wire."""
+    for prompts, prompts_key, samples, samples_key in (
+        (config.data.train_batch_size, "data.train_batch_size", config.rollout.n, "rollout.n"),
+        (config.evaluation.batch_size, "evaluation.batch_size", config.evaluation.n, "evaluation.n"),
+    ):
+        if prompts * samples > MAX_BATCH_ROWS:
+            raise ConfigError(
+                f"{prompts_key} ({prompts}) times {samples_key} ({samples}) must not exceed {MAX_BATCH_ROWS} responses;"
+                f" lower {prompts_key}"
+            )
 
 
 def _role_plan(config: Config, role: str, model: TrainedModelConfig, service: ServiceConfig) -> RolePlan:

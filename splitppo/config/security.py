@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 
 from pydantic import Field, model_validator
@@ -11,6 +12,7 @@ from splitppo.config.section import Section
 
 # Replaced by actor, critic or controller in the paths of certificates and keys, so that one file serves every process.
 ROLE_PLACEHOLDER = "{role}"
+_HOST_AND_PORT = re.compile(r"(\[(?P<v6>[^\[\]]+)\]|(?P<host>[^:\[\]]+)):\d+")
 
 
 class SecurityConfig(Section):
@@ -26,7 +28,7 @@ class SecurityConfig(Section):
         None, description="bearer tokens, one per line: callers send the first, services take any"
     )
     token_env: str | None = Field(
-        None, description="environment variable that holds them instead", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"
+        None, description="environment variable that holds them instead, in capitals", pattern=r"^[A-Z_][A-Z0-9_]*$"
     )
     open_health: bool = Field(True, description="health checks need no token")
     reflection: bool = Field(True, description="services describe themselves (grpcurl list), to callers with a token")
@@ -61,7 +63,10 @@ class SecurityConfig(Section):
 
 def is_loopback(address: str) -> bool:
     """Whether host:port can only be reached from this machine. A name other than localhost never counts as such."""
-    host = (address.rpartition(":")[0] or address).strip("[]")
+    match = _HOST_AND_PORT.fullmatch(address)
+    if match is None:
+        return False
+    host = match["v6"] or match["host"]
     if host == "localhost":
         return True
     try:

@@ -14,7 +14,7 @@ import xxhash
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from splitppo.batch import COLUMN_DTYPES, RESPONSE_ALIGNED, Batch, Column
+from splitppo.batch import COLUMN_DTYPES, MAX_BATCH_ROWS, RESPONSE_ALIGNED, Batch, Column
 from splitppo.rpc.chunks import CHUNK_BYTES, checksum, read_chunk, serialise_chunk
 from splitppo.rpc.errors import CorruptBatch, InvalidBatch, LimitExceeded
 from splitppo.rpc.headers import TooManyFields, check_num_fields
@@ -26,8 +26,6 @@ BatchPart = worker_pb2.PutBatchRequest | worker_pb2.GetBatchResponse
 # These are made and used inside a group and never travel.
 WIRE_COLUMNS = frozenset(COLUMN_DTYPES) - {"mini_batches", "groups"}
 
-# Responses of a step, many times over; it bounds the header, and what is made of it before a byte of a column comes.
-MAX_BATCH_ROWS = 1 << 17
 # A chunk's message is the payload, its checksum, its offset and their tags.
 _MAX_CHUNK_MESSAGE_BYTES = CHUNK_BYTES + 64
 # Where a message has its BatchHeader: field numbers from the outside in.

@@ -104,7 +104,7 @@ def test_a_rank_that_is_killed_takes_its_replica_along_and_the_run_goes_on(
         folder = controller.complete()
     assert not any(map(is_alive, victims))
     assert [step for step in folder.steps if step] == [1, 2, 3]
-    assert "lost a group" in controller.output
+    assert "recovering in 1 s: actor" in controller.output
     assert {name for name in set(Path("/dev/shm").iterdir()) - shared_before if "tp" in name.name} == set()
 
 

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitppo.batch import Batch
 from splitppo.rpc.codec import encode
-from splitppo.rpc.errors import DeadlineExceeded, LimitExceeded, WireError, error_from_rpc
+from splitppo.rpc.errors import LimitExceeded, WireError, error_from_rpc
 from splitppo.rpc.options import MAX_MESSAGE_BYTES
 from splitppo.v1 import worker_pb2
 from tests.groups import wait_until
@@ -82,7 +82,7 @@ class Unfinished:
 def test_a_slow_sender_is_given_up(client: Client) -> None:
     with Unfinished(client, opening(client, 10)) as slow:
         error = failure(slow.call.result)
-    assert isinstance(error, DeadlineExceeded)
+    assert isinstance(error, LimitExceeded)
     assert "services.max_send_s" in str(error)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,20 @@ def test_without_the_token_no_method_is_reached(
             calls[call]()
     stranger.close()
     assert guarded.client.status() == before
+
+
+def test_a_stranger_is_refused_before_it_sends_a_request(guarded: Toy, credentials: Credentials) -> None:
+    """Else a call without a message would hold its place for as long as its caller likes."""
+    silence = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        silence.wait(30)
+        yield from ()
+
+    with credentials_without_token(credentials).blocking_channel(guarded.group.address) as channel:
+        get_status = channel.stream_unary("/splitppo.v1.WorkerService/GetStatus")
+        assert code_of(lambda: get_status(nothing(), timeout=20)) == grpc.StatusCode.UNAUTHENTICATED
+        silence.set()
 
 
 def test_health_is_open_to_whoever_has_a_certificate(guarded: Toy, credentials: Credentials) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitppo.batch import Batch
-from splitppo.rpc.codec import MAX_BATCH_ROWS, WIRE_COLUMNS, BatchReceiver, encode, receive_batch
+from splitppo.batch import MAX_BATCH_ROWS, Batch
+from splitppo.rpc.codec import WIRE_COLUMNS, BatchReceiver, encode, receive_batch
 from splitppo.rpc.errors import LimitExceeded
 from splitppo.rpc.headers import MAX_HEADER_FIELDS, TooManyFields, check_num_fields
 from splitppo.v1 import batch_pb2, worker_pb2
