@@ -5,9 +5,11 @@ What was written after the step that a run restores is taken back, so a curve ha
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any, Literal, Protocol
 from controller.files import write_atomically
 
 METRICS_FILE = "metrics.jsonl"
+_NUMBERS = itertools.count()  # event files of this process
 
 
 class Tracker(Protocol):
@@ -81,14 +84,22 @@ class JsonlTracker:
 
 
 class TensorBoardTracker:
-    """Scalars for TensorBoard. Its own event writer is used: tensorboardX imports torch where there is one."""
+    """Scalars for TensorBoard.
+
+    Its own record writer is used: tensorboardX imports torch where there is one. Not its event file writer, which
+    writes in a thread: a disk that is full would be heard of late, and with a traceback.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Opens a new event file beside those of earlier starts."""
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # slow to import
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter  # slow to import
 
-        self._directory = directory
-        self._writer = EventFileWriter(str(directory))
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+        self._file = (directory / name).open("wb")
+        self._writer = RecordWriter(self._file)
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes one scalar per metric."""
@@ -96,20 +107,22 @@ class TensorBoardTracker:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        self._writer.flush()
+        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def cut_back(self, step: int) -> None:
         """Tells readers to drop later steps: event files are never rewritten."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         start = SessionLog(status=SessionLog.START)
-        self._writer.add_event(Event(wall_time=time.time(), step=step + 1, session_log=start))
+        self._write(Event(wall_time=time.time(), step=step + 1, session_log=start))
+
+    def _write(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
         self._writer.flush()
 
     def close(self) -> None:
-        """Ends the writer's thread."""
-        self._writer.close()
+        """Closes the file."""
+        self._file.close()
 
 
 class RolloutDump:
