@@ -13,7 +13,7 @@ from controller.clients import ActorClient, Caller, CriticClient, Limits, Progre
 from controller.launcher import Endpoint, GroupFailed, LocalLauncher, RoleName
 from controller.recovery import LOST_GROUP, ends_by_restart
 from controller.run_folder import RunFolder
-from controller.schedule import first_error
+from controller.schedule import first_error, unless
 from controller.trainer import Services
 from splitppo.config import Config, ConfigError, SecurityConfig
 from splitppo.config.digest import worker_digest
@@ -89,7 +89,8 @@ class ServiceGroups:
         if "critic" in endpoints:
             critic = CriticClient(endpoints["critic"].address, self._caller("critic"), *shared)
         self._services = Services(actor, critic)
-        await self._greet()
+        # A group may have died while the other one started.
+        await unless(self.watch(), self._greet())
         self._folder.write_processes(
             Endpoint(
                 role,

@@ -12,7 +12,7 @@ import pytest
 
 from tests.kill_matrix.cells import CELLS, STEP, Cell
 from tests.kill_matrix.harness import Verdict, fired_marks, matrix_config, run_cell, undisturbed_digests
-from tests.runs import Inputs, RunFolder
+from tests.runs import Inputs, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -62,6 +62,21 @@ def test_a_frozen_rank_is_named_and_its_group_starts_again(
     assert verdict.failures(undisturbed) == []
     named = f"recovering in 0.1 s: actor rank 1, step {STEP}, Update (update): rank 1 failed in step {STEP}, Update"
     assert named in controller_log(tmp_path / "run")
+
+
+def test_a_group_that_dies_while_the_other_one_starts_is_noticed_at_once(
+    matrix: dict[str, Any], undisturbed: dict[str, str], tmp_path: Path
+) -> None:
+    with started(matrix, tmp_path / "run") as controller:
+        controller.wait_until(lambda folder: 1 in folder.steps, "the line of step 1")
+        os.kill(controller.folder.pids("critic")[0], signal.SIGKILL)
+        log = "started the critic group"
+        controller.wait_until(lambda folder: folder.log("controller_0").count(log) == 2, "the critic's second start")
+        os.kill(controller.folder.pids("actor")[0], signal.SIGKILL)
+        folder = controller.complete()
+    assert folder.log("controller_0").count("started the actor group") == 2
+    assert ": actor: the group has ended" in folder.log("controller_0")
+    assert folder.summary["weights_sha256"] == undisturbed
 
 
 def test_a_frozen_group_is_ended_and_starts_again(
