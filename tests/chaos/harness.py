@@ -17,7 +17,7 @@ from tests.kill_matrix.harness import matrix_config
 from tests.runs import Controller, Inputs, started
 
 # A kill waits for a new step, and a moment longer: often for two steps.
-STEPS_PER_KILL = 2
+STEPS_PER_KILL = 3
 SPARE_STEPS = 2
 STOPPED_SHARE = 0.15
 # Share of the kills that do not wait for the recovery from the one before.
