@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from controller.process_tree import is_running, kill_tree, wait_gone
+from controller.process_tree import is_running, kill, kill_tree, wait_gone
 from splitppo.config import Config, ServiceConfig
 from splitppo.rpc.secret_files import write_secret
 from splitppo.rpc.tokens import RUN_TOKEN_VARIABLE, Tokens, new_token
@@ -205,7 +205,7 @@ class LocalGroup:
             return
         ranks = [process["pid"] for process in self.endpoint.processes] if self.endpoint else []
         alive = [pid for pid in ranks if is_running(pid)]
-        victims = kill_tree(self._process.pid, alive) if self._process.returncode is None else _kill(alive)
+        victims = kill_tree(self._process.pid, alive) if self._process.returncode is None else kill(alive)
         await self._process.wait()
         if left := await wait_gone(victims, KILL_TIMEOUT_S):
             log.error("processes %s of the %s group cannot be ended", left, self.role)
@@ -238,13 +238,6 @@ class LocalGroup:
         except TimeoutError:
             return False
         return True
-
-
-def _kill(pids: Sequence[int]) -> Sequence[int]:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return pids
 
 
 def _read(path: Path) -> str:
