@@ -216,7 +216,30 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on the host or on a device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
+    if isinstance(error, torch.AcceleratorError):
+        return "out of memory" in str(error)
     return isinstance(error, RuntimeError) and "not enough memory" in str(error)
+
+
+def is_broken_device(error: BaseException) -> bool:
+    """Whether a device failed (an illegal access, a lost GPU): whatever this process does on it from now on fails."""
+    return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
+
+
+def cannot_go_on(error: BaseException, *, num_ranks: int, repairs: bool) -> bool:
+    """Whether the group has to end because a command failed in the engine.
+
+    Other ranks would wait for the one that failed. A group of one ends where only a new process helps: its device is
+    broken, or a load, which brings others back, failed by itself.
+
+    Args:
+        error: the command's.
+        num_ranks: of the group.
+        repairs: the command is a load; its input may be at fault (WireError, ValueError, OSError).
+    """
+    if num_ranks > 1 or is_broken_device(error):
+        return True
+    return repairs and not isinstance(error, WireError | ValueError | OSError)
 
 
 class StepCounter:

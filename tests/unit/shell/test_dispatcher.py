@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -32,6 +32,7 @@ from splitppo.rpc.errors import (
     InvalidArgument,
     NotFound,
     OutOfMemory,
+    Place,
     StaleEpoch,
     StorageFailed,
     Unavailable,
@@ -124,6 +125,21 @@ def replace_dtype(batch: Batch) -> Any:
     return replace(responses, values=responses.values.astype("float32"))
 
 
+class GroupEnded(BaseException):
+    """Stands for the end of the process."""
+
+
+class RecordedFailureWatch:
+    """What the group ended with."""
+
+    def __init__(self) -> None:
+        self.endings: list[tuple[BaseException, Place]] = []
+
+    def end_group(self, error: BaseException, place: Place) -> NoReturn:
+        self.endings.append((error, place))
+        raise GroupEnded
+
+
 class Service:
     """A leader without followers; `do` runs one call through mailbox and engine."""
 
@@ -146,8 +162,9 @@ class Service:
             *self.role.commands(),
             *Lifecycle(self.role, context, ledger, slots).commands(),
         ]
-        no_failure: Any = None
-        self.leader = Leader(self.commands, ControlChannel(0, 1), no_failure, self.worker, idle_interval_s=0.0)
+        self.failure = RecordedFailureWatch()
+        failure: Any = self.failure
+        self.leader = Leader(self.commands, ControlChannel(0, 1), failure, self.worker, idle_interval_s=0.0)
         self.run_dir = run_dir
 
     def submit(self, method: str, *, base_step: int = 0, epoch: int = 1, request_id: str = "", **fields: Any) -> Call:
@@ -440,6 +457,21 @@ def test_a_load_that_fails_half_way_leaves_the_service_dirty(service: Service) -
     with pytest.raises(InvalidArgument, match="a shard cannot be read"):
         service.do("LoadCheckpoint", step=0)
     assert service.worker.state == worker_pb2.WORKER_STATE_DIRTY
+
+
+def test_a_group_of_one_ends_with_its_device(service: Service) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    broken = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    service.role.before_step = lambda: raises(error=broken)
+    with pytest.raises(GroupEnded):
+        service.do("ComputeValues", slot=experience(1))
+    assert service.failure.endings == [(broken, Place(method="ComputeValues", step=1))]
+
+
+def test_a_group_of_one_ends_when_a_load_fails_by_itself(service: Service) -> None:
+    service.role.before_load = lambda: raises(error=RuntimeError("no room for the weights"))
+    with pytest.raises(GroupEnded):
+        service.do("LoadCheckpoint", step=0)
 
 
 def reports_parts(*parts: int) -> Callable[[Batch, Any], None]:
