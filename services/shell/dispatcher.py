@@ -37,7 +37,7 @@ from services.shell.activity import Activity
 from services.shell.admission import check_identity, prepared_rows
 from services.shell.collectives import ControlChannel, Order, OrderKind
 from services.shell.commands import Command, CommandCancelled, Outcome
-from services.shell.failure import FailureWatch, StepCounter, cannot_go_on, is_out_of_memory
+from services.shell.failure import FailureWatch, StepCounter, cannot_go_on, cannot_save, is_out_of_memory
 from services.shell.lifecycle import DURABLE_TIMEOUT_S, LifecycleCommand, attachment_of
 from services.shell.logs import step_of, working_on
 from services.shell.mailbox import Call, MailboxClosed
@@ -148,6 +148,8 @@ class Leader:
             self._worker.remember_save(call.request_id, reply)
             call.resolve(reply)
         else:
+            if cannot_save(error, num_ranks=self._channel.world_size):
+                self._failure.end_group(error, call.place)
             refusal = wire_error(error)
             bug = error if isinstance(refusal, Internal) else None
             log.error("%s could not be made durable: %s", call.command.method, refusal.message, exc_info=bug)

@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from services.shell.context import RankContext
 from services.shell.logs import FILE_ONLY
+from splitppo.manifest import DamagedCheckpoint
 from splitppo.rpc.errors import PeerDied, Place, WireError
 from splitppo.v1 import worker_pb2
 
@@ -240,6 +241,15 @@ def cannot_go_on(error: BaseException, *, num_ranks: int, repairs: bool) -> bool
     if num_ranks > 1 or is_broken_device(error):
         return True
     return repairs and not isinstance(error, WireError | ValueError | OSError)
+
+
+def cannot_save(error: BaseException, *, num_ranks: int) -> bool:
+    """Whether the group has to end because its ranks could not finish a save together.
+
+    Where storage failed they can go on, and the error says so; any other one is what a rank hears that has lost
+    another one meanwhile, or that the others do not know of.
+    """
+    return num_ranks > 1 and not isinstance(error, OSError | WireError | DamagedCheckpoint)
 
 
 class StepCounter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,6 +42,7 @@ from splitppo.rpc.errors import (
 )
 from splitppo.v1 import batch_pb2, critic_pb2, worker_pb2
 from tests.checkpoints import DAMAGES
+from tests.groups import wait_until
 
 ROWS = Batch.from_rows(prompts=[[1], [2, 3]], responses=[[4], [5, 6]])
 
@@ -375,6 +377,42 @@ def test_a_bug_in_a_save_is_no_storage_that_failed(service: Service) -> None:
     service.role.durable.set_exception(RuntimeError("a shard has no name"))
     with pytest.raises(Internal, match="a shard has no name"):
         service.do("SaveCheckpoint")
+
+
+@pytest.fixture
+def leader_of_two(service: Service) -> Leader:
+    """A leader whose other rank hears, and has nothing to say."""
+    failure: Any = service.failure
+    return Leader(service.commands, SilentPeer(), failure, service.worker, idle_interval_s=0.0)
+
+
+class SilentPeer(ControlChannel):
+    """The channel of rank 0 of two; the other rank has no columns to send."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2)
+
+    def announce(self, order: Order) -> None:
+        pass
+
+    def receive(self, rank: int) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [(RuntimeError("[gloo/transport] Connection closed by peer"), True), (OSError(28, "full"), False)],
+)
+def test_a_save_that_loses_a_rank_ends_the_group_and_one_without_room_does_not(
+    service: Service, leader_of_two: Leader, error: Exception, *, ends: bool
+) -> None:
+    service.leader = leader_of_two
+    saving = service.submit("SaveCheckpoint")
+    service.work()
+    with suppress(GroupEnded):  # here, or in the thread that writes the manifest
+        service.role.durable.set_exception(error)
+    wait_until(lambda: service.failure.endings or saving.is_done, what="the end of the save")
+    assert [ending for ending, _ in service.failure.endings] == ([error] if ends else [])
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_the_group_hears_of_it(service: Service) -> None:
