@@ -15,13 +15,26 @@ log = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.02
 # Positions in /proc/PID/stat behind the command's name.
-_STATE, _PARENT = 0, 1
+_STATE, _PARENT, _START_TIME = 0, 1, 19
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process exists and has not ended; one that nobody has waited for yet has."""
+def is_running(pid: int, since: int | None = None) -> bool:
+    """Whether a process exists and has not ended; one that nobody has waited for yet has.
+
+    Args:
+        pid: of the process.
+        since: its `start_time`; a later process under the same pid is another one.
+    """
     fields = _stat(pid)
-    return bool(fields) and fields[_STATE] not in "ZX"
+    if not fields or fields[_STATE] in "ZX":
+        return False
+    return since is None or int(fields[_START_TIME]) == since
+
+
+def start_time(pid: int) -> int:
+    """When a process was started, in clock ticks since the machine was; -1 if there is none."""
+    fields = _stat(pid)
+    return int(fields[_START_TIME]) if fields else -1
 
 
 def descendants(pid: int) -> list[int]:

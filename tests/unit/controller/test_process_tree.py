@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from controller.process_tree import descendants, is_running, kill_tree, wait_gone
+from controller.process_tree import descendants, is_running, kill_tree, start_time, wait_gone
 from tests.groups import wait_until
 
 # Two generations in sessions of their own, as torchrun starts its ranks.
@@ -41,6 +41,14 @@ async def test_what_does_not_end_is_named() -> None:
 
 def test_a_process_that_was_never_there_does_not_run() -> None:
     assert not is_running(2**22 + 1)
+
+
+def test_a_later_process_under_the_same_pid_is_another_one() -> None:
+    started = start_time(os.getpid())
+    assert started > 0
+    assert is_running(os.getpid(), started)
+    assert not is_running(os.getpid(), started - 1)
+    assert start_time(2**22 + 1) == -1
 
 
 # A name of any bytes, and of what else /proc/PID/stat is made of.
