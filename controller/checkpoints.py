@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +88,17 @@ class CheckpointStore:
         """
         return check_folder(self.folder(step), step)
 
-    def newest_whole_step(self) -> int:
-        """The newest step whose checkpoint passes `check`; what is newer is set aside. 0 when there is none."""
+    def newest_whole_step(self, refuse: Callable[[int, DamagedCheckpoint], None] = lambda *_: None) -> int:
+        """The newest step whose checkpoint passes `check`; what is newer is set aside. 0 when there is none.
+
+        Args:
+            refuse: called for a damaged checkpoint before that; what it raises leaves the checkpoint where it is.
+        """
         while step := self.latest_step():
             try:
                 self.check(step)
             except DamagedCheckpoint as error:
+                refuse(step, error)
                 self.set_aside(step, error)
             else:
                 return step

@@ -129,7 +129,12 @@ class ServiceGroups:
 
     def can_recover(self, error: Exception) -> bool:
         """Whether the run can go on after this error, from the last common checkpoint."""
-        return ends_by_restart(error, was_connected=self._was_connected)
+        return ends_by_restart(error, was_connected=self._was_connected, has_lost_group=bool(self._gone_roles()))
+
+    def _gone_roles(self) -> set[str]:
+        """Roles whose group we started, and which has ended, or one of its ranks has."""
+        groups = self._launcher.groups if self._launcher else {}
+        return {role for role, group in groups.items() if group.is_gone}
 
     async def watch(self) -> NoReturn:
         """Never returns; so that a group that ends is noticed at once, not by the next call to it.
@@ -138,9 +143,8 @@ class ServiceGroups:
             Unavailable: a group that we started has ended, or one of its ranks has.
         """
         while True:
-            for role, group in self._launcher.groups.items() if self._launcher else ():
-                if group.is_gone:
-                    raise Unavailable("the group has ended", Place(role=role))
+            for role in self._gone_roles():
+                raise Unavailable("the group has ended", Place(role=role))
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def recover(self, error: Exception) -> None:
@@ -152,7 +156,7 @@ class ServiceGroups:
         if self._launcher is not None:
             lost = {error.place.role} if isinstance(error, LOST_GROUP) else set()
             lost |= {error.role} if isinstance(error, GroupFailed) else set()
-            lost |= {role for role, group in self._launcher.groups.items() if group.is_gone}
+            lost |= self._gone_roles()
             lost |= await self._silent_roles(lost)
             await self._close_channels()
             await self._launcher.discard(lost)

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from controller.process_tree import is_running, kill_tree, wait_gone
+from controller.process_tree import is_running, kill, kill_tree, start_time, wait_gone
 from splitppo.config import Config, ServiceConfig
 from splitppo.rpc.secret_files import write_secret
 from splitppo.rpc.tokens import RUN_TOKEN_VARIABLE, Tokens, new_token
@@ -97,6 +97,7 @@ class LocalGroup:
         self._start_timeout_s = config.services.start_timeout_s
         self._config_file = config_file
         self._process: asyncio.subprocess.Process | None = None
+        self._rank_starts: dict[int, int] = {}  # of each rank, by its pid
         self.endpoint: Endpoint | None = None
 
     @property
@@ -109,7 +110,7 @@ class LocalGroup:
 
     async def start(self) -> None:
         """Starts the processes and returns at once; `ready` waits for them."""
-        self.endpoint = None
+        self.endpoint, self._rank_starts = None, {}
         self._announcement.unlink(missing_ok=True)
         self._torchrun_log.parent.mkdir(parents=True, exist_ok=True)
         for old_log in self._torchrun_log.parent.glob(f"{self.role}_[0-9]*.log"):
@@ -157,6 +158,7 @@ class LocalGroup:
         self.endpoint = Endpoint(
             self.role, announced["address"], announced["instance_id"], tuple(announced["processes"])
         )
+        self._rank_starts = {process["pid"]: start_time(process["pid"]) for process in self.endpoint.processes}
         return self.endpoint
 
     def _read_announcement(self) -> dict[str, Any] | None:
@@ -174,8 +176,11 @@ class LocalGroup:
     @property
     def is_gone(self) -> bool:
         """True when nobody answers any more: torchrun has exited, or a rank that has announced itself has ended."""
-        pids = [process["pid"] for process in self.endpoint.processes] if self.endpoint else []
-        return self.has_ended or not all(is_running(pid) for pid in pids)
+        return self.has_ended or len(self._living_ranks()) < len(self._rank_starts)
+
+    def _living_ranks(self) -> list[int]:
+        """The pids of announced ranks that still run; not those that other processes have got since."""
+        return [pid for pid, started in self._rank_starts.items() if is_running(pid, started)]
 
     def _post_mortem(self, what: str) -> GroupFailed:
         """Why the group is not there: the sentence of the rank that refused its input, else its log's last lines."""
@@ -203,13 +208,12 @@ class LocalGroup:
         """Ends what is left of a lost group at once, by SIGKILL: there is nothing in it to save, it may be frozen."""
         if self._process is None:
             return
-        ranks = [process["pid"] for process in self.endpoint.processes] if self.endpoint else []
-        alive = [pid for pid in ranks if is_running(pid)]
-        victims = kill_tree(self._process.pid, alive) if self._process.returncode is None else _kill(alive)
-        await self._process.wait()
-        if left := await wait_gone(victims, KILL_TIMEOUT_S):
+        victims = self._kill()
+        if not await self._ended_within(KILL_TIMEOUT_S):
+            log.error("torchrun of the %s group, pid %d, cannot be ended", self.role, self._process.pid)
+        elif left := await wait_gone(victims, KILL_TIMEOUT_S):
             log.error("processes %s of the %s group cannot be ended", left, self.role)
-        self._process, self.endpoint = None, None
+        self._process, self.endpoint, self._rank_starts = None, None, {}
 
     async def stop(self) -> None:
         """Ends the group: drain by SIGTERM, then the lifeline, then SIGKILL."""
@@ -223,13 +227,19 @@ class LocalGroup:
             self._process.stdin.close()
         if not await self._ended_within(5.0):
             log.warning("the %s group did not end in time: SIGKILL", self.role)
-            await self.discard()
-        self._process = None
+        # Also where torchrun has ended: a rank that was stopped outlives it.
+        await self.discard()
 
     def kill(self) -> None:
         """Ends the group at once and without waiting."""
-        if self._process is not None and self._process.returncode is None:
-            kill_tree(self._process.pid)
+        if self._process is not None:
+            self._kill()
+
+    def _kill(self) -> list[int]:
+        """SIGKILL to torchrun and every rank of it that still runs; returns their pids."""
+        assert self._process is not None
+        ranks = self._living_ranks()
+        return kill_tree(self._process.pid, ranks) if self._process.returncode is None else kill(ranks)
 
     async def _ended_within(self, seconds: float) -> bool:
         assert self._process is not None
@@ -238,13 +248,6 @@ class LocalGroup:
         except TimeoutError:
             return False
         return True
-
-
-def _kill(pids: Sequence[int]) -> Sequence[int]:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return pids
 
 
 def _read(path: Path) -> str:

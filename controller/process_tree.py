@@ -4,26 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 _POLL_INTERVAL_S = 0.02
+# Positions in /proc/PID/stat behind the command's name.
+_STATE, _PARENT, _START_TIME = 0, 1, 19
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process exists and has not ended; one that nobody has waited for yet has."""
-    return _state_and_parent(pid)[0] not in ("", "Z", "X")
+def is_running(pid: int, since: int | None = None) -> bool:
+    """Whether a process exists and has not ended; one that nobody has waited for yet has.
+
+    Args:
+        pid: of the process.
+        since: its `start_time`; a later process under the same pid is another one.
+    """
+    fields = _stat(pid)
+    if not fields or fields[_STATE] in "ZX":
+        return False
+    return since is None or int(fields[_START_TIME]) == since
+
+
+def start_time(pid: int) -> int:
+    """When a process was started, in clock ticks since the machine was; -1 if there is none."""
+    fields = _stat(pid)
+    return int(fields[_START_TIME]) if fields else -1
 
 
 def descendants(pid: int) -> list[int]:
     """The living processes that this one has started, and theirs; each before those that it has started."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (parent := _state_and_parent(int(entry.name))[1]):
-            children.setdefault(parent, []).append(int(entry.name))
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+            children.setdefault(int(fields[_PARENT]), []).append(int(entry.name))
     found = [pid]
     for one in found:
         found += children.get(one, [])
@@ -34,13 +53,23 @@ def kill_tree(pid: int, others: Iterable[int] = ()) -> list[int]:
     """SIGKILL to a process of ours that has not been waited for, and to its descendants; returns their pids.
 
     Args:
-        pid: the root.
+        pid: the root; it is killed also where its descendants cannot be found.
         others: processes that may have lost their parent already.
     """
     # Stopped first, lest it starts another one meanwhile.
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
-    victims = [*dict.fromkeys((pid, *descendants(pid), *others))]
+    try:
+        below = descendants(pid)
+    except (OSError, ValueError) as error:
+        log.error("what process %d has started cannot be found: %s", pid, error)
+        below = []
+    return kill([*dict.fromkeys((pid, *below, *others))])
+
+
+def kill(pids: Iterable[int]) -> list[int]:
+    """SIGKILL to processes, also where some have ended already; returns all of them."""
+    victims = [*pids]
     for victim in victims:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
@@ -59,9 +88,9 @@ async def wait_gone(pids: Iterable[int], timeout_s: float) -> list[int]:
     return left
 
 
-def _state_and_parent(pid: int) -> tuple[str, int]:
+def _stat(pid: int) -> list[str]:
+    """What /proc/PID/stat says behind the command's name, which is any bytes; empty if there is no such process."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
-        return "", 0
-    return fields[0], int(fields[1])
+        return []

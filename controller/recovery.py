@@ -15,7 +15,9 @@ from splitppo.rpc.errors import (
     NotIntroduced,
     OutOfMemory,
     PeerDied,
+    StaleEpoch,
     Unavailable,
+    WireError,
 )
 
 log = logging.getLogger(__name__)
@@ -58,17 +60,20 @@ class RestartBudget:
         return min(self._backoff_s * 2.0 ** (self._num_taken - 1), MAX_BACKOFF_S)
 
 
-def ends_by_restart(error: Exception, *, was_connected: bool) -> bool:
+def ends_by_restart(error: Exception, *, was_connected: bool, has_lost_group: bool) -> bool:
     """Whether the run can go on after an error of a group, from the last common checkpoint.
 
     Args:
         error: of any kind.
         was_connected: whether all groups have answered before. At the first start only a group that was killed is
             tried again: one that fails by itself will fail again.
+        has_lost_group: whether a rank has ended meanwhile. What the others say of it may be any error.
     """
     if isinstance(error, GroupFailed):
         return not error.is_bad_input and (was_connected or error.was_killed)
-    return isinstance(error, RECOVERABLE)
+    if isinstance(error, StaleEpoch):
+        return False
+    return isinstance(error, RECOVERABLE) or (has_lost_group and isinstance(error, WireError))
 
 
 async def replay_if_clean(client: WorkerClient, base_step: int, attempt: Callable[[], Awaitable[T]]) -> T:

@@ -7,26 +7,47 @@ from controller.run_folder import RunFolder
 from splitppo.manifest import DamagedCheckpoint
 
 
-async def restore_whole(groups: ServiceGroups, folder: RunFolder, step: int) -> int:
-    """Brings every role to the checkpoint of `step`, or of the newest step before it whose checkpoint is whole.
+class RestorePoint:
+    """The checkpoint that the run goes back to next.
 
-    A damaged checkpoint is set aside with a warning; where none is left, the roles reload their initial models.
+    That is the one that the run starts from (`run.resume`), until every role has been there; from then on it is the
+    newest whole one. In between, later checkpoints of an earlier start still lie in the folder: they are not the
+    run's, and a group that is lost meanwhile does not make them so.
 
-    Returns:
-        the step that was restored; 0 for the initial models.
-
-    Raises:
-        ConfigError: the checkpoint is of another model, or damaged and the one that `run.resume` names.
-        WireError: a worker is lost.
+    Args:
+        step: that the run starts from; 0 is the initial model.
     """
-    store = folder.checkpoints
-    while True:
-        try:
-            manifests = store.check(step) if step else {}
-            await groups.restore(step, manifests)
-        except DamagedCheckpoint as error:
-            folder.refuse_if_named(step, error)
-            store.set_aside(step, error)
-            step = store.newest_whole_step()
-        else:
-            return step
+
+    def __init__(self, folder: RunFolder, step: int) -> None:
+        self._folder = folder
+        self._step = step
+        self._was_reached = False
+
+    async def restore(self, groups: ServiceGroups) -> int:
+        """Brings every role to the checkpoint, or to the newest one before it that is whole; removes later ones.
+
+        A damaged checkpoint is set aside with a warning; where none is left, the roles reload their initial models.
+
+        Returns:
+            the step that was restored; 0 for the initial models.
+
+        Raises:
+            ConfigError: the checkpoint is of another model, or damaged and the one that `run.resume` names.
+            WireError: a worker is lost.
+        """
+        folder, store = self._folder, self._folder.checkpoints
+        if self._was_reached:
+            self._step = folder.newest_whole_step()
+        while True:
+            try:
+                manifests = store.check(self._step) if self._step else {}
+                await groups.restore(self._step, manifests)
+            except DamagedCheckpoint as error:
+                folder.refuse_if_named(self._step, error)
+                store.set_aside(self._step, error)
+                self._step = folder.newest_whole_step()
+            else:
+                break
+        store.forget_after(self._step)
+        self._was_reached = True
+        return self._step

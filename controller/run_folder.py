@@ -162,12 +162,16 @@ class RunFolder:
         if resume == "disable":
             return 0
         if resume == "auto":
-            return self.checkpoints.newest_whole_step()
+            return self.newest_whole_step()
         try:
             self._named_step = self.checkpoints.adopt(Path(resume))
         except DamagedCheckpoint as error:
             raise self._damaged(error) from error
         return self._named_step
+
+    def newest_whole_step(self) -> int:
+        """As `CheckpointStore.newest_whole_step`; ConfigError if it comes to a damaged one that `run.resume` names."""
+        return self.checkpoints.newest_whole_step(self.refuse_if_named)
 
     def refuse_if_named(self, step: int, error: DamagedCheckpoint) -> None:
         """Who asks for one checkpoint by its folder (`run.resume`) gets no other one: ConfigError."""

@@ -22,7 +22,7 @@ from controller.logs import FILE_ONLY, log_to
 from controller.recorder import Recorder
 from controller.recovery import RestartBudget
 from controller.report import write_report
-from controller.restoring import restore_whole
+from controller.restoring import RestorePoint
 from controller.rollout_check import RolloutMismatch
 from controller.run_folder import RunFolder
 from controller.run_state import RunState
@@ -148,9 +148,10 @@ class Session:
         assert self._recorder is not None
         services = self._config.services
         budget = RestartBudget(services.max_restarts, services.restart_backoff_s)
+        point = RestorePoint(self._folder, step)
         while True:
             try:
-                return await self._train_from(step, inputs, scorer)
+                return await self._train_from(point, inputs, scorer)
             except (WireError, GroupFailed) as error:
                 if self._signal is not None or not self._groups.can_recover(error):
                     raise
@@ -161,15 +162,13 @@ class Session:
                 await self._abandon()
                 await self._groups.recover(error)
                 await asyncio.sleep(pause_s)
-                step = self._folder.checkpoints.newest_whole_step()
 
-    async def _train_from(self, step: int, inputs: Inputs, scorer: Scorer) -> None:
-        """Connects, restores both roles and the records to the checkpoint of `step`, and trains on to the end."""
+    async def _train_from(self, point: RestorePoint, inputs: Inputs, scorer: Scorer) -> None:
+        """Connects, restores both roles and the records to one checkpoint, and trains on to the end."""
         config, folder, recorder = self._config, self._folder, self._recorder
         assert recorder is not None
         services = await self._groups.connect()
-        step = await restore_whole(self._groups, folder, step)
-        folder.checkpoints.forget_after(step)
+        step = await point.restore(self._groups)
         clients = self._groups.clients
         recorder.restart_at(step, clients, folder.load_metrics(step))
         observers = Observers(

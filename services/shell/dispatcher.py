@@ -14,8 +14,9 @@
 
 When there is nothing to do, rank 0 says so every few seconds, lest the others take it for dead. Whatever can be
 refused is refused before the order goes out. A rank that fails afterwards ends the group (failure.py), because the
-others wait for it; a group of one rank can go on, unless its weights are in an unknown state. A command that nobody
-needs any more is no failure: every rank gives it up when it hears of it, or finishes it, and nothing is kept.
+others wait for it; a group of one rank can go on, unless its device is broken or its weights are in an unknown state. A
+command that nobody needs any more is no failure: every rank gives it up when it hears of it, or finishes it, and
+nothing is kept.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from services.shell.activity import Activity
 from services.shell.admission import check_identity, prepared_rows
 from services.shell.collectives import ControlChannel, Order, OrderKind
 from services.shell.commands import Command, CommandCancelled, Outcome
-from services.shell.failure import FailureWatch, StepCounter, is_out_of_memory
+from services.shell.failure import FailureWatch, StepCounter, cannot_go_on, cannot_save, is_out_of_memory
 from services.shell.lifecycle import DURABLE_TIMEOUT_S, LifecycleCommand, attachment_of
 from services.shell.logs import step_of, working_on
 from services.shell.mailbox import Call, MailboxClosed
@@ -147,6 +148,8 @@ class Leader:
             self._worker.remember_save(call.request_id, reply)
             call.resolve(reply)
         else:
+            if cannot_save(error, num_ranks=self._channel.world_size):
+                self._failure.end_group(error, call.place)
             refusal = wire_error(error)
             bug = error if isinstance(refusal, Internal) else None
             log.error("%s could not be made durable: %s", call.command.method, refusal.message, exc_info=bug)
@@ -252,7 +255,7 @@ class Leader:
     def _after_failure(self, call: Call, error: Exception, *, has_stepped: bool) -> WireError:
         """What the caller hears about a command that failed in the engine, if the group can go on at all."""
         command = call.command
-        if self._channel.world_size > 1:
+        if cannot_go_on(error, num_ranks=self._channel.world_size, repairs=command.repairs):
             self._failure.end_group(error, call.place)
         log.error("%s failed in the engine", command.method, exc_info=error)
         if is_out_of_memory(error) and not has_stepped and not command.repairs:

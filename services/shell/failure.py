@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from services.shell.context import RankContext
 from services.shell.logs import FILE_ONLY
+from splitppo.manifest import DamagedCheckpoint
 from splitppo.rpc.errors import PeerDied, Place, WireError
 from splitppo.v1 import worker_pb2
 
@@ -216,7 +217,39 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on the host or on a device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
+    if isinstance(error, torch.AcceleratorError):
+        return "out of memory" in str(error)
     return isinstance(error, RuntimeError) and "not enough memory" in str(error)
+
+
+def is_broken_device(error: BaseException) -> bool:
+    """Whether a device failed (an illegal access, a lost GPU): whatever this process does on it from now on fails."""
+    return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
+
+
+def cannot_go_on(error: BaseException, *, num_ranks: int, repairs: bool) -> bool:
+    """Whether the group has to end because a command failed in the engine.
+
+    Other ranks would wait for the one that failed. A group of one ends where only a new process helps: its device is
+    broken, or a load, which brings others back, failed by itself.
+
+    Args:
+        error: the command's.
+        num_ranks: of the group.
+        repairs: the command is a load; its input may be at fault (WireError, ValueError, OSError).
+    """
+    if num_ranks > 1 or is_broken_device(error):
+        return True
+    return repairs and not isinstance(error, WireError | ValueError | OSError)
+
+
+def cannot_save(error: BaseException, *, num_ranks: int) -> bool:
+    """Whether the group has to end because its ranks could not finish a save together.
+
+    Where storage failed they can go on, and the error says so; any other one is what a rank hears that has lost
+    another one meanwhile, or that the others do not know of.
+    """
+    return num_ranks > 1 and not isinstance(error, OSError | WireError | DamagedCheckpoint)
 
 
 class StepCounter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from controller.launcher import GroupFailed, LocalLauncher
+from controller.process_tree import start_time
 from splitppo.rpc.tokens import Tokens
 from tests.fake_services import make_config
 from tests.groups import is_alive, wait_until
@@ -23,8 +25,8 @@ import json, os, pathlib, signal, sys, time
 role = next(argument for argument in sys.argv if argument.startswith("services.")).partition(".")[2]
 run_dir = pathlib.Path(sys.argv[sys.argv.index("--config") + 1]).parent
 
-def serve():
-    ranks = [{"rank": 0, "pid": os.getpid()}]
+def serve(pid=os.getpid()):
+    ranks = [{"rank": 0, "pid": pid}]
     content = {"address": "here:" + role, "instance_id": str(os.getpid()), "processes": ranks}
     (run_dir / "services" / (role + ".part")).write_text(json.dumps(content))
     os.replace(run_dir / "services" / (role + ".part"), run_dir / "services" / (role + ".json"))
@@ -204,6 +206,47 @@ async def test_a_group_whose_rank_has_ended_is_gone(launch: Launch) -> None:
     os.kill(int(endpoints["critic"].instance_id), signal.SIGKILL)
     wait_until(lambda: launcher.groups["critic"].is_gone, what="the end of the critic")
     assert not launcher.groups["actor"].is_gone
+
+
+# Its rank is a process of its own that hears no end of the group.
+SERVE_BY_A_RANK = """
+import subprocess
+sleep = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+serve(subprocess.Popen(sleep, start_new_session=True).pid)
+"""
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_stopped_rank_ends_with_its_group_also_if_torchrun_has_ended_before(launch: Launch, end: str) -> None:
+    launcher = launch(SERVE_BY_A_RANK, algorithm__adv_estimator="grpo")
+    endpoint = (await launcher.start())["actor"]
+    rank = endpoint.processes[0]["pid"]
+    os.kill(rank, signal.SIGSTOP)
+    os.kill(int(endpoint.instance_id), signal.SIGKILL)
+    while not launcher.groups["actor"].has_ended:  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(0.01)
+    if end == "stop":
+        await launcher.stop()
+    else:
+        launcher.kill()
+    wait_until(lambda: not is_alive(rank), what="the end of the rank")
+
+
+async def test_a_process_that_has_got_the_pid_of_a_rank_is_no_rank(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bystander = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "import time; time.sleep(60)")
+    try:
+        # The rank was another process than the one that is found under its pid.
+        monkeypatch.setattr("controller.launcher.start_time", lambda pid: start_time(pid) - 1)
+        launcher = launch(f"serve({bystander.pid})", algorithm__adv_estimator="grpo")
+        await launcher.start()
+        assert launcher.groups["actor"].is_gone
+        await launcher.discard(["actor"])
+        assert is_alive(bystander.pid)
+    finally:
+        bystander.kill()
+        await bystander.wait()
 
 
 # Groups that die.

@@ -41,14 +41,14 @@ def test_without_restarts_nothing_is_recovered() -> None:
 
 @pytest.mark.parametrize("error", [Unavailable(""), PeerDied(""), DeadlineExceeded(""), Dirty("")])
 def test_lost_hanging_and_dirty_groups_are_recovered_from(error: Exception) -> None:
-    assert ends_by_restart(error, was_connected=True)
+    assert ends_by_restart(error, was_connected=True, has_lost_group=False)
 
 
 @pytest.mark.parametrize(
     "error", [InvalidArgument(""), StaleEpoch(""), Internal(""), GroupFailed("", is_bad_input=True), ValueError("")]
 )
 def test_mistakes_bugs_and_newer_controllers_end_the_run(error: Exception) -> None:
-    assert not ends_by_restart(error, was_connected=True)
+    assert not ends_by_restart(error, was_connected=True, has_lost_group=False)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,15 @@ def test_mistakes_bugs_and_newer_controllers_end_the_run(error: Exception) -> No
 def test_a_group_that_fails_by_itself_at_the_first_start_is_not_tried_again(
     *, was_connected: bool, was_killed: bool, expected: bool
 ) -> None:
-    assert ends_by_restart(GroupFailed("", was_killed=was_killed), was_connected=was_connected) == expected
+    failed = GroupFailed("", was_killed=was_killed)
+    assert ends_by_restart(failed, was_connected=was_connected, has_lost_group=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(Internal("gloo"), True), (StaleEpoch("a newer one"), False), (ValueError("ours"), False)]
+)
+def test_whatever_a_group_says_that_has_lost_a_rank_is_recovered_from(error: Exception, *, expected: bool) -> None:
+    assert ends_by_restart(error, was_connected=True, has_lost_group=True) == expected
 
 
 class Client:

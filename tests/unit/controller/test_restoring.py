@@ -6,17 +6,17 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from controller.connection import ServiceGroups
-from controller.restoring import restore_whole
+from controller.restoring import RestorePoint
 from controller.run_folder import RunFolder
 from controller.run_state import RunState
 from splitppo.config import ConfigError
 from splitppo.manifest import Manifest
-from splitppo.rpc.errors import DataLoss, InvalidArgument, WireError
+from splitppo.rpc.errors import DataLoss, InvalidArgument, Unavailable, WireError
 from tests.checkpoints import flip, write_part
 from tests.fake_services import make_config
 
@@ -66,6 +66,10 @@ class Groups(ServiceGroups):
     @property
     def clients(self) -> Any:
         return [self.actor, self.critic]
+
+
+async def restore_whole(groups: Groups, folder: RunFolder, step: int) -> int:
+    return await RestorePoint(folder, step).restore(groups)
 
 
 @pytest.fixture
@@ -162,7 +166,60 @@ async def test_a_damaged_checkpoint_that_was_asked_for_by_name_is_an_error(tmp_p
 
 async def test_a_lost_worker_is_no_damage(folder: RunFolder, groups: Groups) -> None:
     save(folder, 1)
-    groups.actor.errors[1] = cast(WireError, WireError("lost"))
+    groups.actor.errors[1] = Unavailable("lost")
     with pytest.raises(WireError, match="lost"):
         await restore_whole(groups, folder, 1)
     assert folder.checkpoints.steps() == [1]
+
+
+# Lost groups, before and after the first restore.
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Any:
+    """A run that holds pairs 5, 10 and 15, and was asked to go on from 5."""
+    run_dir = tmp_path / "named"
+    with RunFolder(make_config(run_dir)) as folder:
+        save(folder, 5, 10, 15)
+    with RunFolder(make_config(run_dir, run__resume=str(run_dir / "checkpoints" / "global_step_5"))) as folder:
+        yield folder
+
+
+async def test_a_group_lost_before_the_first_restore_does_not_bring_a_later_pair_back(named: RunFolder) -> None:
+    groups, point = Groups(named), RestorePoint(named, named.resume_step())
+    groups.critic.errors[5] = Unavailable("killed")
+    with pytest.raises(Unavailable):
+        await point.restore(groups)
+    assert named.checkpoints.steps() == [5, 10, 15]
+    groups.critic.errors.clear()
+    assert await point.restore(groups) == 5
+    assert named.checkpoints.steps() == [5]
+
+
+async def test_a_pair_set_aside_before_the_group_was_lost_is_not_looked_for_again(
+    folder: RunFolder, groups: Groups
+) -> None:
+    save(folder, 1, 2)
+    flip(folder.checkpoints.folder(2) / "actor" / "manifest.json")
+    groups.critic.errors[1] = Unavailable("killed")
+    point = RestorePoint(folder, 2)
+    with pytest.raises(Unavailable):
+        await point.restore(groups)
+    groups.critic.errors.clear()
+    assert await point.restore(groups) == 1
+
+
+async def test_after_the_first_restore_the_newest_whole_pair_counts(named: RunFolder) -> None:
+    groups, point = Groups(named), RestorePoint(named, named.resume_step())
+    await point.restore(groups)
+    save(named, 6)
+    assert await point.restore(groups) == 6
+
+
+async def test_a_named_pair_that_is_damaged_when_a_group_is_lost_is_still_the_users_mistake(named: RunFolder) -> None:
+    groups, point = Groups(named), RestorePoint(named, named.resume_step())
+    await point.restore(groups)
+    flip(named.checkpoints.folder(5) / "actor" / "manifest.json")
+    with pytest.raises(ConfigError, match=r"run\.resume: .*global_step_5 is damaged"):
+        await point.restore(groups)
+    assert named.checkpoints.steps() == [5]

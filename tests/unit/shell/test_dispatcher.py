@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from splitppo.rpc.errors import (
     InvalidArgument,
     NotFound,
     OutOfMemory,
+    Place,
     StaleEpoch,
     StorageFailed,
     Unavailable,
@@ -40,6 +42,7 @@ from splitppo.rpc.errors import (
 )
 from splitppo.v1 import batch_pb2, critic_pb2, worker_pb2
 from tests.checkpoints import DAMAGES
+from tests.groups import wait_until
 
 ROWS = Batch.from_rows(prompts=[[1], [2, 3]], responses=[[4], [5, 6]])
 
@@ -124,6 +127,21 @@ def replace_dtype(batch: Batch) -> Any:
     return replace(responses, values=responses.values.astype("float32"))
 
 
+class GroupEnded(BaseException):
+    """Stands for the end of the process."""
+
+
+class RecordedFailureWatch:
+    """What the group ended with."""
+
+    def __init__(self) -> None:
+        self.endings: list[tuple[BaseException, Place]] = []
+
+    def end_group(self, error: BaseException, place: Place) -> NoReturn:
+        self.endings.append((error, place))
+        raise GroupEnded
+
+
 class Service:
     """A leader without followers; `do` runs one call through mailbox and engine."""
 
@@ -146,8 +164,9 @@ class Service:
             *self.role.commands(),
             *Lifecycle(self.role, context, ledger, slots).commands(),
         ]
-        no_failure: Any = None
-        self.leader = Leader(self.commands, ControlChannel(0, 1), no_failure, self.worker, idle_interval_s=0.0)
+        self.failure = RecordedFailureWatch()
+        failure: Any = self.failure
+        self.leader = Leader(self.commands, ControlChannel(0, 1), failure, self.worker, idle_interval_s=0.0)
         self.run_dir = run_dir
 
     def submit(self, method: str, *, base_step: int = 0, epoch: int = 1, request_id: str = "", **fields: Any) -> Call:
@@ -360,6 +379,42 @@ def test_a_bug_in_a_save_is_no_storage_that_failed(service: Service) -> None:
         service.do("SaveCheckpoint")
 
 
+@pytest.fixture
+def leader_of_two(service: Service) -> Leader:
+    """A leader whose other rank hears, and has nothing to say."""
+    failure: Any = service.failure
+    return Leader(service.commands, SilentPeer(), failure, service.worker, idle_interval_s=0.0)
+
+
+class SilentPeer(ControlChannel):
+    """The channel of rank 0 of two; the other rank has no columns to send."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2)
+
+    def announce(self, order: Order) -> None:
+        pass
+
+    def receive(self, rank: int) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [(RuntimeError("[gloo/transport] Connection closed by peer"), True), (OSError(28, "full"), False)],
+)
+def test_a_save_that_loses_a_rank_ends_the_group_and_one_without_room_does_not(
+    service: Service, leader_of_two: Leader, error: Exception, *, ends: bool
+) -> None:
+    service.leader = leader_of_two
+    saving = service.submit("SaveCheckpoint")
+    service.work()
+    with suppress(GroupEnded):  # here, or in the thread that writes the manifest
+        service.role.durable.set_exception(error)
+    wait_until(lambda: service.failure.endings or saving.is_done, what="the end of the save")
+    assert [ending for ending, _ in service.failure.endings] == ([error] if ends else [])
+
+
 def test_a_folder_that_cannot_be_made_is_refused_before_the_group_hears_of_it(service: Service) -> None:
     (service.run_dir / "checkpoints").write_text("a file")
     with pytest.raises(StorageFailed, match=r"Not a directory: .*global_step_0/critic"):
@@ -440,6 +495,21 @@ def test_a_load_that_fails_half_way_leaves_the_service_dirty(service: Service) -
     with pytest.raises(InvalidArgument, match="a shard cannot be read"):
         service.do("LoadCheckpoint", step=0)
     assert service.worker.state == worker_pb2.WORKER_STATE_DIRTY
+
+
+def test_a_group_of_one_ends_with_its_device(service: Service) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    broken = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    service.role.before_step = lambda: raises(error=broken)
+    with pytest.raises(GroupEnded):
+        service.do("ComputeValues", slot=experience(1))
+    assert service.failure.endings == [(broken, Place(method="ComputeValues", step=1))]
+
+
+def test_a_group_of_one_ends_when_a_load_fails_by_itself(service: Service) -> None:
+    service.role.before_load = lambda: raises(error=RuntimeError("no room for the weights"))
+    with pytest.raises(GroupEnded):
+        service.do("LoadCheckpoint", step=0)
 
 
 def reports_parts(*parts: int) -> Callable[[Batch, Any], None]:

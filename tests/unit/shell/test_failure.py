@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from services.shell.failure import FailureWatch, StepCounter, is_out_of_memory, is_peer_loss
+from services.shell.failure import FailureWatch, StepCounter, cannot_go_on, is_out_of_memory, is_peer_loss
+from splitppo.manifest import DamagedCheckpoint
+from splitppo.rpc.errors import DataLoss
 from tests.groups import wait_until
 
 CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4242"
@@ -32,11 +34,39 @@ def test_other_errors_are_this_ranks_own(error: Exception) -> None:
         (MemoryError(), True),
         (torch.OutOfMemoryError("CUDA out of memory"), True),
         (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes"), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), True),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
         (RuntimeError("shapes differ"), False),
     ],
 )
 def test_out_of_memory_is_told_apart_from_other_errors(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(error) == expected
+
+
+ILLEGAL_ACCESS = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+NO_MEMORY = torch.AcceleratorError("CUDA error: out of memory")
+
+
+@pytest.mark.parametrize(
+    ("error", "num_ranks", "repairs", "expected"),
+    [
+        (ValueError("shapes differ"), 2, False, True),
+        (ValueError("shapes differ"), 1, False, False),
+        (ILLEGAL_ACCESS, 1, False, True),
+        (NO_MEMORY, 1, False, False),
+        # A load that fails for another reason than its input: nothing else would bring the group back.
+        (RuntimeError("broken"), 1, True, True),
+        (NO_MEMORY, 1, True, True),
+        (RuntimeError("broken"), 1, False, False),
+        (DamagedCheckpoint("torn"), 1, True, False),
+        (OSError("I/O error"), 1, True, False),
+        (DataLoss("the ledger is another one"), 1, True, False),
+    ],
+)
+def test_a_group_ends_where_its_ranks_would_wait_for_one_or_only_a_new_process_helps(
+    error: Exception, num_ranks: int, *, repairs: bool, expected: bool
+) -> None:
+    assert cannot_go_on(error, num_ranks=num_ranks, repairs=repairs) == expected
 
 
 def test_optimizer_steps_are_counted_whatever_the_optimizer() -> None:
