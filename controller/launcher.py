@@ -308,5 +308,7 @@ class LocalLauncher:
         self._drop_token_file()
 
     def _drop_token_file(self) -> None:
+        """The run has ended: the token opens nothing any more, so one that cannot be removed does no harm."""
         if self._token_file is not None:
-            self._token_file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._token_file.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -69,8 +70,8 @@ class RunFolder:
     """The folder of one run, claimed for the life of this object (a context manager).
 
     Raises:
-        ConfigError: another controller is alive in the folder, it belongs to another config, or it holds a run and
-            `run.resume` is `disable`.
+        ConfigError: another controller is alive in the folder, it belongs to another config, it holds a run and
+            `run.resume` is `disable`, or it cannot be read or written.
     """
 
     def __init__(self, config: Config) -> None:
@@ -95,6 +96,9 @@ class RunFolder:
         try:
             self._check_config()
             self._take_epoch()
+        except OSError as error:
+            os.close(self._lock)
+            raise self._unusable(error) from error
         except BaseException:
             os.close(self._lock)
             raise
@@ -104,9 +108,12 @@ class RunFolder:
         self.release()
 
     def release(self) -> None:
-        """Leaves the folder to the next controller."""
-        (self.path / self.claim.nonce).unlink(missing_ok=True)
-        os.close(self._lock)
+        """Leaves the folder to the next controller, which removes what cannot be removed now."""
+        try:
+            with suppress(OSError):
+                (self.path / self.claim.nonce).unlink(missing_ok=True)
+        finally:
+            os.close(self._lock)
 
     def _open(self) -> int:
         """Makes the folder; returns the descriptor of its lock file."""
@@ -115,7 +122,11 @@ class RunFolder:
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
             return os.open(self.path / "controller.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise ConfigError(f"run.dir: cannot use the run folder {self.path}: {error.strerror}") from error
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> ConfigError:
+        where = f" ({error.filename})" if error.filename else ""
+        return ConfigError(f"run.dir: cannot use the run folder {self.path}: {error.strerror or error}{where}")
 
     def _check_config(self) -> None:
         """Refuses a run that this config does not belong to, then stores the config."""

@@ -115,6 +115,14 @@ class FailureWatch:
             place: method, step and phase that this rank was in; with a rank if it is another one that fails.
         """
         self._ending.acquire()  # a second thread that comes here waits for the exit
+        try:
+            self._tell(error, place)
+            logging.shutdown()
+        finally:
+            os._exit(1)  # whatever kept it from telling: the others wait for its end
+
+    def _tell(self, error: BaseException | None, place: Place) -> None:
+        """Says what happened: to the store and the log, on rank 0 to the callers."""
         if error is not None and not is_peer_loss(error):
             hangs = isinstance(error, RankHangs)
             self._record(f"it hangs: {error}" if hangs else f"{type(error).__name__}: {error}", place)
@@ -128,8 +136,6 @@ class FailureWatch:
                 "another rank has failed: leaving (%s)", " ".join(str(error or "").split())[:200], extra=FILE_ONLY
             )
             self._set(f"splitppo/leaving/{self._context.rank}", "1")
-        logging.shutdown()
-        os._exit(1)
 
     def _record(self, error: str, place: Place) -> None:
         """The first rank that fails by itself is the cause."""

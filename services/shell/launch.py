@@ -191,7 +191,8 @@ def _lead(leader: Leader, server: Server, worker: Worker, failure: FailureWatch)
     def answer_and_stop(error: WireError) -> None:
         worker.mark_failed(error)
         server.stop()
-        announcement.unlink(missing_ok=True)
+        with suppress(OSError):  # whoever reads it finds nobody there
+            announcement.unlink(missing_ok=True)
 
     failure.on_failure(answer_and_stop)
     drain_on_signal(worker.drain)

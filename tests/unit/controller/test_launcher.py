@@ -134,6 +134,15 @@ async def test_groups_get_a_token_of_the_run_which_its_owner_finds_while_they_ru
     assert launch(SERVE_UNTIL_SIGTERM).tokens != launcher.tokens
 
 
+async def test_a_token_that_cannot_be_removed_keeps_no_run_from_ending(launch: Launch, tmp_path: Path) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM)
+    await launcher.start()
+    (tmp_path / "services" / "token").unlink()
+    (tmp_path / "services" / "token").mkdir()
+    await launcher.stop()
+    assert all(group.has_ended for group in launcher.groups.values())
+
+
 async def test_a_token_that_the_configuration_names_is_used_instead(launch: Launch, tmp_path: Path) -> None:
     tokens = Tokens(("one-that-is-configured",))
     launcher = launch(NOTE_TOKEN + SERVE_UNTIL_SIGTERM, tokens=tokens, services__security={"token_file": "there"})

@@ -127,6 +127,24 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         reopen(tmp_path / "file" / "run")
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "controller.epoch"])
+def test_a_file_that_cannot_be_written_is_named_and_the_folder_left(run_dir: Path, name: str) -> None:
+    (run_dir / name).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=rf"run\.dir: cannot use the run folder .*: Is a directory \(.*{name}\)"):
+        reopen(run_dir)
+    (run_dir / name).rmdir()
+    reopen(run_dir)
+
+
+def test_a_nonce_that_cannot_be_removed_does_not_keep_the_folder(run_dir: Path) -> None:
+    with RunFolder(make_config(run_dir)) as folder:
+        nonce = run_dir / folder.claim.nonce
+        nonce.unlink()
+        nonce.mkdir()
+    nonce.rmdir()
+    reopen(run_dir)
+
+
 # One controller at a time.
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +78,29 @@ def test_optimizer_steps_are_counted_whatever_the_optimizer() -> None:
     torch.optim.SGD([weights], lr=0.1).step()
     torch.optim.AdamW([weights], lr=0.1).step()
     assert counter.num_steps == 2
+
+
+END = """
+from types import SimpleNamespace
+import torch.distributed as dist
+from services.shell.failure import FailureWatch
+from splitppo.rpc.errors import Place
+
+def answer(error):
+    raise OSError(30, "Read-only file system")
+
+watch = FailureWatch(SimpleNamespace(rank=0, role_name="actor"), dist.HashStore(), (), ())
+watch.on_failure(answer)
+try:
+    watch.end_group(ValueError("broken"), Place())
+finally:
+    print("still there", flush=True)
+"""
+
+
+def test_a_rank_whose_callers_cannot_be_answered_ends_all_the_same() -> None:
+    ended = subprocess.run([sys.executable, "-c", END], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
 
 
 def test_a_follower_hears_that_its_command_is_cancelled_and_never_of_another_one() -> None:
