@@ -66,11 +66,12 @@ def ends_by_restart(error: Exception, *, was_connected: bool, has_lost_group: bo
     Args:
         error: of any kind.
         was_connected: whether all groups have answered before. At the first start only a group that was killed is
-            tried again: one that fails by itself will fail again.
+            tried again: one that fails by itself, or refuses its input, will do so again. Later on the same input has
+            worked before.
         has_lost_group: whether a rank has ended meanwhile. What the others say of it may be any error.
     """
     if isinstance(error, GroupFailed):
-        return not error.is_bad_input and (was_connected or error.was_killed)
+        return was_connected or (error.was_killed and not error.is_bad_input)
     if isinstance(error, StaleEpoch):
         return False
     return isinstance(error, RECOVERABLE) or (has_lost_group and isinstance(error, WireError))

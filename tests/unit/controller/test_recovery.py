@@ -44,9 +44,7 @@ def test_lost_hanging_and_dirty_groups_are_recovered_from(error: Exception) -> N
     assert ends_by_restart(error, was_connected=True, has_lost_group=False)
 
 
-@pytest.mark.parametrize(
-    "error", [InvalidArgument(""), StaleEpoch(""), Internal(""), GroupFailed("", is_bad_input=True), ValueError("")]
-)
+@pytest.mark.parametrize("error", [InvalidArgument(""), StaleEpoch(""), Internal(""), ValueError("")])
 def test_mistakes_bugs_and_newer_controllers_end_the_run(error: Exception) -> None:
     assert not ends_by_restart(error, was_connected=True, has_lost_group=False)
 
@@ -59,6 +57,12 @@ def test_a_group_that_fails_by_itself_at_the_first_start_is_not_tried_again(
 ) -> None:
     failed = GroupFailed("", was_killed=was_killed)
     assert ends_by_restart(failed, was_connected=was_connected, has_lost_group=True) == expected
+
+
+@pytest.mark.parametrize("was_connected", [False, True])
+def test_input_that_is_refused_ends_the_run_unless_it_has_worked_before(*, was_connected: bool) -> None:
+    refused = GroupFailed("the port is taken", is_bad_input=True)
+    assert ends_by_restart(refused, was_connected=was_connected, has_lost_group=True) == was_connected
 
 
 @pytest.mark.parametrize(
