@@ -12,14 +12,15 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
+from pydantic import ValidationError
 
-from controller.checkpoints import CheckpointStore
+from controller.checkpoints import STATE, CheckpointStore
 from controller.files import write_atomically
 from controller.launcher import Endpoint
 from controller.run_state import RunState
@@ -193,14 +194,39 @@ class RunFolder:
         return ConfigError(f"run.resume: the checkpoint {self._config.run.resume} is damaged: {error}")
 
     def load_state(self, step: int) -> RunState:
-        """The controller's part of the checkpoint of `step`; 0 is the state before the first step."""
+        """The controller's part of the checkpoint of `step`; 0 is the state before the first step.
+
+        Raises:
+            ConfigError: it cannot be read, or another version of the controller has written it.
+        """
         if step == 0:
             return RunState.initial(self._config)
-        return RunState.model_validate(self.checkpoints.read_state(step))
+        with self._usable(step):
+            return RunState.model_validate(self.checkpoints.read_state(step))
 
     def load_metrics(self, step: int) -> Mapping[str, float] | None:
-        """The metrics of the checkpointed step; None for step 0."""
-        return self.checkpoints.read_metrics(step) if step > 0 else None
+        """The metrics of the checkpointed step; None for step 0. Errors as for `load_state`."""
+        with self._usable(step):
+            return self.checkpoints.read_metrics(step) if step > 0 else None
+
+    @contextmanager
+    def _usable(self, step: int) -> Iterator[None]:
+        """Whatever is wrong with the controller's part of a checkpoint is one sentence."""
+        try:
+            yield
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc'])) or 'the state'}: {first['msg']}"
+        except KeyError as error:
+            reason = f"{error} is missing"
+        except (DamagedCheckpoint, TypeError) as error:
+            reason = str(error)
+        else:
+            return
+        folder = self.checkpoints.folder(step)
+        raise ConfigError(
+            f"the checkpoint {folder} cannot be used, its {STATE} is not what this version writes: {reason}"
+        )
 
     def write_processes(self, endpoints: Iterable[Endpoint]) -> None:
         """Writes processes.json: every process of every group, and where it is reached."""

@@ -234,6 +234,24 @@ def test_the_state_before_the_first_step_comes_from_the_config(run_dir: Path) ->
         assert folder.load_state(0) == RunState(step=0, kl_coef=0.125)
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"state": {"step": 1, "kl_coef": "high"}, "metrics": {}}', "kl_coef: Input should be a valid number"),
+        ('{"state": {"step": 1, "kl_coef": 0.5, "mood": "good"}, "metrics": {}}', "mood: Extra inputs"),
+        ('{"metrics": {}}', "'state' is missing"),
+        ("[]", "list indices"),
+        ("{", "it cannot be read"),
+    ],
+)
+def test_a_state_that_this_version_cannot_read_is_one_sentence(run_dir: Path, content: str, reason: str) -> None:
+    with RunFolder(make_config(run_dir)) as folder:
+        save(folder.checkpoints, 1)
+        (folder.checkpoints.folder(1) / "controller.json").write_text(content)
+        with pytest.raises(ConfigError, match=rf"global_step_1 cannot be used, its controller\.json .*{reason}"):
+            folder.load_state(1)
+
+
 def test_processes_json_lists_every_process_and_the_controller(run_dir: Path) -> None:
     ranks = tuple({"rank": rank, "pid": 100 + rank, "host": "here"} for rank in range(2))
     with RunFolder(make_config(run_dir)) as folder:
