@@ -37,6 +37,11 @@ PartCallback = Callable[[worker_pb2.PartReady], None]
 _GREETING_TIMEOUT_S = 5.0
 _GREETING_PAUSE_S = 0.1
 _UNARY_TIMEOUT_S = 10.0
+# States of a worker that takes no more commands, and ends soon; one that its launcher starts in its place does.
+_LEAVING = {
+    worker_pb2.WORKER_STATE_DRAINING: "it is draining",
+    worker_pb2.WORKER_STATE_FAILED: "it has failed and ends",
+}
 _MAX_LOAD_ATTEMPTS = 5
 _WORKER_SERVICE = "/splitppo.v1.WorkerService"
 
@@ -194,11 +199,12 @@ class WorkerClient:
         return worker
 
     async def _wait_until_reached(self, timeout_s: float) -> None:
+        """Returns when the worker answers and stays; one that is about to end is not reached yet."""
         deadline = time.monotonic() + timeout_s
         while True:
             remaining_s = deadline - time.monotonic()
             try:
-                await self._worker.GetStatus(
+                status = await self._worker.GetStatus(
                     worker_pb2.GetStatusRequest(), timeout=max(0.1, min(_GREETING_TIMEOUT_S, remaining_s))
                 )
             except grpc.RpcError as failed:
@@ -207,13 +213,15 @@ class WorkerClient:
                     raise error.at(Place(role=self.role, method="Handshake")) from failed
                 if because := handshake_failure(error.message):
                     raise Unauthenticated(f"the {self.role} at {self.address} is not trusted: {because}") from failed
-                if remaining_s <= _GREETING_PAUSE_S:
-                    raise Unavailable(
-                        f"the {self.role} at {self.address} cannot be reached within {timeout_s:g} s: {error.message}"
-                        f"{connection_hint(error.message)}"
-                    ) from failed
+                reason = f"{error.message}{connection_hint(error.message)}"
             else:
-                return
+                if status.state not in _LEAVING:
+                    return
+                reason = _LEAVING[status.state]
+            if remaining_s <= _GREETING_PAUSE_S:
+                raise Unavailable(
+                    f"the {self.role} at {self.address} cannot be reached within {timeout_s:g} s: {reason}"
+                )
             await asyncio.sleep(_GREETING_PAUSE_S)
 
     def _check_worker(self, worker: worker_pb2.HandshakeResponse) -> None:

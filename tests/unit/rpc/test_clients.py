@@ -165,6 +165,28 @@ async def test_handshake_waits_for_a_worker_that_is_not_ready_yet(connect: Conne
     assert len(worker.requests) == 3
 
 
+LEAVING = [worker_pb2.WORKER_STATE_DRAINING, worker_pb2.WORKER_STATE_FAILED]
+
+
+@pytest.mark.parametrize("state", LEAVING)
+async def test_handshake_waits_for_the_successor_of_a_worker_that_leaves(connect: Connect, state: Any) -> None:
+    states = [state, state, worker_pb2.WORKER_STATE_IDLE]
+    worker = FakeWorker(on_status=lambda status: setattr(status, "state", states.pop(0) if states[1:] else states[0]))
+    client = await connect(worker)
+    await client.handshake(timeout_s=10)
+    assert states == [worker_pb2.WORKER_STATE_IDLE]
+    assert len(worker.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [*zip(LEAVING, ["it is draining", "it has failed and ends"], strict=True)]
+)
+async def test_a_worker_that_leaves_and_has_no_successor_is_given_up(connect: Connect, state: Any, reason: str) -> None:
+    client = await connect(FakeWorker(status=worker_pb2.GetStatusResponse(state=state)))
+    with pytest.raises(Unavailable, match=rf"cannot be reached within 0\.3 s: {reason}"):
+        await client.handshake(timeout_s=0.3)
+
+
 async def test_an_unreachable_worker_is_named_with_its_address() -> None:
     client = ActorClient("127.0.0.1:1", CALLER)
 
