@@ -34,7 +34,7 @@ from splitppo import failpoints
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.plan import batch_plan
 from splitppo.rpc.errors import WireError
-from splitppo.rpc.security import PLAINTEXT, Credentials, load_credentials
+from splitppo.rpc.security import PLAINTEXT, load_credentials
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,8 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     if lifeline:
         hold_lifeline()
     failpoints.arm(config.debug, config.run.dir, role_name, launch.rank)
-    credentials = _credentials(role_name, config) if launch.rank == 0 else PLAINTEXT
+    # What rank 0 serves with; the others open no port.
+    credentials = load_credentials(config.services.security, role_name) if launch.rank == 0 else PLAINTEXT
     service = getattr(config.services, role_name)
     device = place_process(launch, service)
     with start_limit(config.services.start_timeout_s):
@@ -160,6 +161,11 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
         worker = Worker(context, role.role, role.num_parameters, members.processes, ledger, slots)
         leader = Leader(commands, channel, failure, worker, parts_channel=parts_channel, activity=activity)
         server = Server(worker, commands, service.bind, config.services.security, credentials)
+        if credentials == PLAINTEXT:
+            log.warning(
+                "neither services.security.tls nor a token is set: any user of this machine can give orders to the %s",
+                role_name,
+            )
         _lead(leader, server, worker, failure)
     else:
         ignore_signals()
@@ -167,17 +173,6 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
         Follower(commands, channel, failure, parts_channel=parts_channel, activity=activity).serve()
     log.info("leaving")
     dist.destroy_process_group()
-
-
-def _credentials(role_name: RoleName, config: Config) -> Credentials:
-    """What rank 0 serves with; the others open no port."""
-    credentials = load_credentials(config.services.security, role_name)
-    if credentials.identity is None and credentials.tokens is None:
-        log.warning(
-            "neither services.security.tls nor a token is set: every user of this machine can give orders to the %s",
-            role_name,
-        )
-    return credentials
 
 
 def _lead(leader: Leader, server: Server, worker: Worker, failure: FailureWatch) -> None:
