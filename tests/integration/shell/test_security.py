@@ -255,4 +255,4 @@ def test_what_is_open_can_be_closed(start_toy: StartToy, tmp_path: Path) -> None
 
 
 def test_a_worker_that_everybody_on_the_machine_can_drive_says_so(start_toy: StartToy) -> None:
-    assert "every user of this machine can give orders to the critic" in log_of(start_toy())
+    assert "any user of this machine can give orders to the critic" in log_of(start_toy())
