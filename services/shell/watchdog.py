@@ -125,7 +125,8 @@ class Watchdog:
         rank, sign = min(self._signs.items(), key=lambda item: item[1].seen_at, default=(self._rank, None))
         if sign is not None and now - sign.seen_at > min(self._missed_s, self._limit_s):
             # Its last sign may be older than the command that all ranks are in.
-            doing = sign.doing if sign.doing.place.method == mine.place.method != "" else mine
+            its, own = sign.doing.place, mine.place
+            doing = sign.doing if own.method and (its.method, its.step) == (own.method, own.step) else mine
             return rank, doing, f"it has given no sign of life for {now - sign.seen_at:.0f} s"
         everyone = {self._rank: mine, **{rank: sign.doing for rank, sign in self._signs.items()}}
         rank = max(everyone, key=lambda one: everyone[one].silent_s)

@@ -24,7 +24,7 @@ MAX_GROWTH = 1.05
 
 @pytest.fixture(scope="module")
 def config(groups: Groups, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A run of 32 or 48 responses a step on a model that vLLM can compute."""
+    """A run of 32 responses a step, or more, on a model that vLLM can compute."""
     tree = Inputs.make(tmp_path_factory.mktemp("inputs")).config()
     model = str(groups.model("qwen2"))
     tree["actor"] |= {"model": model, "ppo_epochs": 1}
@@ -40,8 +40,8 @@ def streamed(config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
     overrides = [
         f"run.total_steps={NUM_STEPS}",
         "rollout.stream_groups=4",
-        "rollout.n=6",
-        "rollout.vllm.max_num_seqs=6",  # a group takes two waves: the first ends long before the last
+        "rollout.n=32",
+        "rollout.vllm.max_num_seqs=6",  # many waves: the first group ends long before the last one
         "data.max_response_length=96",
         "checkpoint.save_freq=-1",
     ]

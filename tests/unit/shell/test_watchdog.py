@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,6 +93,16 @@ def test_a_rank_without_a_sign_of_life_is_named_with_its_last_progress() -> None
     assert failure.place == Place(rank=1, method="Update", step=3, phase="update")
     assert "no sign of life" in str(failure.error)
     assert "its last progress was 3 of 8" in str(failure.error)
+
+
+def test_a_rank_whose_last_sign_is_of_an_earlier_step_is_named_with_the_step_that_all_are_in() -> None:
+    ranks = Ranks(2, limit_s=0.5)
+    with ranks.activities[1].command(replace(UPDATE, step=2)):
+        ranks.look(1)
+    ranks.begin(UPDATE)
+    ranks.activities[0].progress(3, 8, "update")
+    failure = ranks.verdict(0)
+    assert failure.place == Place(rank=1, method="Update", step=3, phase="update")
 
 
 def test_of_living_ranks_the_one_that_has_been_silent_longest_is_named() -> None:
