@@ -188,7 +188,7 @@ class ServiceGroups:
                 f" {' and the '.join(sorted(missing))} of this run"
             )
         try:
-            replies = await _all(client.load_checkpoint(step) for client in stale)
+            replies = await _all_settled(client.load_checkpoint(step) for client in stale)
         except DataLoss as error:
             raise DamagedCheckpoint(str(error)) from error
         except (InvalidArgument, NotFound) as error:
@@ -241,3 +241,15 @@ async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as failures:
         raise first_error(failures) from None
     return [task.result() for task in tasks]
+
+
+async def _all_settled(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """As `_all`, but no call is left behind when another one fails: what they read may be moved away afterwards.
+
+    A lost group outweighs a damaged file: the group that comes back looks at the file again.
+    """
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    failures = [result for result in results if isinstance(result, BaseException)]
+    for failure in sorted(failures, key=lambda failure: isinstance(failure, DataLoss)):
+        raise failure
+    return [result for result in results if not isinstance(result, BaseException)]

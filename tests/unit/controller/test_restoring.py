@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ class Loader:
     errors: dict[int, WireError] = field(default_factory=dict)
     weights: dict[int, str] = field(default_factory=dict)
     loaded: list[int] = field(default_factory=list)
+    last: asyncio.Event | None = None
 
     def is_fresh_at(self, step: int) -> bool:
         return step == 0 and not self.loaded
@@ -53,6 +55,9 @@ class Loader:
             raise self.errors[step]
         if step == 0:
             return Reply("")
+        if self.last is not None:
+            await self.last.wait()
+            assert self.folder.checkpoints.folder(step).exists(), "it is being read"
         manifest: Mapping[str, Manifest] = self.folder.checkpoints.check(step)
         return Reply(self.weights.get(step, manifest[self.role].weights_sha256))
 
@@ -87,6 +92,23 @@ async def test_both_roles_go_to_the_newest_pair(folder: RunFolder, groups: Group
     save(folder, 1, 2)
     assert await restore_whole(groups, folder, 2) == 2
     assert groups.actor.loaded == groups.critic.loaded == [2]
+
+
+async def test_a_damaged_pair_stays_where_it_is_until_nobody_reads_it_any_more(
+    folder: RunFolder, groups: Groups
+) -> None:
+    save(folder, 1, 2)
+    groups.actor.errors[2] = DataLoss("actor/shard: expected sha256 a, found b")
+    groups.critic.last = asyncio.Event()
+    restoring = asyncio.create_task(restore_whole(groups, folder, 2))
+    while not groups.critic.loaded:
+        await asyncio.sleep(0)
+    for _ in range(10):  # the actor has failed, and whoever does not wait for the critic would go on
+        await asyncio.sleep(0)
+    assert folder.checkpoints.steps() == [1, 2]
+    groups.critic.last.set()
+    assert await restoring == 1
+    assert groups.critic.loaded == [2, 1]
 
 
 async def test_fresh_services_are_at_the_initial_models_already(folder: RunFolder, groups: Groups) -> None:
