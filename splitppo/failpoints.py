@@ -1,8 +1,9 @@
-"""Failpoints: named points at which a test lets a process die, stop or fail (docs/adr/015-failpoints.md).
+"""Failpoints: named points at which a test lets a process die, stop, fail or wait (docs/adr/015-failpoints.md).
 
 Code that passes a point says so by `hit`, which does nothing unless `arm` was called with a failpoint for this process.
 A failpoint fires once per run folder: its mark, `failpoints/<point>....fired`, is written before the process dies, so a
-process that was started again passes, and a test sees that, when and in which process it fired.
+process that was started again passes, and a test sees that, when and in which process it fired. Where the mark is gone,
+because the folder holds another run now, it may fire again.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Failpoints:
         for failpoint in self._mine.get(name, ()):
             if failpoint.step in (None, step):
                 self._num_hits[name, failpoint] += 1
-                if self._num_hits[name, failpoint] == failpoint.hit:
+                if self._num_hits[name, failpoint] >= failpoint.hit:
                     self._fire(name, failpoint, step)
 
     def _fire(self, name: str, failpoint: Failpoint, step: int) -> None:
@@ -91,6 +92,8 @@ class Failpoints:
                 raise FailpointError(f"failpoint {name} has fired")
             case "out_of_memory":
                 raise MemoryError(f"failpoint {name} has fired")
+            case "wait":
+                pass
 
     def _wait_for(self, moment: Moment) -> None:
         mark = self._folder / passed_mark(moment.point, moment.step)

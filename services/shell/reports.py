@@ -36,6 +36,7 @@ class LeaderReport:
         if self._gatherer is None:
             raise RuntimeError(f"part {part} was reported, but the command is not streamed")
         self._gatherer.add(0, part, columns, policy_version)
+        failpoints.hit(f"{self._point}.part")
 
     @property
     def is_cancelled(self) -> bool:
@@ -72,6 +73,7 @@ class FollowerReport:
         if self._sender is None:
             raise RuntimeError(f"part {part} was reported, but the command is not streamed")
         self._sender.send(part, columns, policy_version)
+        failpoints.hit(f"{self._point}.part")
 
     @property
     def is_cancelled(self) -> bool:

@@ -1,4 +1,4 @@
-"""The section `debug`: failpoints, by which tests kill, stop or fail a process at a point of its work."""
+"""The section `debug`: failpoints, by which tests kill, stop, hold or fail a process at a point of its work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from splitppo.config.section import Section
 
@@ -28,6 +28,7 @@ _OF_A_CLIENT = {
 POINTS: Mapping[str, str] = {
     **{f"{role}.{point}": meaning for role in ("actor", "critic") for point, meaning in _OF_A_ROLE.items()},
     "actor.generate": "token boundary of a generation",
+    "actor.generate.part": "the rank has handed on its rows of a part of a streamed generation",
     "actor.compute_log_probs": "micro-batch boundary of log-probs",
     "critic.compute_values": "micro-batch boundary of values",
     **{f"controller.{role}.{point}": what for role in ("actor", "critic") for point, what in _OF_A_CLIENT.items()},
@@ -67,10 +68,16 @@ class Failpoint(Section):
     rank: int = Field(0, ge=0, description="which rank of the group; the controller is 0")
     step: int | None = Field(None, ge=0, description="only in the work on this step; default: in any")
     hit: int = Field(1, ge=1, description="the how many-th time that the process passes there")
-    action: Literal["kill", "stop", "raise", "out_of_memory"] = Field(
-        "kill", description="SIGKILL or SIGSTOP to the process itself, a RuntimeError, a MemoryError"
+    action: Literal["kill", "stop", "raise", "out_of_memory", "wait"] = Field(
+        "kill", description="SIGKILL or SIGSTOP to the process itself, a RuntimeError, a MemoryError, or only the wait"
     )
     after: Moment | None = Field(None, description="the process waits there until another one has passed this point")
+
+    @model_validator(mode="after")
+    def _waits_for_something(self) -> Failpoint:
+        if self.action == "wait" and self.after is None:
+            raise ValueError("action 'wait' needs after: which point, in which step, another process must have passed")
+        return self
 
 
 class DebugConfig(Section):

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from splitppo import failpoints
 from splitppo.config import ConfigError
 from splitppo.config.debug import DebugConfig
 from splitppo.config.digest import worker_digest
-from splitppo.failpoints import FOLDER, FailpointError, Failpoints, point_of
+from splitppo.failpoints import FOLDER, FailpointError, Failpoints, passed_mark, point_of
 from tests.fake_services import make_config
 from tests.groups import PROJECT, wait_until
 
@@ -115,6 +116,39 @@ def test_a_process_waits_for_another_one_and_then_meets_its_signal(
     finally:
         process.kill()
         process.wait()
+
+
+def test_two_processes_that_wait_for_each_other_are_at_their_points_at_the_same_time(tmp_path: Path) -> None:
+    ours, theirs = "actor.update.begin", "critic.update.begin"
+    config = DebugConfig.model_validate(
+        {
+            "failpoints": {
+                ours: {"step": 1, "action": "wait", "after": {"point": theirs, "step": 1}},
+                theirs: {"step": 1, "action": "wait", "after": {"point": ours, "step": 1}},
+            }
+        }
+    )
+    actor, critic = (Failpoints(config, tmp_path, process) for process in ("actor", "critic"))
+    waiting = threading.Thread(target=actor.hit, args=("update.begin", 1), daemon=True)
+    waiting.start()
+    wait_until((tmp_path / FOLDER / passed_mark(ours, 1)).exists, what="the actor at its point")
+    assert waiting.is_alive()
+    critic.hit("update.begin", 1)
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_it_fires_again_where_its_mark_is_gone(tmp_path: Path) -> None:
+    points = Failpoints(debug(step=2, hit=2), tmp_path, "actor")
+    assert [fires(points, 2) for _ in range(3)] == [False, True, False]
+    for mark in (tmp_path / FOLDER).iterdir():
+        mark.unlink()
+    assert fires(points, 2), "another run in the same folder, in processes that outlive it"
+
+
+def test_who_waits_says_for_what(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="action 'wait' needs after"):
+        make_config(tmp_path, debug={"failpoints": {POINT: {"action": "wait"}}})
 
 
 def test_rpcs_have_their_names_in_small_letters() -> None:
