@@ -25,7 +25,7 @@ endif
 PY = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test check check-stubs proto kill-matrix chaos bench lock certs fuzz
+.PHONY: help setup setup-dev quickstart test test-slow check check-stubs proto kill-matrix chaos bench lock certs fuzz
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -40,8 +40,11 @@ setup-dev:  ## the same, with the tools for tests and checks
 quickstart: setup  ## PPO teaches a tiny model to sort letters, in runs/quickstart; ARGS="key=value ..." overrides; VLLM=1 samples with vLLM
 	@$(PY) -m recipes.sort_letters.quickstart $(BACKEND) $(ARGS)
 
-test: setup-dev  ## every test but those that need a GPU or vLLM; with VLLM=1 those that need vLLM
-	$(PY) -m pytest -m "$(TESTS)" $(ARGS)
+test: setup-dev  ## every fact once, without a GPU; with VLLM=1 what needs vLLM; ARGS="tests/unit -k kl": these alone
+	$(PY) -m tests -m "$(TESTS) and not extended" $(ARGS)
+
+test-slow: setup-dev  ## the same with all second angles and long proofs
+	$(PY) -m tests -m "$(TESTS)" $(ARGS)
 
 check: setup-dev check-stubs  ## lint, format, types, import rules, generated stubs
 	$(VENV)/bin/ruff check .

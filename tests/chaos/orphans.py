@@ -7,26 +7,25 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from controller.process_tree import descendants
-from tests.groups import is_alive
+from tests.groups import is_alive, wait_until
 from tests.kill_matrix.harness import matrix_config
-from tests.runs import Controller, Inputs
+from tests.runs import RUN_TIMEOUT_S, Controller, Inputs
 
 LIMIT_S = 5.0
 MAX_DELAY_S = 40.0
 _POLL_INTERVAL_S = 0.05
 
 
-def kill_and_look(config: dict[str, Any], folder: Path, delay_s: float) -> tuple[int, list[str]]:
-    """Kills a controller `delay_s` after its start; returns how many processes it had, and those left after 5 s."""
+def kill_and_look(config: dict[str, Any], folder: Path, is_due: Callable[[Controller], bool]) -> tuple[int, list[str]]:
+    """Kills a controller when it is due; returns how many processes it had, and those left after 5 s."""
     controller = Controller(config, folder)
     try:
-        deadline = time.monotonic() + delay_s
-        while controller.process.poll() is None and time.monotonic() < deadline:
-            time.sleep(_POLL_INTERVAL_S)
+        wait_until(lambda: controller.process.poll() is not None or is_due(controller), RUN_TIMEOUT_S, "the moment")
         known = {*descendants(controller.process.pid), *controller.folder.rank_pids}
         known = {pid for pid in known if is_alive(pid)}
         controller.process.kill()
@@ -70,7 +69,10 @@ def main() -> int:
         config = {**config, "run": {"total_steps": 10_000}}
         for time_number in range(options.times):
             delay_s = draws.uniform(0.0, MAX_DELAY_S)
-            num_known, left = kill_and_look(config, Path(temporary) / "run", delay_s)
+            due_at = time.monotonic() + delay_s
+            num_known, left = kill_and_look(
+                config, Path(temporary) / "run", lambda _, due_at=due_at: time.monotonic() >= due_at
+            )
             num_failed += bool(left)
             words = f"LEFT: {'; '.join(left)}" if left else "nothing left"
             sys.stdout.write(

@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 from tests.kill_matrix.cells import CELLS, MOMENTS, VICTIMS
-from tests.kill_matrix.harness import matrix_config, run_cell, undisturbed_digests
+from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
 from tests.runs import Inputs
 
 
 def main() -> int:
-    """Runs every cell that matches, one after the other."""
+    """Runs every cell that matches, one after the other, each in a run of its own."""
     parser = argparse.ArgumentParser(prog="tests.kill_matrix", description=__doc__)
     parser.add_argument("--only", default="*", help="cells, e.g. 'actor_1-*'")
     parser.add_argument("--folder", type=Path, help="for the runs; default: a temporary one")
@@ -31,25 +31,27 @@ def run_matrix(folder: Path, only: str) -> int:
     undisturbed = undisturbed_digests(config, folder / "undisturbed")
     say(f"undisturbed: actor {undisturbed['actor'][:12]} critic {undisturbed['critic'][:12]}")
     table: dict[tuple[str, str], str] = {}
-    num_failed = 0
+    num_failed, began_at_s = 0, time.monotonic()
     for cell in (cell for cell in CELLS if fnmatch.fnmatch(cell.name, only)):
         began_s = time.monotonic()
+        table[cell.victim, cell.moment], outcome = "FAILED", ""
         try:
-            verdict = run_cell(cell, config, folder / cell.name)
+            verdict = run_cells([cell], config, folder / cell.name)
             failures = verdict.failures(undisturbed)
-            other = {None: "-", True: "kept", False: "LOST"}[verdict.other_kept]
-            outcome = f"{verdict.recovery_s:5.1f} s to the next good step, pid {verdict.fired['pid']}, other {other}"
-            table[cell.victim, cell.moment] = "FAILED" if failures else f"{verdict.recovery_s:.1f} s {other}"
+            if not failures:
+                fired = verdict.fired[cell.name]
+                outcome = f"{fired.recovery_s:5.1f} s to the next good step, pid {fired.mark['pid']}"
+                table[cell.victim, cell.moment] = f"{fired.recovery_s:.1f} s"
         except (AssertionError, TimeoutError, ValueError) as error:
-            failures, outcome = [str(error)], ""
-            table[cell.victim, cell.moment] = "FAILED"
+            failures = [str(error)]
         num_failed += bool(failures)
-        word = "; ".join(failures) if failures else "same weights"
+        word = "; ".join(failures) if failures else "same weights, nobody else restarted"
         say(f"{cell.name:42s} {time.monotonic() - began_s:5.1f} s  {outcome}  {word}")
     say(f"\n{'':26s}" + "".join(f"{victim:>16s}" for victim in VICTIMS))
     for moment in MOMENTS:
         say(f"{moment:26s}" + "".join(f"{table.get((victim, moment), ''):>16s}" for victim in VICTIMS))
-    say(f"\n{len(table) - num_failed} of {len(table)} cells ended with the weights of the undisturbed run")
+    seconds = time.monotonic() - began_at_s
+    say(f"\n{len(table) - num_failed} of {len(table)} cells ended as an undisturbed run, in {seconds / 60:.1f} min")
     return 1 if num_failed else 0
 
 

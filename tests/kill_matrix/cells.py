@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,23 +22,30 @@ MOMENTS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One kill.
+    """One incident.
 
     Attributes:
         victim: "actor_0" is rank 0 of the actor.
-        moment: one of MOMENTS.
+        moment: one of MOMENTS, or a name of its own.
         point: the failpoint.
-        settings: of the failpoint, besides the rank.
+        step: in whose work it happens.
+        settings: of the failpoint, besides rank and step.
         overrides: key.path=value that the run needs to come to this moment.
         action: what the failpoint does.
+        ends_process: whether the victim's process must be started again.
+        holds: points at which another process waits until this one has passed its point: the moment cannot pass
+            unnoticed.
     """
 
     victim: str
     moment: str
     point: str
+    step: int = STEP
     settings: dict[str, Any] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
     action: str = "kill"
+    ends_process: bool = True
+    holds: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -45,66 +53,92 @@ class Cell:
 
     @property
     def role(self) -> str:
-        """The role whose process dies: actor, critic or controller."""
+        """The role whose process it is: actor, critic or controller."""
         return self.victim.partition("_")[0]
 
     @property
-    def debug(self) -> dict[str, Any]:
-        """The section `debug` of the run."""
+    def failpoints(self) -> Iterable[tuple[str, dict[str, Any]]]:
+        """By point; the victim's own first."""
         rank = int(self.victim.partition("_")[2] or 0)
-        return {"failpoints": {self.point: {"step": STEP, **self.settings, "rank": rank, "action": self.action}}}
+        yield self.point, {"step": self.step, **self.settings, "rank": rank, "action": self.action}
+        for point in self.holds:
+            yield point, {"step": self.step, "action": "wait", "after": {"point": self.point, "step": self.step}}
 
 
-def _after(point: str) -> dict[str, Any]:
-    """The victim waits at its point until another process has passed `point` in the same step."""
-    return {"after": {"point": point, "step": STEP}}
+def debug(cells: Iterable[Cell]) -> dict[str, Any]:
+    """The section `debug` of a run in which all of them happen."""
+    failpoints: dict[str, list[dict[str, Any]]] = {}
+    for cell in cells:
+        for point, failpoint in cell.failpoints:
+            failpoints.setdefault(point, []).append(failpoint)
+    return {"failpoints": failpoints}
 
 
-def _cells_of_actor(victim: str) -> list[Cell]:
-    return [
-        Cell(victim, "generating", "actor.generate", {"hit": 2}),
-        Cell(victim, "computing_values", "actor.compute_log_probs", _after("critic.compute_values")),
-        Cell(victim, "before_update", "actor.update.begin"),
-        Cell(victim, "between_mini_batches", "actor.update.mini_batch"),
-        Cell(victim, "after_update_before_reply", "actor.update.committed"),
-        Cell(victim, "writing_checkpoint", "actor.save_checkpoint.writing"),
-        Cell(
-            victim, "between_parts_of_commit", "actor.save_checkpoint.writing", _after("critic.save_checkpoint.durable")
-        ),
-    ]
+def cells_at(step: int) -> dict[str, Cell]:
+    """All cells by name, in which a process dies in the work on `step`."""
 
+    def after(point: str) -> dict[str, Any]:
+        """The victim waits at its point until another process has passed `point` in the same step."""
+        return {"after": {"point": point, "step": step}}
 
-def _cells_of_critic(victim: str) -> list[Cell]:
-    while_generating = {"step": STEP - 1, **_after("actor.generate")}
-    return [
+    def cell(victim: str, moment: str, point: str, settings: dict[str, Any] | None = None, **others: Any) -> Cell:
+        return Cell(victim, moment, point, **{"step": step, "settings": settings or {}, **others})
+
+    def of_role(victim: str, role: str, other: str) -> list[Cell]:
+        return [
+            cell(victim, "before_update", f"{role}.update.begin"),
+            cell(victim, "between_mini_batches", f"{role}.update.mini_batch"),
+            cell(victim, "after_update_before_reply", f"{role}.update.committed"),
+            cell(victim, "writing_checkpoint", f"{role}.save_checkpoint.writing"),
+            cell(
+                victim,
+                "between_parts_of_commit",
+                f"{role}.save_checkpoint.writing",
+                after(f"{other}.save_checkpoint.durable"),
+            ),
+        ]
+
+    def of_actor(victim: str) -> list[Cell]:
+        return [
+            cell(victim, "generating", "actor.generate", {"hit": 2}),
+            cell(victim, "computing_values", "actor.compute_log_probs", after("critic.compute_values")),
+            *of_role(victim, "actor", "critic"),
+        ]
+
+    def of_critic(victim: str) -> list[Cell]:
         # The critic works while the actor generates only under this schedule: it updates for the step before.
-        Cell(victim, "generating", "critic.update", while_generating, ("run.schedule=overlap",)),
-        Cell(victim, "computing_values", "critic.compute_values"),
-        Cell(victim, "before_update", "critic.update.begin"),
-        Cell(victim, "between_mini_batches", "critic.update.mini_batch"),
-        Cell(victim, "after_update_before_reply", "critic.update.committed"),
-        Cell(victim, "writing_checkpoint", "critic.save_checkpoint.writing"),
-        Cell(
-            victim, "between_parts_of_commit", "critic.save_checkpoint.writing", _after("actor.save_checkpoint.durable")
-        ),
-    ]
+        while_generating = {"overrides": ("run.schedule=overlap",), "step": step - 1}
+        return [
+            cell(
+                victim,
+                "generating",
+                "critic.update",
+                {"after": {"point": "actor.generate", "step": step}},
+                **while_generating,
+            ),
+            cell(victim, "computing_values", "critic.compute_values"),
+            *of_role(victim, "critic", "actor"),
+        ]
+
+    def of_controller(victim: str) -> list[Cell]:
+        actor, critic = "controller.actor", "controller.critic"
+        return [
+            cell(victim, "generating", f"{actor}.generate", holds=("actor.generate",)),
+            cell(victim, "computing_values", f"{critic}.compute_values", holds=("critic.compute_values",)),
+            cell(victim, "before_update", f"{actor}.update.begin"),
+            *(
+                cell(victim, moment, f"{actor}.update", after(point), holds=(point,))
+                for moment, point in (
+                    ("between_mini_batches", "actor.update.mini_batch"),
+                    ("after_update_before_reply", "actor.update.committed"),
+                )
+            ),
+            cell(victim, "writing_checkpoint", "controller.save_checkpoint.writing"),
+            cell(victim, "between_parts_of_commit", "controller.save_checkpoint.half"),
+        ]
+
+    found = (*of_actor("actor_0"), *of_actor("actor_1"), *of_critic("critic_0"), *of_controller("controller"))
+    return {cell.name: cell for cell in found}
 
 
-def _cells_of_controller(victim: str) -> list[Cell]:
-    return [
-        Cell(victim, "generating", "controller.actor.generate"),
-        Cell(victim, "computing_values", "controller.critic.compute_values"),
-        Cell(victim, "before_update", "controller.actor.update.begin"),
-        Cell(victim, "between_mini_batches", "controller.actor.update", _after("actor.update.mini_batch")),
-        Cell(victim, "after_update_before_reply", "controller.actor.update", _after("actor.update.committed")),
-        Cell(victim, "writing_checkpoint", "controller.save_checkpoint.writing"),
-        Cell(victim, "between_parts_of_commit", "controller.save_checkpoint.half"),
-    ]
-
-
-CELLS = (
-    *_cells_of_actor("actor_0"),
-    *_cells_of_actor("actor_1"),
-    *_cells_of_critic("critic_0"),
-    *_cells_of_controller("controller"),
-)
+CELLS = tuple(cells_at(STEP).values())

@@ -1,79 +1,92 @@
-"""Runs one cell: a whole run on tiny models in which one process dies, and what is found afterwards."""
+"""Runs on tiny models in which processes die at given points, and what is found afterwards."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from splitppo.failpoints import FOLDER
-from tests.kill_matrix.cells import Cell
+from tests.kill_matrix.cells import Cell, debug
 from tests.runs import Inputs, RunFolder, started
 
 NUM_STEPS = 3
 _POLL_INTERVAL_S = 0.05
-_CELL_TIMEOUT_S = 240.0
+_STUCK_S = 180.0
 _ROLES = ("actor", "critic")
 
 
 def matrix_config(inputs: Inputs, **services: Any) -> dict[str, Any]:
     """Three steps, two actor ranks, several mini-batches in both roles, a checkpoint after every step."""
     config = inputs.config()
+    return with_incidents({**config, "run": {"total_steps": NUM_STEPS}}, actor={"num_processes": 2}, **services)
+
+
+def with_incidents(config: dict[str, Any], **services: Any) -> dict[str, Any]:
+    """A run that recovers quickly, from the step before: no validation, a checkpoint after every step."""
     return {
         **config,
-        "run": {"total_steps": NUM_STEPS},
-        "actor": {**config["actor"], "ppo_epochs": 1},
-        "critic": {**config["critic"], "ppo_epochs": 2, "ppo_mini_batch_size": 4},
         "evaluation": {"test_freq": -1, "val_before_train": False},
-        "checkpoint": {"save_freq": 1, "keep": 10},
-        "services": {**config["services"], "actor": {"num_processes": 2}, "restart_backoff_s": 0.1, **services},
+        "checkpoint": {"save_freq": 1, "keep": 3},
+        "services": {**config["services"], "restart_backoff_s": 0.1, **services},
     }
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What became of a run in which one process was killed.
+class Fired:
+    """One incident that has happened.
 
     Attributes:
-        fired: the content of the failpoint's mark: pid, rank, step, time.
-        steps: of metrics.jsonl.
-        recovery_s: from the kill to the line of the step in which it happened.
-        kept: roles whose group is the same as before.
-        digests: sha256 of the weights of each role.
-        num_starts: of the controller.
+        mark: what the failpoint has left behind: pid, rank, step, time.
+        recovery_s: from then to the line of its step.
     """
 
-    cell: Cell
-    fired: dict[str, Any]
-    steps: list[int]
+    mark: dict[str, Any]
     recovery_s: float
-    kept: frozenset[str]
-    digests: dict[str, str]
-    num_starts: int
 
-    @property
-    def other_kept(self) -> bool | None:
-        """Whether the group that was not killed is the same as before; None where the controller was killed."""
-        return None if self.cell.role == "controller" else self.kept >= {*_ROLES} - {self.cell.role}
 
-    def failures(self, undisturbed: dict[str, str]) -> list[str]:
-        """What is not as it must be."""
-        expected_starts = 2 if self.cell.role == "controller" else 1
-        found = {
-            "the failpoint fired at another step": self.fired["step"] not in self._expected_steps(),
-            f"steps {self.steps}": self.steps != list(range(1, NUM_STEPS + 1)),
-            "the weights differ": self.digests != undisturbed,
-            "the group that was not killed was restarted": self.other_kept is False,
-            f"the controller was started {self.num_starts} times": self.num_starts != expected_starts,
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a run with incidents.
+
+    Attributes:
+        fired: by the name of the cell.
+        num_starts: of the controller, and of each group.
+    """
+
+    cells: Sequence[Cell]
+    folder: RunFolder
+    fired: Mapping[str, Fired]
+    num_starts: Mapping[str, int]
+
+    def failures(self, undisturbed: Mapping[str, str]) -> list[str]:
+        """What is not as it must be; `undisturbed`: sha256 of the weights of each role where nothing happens."""
+        steps, num_steps = self.folder.steps, self.folder.summary["global_step"]
+        found = {f"{cell.name}: nothing has happened": cell.name not in self.fired for cell in self.cells}
+        found |= {
+            f"steps {steps}": steps != list(range(1, num_steps + 1)),
+            f"the weights differ: {self.folder.summary['weights_sha256']}, undisturbed {undisturbed}": (
+                self.folder.summary["weights_sha256"] != undisturbed
+            ),
+            f"starts {dict(self.num_starts)}, expected {dict(self.expected_starts)}": (
+                self.num_starts != self.expected_starts
+            ),
         }
         return [what for what, is_so in found.items() if is_so]
 
-    def _expected_steps(self) -> list[int]:
-        return [failpoint["step"] for failpoint in self.cell.debug["failpoints"].values()]
+    @property
+    def expected_starts(self) -> Counter[str]:
+        """Only what has ended is started again; the groups end with the controller that has started them."""
+        starts = Counter(dict.fromkeys(("controller", *_ROLES), 1))
+        for cell in self.cells:
+            if cell.ends_process:
+                starts.update(starts.keys() if cell.role == "controller" else [cell.role])
+        return starts
 
 
 def undisturbed_digests(config: dict[str, Any], folder: Path) -> dict[str, str]:
@@ -83,44 +96,57 @@ def undisturbed_digests(config: dict[str, Any], folder: Path) -> dict[str, str]:
     return digests
 
 
-def run_cell(
-    cell: Cell, config: dict[str, Any], folder: Path, meanwhile: Callable[[RunFolder], None] = lambda _: None
+def run_cells(
+    cells: Sequence[Cell], config: dict[str, Any], folder: Path, meanwhile: Callable[[RunFolder], None] = lambda _: None
 ) -> Verdict:
-    """Runs to the end, with the controller started again if it is the one that dies; calls `meanwhile` all the time."""
+    """Runs to the end, with the controller started again whenever it dies; calls `meanwhile` all the time."""
     shutil.rmtree(folder, ignore_errors=True)
-    config = {**config, "debug": cell.debug}
-    num_starts, before, recovered_s = 0, {}, 0.0
-    deadline = time.monotonic() + _CELL_TIMEOUT_S
+    config = {**config, "debug": debug(cells)}
+    overrides = [override for cell in cells for override in cell.overrides]
+    watch, num_starts = _Watch(cells, RunFolder(folder)), 0
     while True:
         num_starts += 1
-        with started(config, folder, *cell.overrides) as controller:
+        with started(config, folder, *overrides) as controller:
             while controller.process.poll() is None:
-                before = before or instances(controller.folder)
+                watch.look()
                 meanwhile(controller.folder)
-                fired = fired_marks(controller.folder)
-                if fired and not recovered_s and fired[0]["step"] in controller.folder.steps:
-                    recovered_s = time.time()
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"{cell.name}: not done in {_CELL_TIMEOUT_S:g} s:\n{controller.output}")
+                if watch.is_stuck:
+                    raise TimeoutError(f"nothing has happened for {_STUCK_S:g} s:\n{controller.output}")
                 time.sleep(_POLL_INTERVAL_S)
-        was_killed = cell.role == "controller" and controller.process.returncode == -9
-        if not was_killed or num_starts > 1:
+        if controller.process.returncode != -9 or num_starts > len(cells):
             break
     run = controller.complete()
-    fired = fired_marks(run)
-    if not fired:
-        raise AssertionError(f"{cell.name}: nothing was killed")
-    (mark,) = fired
-    after = instances(run)
-    return Verdict(
-        cell=cell,
-        fired=mark,
-        steps=run.steps,
-        recovery_s=(recovered_s or time.time()) - mark["unix_s"],
-        kept=frozenset(role for role in _ROLES if before.get(role) == after.get(role)),
-        digests=run.summary["weights_sha256"],
-        num_starts=num_starts,
-    )
+    watch.look()
+    starts = Counter({"controller": num_starts, **{role: len(watch.instances[role]) for role in _ROLES}})
+    return Verdict(cells, run, watch.fired, starts)
+
+
+class _Watch:
+    """Follows a run from outside, by its files."""
+
+    def __init__(self, cells: Iterable[Cell], folder: RunFolder) -> None:
+        self._cells = cells
+        self._folder = folder
+        self._changed_at = time.monotonic()
+        self._num_lines = 0
+        self.instances: dict[str, set[str]] = {role: set() for role in _ROLES}
+        self.fired: dict[str, Fired] = {}
+
+    @property
+    def is_stuck(self) -> bool:
+        return time.monotonic() > self._changed_at + _STUCK_S
+
+    def look(self) -> None:
+        """Notes who serves, and which steps are done since incidents happened in them."""
+        for role, instance_id in instances(self._folder).items():
+            self.instances[role].add(instance_id)
+        steps = self._folder.steps
+        if len(steps) > self._num_lines:
+            self._num_lines, self._changed_at = len(steps), time.monotonic()
+        for cell in self._cells:
+            mark = fired_mark_of(cell, self._folder)
+            if mark and cell.name not in self.fired and cell.step in steps:
+                self.fired[cell.name] = Fired(mark, time.time() - mark["unix_s"])
 
 
 def instances(folder: RunFolder) -> dict[str, str]:
@@ -128,6 +154,10 @@ def instances(folder: RunFolder) -> dict[str, str]:
     return {one["role"]: one["instance_id"] for one in folder.processes if one["instance_id"]}
 
 
-def fired_marks(folder: RunFolder) -> list[dict[str, Any]]:
-    """What failpoints have left behind."""
-    return [json.loads(mark.read_text()) for mark in (folder.path / FOLDER).glob("*.fired")]
+def fired_mark_of(cell: Cell, folder: RunFolder) -> dict[str, Any] | None:
+    """What the failpoint of a cell has left behind, once it has fired."""
+    point, failpoint = next(iter(cell.failpoints))
+    pattern = f"{point}.rank{failpoint['rank']}.step{cell.step}.*.{cell.action}.fired"
+    marks = list((folder.path / FOLDER).glob(pattern))
+    content: dict[str, Any] | None = json.loads(marks[0].read_text()) if marks else None
+    return content

@@ -32,10 +32,19 @@ class Groups:
     folder: Path
     results: dict[str, Found]
 
-    def run(self, name: str, *scenarios: str, world_size: int = 1, model: str = "qwen2", **vllm: Any) -> Found:
-        """What each rank found. `vllm`: keys of rollout.vllm."""
+    def run(
+        self,
+        name: str,
+        *scenarios: str,
+        world_size: int = 1,
+        model: str = "qwen2",
+        stop: tuple[str, ...] = (),
+        **vllm: Any,
+    ) -> Found:
+        """What each rank found. `stop`: texts that end a response; `vllm`: keys of rollout.vllm."""
         if name not in self.results:
-            self.results[name] = self._run(name, scenarios, world_size, model, vllm)
+            rollout = {"backend": "vllm", "stop": list(stop), "vllm": {"kv_cache_gb": 0.1, **vllm}}
+            self.results[name] = self._run(name, scenarios, world_size, model, rollout)
         return self.results[name]
 
     def model(self, name: str) -> Path:
@@ -45,18 +54,18 @@ class Groups:
             _save_model(name, folder)
         return folder
 
-    def _run(self, name: str, scenarios: tuple[str, ...], world_size: int, model: str, vllm: dict[str, Any]) -> Found:
+    def _run(
+        self, name: str, scenarios: tuple[str, ...], world_size: int, model: str, rollout: dict[str, Any]
+    ) -> Found:
         folder = self.folder / f"run_{name}"
         folder.mkdir()
         config = {
             "run": {"dir": str(folder), "total_steps": 1},
             "data": {"train_files": "none", "train_batch_size": 8, "max_prompt_length": 330, "max_response_length": 16},
             "actor": {"model": str(self.model(model)), "lr": 3e-3},
-            "rollout": {"backend": "vllm", "vllm": {"kv_cache_gb": 0.1, **vllm}},
+            "rollout": rollout,
             "services": {"actor": {"num_processes": world_size}},
         }
-        if "stop_texts" in scenarios:
-            config["rollout"]["stop"] = ["ab", "q", "7"]  # type: ignore[index]
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"),
@@ -103,3 +112,31 @@ def alone(groups: Groups) -> Callable[[str], dict[str, Any]]:
         return found
 
     return find
+
+
+@pytest.fixture
+def replicas(groups: Groups) -> Found:
+    """Two ranks, each with an engine of its own, which decodes few responses together."""
+    return groups.run("replicas", "greedy", "streaming", "cancellation", "replay", world_size=2, max_num_seqs=8)
+
+
+@pytest.fixture
+def shared_engine(groups: Groups) -> Found:
+    """Two ranks that share an engine (tensor-parallel), on a model with an output layer of its own; texts end
+    responses.
+    """
+    return groups.run(
+        "shared_engine",
+        *("greedy", "streaming", "cancellation", "stop_texts"),
+        world_size=2,
+        model="llama",
+        stop=("ab", "q", "7"),
+        tensor_model_parallel_size=2,
+    )
+
+
+@pytest.fixture
+def replicas_of_two(groups: Groups) -> Found:
+    """Four ranks, two of which share an engine each."""
+    scenarios = ("greedy", "streaming", "cancellation")
+    return groups.run("replicas_of_two", *scenarios, world_size=4, tensor_model_parallel_size=2)

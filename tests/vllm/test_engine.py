@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.vllm.conftest import Groups
+from tests.vllm.conftest import Found
 from tests.vllm.worker import NUM_PROMPTS, draws, seed_all
 
 pytestmark = pytest.mark.vllm
@@ -34,25 +34,23 @@ def test_greedy_tokens_are_the_policys_before_and_after_each_update(alone: Alone
     check_greedy([{"greedy": alone("greedy")}])
 
 
-@pytest.mark.parametrize(("name", "world_size", "ranks_per_engine"), [("tp1x2", 2, 1), ("tp2", 2, 2), ("tp2x2", 4, 2)])
+@pytest.mark.parametrize(
+    ("fixture", "ranks_per_engine"),
+    [
+        ("replicas", 1),
+        ("shared_engine", 2),
+        pytest.param("replicas_of_two", 2, marks=pytest.mark.extended),
+    ],
+)
 def test_ranks_and_replicas_answer_like_the_policy(
-    groups: Groups, name: str, world_size: int, ranks_per_engine: int
+    request: pytest.FixtureRequest, fixture: str, ranks_per_engine: int
 ) -> None:
-    found = groups.run(
-        name,
-        *("greedy", "streaming", "cancellation"),
-        world_size=world_size,
-        tensor_model_parallel_size=ranks_per_engine,
-    )
+    found = request.getfixturevalue(fixture)
     check_greedy(found)
     for rank, facts in enumerate(found):
         assert bool(facts["streaming"]["rows"]) == (rank % ranks_per_engine == 0)
         check_cancellation(facts["cancellation"])
     check_streaming([facts["streaming"] for facts in found])
-
-
-def test_a_model_with_an_output_layer_of_its_own(groups: Groups) -> None:
-    check_greedy(groups.run("llama", "greedy", model="llama"))
 
 
 def test_without_the_sync_tokens_and_log_probs_give_it_away(alone: Alone) -> None:
@@ -66,12 +64,20 @@ def test_the_generators_of_the_process_are_left_alone(alone: Alone) -> None:
     assert alone("random_state")["draws"] == draws()
 
 
-def test_the_same_seeds_give_the_same_tokens_whatever_is_decoded_together(groups: Groups, alone: Alone) -> None:
+def test_the_same_seeds_give_the_same_tokens_whatever_is_decoded_together_and_where(
+    alone: Alone, replicas: Found
+) -> None:
     wide = alone("replay")
-    narrow = groups.run("narrow", "replay", max_num_seqs=8)[0]["replay"]
+    num_samples = len(wide["first"]) // len(wide["rows"])
     assert sum(map(len, wide["first"])) > 2000
     assert wide["first"] == wide["second"]
-    assert wide["first"] == narrow["first"]
+    for rank in replicas:
+        narrow = rank["replay"]
+        assert len(narrow["rows"]) == len(wide["rows"]) // 2
+        expected = [
+            wide["first"][row * num_samples + sample] for row in narrow["rows"] for sample in range(num_samples)
+        ]
+        assert narrow["first"] == expected
     assert len({tuple(row) for row in wide["first"]}) > 400
 
 
@@ -94,8 +100,8 @@ def test_sampling_parameters_reach_the_engine(alone: Alone) -> None:
     assert len({tuple(row) for row in found["hot"]}) > 28
 
 
-def test_stop_texts_end_a_response_where_the_policys_own_engine_ends_it(groups: Groups) -> None:
-    found = groups.run("stop", "stop_texts")[0]["stop_texts"]
+def test_stop_texts_end_a_response_where_the_policys_own_engine_ends_it(shared_engine: Found) -> None:
+    found = shared_engine[0]["stop_texts"]
     assert found["vllm"] == found["hf"]
     lengths = [len(row) for row in found["vllm"]]
     assert min(lengths) < 16

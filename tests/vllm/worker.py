@@ -115,12 +115,11 @@ class Actor:
         values: np.ndarray[Any, Any] = outcome.columns["old_log_probs"].values
         return values
 
-    def by_policy(self, batch: Batch, rows: list[int], stop: tuple[str, ...] = (), **sampling: Any) -> list[list[int]]:
+    def by_policy(self, batch: Batch, rows: list[int], **sampling: Any) -> list[list[int]]:
         """The responses of the Hugging Face engine to some prompts, on the policy's own weights. Collective."""
         policy = self.role._policy
-        engine = HfRollout(
-            policy.gathered, stop_rule=load_stop_rule(policy.model, self.model, stop), max_batch_size=64, device=CPU
-        )
+        stop_rule = load_stop_rule(policy.model, self.model, self.role._config.rollout.stop)
+        engine = HfRollout(policy.gathered, stop_rule=stop_rule, max_batch_size=64, device=CPU)
         engine.sync_weights(self.step)
         settings = Sampling(**{"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_response_length": LENGTH, **sampling})
         own = batch.take(np.array(rows, np.int64))
@@ -247,7 +246,7 @@ def stop_texts(actor: Actor) -> dict[str, Any]:
     """Responses that end with the stop texts of the configuration, by both engines."""
     prompts = make_prompts(32)
     rows, rollouts = actor.generate(prompts, temperature=0.0)
-    return {"vllm": lists(rollouts), "hf": actor.by_policy(prompts, rows, stop=actor.role._config.rollout.stop)}
+    return {"vllm": lists(rollouts), "hf": actor.by_policy(prompts, rows)}
 
 
 def streaming(actor: Actor) -> dict[str, Any]:

@@ -1,15 +1,20 @@
-"""Runs that several tests look at: made once, when the first test asks for them."""
+"""Runs that several tests look at, made once, and groups that many runs share."""
 
 from __future__ import annotations
 
+import functools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runs import ON_TWO_RANKS, Inputs, RunFolder, started
+from tests.certificates import secure
+from tests.external import ExternalGroups, external_groups
+from tests.meetings import ARMED, meetings
+from tests.runs import NUM_LONG_STEPS, NUM_STEPS, Inputs, RunFolder
 
 WITHOUT_TORCH = "tests.integration.runs.controller_without_torch"
 
@@ -27,21 +32,49 @@ def config(inputs: Inputs) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def completed(config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], RunFolder]:
-    """Makes undisturbed runs of all steps, by (schedule, num_actor_ranks). Only to be read: tests share them."""
-    runs: dict[tuple[str, int], RunFolder] = {}
+def groups(config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExternalGroups]:
+    """One actor rank and one critic rank, behind mutual TLS and a token. Whoever uses them begins with `empty`."""
+    folder = tmp_path_factory.mktemp("external")
+    with external_groups({**config, "debug": meetings(NUM_STEPS)}, folder / "run", security=secure(folder)) as groups:
+        yield groups
 
-    def run(schedule: str, num_actor_ranks: int) -> RunFolder:
-        key = (schedule, num_actor_ranks)
-        if key not in runs:
-            folder = tmp_path_factory.mktemp("completed") / f"{schedule}_{num_actor_ranks}"
-            overrides = [f"run.schedule={schedule}", *(ON_TWO_RANKS if num_actor_ranks == 2 else ())]
-            module = WITHOUT_TORCH if key == ("serial", 1) else "controller"
-            with started(config, folder, *overrides, module=module) as controller:
-                runs[key] = controller.complete()
-        return runs[key]
 
-    return run
+@pytest.fixture(scope="session")
+def two_ranks(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the long runs: two actor ranks."""
+    services = {**config["services"], "actor": {"num_processes": 2}}
+    return {**config, "run": {"total_steps": NUM_LONG_STEPS}, "services": services}
+
+
+@pytest.fixture(scope="session")
+def completed(
+    groups: ExternalGroups, two_ranks: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str, int], RunFolder]]:
+    """Makes undisturbed runs of all steps, by (schedule, num_actor_ranks): NUM_STEPS on one actor rank,
+    NUM_LONG_STEPS on two. Only to be read: tests share them.
+    """
+    with ExitStack() as on_two_ranks:
+
+        @functools.cache
+        def groups_of(num_actor_ranks: int) -> ExternalGroups:
+            if num_actor_ranks == 1:
+                return groups
+            run_dir = tmp_path_factory.mktemp("on_two_ranks") / "run"
+            return on_two_ranks.enter_context(
+                external_groups({**two_ranks, "debug": meetings(NUM_LONG_STEPS)}, run_dir)
+            )
+
+        @functools.cache
+        def run(schedule: str, num_actor_ranks: int) -> RunFolder:
+            on = groups_of(num_actor_ranks)
+            on.empty(armed=ARMED[schedule])
+            module = WITHOUT_TORCH if (schedule, num_actor_ranks) == ("serial", 1) else "controller"
+            overrides = [f"run.schedule={schedule}", "checkpoint.save_hf_model=true"]
+            with on.started(*overrides, module=module) as controller:
+                controller.complete()
+            return on.keep(tmp_path_factory.mktemp("completed") / f"{schedule}_{num_actor_ranks}")
+
+        yield run
 
 
 @pytest.fixture

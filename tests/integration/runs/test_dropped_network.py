@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ import yaml
 
 from tests.certificates import secure
 from tests.groups import Group
-from tests.kill_matrix.harness import matrix_config, undisturbed_digests
-from tests.runs import Inputs, started
+from tests.runs import RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -83,10 +82,9 @@ def on_network(config: dict[str, Any], certificates: Path) -> dict[str, Any]:
 
 
 def test_a_run_survives_a_network_that_goes_away_and_comes_back(
-    inputs: Inputs, network: Network, tmp_path: Path
+    completed: Callable[[str, int], RunFolder], config: dict[str, Any], network: Network, tmp_path: Path
 ) -> None:
-    config = matrix_config(inputs, actor={"num_processes": 1})
-    undisturbed = undisturbed_digests(config, tmp_path / "undisturbed")
+    undisturbed = completed("gather", 1).summary["weights_sha256"]
     far, run_dir = on_network(config, tmp_path / "certificates"), tmp_path / "run"
     services_file = tmp_path / "services.yaml"
     services_file.write_text(yaml.safe_dump({**far, "run": {**far["run"], "dir": str(run_dir)}}))

@@ -1,123 +1,141 @@
-"""A run on services that somebody else starts and restarts."""
+"""Runs on services that somebody else starts and restarts, behind mutual TLS and a token."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from safetensors.numpy import load_file
 
+from splitppo.manifest import read_manifest
 from tests.certificates import TOKEN, expire, secure
-from tests.groups import Group
-from tests.runs import RunFolder, started
+from tests.checkpoints import flip
+from tests.external import ExternalGroups
+from tests.meetings import HELD, let_go
+from tests.runs import NUM_STEPS, Inputs, RunFolder, started
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Completed = Callable[[str, int], RunFolder]
 
 
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+def digest_of_folder(folder: Path) -> str:
+    """sha256 over the sorted parameters of a Hugging Face folder, little-endian fp32 values only."""
+    tensors = load_file(folder / "model.safetensors")
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(tensors[name].astype("<f4").tobytes())
+    return digest.hexdigest()
 
 
-class ExternalServices:
-    """Both groups, each at an address of its own, which a restart keeps. `services` changes that section."""
-
-    def __init__(self, config: dict[str, Any], run_dir: Path, **services: Any) -> None:
-        addresses = {role: free_address() for role in ("actor", "critic")}
-        placement = {role: {"bind": address, "address": address} for role, address in addresses.items()}
-        self.config = {**config, "services": {**config["services"], "launch": "external", **placement, **services}}
-        self._run_dir = run_dir
-        self._config_file = run_dir.with_suffix(".services.yaml")
-        self._config_file.write_text(yaml.safe_dump({**self.config, "run": {**config["run"], "dir": str(run_dir)}}))
-        self._groups = {role: self._start(role) for role in addresses}
-
-    def wait_ready(self) -> None:
-        for group in self._groups.values():
-            group.wait_ready()
-
-    def restart(self, role: str) -> None:
-        self._groups[role].stop()
-        self._groups[role] = self._start(role).wait_ready()
-
-    def stop(self) -> None:
-        for group in self._groups.values():
-            group.stop()
-
-    def _start(self, role: str) -> Group:
-        return Group(f"services.{role}", self._config_file, self._run_dir, role)
-
-
-@pytest.fixture
-def services(config: dict[str, Any], tmp_path: Path) -> Iterator[ExternalServices]:
-    services = ExternalServices(config, tmp_path / "run")
-    try:
-        services.wait_ready()
-        yield services
-    finally:
-        services.stop()
-
-
-def test_services_outlive_a_killed_controller_and_one_restarted_between_two_calls_is_restored(
-    completed: Completed, services: ExternalServices, tmp_path: Path
-) -> None:
-    with started(services.config, tmp_path / "run") as first:
-        first.wait_until(lambda folder: "ComputeLogProbs done" in folder.log("actor_0"), "log-probs of step 1")
-        first.process.kill()
-    with started(services.config, tmp_path / "run") as second:
-        second.wait_until(lambda folder: 1 in folder.steps, "the line of step 1")
-        os.kill(second.process.pid, signal.SIGSTOP)
-        services.restart("critic")
-        os.kill(second.process.pid, signal.SIGCONT)
-        folder = second.complete()
-    assert folder.summary["weights_sha256"] == completed("gather", 1).summary["weights_sha256"]
-
-
-@pytest.fixture
-def secured(config: dict[str, Any], tmp_path: Path) -> Iterator[ExternalServices]:
-    """Behind mutual TLS and a token."""
-    services = ExternalServices(config, tmp_path / "run", security=secure(tmp_path / "certs"))
-    try:
-        services.wait_ready()
-        yield services
-    finally:
-        services.stop()
-
-
-def test_a_run_over_mutual_tls_with_a_token_gives_the_same_weights_and_nobody_else_gets_in(
-    completed: Completed, secured: ExternalServices, tmp_path: Path
-) -> None:
-    refused_in_one_sentence(secured, tmp_path)
-    with started(secured.config, tmp_path / "run") as controller:
-        folder = controller.complete()
-    assert folder.summary["weights_sha256"] == completed("gather", 1).summary["weights_sha256"]
-    written = [file for file in folder.path.rglob("*") if file.is_file()]
+def test_nothing_that_a_run_leaves_holds_the_token(completed: Completed, groups: ExternalGroups) -> None:
+    written = [file for file in completed("gather", 1).path.rglob("*") if file.is_file()]
+    assert len(written) > 10
     assert [file for file in written if TOKEN.encode() in file.read_bytes()] == []
+    with groups.started() as controller:  # whatever ran last is complete: this one sees so and leaves
+        controller.wait()
     assert TOKEN not in controller.output
 
 
-def refused_in_one_sentence(services: ExternalServices, tmp_path: Path) -> None:
-    """Other credentials end the controller with 2 before anything is done."""
+def test_strangers_are_refused_in_one_sentence(groups: ExternalGroups, tmp_path: Path) -> None:
+    groups.empty()
     wrong_token = tmp_path / "wrong"
     wrong_token.write_text("not-the-token-of-these-services")
     strangers = secure(tmp_path / "strangers")
-    security = services.config["services"]["security"]
+    security = groups.config["services"]["security"]
     cases = {
         "wrong token: this service wants a bearer token": {**security, "token_file": str(wrong_token)},
         "is not trusted: its certificate is not accepted": {**strangers, "token_file": security["token_file"]},
         "is not signed by any authority": {**strangers, "ca_file": security["ca_file"]},
     }
     for sentence, changed in cases.items():
-        config = {**services.config, "services": {**services.config["services"], "security": changed}}
-        with started(config, tmp_path / "run") as controller:
+        config = {**groups.config, "services": {**groups.config["services"], "security": changed}}
+        with started(config, groups.folder.path, beside=tmp_path) as controller:
             assert controller.wait() == 2, controller.output
         assert sentence in controller.output
         assert "Traceback" not in controller.output
+
+
+def test_services_outlive_a_killed_controller_and_one_restarted_between_two_calls_is_restored(
+    completed: Completed, groups: ExternalGroups
+) -> None:
+    """Past a checkpoint that has been damaged in the meantime, too."""
+    groups.empty()
+    with groups.started("checkpoint.save_freq=1") as first:
+        first.wait_until(lambda folder: folder.steps, "the line of step 0")
+        first.process.kill()
+    before = groups.instance_ids
+    with groups.started("checkpoint.save_freq=1") as second:
+        second.wait_until(lambda folder: 2 in folder.committed_steps, "the checkpoint of step 2")
+        os.kill(second.process.pid, signal.SIGSTOP)
+        try:
+            newest = groups.folder.committed_steps[-1]
+            flip(groups.folder.checkpoint(newest) / "actor" / "__0_0.distcp")
+            groups.restart("critic")
+        finally:
+            os.kill(second.process.pid, signal.SIGCONT)
+        folder = second.complete()
+    assert groups.instance_ids[0] == before[0]
+    assert f"global_step_{newest}/actor/__0_0.distcp: expected sha256" in second.output
+    assert folder.summary["weights_sha256"] == completed("gather", 1).summary["weights_sha256"]
+    assert folder.steps == list(range(NUM_STEPS + 1))
+
+
+def test_sigterm_finishes_the_step_saves_and_leaves(completed: Completed, groups: ExternalGroups) -> None:
+    groups.empty(armed=[HELD])
+    with groups.started("run.total_steps=1000", "checkpoint.save_freq=-1") as controller:
+        controller.wait_until(lambda folder: 1 in folder.steps, "the line of step 1")
+        controller.signal(signal.SIGTERM)
+        controller.wait_until(lambda _: "finishing step 2" in controller.output, "an answer")
+        let_go(groups.folder.path)
+        assert controller.wait() == 143, controller.output
+    folder = controller.folder
+    assert folder.summary["exit_reason"] == "interrupted"
+    assert folder.committed_steps == [folder.summary["global_step"]] == [2]
+    assert None not in folder.summary["weights_sha256"].values()
+    for line, undisturbed in zip(folder.metrics[1:], completed("gather", 1).metrics[1:3], strict=True):
+        assert line.get("actor/loss") == undisturbed.get("actor/loss")
+        assert line["critic/loss"] == undisturbed["critic/loss"]
+
+
+def test_critic_warm_up_trains_the_critic_only(groups: ExternalGroups, inputs: Inputs) -> None:
+    groups.empty()
+    with groups.started("checkpoint.save_freq=1", "run.stop_after_step=1") as controller:
+        folder = controller.complete()
+    digests = {role: read_manifest(folder.checkpoint(1) / role).weights_sha256 for role in ("actor", "critic")}
+    assert folder.summary["weights_sha256"] == digests
+    assert digests["actor"] == digest_of_folder(inputs.folder / "policy")
+    assert digests["critic"] != digest_of_folder(inputs.folder / "value")
+
+
+def test_a_rollout_engine_that_differs_ends_the_run_with_one_sentence(groups: ExternalGroups) -> None:
+    groups.empty()
+    # No two programs agree to 1e-12 nats.
+    with groups.started("rollout.check_freq=1", "rollout.max_log_prob_diff=1e-12") as controller:
+        assert controller.wait() == 1
+    assert "error: step 1: log-probs of the rollout engine and the trainer differ by up to" in controller.output
+    assert "rollout.max_log_prob_diff" in controller.output
+    assert "Traceback" not in controller.output
+    assert controller.folder.summary["exit_reason"] == "failed"
+    assert not controller.folder.metrics[1:]
+
+
+def test_rollouts_are_corrected_in_a_run(groups: ExternalGroups) -> None:
+    groups.empty()
+    correction = '{rollout_is: token, rollout_rs: "token_k1,seq_mean_k3", rollout_rs_threshold: "0.5_2.0,0.1"}'
+    overrides = (f"algorithm.rollout_correction={correction}", "rollout.check_freq=1", "run.stop_after_step=2")
+    with groups.started(*overrides) as controller:
+        metrics = controller.complete().metrics[-1]
+    # The engine is the policy itself: it differs by rounding only.
+    assert 0.0 < metrics["training/rollout_log_probs_diff_max"] < 1e-3
+    assert abs(metrics["rollout_corr/rollout_is_mean"] - 1.0) < 1e-4
+    assert metrics["rollout_corr/rollout_rs_masked_fraction"] == 0.0
+    assert metrics["actor/grad_norm"] > 0.0
 
 
 def test_a_controller_with_an_expired_certificate_says_so_at_start(config: dict[str, Any], tmp_path: Path) -> None:

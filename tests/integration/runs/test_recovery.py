@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kill_matrix.cells import CELLS, STEP, Cell
-from tests.kill_matrix.harness import Verdict, fired_marks, matrix_config, run_cell, undisturbed_digests
-from tests.runs import Inputs, RunFolder, started
+from tests.kill_matrix.cells import CELLS, Cell, cells_at
+from tests.kill_matrix.harness import fired_mark_of, matrix_config, run_cells, undisturbed_digests, with_incidents
+from tests.runs import NUM_LONG_STEPS, Inputs, RunFolder, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-# One per victim at least, and every moment once; `make kill-matrix` runs all of them.
+# One per victim at least, and every moment once; `make kill-matrix` runs all of them, each in a run of its own.
 NAMES = (
     "actor_0-generating",
     "actor_1-between_mini_batches",
@@ -26,7 +28,44 @@ NAMES = (
     "critic_0-between_parts_of_commit",
     "controller-before_update",
 )
-BOTH = {"actor", "critic"}
+FIRST_STEP = 2
+FROZEN = Cell("actor_1", "frozen", "actor.update.mini_batch", action="stop")
+# These groups go on: their processes are as they were.
+OUT_OF_MEMORY = Cell("critic_0", "out_of_memory", "critic.update.begin", action="out_of_memory", ends_process=False)
+DIRTY = Cell("critic_0", "dirty", "critic.update.mini_batch", action="raise", ends_process=False)
+
+
+def one_after_the_other() -> list[Cell]:
+    """Incidents at successive steps."""
+    kills = [cells_at(step)[name] for step, name in enumerate(NAMES, FIRST_STEP)]
+    others = (FROZEN, OUT_OF_MEMORY, DIRTY)
+    return [*kills, *(replace(cell, step=step) for step, cell in enumerate(others, FIRST_STEP + len(NAMES)))]
+
+
+def test_the_incidents_are_cells_of_the_matrix_and_cover_every_victim_and_moment() -> None:
+    covered = [cell for cell in CELLS if cell.name in NAMES]
+    assert len(covered) == len(NAMES)
+    assert {cell.victim for cell in covered} == {cell.victim for cell in CELLS}
+    assert {cell.moment for cell in covered} == {cell.moment for cell in CELLS}
+
+
+def test_one_incident_after_the_other_costs_no_more_than_time(
+    two_ranks: dict[str, Any], completed: Callable[[str, int], RunFolder], tmp_path: Path
+) -> None:
+    cells = one_after_the_other()
+    assert cells[-1].step < NUM_LONG_STEPS
+    verdict = run_cells(cells, with_incidents(two_ranks, progress_timeout_s=10.0), tmp_path / "run")
+    assert verdict.failures(completed("gather", 2).summary["weights_sha256"]) == []
+    frozen, out_of_memory, dirty = cells[-3:]
+    log = verdict.folder.log("controller_0")
+    named = f"actor rank 1, step {frozen.step}, Update (update): rank 1 failed in step {frozen.step}, Update"
+    assert f"recovering in 0.1 s: {named}" in log
+    assert "the update has changed nothing, sending it again: critic" in log
+    restarts = {line["step"]: line["recovery/num_restarts"] for line in verdict.folder.metrics}
+    assert restarts[out_of_memory.step] == restarts[frozen.step]
+    assert restarts[dirty.step] == restarts[out_of_memory.step] + 1
+    for role in ("actor", "critic"):
+        assert "LoadCheckpoint done" in verdict.folder.log(f"{role}_0")
 
 
 @pytest.fixture(scope="module")
@@ -39,31 +78,7 @@ def undisturbed(matrix: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
     return undisturbed_digests(matrix, tmp_path_factory.mktemp("undisturbed") / "run")
 
 
-def with_services(config: dict[str, Any], **services: Any) -> dict[str, Any]:
-    return {**config, "services": {**config["services"], **services}}
-
-
-def controller_log(run: Path) -> str:
-    return RunFolder(run).log("controller_0")
-
-
-@pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.name in NAMES], ids=lambda cell: cell.name)
-def test_a_killed_process_costs_no_more_than_time(
-    cell: Cell, matrix: dict[str, Any], undisturbed: dict[str, str], tmp_path: Path
-) -> None:
-    assert run_cell(cell, matrix, tmp_path / "run").failures(undisturbed) == []
-
-
-def test_a_frozen_rank_is_named_and_its_group_starts_again(
-    matrix: dict[str, Any], undisturbed: dict[str, str], tmp_path: Path
-) -> None:
-    cell = Cell("actor_1", "frozen", "actor.update.mini_batch", action="stop")
-    verdict = run_cell(cell, with_services(matrix, progress_timeout_s=10.0), tmp_path / "run")
-    assert verdict.failures(undisturbed) == []
-    named = f"recovering in 0.1 s: actor rank 1, step {STEP}, Update (update): rank 1 failed in step {STEP}, Update"
-    assert named in controller_log(tmp_path / "run")
-
-
+@pytest.mark.extended
 def test_a_group_that_dies_while_the_other_one_starts_is_noticed_at_once(
     matrix: dict[str, Any], undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
@@ -79,54 +94,30 @@ def test_a_group_that_dies_while_the_other_one_starts_is_noticed_at_once(
     assert folder.summary["weights_sha256"] == undisturbed
 
 
+@pytest.mark.extended
 def test_a_frozen_group_is_ended_and_starts_again(
     matrix: dict[str, Any], undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
     cell = Cell("critic_0", "frozen", "critic.update.mini_batch", action="stop")
-    verdict = run_cell(cell, matrix, tmp_path / "run")
+    verdict = run_cells([cell], matrix, tmp_path / "run")
     assert verdict.failures(undisturbed) == []
-    assert f"recovering in 0.1 s: critic rank 0, step {STEP}, Update (update): " in controller_log(tmp_path / "run")
+    log = verdict.folder.log("controller_0")
+    assert f"recovering in 0.1 s: critic rank 0, step {cell.step}, Update (update): " in log
 
 
+@pytest.mark.extended
 def test_an_update_whose_client_gave_up_in_the_middle_is_applied_once_and_answered(
     matrix: dict[str, Any], undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
+    cell = Cell("actor_0", "frozen", "actor.update.mini_batch", action="stop", ends_process=False)
+
     def wake_up(run: RunFolder) -> None:
         """Once the controller has lost the connection, and sends the request again."""
-        if (fired := fired_marks(run)) and "calling again: actor" in run.log("controller_0"):
+        if (mark := fired_mark_of(cell, run)) and "calling again: actor" in run.log("controller_0"):
             with contextlib.suppress(ProcessLookupError):  # the run has ended
-                os.kill(fired[0]["pid"], signal.SIGCONT)
+                os.kill(mark["pid"], signal.SIGCONT)
 
-    cell = Cell("actor_0", "frozen", "actor.update.mini_batch", action="stop")
-    patient = with_services(matrix, reconnect_timeout_s=120.0)
-    verdict = run_cell(cell, patient, tmp_path / "run", wake_up)
+    services = {**matrix["services"], "reconnect_timeout_s": 120.0}
+    verdict = run_cells([cell], {**matrix, "services": services}, tmp_path / "run", wake_up)
     assert verdict.failures(undisturbed) == []
-    assert verdict.kept == BOTH
-    assert num_restarts(tmp_path / "run") == 0
-
-
-def test_an_update_that_fails_before_its_first_optimizer_step_is_sent_again_and_nothing_else(
-    matrix: dict[str, Any], undisturbed: dict[str, str], tmp_path: Path
-) -> None:
-    cell = Cell("critic_0", "out_of_memory", "critic.update.begin", action="out_of_memory")
-    verdict: Verdict = run_cell(cell, matrix, tmp_path / "run")
-    assert verdict.failures(undisturbed) == []
-    assert verdict.kept == BOTH
-    assert num_restarts(tmp_path / "run") == 0
-    assert "the update has changed nothing, sending it again: critic" in controller_log(tmp_path / "run")
-
-
-def test_an_update_that_fails_half_way_takes_both_roles_back_to_the_last_common_checkpoint(
-    matrix: dict[str, Any], undisturbed: dict[str, str], tmp_path: Path
-) -> None:
-    cell = Cell("critic_0", "dirty", "critic.update.mini_batch", action="raise")
-    verdict = run_cell(cell, matrix, tmp_path / "run")
-    assert verdict.failures(undisturbed) == []
-    assert verdict.kept == BOTH, "the models stay loaded"
-    assert num_restarts(tmp_path / "run") == 1
-    for role in BOTH:
-        assert "LoadCheckpoint done" in RunFolder(tmp_path / "run").log(f"{role}_0")
-
-
-def num_restarts(run: Path) -> float:
-    return float(RunFolder(run).metrics[-1]["recovery/num_restarts"])
+    assert verdict.folder.metrics[-1]["recovery/num_restarts"] == 0

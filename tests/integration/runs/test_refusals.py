@@ -26,6 +26,7 @@ Completed = Callable[[str, int], RunFolder]
         (["run.resume=/nowhere/global_step_3"], "run.resume"),
         (["algorithm.adv_estimator=ppo"], "expected one of gae, grpo"),
         (["services.launch=external"], "services.actor.address"),
+        (["rollout.stream_groups=9"], "rollout.stream_groups (9) must not exceed data.train_batch_size (8)"),
     ],
 )
 def test_a_mistake_costs_one_sentence(
@@ -74,12 +75,3 @@ def test_the_folder_of_another_config_is_refused_with_the_difference(
     assert "actor.lr: 0.001 in the folder, 0.5 now" in controller.output
     assert "total_steps" not in controller.output
     assert (folder.path / "metrics.jsonl").read_bytes() == before
-
-
-def test_a_second_controller_is_refused_while_the_first_goes_on(config: dict[str, Any], tmp_path: Path) -> None:
-    with started(config, tmp_path / "run", "run.total_steps=1", "algorithm.adv_estimator=grpo") as first:
-        first.wait_until(lambda folder: (folder.path / "config.yaml").exists(), "the run folder")
-        with started(config, tmp_path / "run") as second:
-            assert second.wait() == 2
-        assert "another controller is running" in second.output
-        first.complete()

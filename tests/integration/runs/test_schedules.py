@@ -1,4 +1,4 @@
-"""The three schedules compute the same and differ in what runs at the same time."""
+"""The three schedules compute the same and differ in what runs at the same time, streamed generation included."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from tests.runs import NUM_STEPS, RunFolder
+from tests.external import ExternalGroups
+from tests.runs import NUM_LONG_STEPS, NUM_STEPS, RunFolder
 
 # One test may have to make several runs first; on a busy machine they take their time.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -17,15 +20,23 @@ Completed = Callable[[str, int], RunFolder]
 Span = dict[str, Any]
 
 SCHEDULES = ("serial", "gather", "overlap")
-NUM_RANKS = pytest.mark.parametrize("num_actor_ranks", [1, 2])
+NUM_STEPS_ON = {1: NUM_STEPS, 2: NUM_LONG_STEPS}
+NUM_RANKS = pytest.mark.parametrize("num_actor_ranks", NUM_STEPS_ON)
+NUM_STREAMED = 2
 
 
 def intersect(one: Span, other: Span) -> bool:
     return max(one["start"], other["start"]) < min(one["end"], other["end"])
 
 
+def the_spans(folder: RunFolder, name: str, step: int) -> list[Span]:
+    """In the order in which they began."""
+    found = [span for span in folder.spans() if (span["name"], span["step"]) == (name, step)]
+    return sorted(found, key=lambda span: span["start"])
+
+
 def the_span(folder: RunFolder, name: str, step: int) -> Span:
-    (span,) = [span for span in folder.spans() if (span["name"], span["step"]) == (name, step)]
+    (span,) = the_spans(folder, name, step)
     return span
 
 
@@ -38,13 +49,14 @@ def test_weights_are_bit_identical_under_every_schedule(completed: Completed, nu
 
 @NUM_RANKS
 def test_every_step_reports_the_same_learning_under_every_schedule(completed: Completed, num_actor_ranks: int) -> None:
-    def learning(schedule: str) -> list[dict[str, float]]:
+    def learning(schedule: str) -> list[dict[str, float | None]]:
         names = ("actor/loss", "actor/grad_norm", "critic/loss", "critic/score/mean", "actor/reward_kl_penalty_coeff")
         lines = completed(schedule, num_actor_ranks).metrics[1:]
-        return [{name: line[name] for name in names} for line in lines]
+        return [{name: line.get(name) for name in names} for line in lines]
 
     serial = learning("serial")
-    assert len(serial) == NUM_STEPS
+    assert len(serial) == NUM_STEPS_ON[num_actor_ranks]
+    assert None not in serial[-1].values()
     assert learning("gather") == serial
     assert learning("overlap") == serial
 
@@ -58,7 +70,7 @@ def test_run_leaves_every_step_and_validation_on_record(completed: Completed, sc
     validation = folder.summary["validation"]
     assert validation["before"]["overall"] == pytest.approx(folder.metrics[0]["val/accuracy"])
     assert validation["after"]["overall"] == pytest.approx(folder.metrics[-1]["val/accuracy"])
-    assert folder.committed_steps == [NUM_STEPS]
+    assert folder.committed_steps == [2, 4]
 
 
 def test_adaptive_kl_coefficient_moves_in_every_step(completed: Completed) -> None:
@@ -70,32 +82,49 @@ def test_adaptive_kl_coefficient_moves_in_every_step(completed: Completed) -> No
 def test_nothing_intersects_in_serial(completed: Completed, num_actor_ranks: int) -> None:
     spans = [span for span in completed("serial", num_actor_ranks).spans() if span["pool"] != "controller"]
     assert {span["pool"] for span in spans} == {"actor", "critic", "reward"}
+    assert len([span for span in spans if span["name"] == "values"]) == NUM_STREAMED * NUM_STEPS_ON[num_actor_ranks]
     assert [pair for pair in combinations(spans, 2) if intersect(*pair)] == []
 
 
 @NUM_RANKS
 def test_both_updates_of_every_step_intersect_in_gather(completed: Completed, num_actor_ranks: int) -> None:
     folder = completed("gather", num_actor_ranks)
-    for step in range(1, NUM_STEPS + 1):
+    for step in range(1, NUM_STEPS_ON[num_actor_ranks] + 1):
         assert intersect(the_span(folder, "update_actor", step), the_span(folder, "update_critic", step)), step
 
 
 @NUM_RANKS
 def test_critic_update_intersects_the_next_generation_in_overlap(completed: Completed, num_actor_ranks: int) -> None:
     folder = completed("overlap", num_actor_ranks)
-    for step in range(1, NUM_STEPS):
+    for step in range(1, NUM_STEPS_ON[num_actor_ranks]):
         assert intersect(the_span(folder, "update_critic", step), the_span(folder, "gen", step + 1)), step
 
 
 @NUM_RANKS
 def test_values_wait_for_the_critic_update_before_them_in_overlap(completed: Completed, num_actor_ranks: int) -> None:
     folder = completed("overlap", num_actor_ranks)
-    for step in range(1, NUM_STEPS):
-        assert the_span(folder, "update_critic", step)["end"] <= the_span(folder, "values", step + 1)["start"], step
+    for step in range(1, NUM_STEPS_ON[num_actor_ranks]):
+        values = the_spans(folder, "values", step + 1)
+        assert the_span(folder, "update_critic", step)["end"] <= values[0]["start"], step
+
+
+@NUM_RANKS
+@pytest.mark.parametrize("schedule", ["gather", "overlap"])
+def test_values_and_scores_of_the_first_group_begin_while_the_actor_generates(
+    completed: Completed, schedule: str, num_actor_ranks: int
+) -> None:
+    folder = completed(schedule, num_actor_ranks)
+    for step in range(1, NUM_STEPS_ON[num_actor_ranks] + 1):
+        generation = the_span(folder, "gen", step)
+        for name in ("values", "score"):
+            first, _ = the_spans(folder, name, step)
+            assert generation["start"] < first["start"] < generation["end"], (name, step)
 
 
 def test_two_actor_ranks_share_the_tokens_of_every_update(completed: Completed) -> None:
-    for line in completed("gather", 2).metrics[1:]:
+    lines = [line for line in completed("gather", 2).metrics if "actor/tokens_rank_min" in line]
+    assert len(lines) == NUM_LONG_STEPS - 1
+    for line in lines:
         assert line["actor/tokens_rank_min"] >= 0.4 * (line["actor/tokens_rank_min"] + line["actor/tokens_rank_max"])
 
 
@@ -103,3 +132,34 @@ def test_controller_trains_where_torch_cannot_be_imported(completed: Completed) 
     # conftest.py runs this one with torch and transformers made impossible to import.
     without_torch, with_torch = completed("serial", 1), completed("gather", 1)
     assert without_torch.summary["weights_sha256"] == with_torch.summary["weights_sha256"]
+
+
+@pytest.fixture(scope="module")
+def unstreamed(groups: ExternalGroups, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The first steps, without streaming."""
+    groups.empty()
+    overrides = ("rollout.stream_groups=1", "run.stop_after_step=2", "checkpoint.save_hf_model=true")
+    with groups.started(*overrides) as controller:
+        controller.complete()
+    return groups.keep(tmp_path_factory.mktemp("unstreamed") / "run")
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_weights_are_those_of_a_run_that_does_not_stream(
+    completed: Completed, unstreamed: RunFolder, role: str
+) -> None:
+    def weights(folder: RunFolder) -> dict[str, np.ndarray]:
+        (file,) = folder.checkpoint(2).glob(f"{role}/**/model.safetensors")
+        return load_file(file)
+
+    ours, plain = weights(completed("gather", 1)), weights(unstreamed)
+    assert ours.keys() == plain.keys()
+    for name, values in ours.items():
+        np.testing.assert_allclose(values, plain[name], atol=1e-5, rtol=1e-4, err_msg=name)
+
+
+def test_every_response_is_scored_and_reported_once(completed: Completed, unstreamed: RunFolder) -> None:
+    ours, plain = completed("gather", 1).metrics[1:3], unstreamed.metrics[1:]
+    assert len(plain) == 2
+    for name in ("critic/score/mean", "response_length/mean", "prompt_length/mean"):
+        assert [line[name] for line in ours] == pytest.approx([line[name] for line in plain])

@@ -1,0 +1,62 @@
+"""python -m tests [-m EXPRESSION] [pytest's arguments]: the suite in stages, and how long each took.
+
+What lives in one process, or starts groups of its own, runs on two workers; whole runs, which share groups, run one
+after the other. With paths or options of pytest's, these alone are run, in one stage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+WHOLE_RUNS = TESTS / "integration" / "runs"
+VLLM = TESTS / "vllm"
+GPU = TESTS / "gpu"
+TWO_WORKERS = ("-n", "2", "--dist", "loadfile")
+# pytest's: everything passed, or the expression deselects all of a stage.
+PASSED = (0, 5)
+
+
+def stages() -> dict[str, list[str]]:
+    """Arguments of pytest by the name of the stage; together they are all of tests/ (a test holds them to it)."""
+    in_process = [str(TESTS / name) for name in ("unit", "golden", "property")]
+    groups = sorted(str(folder) for folder in (TESTS / "integration").iterdir() if is_suite(folder))
+    return {
+        "unit, golden, property": [*TWO_WORKERS, *in_process],
+        "groups": [*TWO_WORKERS, *(folder for folder in groups if folder != str(WHOLE_RUNS))],
+        "whole runs": [str(WHOLE_RUNS)],
+        "vllm": [str(VLLM)],
+        "gpu": [str(GPU)],
+    }
+
+
+def is_suite(folder: Path) -> bool:
+    """Whether a folder holds tests."""
+    return folder.is_dir() and any(folder.glob("test_*.py"))
+
+
+def main() -> int:
+    """Runs every stage, whatever becomes of the one before; 1 if one of them failed, or no test was run."""
+    parser = argparse.ArgumentParser(prog="tests", description=__doc__, allow_abbrev=False)
+    parser.add_argument("-m", dest="expression", default="not gpu", help="which tests, by their marks")
+    options, arguments = parser.parse_known_args()
+    asked = {"the tests asked for": arguments} if arguments else stages()
+    took: list[str] = []
+    has_failed = False
+    for name, stage in asked.items():
+        began_s = time.monotonic()
+        command = [sys.executable, "-m", "pytest", "-m", options.expression, *stage]
+        code = subprocess.run(command, cwd=TESTS.parent, check=False).returncode
+        has_failed |= code not in PASSED
+        if code != PASSED[1]:
+            took.append(f"{time.monotonic() - began_s:6.0f} s  {name}{'' if code in PASSED else '  FAILED'}")
+    sys.stdout.write("\n".join(["", "how long the tests took:", *took, ""]))
+    return 1 if has_failed or not took else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Failpoints that let two processes meet: what is to be seen at the same time does not depend on who is faster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from splitppo.failpoints import FOLDER, passed_mark
+
+# Points whose failpoints are armed under each schedule; under `serial` nothing may wait for what comes after it.
+ARMED = {
+    "serial": (),
+    "gather": ("actor.update.begin", "critic.update.begin", "actor.generate.part"),
+    "overlap": ("critic.update", "actor.generate.part"),
+}
+# A point that nobody passes: the test itself lets go of what is held there.
+_NEVER: dict[str, Any] = {"point": "critic.save_checkpoint.writing", "step": 10**6}
+HELD = "actor.update.mini_batch"
+
+
+def meetings(num_steps: int) -> dict[str, Any]:
+    """The section `debug` of the groups of runs of `num_steps` steps.
+
+    * gather: each update begins, and goes on when the other one has begun;
+    * overlap: the critic's update goes on when the actor generates for the next step;
+    * streamed: the actor hands on its first part, and goes on when the critic computes its values;
+    * held: the actor's update of step 2 goes on when the test says so (`let_go`).
+    """
+    steps = range(1, num_steps + 1)
+    return {
+        "failpoints": {
+            "actor.update.begin": [_wait(step, "critic.update.begin", step) for step in steps],
+            "critic.update.begin": [_wait(step, "actor.update.begin", step) for step in steps],
+            "critic.update": [_wait(step, "actor.generate", step + 1) for step in steps[:-1]],
+            **parts_meet_values(num_steps),
+            HELD: held(2),
+        }
+    }
+
+
+def parts_meet_values(num_steps: int) -> dict[str, Any]:
+    """Failpoints: the actor hands on the first part of a generation, and goes on when the critic works on it."""
+    return {
+        "actor.generate.part": [_wait(step, "critic.compute_values", step) for step in range(1, num_steps + 1)],
+    }
+
+
+def held(step: int) -> dict[str, Any]:
+    """A failpoint that holds a process until `let_go`."""
+    return {"step": step, "action": "wait", "after": _NEVER}
+
+
+def let_go(run_dir: Path) -> None:
+    """Lets a process that is `held` go on."""
+    marks = run_dir / FOLDER
+    marks.mkdir(parents=True, exist_ok=True)
+    (marks / passed_mark(_NEVER["point"], _NEVER["step"])).touch()
+
+
+def _wait(step: int, point: str, at_step: int) -> dict[str, Any]:
+    return {"step": step, "action": "wait", "after": {"point": point, "step": at_step}}
