@@ -119,6 +119,7 @@ class ActorRole:
     ) -> Outcome:
         """Log-probs of the responses under the policy (old_log_probs) or the reference (ref_log_probs)."""
         assert batch is not None
+        self._rollout.sleep()
         if request.model == actor_pb2.POLICY_MODEL_REFERENCE:
             assert self._reference is not None
             computed = self._reference.compute(batch, self._forward, outputs=("log_probs",), progress=progress)
@@ -141,6 +142,7 @@ class ActorRole:
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """See `Role.save_checkpoint`; the reference and the rollout engine have nothing to save."""
+        self._rollout.sleep()
         return self._policy.save(directory, service_state, with_hf_model=with_hf_model)
 
     def check_checkpoint(self, directory: Path) -> None:
@@ -158,6 +160,7 @@ class ActorRole:
 
     def compute_weights_digest(self) -> str:
         """See `Role.compute_weights_digest`; of the policy."""
+        self._rollout.sleep()
         return self._policy.weights_digest()
 
     def _deal_prompts(self, batch: Batch, num_ranks: int) -> list[NDArray[np.int64]]:

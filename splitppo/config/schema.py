@@ -86,7 +86,9 @@ class VllmConfig(Section):
     )
     enforce_eager: bool = Field(False, description="no CUDA graphs (there are none on a CPU)")
     sleep_level: Literal[0, 1, 2] = Field(
-        1, description="GPU memory given back for the update: 0 none, 1 weights (to the host) and KV cache, 2 all"
+        1,
+        description="GPU memory given back while it does not generate: 0 none, 1 weights (to the host) and KV cache,"
+        " 2 all",
     )
 
 

@@ -110,7 +110,10 @@ class RolloutBackend(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Gives back device memory until the next `generate`; called on every rank before anything else computes."""
+        """Gives back device memory until the next `sync_weights` or `generate`; nothing to do where it sleeps already.
+
+        Called on every rank before anything else computes: log-probs, updates, digests, and what saves and loads.
+        """
         ...
 
     def check_request(self, sampling: Sampling, num_tokens: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from services.actor.engine import ActorRole, deal_prompts
+from services.actor.rollout.backends import BACKENDS, Backend
+from services.actor.rollout.protocol import Listener, PromptRows, Rollout, Sampling
 from services.shell.commands import Command, CommandCancelled, Outcome
 from services.shell.context import RankContext
 from splitppo.batch import Batch, Column, concatenate
@@ -143,6 +146,66 @@ def test_streamed_groups_are_slices_of_the_whole_and_of_what_is_not_streamed(mod
     np.testing.assert_allclose(
         streamed["rollout_log_probs"].values, plain.columns["rollout_log_probs"].values, atol=1e-5
     )
+
+
+class SleepyRollout:
+    """A rollout engine that knows whether it is awake; every response is one token."""
+
+    def __init__(self) -> None:
+        self.is_awake = True
+        self.policy_version: int | None = None
+
+    def sync_weights(self, version: int) -> None:
+        self.is_awake, self.policy_version = True, version
+
+    def sleep(self) -> None:
+        self.is_awake = False
+
+    def check_request(self, sampling: Sampling, num_tokens: int) -> None:
+        pass
+
+    def generate(self, rows: PromptRows, sampling: Sampling, listener: Listener) -> Rollout:
+        self.is_awake = True
+        responses = [[EOS] for seeds in rows.seeds for _ in seeds]
+        return Rollout(
+            Column.from_rows(responses, np.dtype(np.int32)),
+            Column.from_rows([[0.0]] * len(responses), np.dtype(np.float32)),
+        )
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda role, batch, report, _: call(role, "ComputeLogProbs", log_probs_request(), batch, report),
+        lambda role, batch, report, _: call(
+            role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_REFERENCE), batch, report
+        ),
+        lambda role, batch, report, _: call(role, "Update", update_request(), batch, report),
+        lambda role, _, __, folder: role.save_checkpoint(folder, b"", with_hf_model=True).result(timeout=60),
+        lambda role, _, __, ___: role.load_checkpoint(None),
+        lambda role, _, __, ___: role.compute_weights_digest(),
+    ],
+    ids=["log-probs of the policy", "of the reference", "update", "save", "load", "digest"],
+)
+def test_the_rollout_engine_sleeps_before_anything_else_computes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[..., object]
+) -> None:
+    rollout = SleepyRollout()
+    monkeypatch.setitem(cast(Any, BACKENDS), "hf", Backend(lambda _: None, lambda *_: rollout, lambda _: 1))
+    role = build(model, use_kl_loss=True)
+    batch = experience(role)
+    batch = batch.merge(Batch(batch.num_rows, {"ref_log_probs": batch["rollout_log_probs"]}))
+    assert rollout.is_awake
+
+    class AsleepReport(Parts):
+        def __call__(self, done: int, total: int, phase: str) -> None:
+            assert not rollout.is_awake
+
+    work(role, batch, AsleepReport(), tmp_path)
+
+    assert not rollout.is_awake
+    call(role, "Generate", generate_request(), prompts())
+    assert rollout.is_awake
 
 
 @pytest.mark.parametrize("num_parts", [-1, 5])
