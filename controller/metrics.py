@@ -43,6 +43,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("{actor,critic}/lr", "1", "learning rate"),
     Metric("{actor,critic}/loss", "1", "what was minimised"),
     Metric("{actor,critic}/num_skipped_steps", "steps", "optimiser steps skipped for a gradient that was not finite"),
+    Metric("{actor,critic}/num_empty_steps", "steps", "optimiser steps left out because every token was rejected"),
     Metric("{actor,critic}/tokens_rank_{min,max,mean}", "tokens", "tokens that one rank trained on"),
     Metric("actor/pg_loss", "1", "policy loss"),
     Metric("actor/{pg_clipfrac,pg_clipfrac_lower}", "1", "share of tokens at the clip, and at the dual clip"),

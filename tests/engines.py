@@ -14,7 +14,7 @@ from services.engine import parallel
 from services.engine.forward import Forward, policy_forward, value_forward
 from services.engine.model import Kind
 from services.engine.train_engine import TokenLoss, TrainEngine
-from splitppo.batch import Batch
+from splitppo.batch import Batch, Column
 from splitppo.config.schema import ActorConfig, CriticConfig
 
 MAX_RESPONSE = 12
@@ -44,6 +44,13 @@ def make_batch(num_rows: int = 10, *, seed: int = 0, num_mini_batches: int = 1, 
         returns=[rng.normal(size=length) for length in lengths],
         mini_batches=mini_batches,
     )
+
+
+def keep_tokens_of(batch: Batch, row: int) -> Batch:
+    """The batch in which no token counts but those of one row."""
+    lengths = batch["responses"].lengths
+    mask = np.repeat(np.arange(batch.num_rows) == row, lengths) & (batch["response_mask"].values != 0)
+    return batch.merge(Batch(batch.num_rows, {"response_mask": Column(mask.astype(np.uint8), lengths)}))
 
 
 def forward_of(kind: Kind) -> Forward:

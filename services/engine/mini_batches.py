@@ -22,10 +22,12 @@ class MiniBatch:
         micro_batches: rows of this rank that have counting tokens; equally many micro-batches on every rank, the last
             ones may be empty.
         weights: aligned with the responses of the whole batch.
+        num_tokens: counting tokens on all ranks, the same number on each of them.
     """
 
     micro_batches: list[Rows]
     weights: Column
+    num_tokens: int
 
 
 def plan_mini_batches(
@@ -75,7 +77,8 @@ def plan_mini_batches(
             max_response_length=max_response_length,
         )
         token_weights = spread(weights, mask)
-        for rows, parts, count in zip(rows_of[epoch], plans[epoch], counts[epoch], strict=True):
-            enough = parts if len(parts) == count else plan(lengths[rows], limits, at_least=int(count))
-            steps.append(MiniBatch([rows[part] for part in enough], token_weights))
+        for index, (rows, parts) in enumerate(zip(rows_of[epoch], plans[epoch], strict=True)):
+            count = int(counts[epoch][index])
+            enough = parts if len(parts) == count else plan(lengths[rows], limits, at_least=count)
+            steps.append(MiniBatch([rows[part] for part in enough], token_weights, int(totals[epoch][index][0])))
     return steps

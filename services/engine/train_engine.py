@@ -59,6 +59,10 @@ class TrainEngine:
         max_response_length: fixed length of loss_agg_mode seq-mean-token-sum-norm.
         device: of this rank.
 
+    Attributes:
+        num_updates: RL steps that were updated on, however many optimizer steps each of them took, none included; the
+            learning rate is a function of it.
+
     Raises:
         ValueError: the model cannot be loaded.
     """
@@ -95,11 +99,20 @@ class TrainEngine:
     def update(self, batch: Batch, forward: Forward, loss: TokenLoss, *, progress: ReportProgress) -> dict[str, float]:
         """All mini-batches and epochs of one RL step, as the column `mini_batches` orders them (absent: one).
 
+        Each is an optimizer step, but for those in which no token counts on any rank: from nothing nothing is learned,
+        neither by momentum nor by weight decay.
+
         Returns:
-            the loss's metrics, "loss", "grad_norm" (before clipping), "lr", "num_skipped_steps", and the tokens that
-            ranks processed per epoch: "tokens_rank_min", "tokens_rank_max", "tokens_rank_mean"; the same on all ranks.
+            the loss's metrics, "loss", "grad_norm" (before clipping), means over the optimizer steps that were made and
+            absent without any (a gradient that was not finite leaves "grad_norm" as NaN); "lr"; "num_skipped_steps"
+            (the gradient was not finite) and "num_empty_steps" (no token counted); the tokens that ranks processed per
+            epoch: "tokens_rank_min", "tokens_rank_max", "tokens_rank_mean". The same on all ranks.
         """
-        mini_batches = self.plan_update(batch)
+        planned = self.plan_update(batch)
+        mini_batches = [mini_batch for mini_batch in planned if mini_batch.num_tokens]
+        num_empty = len(planned) - len(mini_batches)
+        if num_empty:
+            log.warning("%d of %d mini-batches hold no token to learn from: left out", num_empty, len(planned))
         total = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
         done = itertools.count(1)
         lr = learning_rate(self.config, self.num_updates + 1)
@@ -112,22 +125,25 @@ class TrainEngine:
         for number, mini_batch in enumerate(mini_batches):
             if number:
                 failpoints.hit("update.mini_batch")
-            metrics = self.accumulate_gradients(batch, mini_batch, forward, loss, report)
+            sums = self.accumulate_gradients(batch, mini_batch, forward, loss, report)
             norm = self._optimizer_step(lr)
             if math.isfinite(norm):
-                applied.append(metrics)
+                applied.append(sums)
                 norms.append(norm)
-        self.num_updates += 1
-        return {
+        metrics = {
             **self._reduced(applied),
             **self._rank_tokens(batch),
-            "grad_norm": sum(norms) / len(norms) if norms else math.nan,
             "lr": lr,
             "num_skipped_steps": float(len(mini_batches) - len(norms)),
+            "num_empty_steps": float(num_empty),
         }
+        if mini_batches:
+            metrics["grad_norm"] = sum(norms) / len(norms) if norms else math.nan
+        self.num_updates += 1
+        return metrics
 
     def plan_update(self, batch: Batch) -> list[MiniBatch]:
-        """The optimizer steps of an update."""
+        """The optimizer steps of an update, and those that would be if any of their tokens counted."""
         check_prompts(batch)
         return plan_mini_batches(
             batch,

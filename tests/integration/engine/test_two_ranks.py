@@ -19,6 +19,7 @@ from tests.engines import (
     CPU,
     forward_of,
     gradients,
+    keep_tokens_of,
     loss_of,
     make_batch,
     make_engine,
@@ -156,6 +157,20 @@ def test_update_and_its_metrics_agree_with_one_rank(group: Group, kind: str) -> 
         if not name.startswith("tokens_rank"):
             assert value == pytest.approx(metrics[name], rel=1e-4), name
     assert relative_error(group.tensors[0][f"{kind}/saved_weights"], weights(engine)) <= 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_agree_which_mini_batches_hold_no_token_and_make_no_step_for_them(group: Group, kind: str) -> None:
+    engine = group.engine(kind)
+    kept = keep_tokens_of(BATCH, group.facts[0]["rows"][0])
+    expected = engine.update(kept, forward_of(kind), loss_of(kind), progress=silent)
+    assert expected["num_empty_steps"] == 2  # of two mini-batches in each of two epochs; the others are rank 0's alone
+    for facts, tensors in zip(group.facts, group.tensors, strict=True):
+        metrics = facts[f"{kind}/sparse_metrics"]
+        assert metrics["num_empty_steps"] == 2
+        assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+        assert facts[f"{kind}/sparse_digest"] == group.facts[0][f"{kind}/sparse_digest"]
+        assert relative_error(tensors[f"{kind}/sparse_weights"], weights(engine)) <= 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS)

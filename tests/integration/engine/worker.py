@@ -12,7 +12,7 @@ import torch.distributed as dist
 from services.engine import parallel
 from services.engine.train_engine import FrozenModel
 from splitppo.balance import partition
-from tests.engines import CPU, forward_of, gradients, loss_of, make_batch, make_engine, silent, weights
+from tests.engines import CPU, forward_of, gradients, keep_tokens_of, loss_of, make_batch, make_engine, silent, weights
 
 
 def main(models: Path, output: Path) -> None:
@@ -21,7 +21,8 @@ def main(models: Path, output: Path) -> None:
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     whole = make_batch(11, num_mini_batches=2, ppo_epochs=2)
     costs = (whole["prompts"].lengths + whole["responses"].lengths).astype(float)
-    rows = partition(costs, num_ranks)[rank]
+    parts = partition(costs, num_ranks)
+    rows = parts[rank]
     batch = whole.take(rows)
     facts: dict[str, object] = {}
     tensors: dict[str, object] = {}
@@ -57,6 +58,11 @@ def main(models: Path, output: Path) -> None:
             tensors[f"reference/{rank}"] = reference.compute(batch, forward, outputs=outputs, progress=silent)[
                 "log_probs"
             ].rows()
+        sparse = keep_tokens_of(whole, int(parts[0][0])).take(rows)
+        engine.load_initial()
+        facts[f"{kind}/sparse_metrics"] = engine.update(sparse, forward, loss, progress=silent)
+        facts[f"{kind}/sparse_digest"] = engine.weights_digest()
+        tensors[f"{kind}/sparse_weights"] = weights(engine)
     parallel.KEEP_GATHERED_BYTES = 0  # as for a model that is too large to stay gathered
     large = make_engine(models / "policy", ppo_max_token_len_per_gpu=64, ppo_epochs=2)
     tensors["large/gradients"] = gradients(large, batch)

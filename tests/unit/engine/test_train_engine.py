@@ -12,6 +12,7 @@ import transformers
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from services.actor.losses import actor_loss
+from services.engine.model import Kind
 from services.engine.train_engine import TrainEngine
 from splitppo.batch import Batch, Column
 from splitppo.config.schema import ActorConfig
@@ -113,29 +114,54 @@ def test_gradient_checkpointing_changes_no_gradient(policy: Path) -> None:
     assert relative_error(gradients(recomputing, batch), gradients(plain, batch)) <= 1e-6
 
 
-def test_a_mini_batch_whose_tokens_are_all_masked_leaves_a_zero_gradient(policy: Path) -> None:
-    batch = make_batch(4)
-    masked = Batch.from_rows(response_mask=[np.zeros(length) for length in batch["responses"].lengths])
-    metrics = update(make_engine(policy, weight_decay=0.0), batch.merge(masked))
-    assert metrics["grad_norm"] == 0.0
-    assert metrics["num_skipped_steps"] == 0
+def without_tokens(batch: Batch, mini_batch: int | None = None) -> Batch:
+    """The batch with no counting token, or with none in one of its mini-batches."""
+    rows = batch["mini_batches"].values == mini_batch if mini_batch is not None else np.ones(batch.num_rows, np.bool_)
+    masked = np.repeat(rows, batch["responses"].lengths)
+    mask = Column(np.where(masked, 0, batch["response_mask"].values).astype(np.uint8), batch["responses"].lengths)
+    return batch.merge(Batch(batch.num_rows, {"response_mask": mask}))
 
 
-@pytest.mark.parametrize("num_mini_batches", [1, 2])
-@pytest.mark.parametrize("packed", [True, False])
-def test_an_update_of_mini_batches_without_any_token_stays_finite(
-    policy: Path, num_mini_batches: int, packed: bool
-) -> None:
-    batch = make_batch(num_mini_batches=num_mini_batches)
-    first = np.repeat(batch["mini_batches"].values == 0, batch["responses"].lengths)
-    mask = Column(np.where(first, 0, batch["response_mask"].values).astype(np.uint8), batch["responses"].lengths)
-    ones = Column(np.ones(len(mask.values), np.float32), mask.lengths)
-    batch = batch.merge(Batch(batch.num_rows, {"response_mask": mask, "rollout_is_weights": ones}))
-    engine = make_engine(policy, use_remove_padding=packed)
-    metrics = update(engine, batch, actor_loss(ActorConfig.model_validate({"model": "unused"})))
+@pytest.mark.parametrize("kind", ["policy", "value"])
+def test_nothing_is_learned_from_mini_batches_without_any_token(policy: Path, kind: Kind, caplog) -> None:
+    engine = make_engine(policy, kind, ppo_epochs=2, weight_decay=0.1)
+    batch = make_batch(num_mini_batches=2, ppo_epochs=2)
+    update(engine, batch)  # from here on AdamW has a momentum
+    before = engine.weights_digest()
+    metrics = update(engine, without_tokens(batch))
+    assert engine.weights_digest() == before
+    assert {int(state["step"]) for state in engine.optimizer.state.values()} == {4}
+    assert (metrics["num_empty_steps"], metrics["num_skipped_steps"]) == (4, 0)
+    assert not {"loss", "grad_norm"} & metrics.keys()
     assert all(math.isfinite(value) for value in metrics.values())
-    assert metrics["num_skipped_steps"] == 0
-    assert all(torch.isfinite(tensor).all() for tensor in weights(engine).values())
+    assert "4 of 4 mini-batches hold no token to learn from" in caplog.text
+
+
+def test_an_update_that_learns_nothing_counts_as_a_step_of_the_schedule(policy: Path) -> None:
+    engine = make_engine(policy, lr=1.0, lr_warmup_steps=4)
+    batch = make_batch()
+    assert [update(engine, one)["lr"] for one in (batch, without_tokens(batch), batch)] == [0.25, 0.5, 0.75]
+    assert engine.num_updates == 3
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_mini_batch_without_any_token_leaves_the_others_alone(policy: Path, packed: bool) -> None:
+    batch = make_batch(num_mini_batches=2)
+    ones = Column(np.ones(len(batch["responses"].values), np.float32), batch["responses"].lengths)
+    batch = batch.merge(Batch(batch.num_rows, {"rollout_is_weights": ones}))
+    second = batch.take(np.flatnonzero(batch["mini_batches"].values == 1))
+    second = second.select([name for name in batch.columns if name != "mini_batches"])
+    loss = actor_loss(ActorConfig.model_validate({"model": "unused"}))
+    engine, reference = (make_engine(policy, use_remove_padding=packed) for _ in range(2))
+    reports: list[tuple[int, int, str]] = []
+    metrics = update(engine, without_tokens(batch, 0), loss, lambda *report: reports.append(report))
+    expected = update(reference, second, loss)
+    assert engine.weights_digest() == reference.weights_digest()
+    assert metrics.pop("num_empty_steps") == 1
+    assert expected.pop("num_empty_steps") == 0
+    for name in metrics.keys() - {"tokens_rank_min", "tokens_rank_max", "tokens_rank_mean"}:
+        assert metrics[name] == expected[name], name
+    assert reports[-1][:2] == (len(reports), len(reports))
 
 
 def test_computing_leaves_weights_and_gradients_alone(policy: Path) -> None:
