@@ -183,7 +183,9 @@ class TrainedModelConfig(Section):
     lr: float = Field(ge=0.0, description="peak learning rate")
     lr_schedule: Literal["constant", "cosine", "linear"] = Field("constant", description="after warm-up; per step")
     lr_warmup_steps: int = Field(0, ge=0, description="linear warm-up, in steps")
-    lr_decay_steps: PositiveInt | None = Field(None, description="step at which cosine or linear reaches its minimum")
+    lr_decay_steps: PositiveInt | None = Field(
+        None, description="steps, warm-up included, after which cosine or linear is at its minimum"
+    )
     lr_min_ratio: Fraction = Field(0.0, description="floor of the decay, as a share of lr")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="AdamW")
     eps: float = Field(1e-8, gt=0.0, description="AdamW")

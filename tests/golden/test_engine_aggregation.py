@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from transformers import get_scheduler
 
 from services.engine.aggregation import masked_lengths, response_mask, row_weights, spread
 from services.engine.optimizer import learning_rate
@@ -53,11 +55,36 @@ def test_constant_without_warm_up_is_the_peak_from_the_first_step() -> None:
     assert rates([1, 2, 1000]) == [8.0, 8.0, 8.0]
 
 
-def test_linear_decay_reaches_its_floor_at_the_last_step_and_stays() -> None:
+def test_linear_decay_begins_at_the_peak_learns_in_its_last_step_and_stays_at_its_floor() -> None:
     settings = {"lr_schedule": "linear", "lr_warmup_steps": 2, "lr_decay_steps": 6, "lr_min_ratio": 0.5}
-    assert rates(range(1, 9), **settings) == [4.0, 8.0, 7.0, 6.0, 5.0, 4.0, 4.0, 4.0]
+    assert rates(range(1, 9), **settings) == [4.0, 8.0, 8.0, 7.0, 6.0, 5.0, 4.0, 4.0]
 
 
-def test_cosine_decay_follows_half_a_wave() -> None:
-    expected = [8.0 * 0.5 * (1 + np.cos(np.pi * step / 4)) for step in range(1, 5)] + [0.0]
+def test_linear_decay_to_zero_spends_no_step_of_the_run_at_zero() -> None:
+    assert rates(range(1, 6), lr_schedule="linear", lr_decay_steps=4) == [8.0, 6.0, 4.0, 2.0, 0.0]
+
+
+def test_cosine_decay_follows_half_a_wave_from_the_peak() -> None:
+    expected = [8.0 * 0.5 * (1 + np.cos(np.pi * done / 4)) for done in range(4)] + [0.0]
     np.testing.assert_allclose(rates(range(1, 6), lr_schedule="cosine", lr_decay_steps=4), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_after_the_warm_up_rates_are_those_of_transformers_schedulers(schedule: str) -> None:
+    """LambdaLR, which counts finished steps, as verl uses it; of the warm-up nothing is said: theirs begins at 0."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=8.0)
+    scheduler = get_scheduler(schedule, optimizer, num_warmup_steps=3, num_training_steps=11)
+    expected = []
+    for _ in range(11):
+        expected += scheduler.get_last_lr()
+        optimizer.step()
+        scheduler.step()
+    actual = rates(range(1, 12), lr_schedule=schedule, lr_warmup_steps=3, lr_decay_steps=11)
+    np.testing.assert_allclose(actual[3:], expected[3:], rtol=1e-12)
+    assert min(actual) > 0.0
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_decay_that_ends_in_the_warm_up_still_uses_the_peak(schedule: str) -> None:
+    settings = {"lr_schedule": schedule, "lr_warmup_steps": 2, "lr_decay_steps": 1}
+    assert rates(range(1, 5), **settings) == [4.0, 8.0, 8.0, 0.0]
