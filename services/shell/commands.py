@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from splitppo.batch import Batch
 from splitppo.failpoints import point_of
+from splitppo.rpc.errors import Place
 from splitppo.v1 import worker_pb2
 
 
@@ -71,6 +72,14 @@ class Outcome:
     durable: Future[str] | None = None
 
 
+def step_of(request: Any) -> int:
+    """The step that a request works on: of its slot, or that it names (the one to load), or the committed one."""
+    fields = request.DESCRIPTOR.fields_by_name
+    if "slot" in fields and request.HasField("slot"):
+        return int(request.slot.step)
+    return int(request.step if "step" in fields else request.header.base_step)
+
+
 @dataclass(frozen=True)
 class Command:
     """One RPC of a role that goes through the mailbox.
@@ -108,6 +117,10 @@ class Command:
     def point(self) -> str:
         """Its name as a failpoint (splitppo/failpoints.py)."""
         return point_of(self.method)
+
+    def place_of(self, request: Any) -> Place:
+        """Where a rank says it is while it works on a request; the watchdog compares what the ranks say."""
+        return Place(method=self.method, step=step_of(request))
 
 
 class Role(Protocol):

@@ -36,10 +36,10 @@ from numpy.typing import NDArray
 from services.shell.activity import Activity
 from services.shell.admission import check_identity, prepared_rows
 from services.shell.collectives import ControlChannel, Order, OrderKind
-from services.shell.commands import Command, CommandCancelled, Outcome
+from services.shell.commands import Command, CommandCancelled, Outcome, step_of
 from services.shell.failure import FailureWatch, StepCounter, cannot_go_on, cannot_save, is_out_of_memory
 from services.shell.lifecycle import DURABLE_TIMEOUT_S, LifecycleCommand, attachment_of
-from services.shell.logs import step_of, working_on
+from services.shell.logs import working_on
 from services.shell.mailbox import Call, MailboxClosed
 from services.shell.parts import PartGatherer, received_parts
 from services.shell.reports import LeaderReport

@@ -10,15 +10,14 @@ from typing import Any
 
 from services.shell.activity import Activity
 from services.shell.collectives import ControlChannel, Order, OrderKind
-from services.shell.commands import Command, CommandCancelled, Outcome
+from services.shell.commands import Command, CommandCancelled, Outcome, step_of
 from services.shell.failure import FailureWatch
 from services.shell.lifecycle import DURABLE_TIMEOUT_S, attachment_of
-from services.shell.logs import step_of, working_on
+from services.shell.logs import working_on
 from services.shell.parts import PartSender
 from services.shell.reports import FollowerReport
 from splitppo import failpoints
 from splitppo.batch import Batch
-from splitppo.rpc.errors import Place
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class Follower:
         command = self._commands[order.command]
         request = command.request_type.FromString(order.request)
         step = step_of(request)
-        with self._activity.command(Place(method=command.method, step=step)):
+        with self._activity.command(command.place_of(request)):
             share: Any = self._channel.receive(0) if order.has_rows else attachment_of(command, order.attachment)
             with working_on(request), failpoints.at_step(step):
                 outcome = self._run(command, request, share)

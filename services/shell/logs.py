@@ -10,17 +10,13 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from services.shell.commands import step_of
+
 # As `extra` of a log call: the line is not repeated on stderr.
 FILE_ONLY = {"file_only": True}
 
 _STDERR_HANDLER = "splitppo-stderr"
 _work: ContextVar[str] = ContextVar("work", default="")
-
-
-def step_of(request: Any) -> int:
-    """The step that a request works on."""
-    on_slot = "slot" in request.DESCRIPTOR.fields_by_name and request.HasField("slot")
-    return int(request.slot.step if on_slot else request.header.base_step)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from services.shell.commands import Command
@@ -48,12 +49,8 @@ class Call:
 
     @property
     def place(self) -> Place:
-        """The method and the step, for errors."""
-        fields = self.request.DESCRIPTOR.fields_by_name
-        step = self.request.step if "step" in fields else self.request.header.base_step
-        step = self.request.slot.step if self.works_on_slot else step
-        phase = self.progress.phase if self.progress else ""
-        return Place(method=self.command.method, step=step, phase=phase)
+        """The method, the step and the phase, for errors."""
+        return replace(self.command.place_of(self.request), phase=self.progress.phase if self.progress else "")
 
     @property
     def works_on_slot(self) -> bool:
