@@ -10,7 +10,8 @@ Method = Literal["strict", "flexible"]
 
 # An answer stands at the end; looking at no more keeps the search cheap on long responses.
 _TAIL_CHARACTERS = 300
-_MARKED_NUMBER = re.compile(r"#### (-?\$?-?[0-9.,]+)")
+# At most one minus and one dollar sign, in either order; at least one digit.
+_MARKED_NUMBER = re.compile(r"#### ((?:-\$?|\$-?)?(?=[.,]*[0-9])[0-9.,]+)")
 _NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 

@@ -50,6 +50,30 @@ def test_flexible_takes_the_last_number(response: str, score: float) -> None:
     assert compute_flexible_score("gsm8k_flexible", response, "1200") == score
 
 
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("#### -7", "-7"),
+        ("#### $7", "7"),
+        ("#### -$7", "-7"),
+        ("#### $-7", "-7"),
+        ("#### .5", ".5"),
+        ("#### 7.", "7."),  # as it stands
+        ("#### --7", None),
+        ("#### -$-7", None),
+        ("#### $$7", None),
+        ("#### -", None),
+        ("#### ,", None),
+        ("#### .", None),
+        ("#### ...", None),
+        ("#### -.,", None),
+    ],
+)
+def test_an_answer_has_a_digit_and_at_most_one_sign(response: str, answer: str | None) -> None:
+    assert extract_answer(response) == answer
+    assert compute_score("gsm8k", response, "72", format_score=0.1) == (0.0 if answer is None else 0.1)
+
+
 def test_a_wrong_answer_in_the_right_format_gets_the_format_score_and_no_answer_gets_none() -> None:
     assert compute_score("gsm8k", "#### 7", "72", format_score=0.1) == 0.1
     assert compute_score("gsm8k", "7", "72", format_score=0.1) == 0.0
