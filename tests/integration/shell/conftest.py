@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +17,19 @@ from tests.integration.shell.client import Client
 MODULE = "tests.integration.shell.toy"
 
 
-def write_config(run_dir: Path, num_processes: int = 1, **services: object) -> Path:
+Failpoints = Mapping[str, Sequence[Mapping[str, object]]]
+
+
+def write_config(
+    run_dir: Path, num_processes: int = 1, *, failpoints: Failpoints | None = None, **services: object
+) -> Path:
     """A configuration for a toy critic."""
     tree = {
         "run": {"dir": str(run_dir), "total_steps": 3},
         "data": {"train_files": "unused", "train_batch_size": 4},
         "actor": {"model": "unused"},
         "services": {"critic": {"num_processes": num_processes}, **services},
+        "debug": {"failpoints": failpoints or {}},
     }
     file = run_dir / "config.yaml"
     file.write_text(yaml.safe_dump(tree))
@@ -59,8 +65,14 @@ StartToy = Callable[..., Toy]
 def toys(tmp_path: Path) -> Iterator[StartToy]:
     started: list[Toy] = []
 
-    def start(num_processes: int = 1, *, lifeline: bool = False, **services: object) -> Toy:
-        config_file = write_config(tmp_path, num_processes, **services)
+    def start(
+        num_processes: int = 1,
+        *,
+        lifeline: bool = False,
+        failpoints: Failpoints | None = None,
+        **services: object,
+    ) -> Toy:
+        config_file = write_config(tmp_path, num_processes, failpoints=failpoints, **services)
         group = Group(MODULE, config_file, tmp_path, "critic", num_processes=num_processes, lifeline=lifeline)
         try:
             group.wait_ready()

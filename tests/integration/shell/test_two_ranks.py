@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from splitppo.rpc.errors import DataLoss, PeerDied
+from splitppo.rpc.errors import DataLoss, OutOfMemory, PeerDied
 from tests.checkpoints import DAMAGES
 from tests.groups import Group, is_alive, wait_until
 from tests.integration.shell import toy
@@ -76,6 +76,17 @@ def test_two_ranks_go_on_after_a_damaged_checkpoint_was_refused(two: Toy, damage
     assert client.digest(step) == weights
 
 
+def test_out_of_memory_before_the_other_rank_hears_of_the_command_is_refused_and_the_group_goes_on(two: Toy) -> None:
+    client, step = two.client, two.client.status().committed_step + 1
+    rows = {"responses": RESPONSES, "returns": RETURNS}
+    client.put(experience(step), prompts=[[toy.NO_MEMORY_TO_PREPARE], *PROMPTS[1:]], **rows)
+    refusal = error_of(client.update(step))
+    assert isinstance(refusal, OutOfMemory)
+    assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    client.put(experience(step), prompts=PROMPTS, **rows)
+    assert result(client.update(step)).committed_step == step
+
+
 def test_sigterm_drains_both_ranks_after_the_running_command(two: Toy) -> None:
     """Last of those that share the group: it ends here."""
     client, step = two.client, two.client.status().committed_step + 1
@@ -114,6 +125,24 @@ def test_an_error_on_one_rank_names_it_and_ends_the_group(start_toy: StartToy) -
     assert broken.group.wait_ended() != 0
     assert "a toy has broken" in (broken.run_dir / "logs" / "critic_1.log").read_text()
     assert not broken.group.announcement.exists()
+
+
+@pytest.mark.parametrize("ranks", [(1,), (0, 1)], ids=["on rank 1", "on both ranks"])
+def test_a_rank_out_of_memory_in_a_command_ends_the_group_for_the_others_wait_for_it(
+    start_toy: StartToy, ranks: Sequence[int]
+) -> None:
+    point = "critic.update.begin"
+    group = start_toy(2, failpoints={point: [{"rank": rank, "action": "out_of_memory"} for rank in ranks]})
+    put_order(group.client, 1)
+    error = error_of(group.client.update(1))
+    assert isinstance(error, PeerDied)  # ABORTED: to send the update again would find nobody
+    assert error.place.rank in ranks
+    cause = f"MemoryError: failpoint {point} has fired"
+    assert f"rank {error.place.rank} failed in step 1, Update: {cause}; the group ends" in str(error)
+    assert group.group.wait_ended() != 0
+    assert not group.group.announcement.exists()
+    log = (group.run_dir / "logs" / f"critic_{error.place.rank}.log").read_text()
+    assert "MemoryError" in log
 
 
 def test_a_killed_follower_aborts_the_running_command_and_ends_the_group(start_toy: StartToy) -> None:

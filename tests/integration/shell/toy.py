@@ -31,6 +31,7 @@ RAISE_ON_RANK = 910  # + rank
 OUT_OF_MEMORY = 920
 FAIL_AFTER_STEP = 930
 REFUSED = 940
+NO_MEMORY_TO_PREPARE = 945  # rank 0, before the others hear of the command
 STREAM = 950  # in NUM_PARTS parts, each when the file "part_<number>" exists, until cancelled
 CANCEL_ON_RANK = 960  # + rank, which waits until it is cancelled; the others finish
 NUM_PARTS = 3
@@ -80,6 +81,8 @@ class ToyRole:
     def _prepare(self, request: Any, batch: Batch) -> Batch:
         if batch["prompts"].values[0] == REFUSED:
             raise ValueError("the first token is the one that is refused")
+        if batch["prompts"].values[0] == NO_MEMORY_TO_PREPARE:
+            raise MemoryError("no room for the rows")
         return batch
 
     def _prepare_values(self, request: Any, batch: Batch) -> Batch:

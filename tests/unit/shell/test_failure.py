@@ -56,6 +56,7 @@ NO_MEMORY = torch.AcceleratorError("CUDA error: out of memory")
         (ValueError("shapes differ"), 1, False, False),
         (ILLEGAL_ACCESS, 1, False, True),
         (NO_MEMORY, 1, False, False),
+        (NO_MEMORY, 2, False, True),
         # A load that fails for another reason than its input: nothing else would bring the group back.
         (RuntimeError("broken"), 1, True, True),
         (NO_MEMORY, 1, True, True),
