@@ -1,6 +1,6 @@
 """The contract between the shell and a role: commands that the mailbox runs, and what a role must be able to do.
 
-The shell moves rows and orders work; it knows nothing of PPO. A role (actor, critic, reward) declares its commands; the
+The shell moves rows and orders work; it knows nothing of PPO. A role (actor, critic) declares its commands; the
 shell serves each as the RPC of the same name.
 """
 

@@ -1,6 +1,10 @@
-"""Request ids are a function of what they name."""
+"""Request ids are a function of what they name; the wire knows the roles that there are."""
 
+from typing import get_args
+
+from services.shell.context import RoleName
 from splitppo.rpc.identity import request_id
+from splitppo.v1 import worker_pb2
 
 
 def test_the_same_command_has_the_same_id() -> None:
@@ -25,3 +29,7 @@ def test_any_difference_gives_another_id() -> None:
 
 def test_an_id_tells_its_method_and_step_to_a_reader_of_logs() -> None:
     assert request_id("run", 1, 5, "Generate").startswith("Generate-5-")
+
+
+def test_every_role_of_the_wire_can_be_served() -> None:
+    assert set(worker_pb2.Role.keys()) == {"ROLE_UNSPECIFIED", *(f"ROLE_{name.upper()}" for name in get_args(RoleName))}
