@@ -109,7 +109,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("perf/total_num_tokens", "tokens", "prompt and response tokens of the step"),
     Metric("perf/time_per_step", "s", "wall time of the step, without validation and checkpoints"),
     Metric("perf/throughput", "tokens/s", "tokens per second and rank"),
-    Metric("perf/mfu/{actor,critic,actor_infer}", "1", "model FLOPs utilisation; absent on unknown devices"),
+    Metric(
+        "perf/mfu/{actor,critic}",
+        "1",
+        "model FLOPs of the update / (its seconds x the peak of the group's GPUs); absent on CPUs, and for GPUs and"
+        " models that services/engine/flops.py does not know",
+    ),
     Metric(
         "perf/{max_memory_allocated_gb,max_memory_reserved_gb,cpu_memory_used_gb}",
         "GiB",

@@ -21,7 +21,7 @@ from services.engine.assignment import assign_mini_batches
 from services.engine.forward import policy_forward
 from services.engine.inference import FrozenModel
 from services.engine.row_checks import check_rows
-from services.engine.token_metrics import token_means
+from services.engine.token_metrics import metrics_of_role, token_means
 from services.engine.train_engine import TrainEngine
 from services.shell.commands import Command, CommandCancelled, Outcome, Report
 from services.shell.context import RankContext
@@ -137,8 +137,7 @@ class ActorRole:
         metrics = token_means(self._policy.update(batch, self._forward, self._loss, progress=progress))
         if self._config.actor.use_kl_loss:
             metrics["kl_coef"] = self._config.actor.kl_loss_coef
-        named = {f"actor/{name}": value for name, value in metrics.items()}
-        return Outcome(metrics={**named, **memory_metrics(self._device)})
+        return Outcome(metrics={**metrics_of_role("actor", metrics), **memory_metrics(self._device)})
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """See `Role.save_checkpoint`; the reference and the rollout engine have nothing to save."""

@@ -13,7 +13,7 @@ from services.critic.losses import critic_loss
 from services.engine.assignment import assign_mini_batches
 from services.engine.forward import value_forward
 from services.engine.row_checks import check_rows
-from services.engine.token_metrics import token_means
+from services.engine.token_metrics import metrics_of_role, token_means
 from services.engine.train_engine import TrainEngine
 from services.shell.commands import Command, Outcome, Report
 from services.shell.context import RankContext
@@ -81,7 +81,7 @@ class CriticRole:
         """One update of the value model: all mini-batches of all epochs."""
         assert batch is not None
         metrics = token_means(self._model.update(batch, self._forward, self._loss, progress=progress))
-        return Outcome(metrics={f"critic/{name}": value for name, value in metrics.items()})
+        return Outcome(metrics=metrics_of_role("critic", metrics))
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """See `Role.save_checkpoint`."""

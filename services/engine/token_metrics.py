@@ -1,4 +1,4 @@
-"""Means over response tokens as metrics: summed where the tokens are, divided once everything is added up.
+"""Metrics of an update: means over response tokens, summed where the tokens are and divided once all is added up.
 
 A loss returns scalars that the engine adds over micro-batches and ranks; no micro-batch knows the number of all tokens.
 
@@ -30,3 +30,8 @@ def token_means(metrics: Mapping[str, float]) -> dict[str, float]:
         for name, value in metrics.items()
         if name != _NUM_TOKENS
     }
+
+
+def metrics_of_role(role: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """What a role reports of its update, under the metrics' names: <role>/<name>, but perf/mfu/<role>."""
+    return {f"perf/mfu/{role}" if name == "mfu" else f"{role}/{name}": value for name, value in metrics.items()}

@@ -281,6 +281,7 @@ def test_update_reports_the_actors_metrics_and_moves_the_weights(model: Path) ->
     assert metrics["actor/lr"] == 1e-3
     assert 0 < metrics["actor/entropy"] < np.log(len(VOCABULARY))
     assert not any("sum/" in name or "num_tokens" in name for name in metrics)
+    assert not any("mfu" in name for name in metrics)  # on a CPU
 
 
 def test_in_the_first_mini_batch_the_ratio_is_exactly_one(model: Path) -> None:

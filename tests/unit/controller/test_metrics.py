@@ -26,7 +26,7 @@ from controller.trace import Span
         "critic/score/mean",
         "actor/pg_clipfrac_lower",
         "timing_s/update_actor_critic",
-        "perf/mfu/actor_infer",
+        "perf/mfu/critic",
         "global_seqlen/minmax_diff",
         "val-core/openai/gsm8k/acc/mean@1",
         "val-aux/openai/gsm8k/reward/best@4/std",

@@ -1,0 +1,106 @@
+"""Model FLOPs utilisation: the share of its devices' peak that an update has used.
+
+    FLOPs = 6 * (N_body * tokens + N_head * response tokens) + 12 * L * H * d * sum over rows of tokens^2
+    MFU = FLOPs / (seconds * sum over devices of their peak)
+
+Chowdhery et al. (2022, PaLM), appendix B, with L layers of H heads of dimension d: 2 FLOPs per weight and token and
+4 * L * H * d per pair of positions forward, twice that backward. Pairs that a causal mask or a window hides are counted
+as there; what is computed again (gradient checkpointing), padding and look-ups of embeddings are not counted. The head
+counts where it is computed, at response tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+# Dense peak of (bf16 tensor cores, fp32 without TF32), TFLOPS; a name is PyTorch's, whole: a slice of a GPU (MIG) has
+# another. From NVIDIA's data sheets of A100 (2021), H100 (2022; NVL 2024), H200 (2024), L4 and L40S (2023); where those
+# give bf16 with sparsity only, half of it.
+_PEAK_TFLOPS = {
+    "NVIDIA A100-SXM4-40GB": (312.0, 19.5),
+    "NVIDIA A100-SXM4-80GB": (312.0, 19.5),
+    "NVIDIA A100-PCIE-40GB": (312.0, 19.5),
+    "NVIDIA A100 80GB PCIe": (312.0, 19.5),
+    "NVIDIA H100 80GB HBM3": (989.5, 67.0),
+    "NVIDIA H100 PCIe": (756.5, 51.0),
+    "NVIDIA H100 NVL": (835.5, 60.0),
+    "NVIDIA H200": (989.5, 67.0),
+    "NVIDIA H200 NVL": (835.5, 60.0),
+    "NVIDIA L4": (121.0, 30.3),
+    "NVIDIA L40S": (362.05, 91.6),
+}
+
+
+@dataclass(frozen=True)
+class DenseShape:
+    """What the FLOPs of a dense transformer depend on.
+
+    Attributes:
+        body_parameters: weights that every token meets; no embeddings.
+        head_parameters: weights that every response token meets; tied or not.
+        attention_width: layers x heads x head dimension.
+    """
+
+    body_parameters: int
+    head_parameters: int
+    attention_width: int
+
+
+def dense_shape(model: Any) -> DenseShape | None:
+    """The shape of a Hugging Face model that is not sharded yet; None where experts or other layers than attention
+    make a count by weights wrong.
+    """
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None)
+    other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if not heads or other_layers or any(getattr(config, name, None) for name in _EXPERTS):
+        return None
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    looked_up = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for parameter in module.parameters()
+    }
+    body = [parameter for parameter in model.base_model.parameters() if id(parameter) not in looked_up]
+    prefix = f"{model.base_model_prefix}."
+    head = [
+        parameter for name, parameter in model.named_parameters(remove_duplicate=False) if not name.startswith(prefix)
+    ]
+    return DenseShape(
+        sum(parameter.numel() for parameter in body),
+        sum(parameter.numel() for parameter in head),
+        config.num_hidden_layers * heads * head_dim,
+    )
+
+
+def train_flops(shape: DenseShape, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
+    """FLOPs of one forward and one backward pass over rows.
+
+    Args:
+        shape: of the model.
+        lengths: [num_rows] tokens, prompt and response.
+        response_lengths: [num_rows] tokens.
+    """
+    tokens, response_tokens = lengths.astype(np.float64), response_lengths.astype(np.float64)
+    weights = shape.body_parameters * tokens.sum() + shape.head_parameters * response_tokens.sum()
+    return float(6.0 * weights + 12.0 * shape.attention_width * (tokens**2).sum())
+
+
+def peak_flops(device: torch.device, dtype: Literal["fp32", "bf16"]) -> float | None:
+    """FLOPs per second that a device promises for dense matrix products; None of CPUs and of GPUs not known here."""
+    return peak_flops_of(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else None
+
+
+def peak_flops_of(device_name: str, dtype: Literal["fp32", "bf16"]) -> float | None:
+    """`peak_flops` by the name that PyTorch gives the device."""
+    peaks = _PEAK_TFLOPS.get(device_name)
+    return None if peaks is None else peaks[0 if dtype == "bf16" else 1] * 1e12

@@ -1,0 +1,121 @@
+"""Model FLOPs by hand and as PyTorch counts them, and where a share of the peak is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from controller.metrics import check_declared
+from services.engine.flops import DenseShape, dense_shape, peak_flops, peak_flops_of, train_flops
+from services.engine.model import load_model
+from services.engine.token_metrics import metrics_of_role
+from splitppo.batch import Batch
+from tests.engines import CPU, forward_of, loss_of, make_engine, silent
+from tests.models import VOCABULARY, save_policy, tiny_config
+
+# By hand, of tests.models.tiny_config: q, k, v with bias, o; gate, up, down; two norms. Then the last norm.
+LAYER = (32 * 32 + 32) + 2 * (32 * 16 + 16) + 32 * 32 + 3 * 32 * 64 + 2 * 32
+BODY = 2 * LAYER + 32
+WIDTH = 2 * 4 * 8
+
+
+def lengths(*tokens: int) -> Any:
+    return np.array(tokens, np.int32)
+
+
+def test_flops_by_hand() -> None:
+    # 6 * (10 * 6 tokens + 3 * 3 response tokens) + 12 * 2 * (4^2 + 2^2)
+    assert train_flops(DenseShape(10, 3, 2), lengths(4, 2), lengths(1, 2)) == 6 * 69 + 480
+    assert train_flops(DenseShape(10, 3, 2), lengths(), lengths()) == 0
+
+
+def test_flops_of_long_rows_are_not_cut_off_at_32_bits() -> None:
+    assert train_flops(DenseShape(0, 0, 1), lengths(100_000), lengths(1)) == 12e10
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_shape_of_a_policy_has_its_head_but_no_embeddings(tmp_path: Path, tied: bool) -> None:
+    model = load_model(str(save_policy(tmp_path, tie_word_embeddings=tied)), "policy")
+    assert dense_shape(model) == DenseShape(BODY, 32 * len(VOCABULARY), WIDTH)
+
+
+def test_the_head_of_a_value_model_is_one_row(tmp_path: Path) -> None:
+    model = load_model(str(save_policy(tmp_path)), "value", seed=0)
+    shape = dense_shape(model)
+    assert shape is not None
+    assert (shape.body_parameters, shape.attention_width) == (BODY, WIDTH)
+    assert shape.head_parameters in (32, 33)
+
+
+def test_flops_are_what_pytorch_counts() -> None:
+    config = tiny_config(hidden_size=128, intermediate_size=512, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(config)
+    shape = dense_shape(model)
+    assert shape is not None
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 100, dtype=torch.int64)).logits.sum().backward()
+    # Without biases and norms, which are no matrix products.
+    assert train_flops(shape, lengths(100), lengths(100)) == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+@pytest.mark.parametrize("changes", [{"model_type": "mixtral"}, {"layer_types": ["linear_attention"] * 2}])
+def test_other_models_than_dense_transformers_have_no_shape(changes: dict[str, Any]) -> None:
+    model = AutoModelForCausalLM.from_config(tiny_config(attn_implementation="eager"))
+    if "model_type" in changes:
+        model.config = AutoConfig.for_model(changes["model_type"])
+    else:
+        model.config.layer_types = changes["layer_types"]
+    assert dense_shape(model) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "fp32"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.5e12, 67e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12, 19.5e12),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None),
+        ("NVIDIA GeForce GTX 1080", None, None),
+    ],
+)
+def test_the_peak_is_known_by_a_devices_whole_name(name: str, bf16: float | None, fp32: float | None) -> None:
+    assert (peak_flops_of(name, "bf16"), peak_flops_of(name, "fp32")) == (bf16, fp32)
+
+
+def test_a_cpu_has_no_peak() -> None:
+    assert peak_flops(CPU, "fp32") is None
+
+
+# In an update: two rows of four and three tokens; the third has nothing to learn from.
+
+BATCH = Batch.from_rows(
+    prompts=[[3, 4, 5], [3], [3, 4]],
+    responses=[[6], [7, 8], [9, 9]],
+    response_mask=[[1], [1, 0], [0, 0]],
+    advantages=[[1.0], [1.0, 1.0], [1.0, 1.0]],
+)
+
+
+def test_the_flops_of_an_update_are_those_of_its_epochs_and_not_of_recomputation(tmp_path: Path) -> None:
+    folder = save_policy(tmp_path)
+    once = train_flops(DenseShape(BODY, 32 * len(VOCABULARY), WIDTH), lengths(4, 3), lengths(1, 2))
+    assert make_engine(folder, gradient_checkpointing=True).update_flops(BATCH) == once
+    assert make_engine(folder, ppo_epochs=3).update_flops(BATCH) == 3 * once
+
+
+def test_an_update_reports_the_share_of_a_peak_that_is_known(tmp_path: Path) -> None:
+    engine = make_engine(save_policy(tmp_path))
+    assert "mfu" not in engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
+    engine.peak_flops = 1e15
+    assert 0 < engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)["mfu"] < 1
+
+
+def test_a_role_reports_it_under_the_name_that_dashboards_know() -> None:
+    named = metrics_of_role("critic", {"mfu": 0.25, "lr": 0.5})
+    assert named == {"perf/mfu/critic": 0.25, "critic/lr": 0.5}
+    check_declared(named)
