@@ -105,6 +105,12 @@ class CommandReply:
     policy_version: int = 0
     manifest_sha256: str = ""
 
+    @property
+    def timings_s(self) -> Mapping[str, float]:
+        """Seconds that the worker names in its metrics, timing_s/<name>, by name."""
+        prefix = "timing_s/"
+        return {name.removeprefix(prefix): s for name, s in self.metrics.items() if name.startswith(prefix)}
+
 
 @dataclass(frozen=True)
 class Traffic:

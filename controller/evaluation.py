@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from controller.clients import ActorClient
+from controller.clients import ActorClient, CommandReply
 from controller.data import PromptBatch, PromptTable
 from controller.scoring import Scorer, Verdict
 from controller.summary import Accuracy
@@ -25,13 +26,13 @@ class ValidationResult:
         accuracy: overall and per data source.
         metrics: val-core/... and val-aux/...
         verdicts: what was generated and judged, in parts.
-        duration_s: seconds it took.
+        timings_s: seconds, of the whole under "testing"; of it what the engine says, e.g. "update_weights".
     """
 
     accuracy: Accuracy
     metrics: Mapping[str, float]
     verdicts: Sequence[Verdict]
-    duration_s: float
+    timings_s: Mapping[str, float]
 
 
 class Evaluator:
@@ -54,8 +55,9 @@ class Evaluator:
         started_s = time.perf_counter()
         evaluation = self._config.evaluation
         verdicts: list[Verdict] = []
+        timings_s: defaultdict[str, float] = defaultdict(float)
         for part, prompts in enumerate(self._prompts.parts(evaluation.batch_size)):
-            responses = await self._generate(prompts, step, part)
+            reply, responses = await self._generate(prompts, step, part)
             verdicts.append(
                 await self._scorer.score(
                     prompts,
@@ -64,16 +66,21 @@ class Evaluator:
                     num_examine=evaluation.num_examine if part == 0 else 0,
                 )
             )
+            for name, seconds in reply.timings_s.items():
+                timings_s[name] += seconds
         outcomes = [
             Outcome.of(sample.data_source, (part, row // evaluation.n), verdict.result, row)
             for part, verdict in enumerate(verdicts)
             for row, sample in enumerate(verdict.samples)
         ]
         return ValidationResult(
-            accuracy_by_source(outcomes), validation_metrics(outcomes), verdicts, time.perf_counter() - started_s
+            accuracy_by_source(outcomes),
+            validation_metrics(outcomes),
+            verdicts,
+            {**timings_s, "testing": time.perf_counter() - started_s},
         )
 
-    async def _generate(self, prompts: PromptBatch, step: int, part: int) -> Batch:
+    async def _generate(self, prompts: PromptBatch, step: int, part: int) -> tuple[CommandReply, Batch]:
         evaluation, data = self._config.evaluation, self._config.data
         sampling = SamplingParams(
             temperature=evaluation.temperature,
@@ -83,5 +90,5 @@ class Evaluator:
         )
         slot = Slot(kind=SLOT_KIND_EVALUATION, step=step, part=part)
         await self._actor.put_batch(slot, prompts.to_batch(self._config.run.seed, step, evaluation.n))
-        await self._actor.generate(slot, sampling, base_step=step)
-        return await self._actor.get_batch(slot, ["responses"])
+        reply = await self._actor.generate(slot, sampling, base_step=step)
+        return reply, await self._actor.get_batch(slot, ["responses"])

@@ -97,9 +97,14 @@ METRICS: tuple[Metric, ...] = (
     # Time.
     Metric(
         "timing_s/{step,gen,reward,old_log_prob,ref,values,adv,update_actor,update_critic,update_actor_critic,"
-        "update_weights,testing,save_checkpoint,stall_critic}",
+        "testing,save_checkpoint,stall_critic}",
         "s",
         "seconds that the controller spent in this part; parts may run at the same time",
+    ),
+    Metric(
+        "timing_s/update_weights",
+        "s",
+        "of gen or testing, whichever came first after an update: the rollout engine takes over the policy's weights",
     ),
     Metric(
         "timing_per_token_ms/{gen,ref,values,adv,update_critic,update_actor}",

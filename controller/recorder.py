@@ -104,9 +104,11 @@ class Recorder:
             self._dump.write("val", step, (row for verdict in validation.verdicts for row in verdict.as_rows()))
         if self._open:
             self.current.validation = validation
-            self.current.timings_s["testing"] = validation.duration_s
+            for name, seconds in validation.timings_s.items():
+                self.current.add_time(name, seconds)
         elif step == 0:
-            self._log(0, {**validation.metrics, "timing_s/testing": validation.duration_s})
+            timings = {f"timing_s/{name}": seconds for name, seconds in validation.timings_s.items()}
+            self._log(0, {**validation.metrics, **timings})
 
     def complete_oldest(self) -> None:
         """Makes the line and the spans of the step that is open longest; both its updates are done."""

@@ -32,7 +32,7 @@ class StepRecord:
         step: the step.
         started_s, ended_s: the step's own time, without validation and checkpoints; not ended: still running.
         metrics: what the services reported.
-        timings_s: seconds per phase, as the controller saw them.
+        timings_s: seconds per phase, as the controller saw them, or an engine for what is its own.
         spans: who worked when.
         verdict, experience, validation: what the step produced so far.
         traffic_before, traffic: bytes moved before the step, and for it.
@@ -62,7 +62,11 @@ class StepRecord:
         try:
             yield
         finally:
-            self.timings_s[name] = self.timings_s.get(name, 0.0) + time.perf_counter() - started_s
+            self.add_time(name, time.perf_counter() - started_s)
+
+    def add_time(self, name: str, seconds: float) -> None:
+        """Adds to the timing of that name."""
+        self.timings_s[name] = self.timings_s.get(name, 0.0) + seconds
 
     @contextmanager
     def span(self, pool: str, name: str) -> Iterator[None]:
@@ -72,9 +76,11 @@ class StepRecord:
         self.spans.append(Span(pool, name, self.step, started_s, time.time()))
 
     def add_reply(self, pool: str, name: str, reply: CommandReply) -> None:
-        """Takes over what an engine did for this step: its span and its metrics."""
+        """Takes over what an engine did for this step: its span, its metrics, and the times that it took itself."""
         self.spans.append(Span(pool, name, self.step, reply.started_s, reply.finished_s))
-        self.metrics.update(reply.metrics)
+        self.metrics |= {metric: value for metric, value in reply.metrics.items() if not metric.startswith("timing_s/")}
+        for timing, seconds in reply.timings_s.items():
+            self.add_time(timing, seconds)
 
 
 def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config, *, epoch: int) -> dict[str, float]:

@@ -233,6 +233,7 @@ class FakeActor(FakeClient):
 
     Attributes:
         rollout_offsets: by step, nats by which the rollout engine's log-probs are off; elsewhere they are right.
+        sync_s: by committed step, seconds that its first generation says it took over the weights for.
     """
 
     role = "actor"
@@ -242,6 +243,7 @@ class FakeActor(FakeClient):
         self.updates: list[tuple[int, bool]] = []
         self.sampling: list[tuple[Slot, SamplingParams]] = []
         self.rollout_offsets: dict[int, float] = {}
+        self.sync_s: dict[int, float] = {}
 
     async def generate(
         self,
@@ -266,7 +268,8 @@ class FakeActor(FakeClient):
             self._slots[slot.SerializeToString()] = self._answers(self._slot(slot), slot.step, sampling)
 
         name = "validate" if slot.kind == SLOT_KIND_EVALUATION else "generate"
-        return await self._command(name, slot.step, base_step, answer, stream if num_parts > 1 else None)
+        timings = {"timing_s/update_weights": self.sync_s.pop(base_step)} if base_step in self.sync_s else {}
+        return await self._command(name, slot.step, base_step, answer, stream if num_parts > 1 else None, **timings)
 
     def _answers(self, asked: Batch, step: int, sampling: SamplingParams) -> Batch:
         rows = [

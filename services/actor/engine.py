@@ -5,11 +5,13 @@ Every command runs on every rank at the same time, each with its own rows; the s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from services.actor.losses import actor_loss
@@ -102,17 +104,25 @@ class ActorRole:
     def generate(self, request: actor_pb2.GenerateRequest, batch: Batch | None, report: Report) -> Outcome:
         """Samples one response per seed of each prompt; rows are ordered by prompt, then sample."""
         assert batch is not None
-        version = request.header.base_step
-        if self._rollout_is_stale or self._rollout.policy_version != version:
-            self._rollout.sync_weights(version)
-            self._rollout_is_stale = False
+        metrics = self._update_weights(request.header.base_step)
         assert self._rollout.policy_version is not None
         listener = ReportingListener(batch, report, self._rollout.policy_version)
         try:
             rollout = self._rollout.generate(listener.rows, _sampling(request.sampling), listener)
         except Cancelled as error:
             raise CommandCancelled from error
-        return Outcome(columns=listener.columns(rollout), policy_version=self._rollout.policy_version)
+        return Outcome(columns=listener.columns(rollout), metrics=metrics, policy_version=self._rollout.policy_version)
+
+    def _update_weights(self, version: int) -> dict[str, float]:
+        """Renews the rollout engine's weights if they are not the policy's; how long that took, if it was done."""
+        if not self._rollout_is_stale and self._rollout.policy_version == version:
+            return {}
+        started_s = time.perf_counter()
+        self._rollout.sync_weights(version)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._rollout_is_stale = False
+        return {"timing_s/update_weights": time.perf_counter() - started_s}
 
     def compute_log_probs(
         self, request: actor_pb2.ComputeLogProbsRequest, batch: Batch | None, progress: Report

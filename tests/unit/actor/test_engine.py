@@ -325,6 +325,19 @@ def test_generation_after_an_update_uses_the_new_weights(model: Path) -> None:
     np.testing.assert_allclose(recomputed["old_log_probs"].values, rollout["rollout_log_probs"].values, atol=1e-5)
 
 
+def test_generation_reports_the_time_of_a_weight_sync_where_there_was_one(model: Path) -> None:
+    role = build(model)
+
+    def reported(step: int) -> set[str]:
+        return set(call(role, "Generate", generate_request(base_step=step), prompts()).metrics)
+
+    assert [reported(0), reported(0)] == [{"timing_s/update_weights"}, set()]
+    call(role, "Update", update_request(1), experience(role))
+    assert [reported(1), reported(1)] == [{"timing_s/update_weights"}, set()]
+    role.load_checkpoint(None)
+    assert reported(0) == {"timing_s/update_weights"}
+
+
 def test_advance_only_leaves_the_weights_and_needs_no_advantages(model: Path) -> None:
     role = build(model)
     batch = experience(role).select(["prompts", "responses"])

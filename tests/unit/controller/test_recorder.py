@@ -76,7 +76,7 @@ def fill(record: StepRecord, config: Config) -> None:
 def validation(accuracy: float) -> ValidationResult:
     result = ScoreResult(np.ones(1, np.float32), {}, num_timeouts=0, num_crashes=0, num_errors=0)
     verdict = Verdict(result, [Sample("a", "held out", "t")], np.array([True]))
-    return ValidationResult(Accuracy(overall=accuracy), {"val/accuracy": accuracy}, [verdict], 1.5)
+    return ValidationResult(Accuracy(overall=accuracy), {"val/accuracy": accuracy}, [verdict], {"testing": 1.5})
 
 
 # Lines.

@@ -116,7 +116,7 @@ def test_the_line_holds_what_was_learned_generated_and_moved(tmp_path: Path) -> 
 
 def test_validation_of_the_step_joins_its_line(tmp_path: Path) -> None:
     config = make_config(tmp_path)
-    validation = ValidationResult(Accuracy(overall=0.5), {"val/accuracy": 0.5}, [], 1.0)
+    validation = ValidationResult(Accuracy(overall=0.5), {"val/accuracy": 0.5}, [], {"testing": 1.0})
     assert metrics_line(closed_record(config, validation=validation), [], config, epoch=0)["val/accuracy"] == 0.5
     assert "val/accuracy" not in metrics_line(closed_record(config), [], config, epoch=0)
 

@@ -333,6 +333,15 @@ async def test_validation_comes_before_the_run_every_few_steps_and_after_the_las
     assert run.trainer.state.validation_before is not None
 
 
+async def test_the_time_of_a_weight_sync_is_on_the_line_of_the_step_that_waited_for_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path, validates=True, evaluation__val_before_train=True, evaluation__test_freq=2)
+    run.actor.sync_s = {0: 0.5, 1: 0.25, 2: 0.125, 3: 0.0625}
+    await run.trainer.fit()
+    # The validations before the run, of step 2 and of step 3 come first; so the second line holds two.
+    times = {row["step"]: row.get("timing_s/update_weights") for row in run.metrics}
+    assert times == {0: 0.5, 1: None, 2: 0.25 + 0.125, 3: 0.0625}
+
+
 async def test_without_validation_prompts_nothing_is_validated(tmp_path: Path) -> None:
     run = make_run(tmp_path, evaluation__val_before_train=True)
     await run.trainer.fit()
