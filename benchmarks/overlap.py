@@ -114,7 +114,14 @@ async def run_block(
     recorder.restart_at(0, clients, None)
     observers = Observers(
         Evaluator(config, services.actor, None, scorer),
-        CheckpointWriter(folder.checkpoints, clients, config.checkpoint, recorder.release),
+        CheckpointWriter(
+            folder.checkpoints,
+            clients,
+            config.checkpoint,
+            config.run.schedule,
+            on_saved=recorder.add_spans,
+            on_commit=recorder.release,
+        ),
         recorder,
     )
     await Trainer(config, services, prompts, scorer, observers, RunState.initial(config)).fit()

@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from controller.checkpoints import CheckpointStore
 from controller.clients import CommandReply, WorkerClient
 from controller.run_state import RunState
-from controller.schedule import first_error
+from controller.schedule import run_calls
+from controller.trace import Span
 from splitppo import failpoints
 from splitppo.config import CheckpointConfig
+from splitppo.config.schema import Schedule
 from splitppo.rpc.errors import StorageFailed
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ class CheckpointWriter:
         store: the run's checkpoints.
         clients: of all trained roles.
         config: how many are kept, and what belongs to each.
+        schedule: of the run; the roles save at the same time unless it is serial.
+        on_saved: called when all parts are durable, before the checkpoint counts, with the spans of the engines.
         on_commit: called with the step when its checkpoint counts.
 
     Raises (from `begin`, `join` or `check`): what kept the checkpoint before from being written; CheckpointFailed where
@@ -39,11 +43,16 @@ class CheckpointWriter:
         store: CheckpointStore,
         clients: Sequence[WorkerClient],
         config: CheckpointConfig,
+        schedule: Schedule,
+        *,
+        on_saved: Callable[[Sequence[Span]], None],
         on_commit: Callable[[int], None],
     ) -> None:
         self._store = store
         self._clients = clients
         self._config = config
+        self._schedule: Schedule = schedule
+        self._on_saved = on_saved
         self._on_commit = on_commit
         self._writing: asyncio.Task[None] | None = None
 
@@ -81,8 +90,9 @@ class CheckpointWriter:
     async def _write(self, state: RunState, awaited_metrics: Awaitable[Mapping[str, float]]) -> None:
         metrics = await awaited_metrics
         try:
-            manifests = await self._save(state.step)
-            await self._commit(state, metrics, manifests)
+            replies = await self._save(state.step)
+            self._on_saved([reply.span(role, "save_checkpoint", state.step) for role, reply in replies.items()])
+            await self._commit(state, metrics, {role: reply.manifest_sha256 for role, reply in replies.items()})
         except (StorageFailed, OSError) as error:
             raise CheckpointFailed(
                 f"the checkpoint of step {state.step} could not be written: {error}; {self._store.last_good()}"
@@ -90,16 +100,11 @@ class CheckpointWriter:
         self._on_commit(state.step)
         log.info("checkpoint of step %d committed", state.step)
 
-    async def _save(self, step: int) -> dict[str, str]:
-        """Lets every role write its part; returns the sha256 of their manifests, when all are durable."""
-        saves: dict[str, asyncio.Task[CommandReply]] = {}
-        try:
-            async with asyncio.TaskGroup() as saving:
-                for client in self._clients:
-                    saves[client.role] = saving.create_task(self._save_part(client, step))
-        except BaseExceptionGroup as failures:
-            raise first_error(failures) from None
-        return {role: save.result().manifest_sha256 for role, save in saves.items()}
+    async def _save(self, step: int) -> dict[str, CommandReply]:
+        """Lets every role write its part; returns their replies, when all are durable."""
+        saves = [lambda client=client: self._save_part(client, step) for client in self._clients]
+        replies = await run_calls(self._schedule, *saves)
+        return {client.role: reply for client, reply in zip(self._clients, replies, strict=True)}
 
     async def _save_part(self, client: WorkerClient, step: int) -> CommandReply:
         reply = await client.save_checkpoint(base_step=step, with_hf_model=self._config.save_hf_model)

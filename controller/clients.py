@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import grpc
 import grpc.aio
 
+from controller.trace import Span
 from splitppo import __version__, failpoints
 from splitppo.batch import Batch
 from splitppo.rpc.calls import Patience, follow_command, repeat_until_answered, unreachable
@@ -110,6 +111,10 @@ class CommandReply:
         """Seconds that the worker names in its metrics, timing_s/<name>, by name."""
         prefix = "timing_s/"
         return {name.removeprefix(prefix): s for name, s in self.metrics.items() if name.startswith(prefix)}
+
+    def span(self, pool: str, name: str, step: int) -> Span:
+        """The engine's work on it, for the timeline."""
+        return Span(pool, name, step, self.started_s, self.finished_s)
 
 
 @dataclass(frozen=True)

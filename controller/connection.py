@@ -14,6 +14,7 @@ from controller.launcher import Endpoint, GroupFailed, LocalLauncher, RoleName
 from controller.recovery import LOST_GROUP, ends_by_restart
 from controller.run_folder import RunFolder
 from controller.schedule import first_error, unless
+from controller.trace import Span
 from controller.trainer import Services
 from splitppo.config import Config, ConfigError, SecurityConfig
 from splitppo.config.digest import worker_digest
@@ -169,12 +170,15 @@ class ServiceGroups:
         answers = await asyncio.gather(*(client.get_status() for client in clients), return_exceptions=True)
         return {client.role for client, answer in zip(clients, answers, strict=True) if isinstance(answer, Exception)}
 
-    async def restore(self, step: int, manifests: Mapping[str, Manifest]) -> None:
-        """Brings every role to the pair checkpoint of `step`; 0 is the initial model.
+    async def restore(self, step: int, manifests: Mapping[str, Manifest]) -> list[Span]:
+        """Brings every role to the pair checkpoint of `step`, at the same time; 0 is the initial model.
 
         Args:
             step: committed.
             manifests: of its parts, by role; step 0 has none.
+
+        Returns:
+            what the engines loaded when; nothing of a role that was there already.
 
         Raises:
             DamagedCheckpoint: a part is not as it was written, or gives other weights than were saved.
@@ -199,6 +203,7 @@ class ServiceGroups:
                     f"{client.role}: expected weights with sha256 {expected[:16]}..., found"
                     f" {reply.weights_sha256[:16]}... after loading"
                 )
+        return [reply.span(client.role, "load_checkpoint", step) for client, reply in zip(stale, replies, strict=True)]
 
     async def reload_initial(self) -> None:
         """Brings every role back to its initial model, also where it never left it."""

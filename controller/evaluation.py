@@ -11,6 +11,7 @@ from controller.clients import ActorClient, CommandReply
 from controller.data import PromptBatch, PromptTable
 from controller.scoring import Scorer, Verdict
 from controller.summary import Accuracy
+from controller.trace import Span
 from controller.validation_metrics import Outcome, accuracy_by_source, validation_metrics
 from splitppo.batch import Batch
 from splitppo.config import Config
@@ -27,12 +28,14 @@ class ValidationResult:
         metrics: val-core/... and val-aux/...
         verdicts: what was generated and judged, in parts.
         timings_s: seconds, of the whole under "testing"; of it what the engine says, e.g. "update_weights".
+        spans: the actor's and the scorers' parts of it.
     """
 
     accuracy: Accuracy
     metrics: Mapping[str, float]
     verdicts: Sequence[Verdict]
     timings_s: Mapping[str, float]
+    spans: Sequence[Span] = ()
 
 
 class Evaluator:
@@ -56,8 +59,10 @@ class Evaluator:
         evaluation = self._config.evaluation
         verdicts: list[Verdict] = []
         timings_s: defaultdict[str, float] = defaultdict(float)
+        spans: list[Span] = []
         for part, prompts in enumerate(self._prompts.parts(evaluation.batch_size)):
             reply, responses = await self._generate(prompts, step, part)
+            judged_s = time.time()
             verdicts.append(
                 await self._scorer.score(
                     prompts,
@@ -66,6 +71,10 @@ class Evaluator:
                     num_examine=evaluation.num_examine if part == 0 else 0,
                 )
             )
+            spans += [
+                reply.span("actor", "testing", step),
+                Span("reward", "testing", step, judged_s, time.time()),
+            ]
             for name, seconds in reply.timings_s.items():
                 timings_s[name] += seconds
         outcomes = [
@@ -78,6 +87,7 @@ class Evaluator:
             validation_metrics(outcomes),
             verdicts,
             {**timings_s, "testing": time.perf_counter() - started_s},
+            spans,
         )
 
     async def _generate(self, prompts: PromptBatch, step: int, part: int) -> tuple[CommandReply, Batch]:

@@ -14,7 +14,7 @@ from controller.display import Display
 from controller.evaluation import ValidationResult
 from controller.step_record import StepRecord, metrics_line
 from controller.summary import Overlap
-from controller.trace import Trace
+from controller.trace import Span, Trace
 from controller.trackers import METRICS_FILE, RolloutDump, Tracker, open_trackers, read_metrics
 from splitppo.config import Config
 
@@ -40,13 +40,20 @@ class Recorder:
         self._num_repeated_steps = 0
         self.last_step = 0
 
-    def restart_at(self, step: int, clients: Sequence[WorkerClient], metrics: Mapping[str, float] | None) -> None:
+    def restart_at(
+        self,
+        step: int,
+        clients: Sequence[WorkerClient],
+        metrics: Mapping[str, float] | None,
+        spans: Sequence[Span] = (),
+    ) -> None:
         """Cuts every record back to a restored step; what was open is dropped.
 
         Args:
             step: restored; 0 starts afresh.
             clients: whose traffic is counted.
             metrics: of that step, from its checkpoint: written if the run was killed before their line was.
+            spans: of the restore.
         """
         self._num_starts += 1
         self._num_repeated_steps += max(self.last_step - step, 0)
@@ -59,6 +66,7 @@ class Recorder:
         restored_step = step if step > 0 else None
         self._trackers = open_trackers(self._run_dir, self._config.tracking.trackers, restored_step=restored_step)
         self._trace = Trace(self._run_dir / "trace.json", restored_step=restored_step)
+        self._trace.add(spans)
         self._dump.cut_back(step)
         if metrics is not None and all(row["step"] != step for row in read_metrics(self._run_dir / METRICS_FILE)):
             self._log(step, metrics)
@@ -92,23 +100,30 @@ class Recorder:
             self._held_step = -1
         self._publish()
 
+    def add_spans(self, spans: Sequence[Span]) -> None:
+        """Takes work that belongs to no open step into the timeline."""
+        assert self._trace is not None
+        self._trace.add(spans)
+
     def close(self, record: StepRecord) -> None:
         """Ends the step's own time."""
         record.ended_s = time.time()
         record.traffic = self._traffic() - record.traffic_before
 
     def add_validation(self, step: int, validation: ValidationResult) -> None:
-        """Takes a validation into the step's line; that of step 0 has a line of its own."""
+        """Takes a validation into the step's line and spans; that of step 0 has a line of its own."""
         self._display.validation(step, validation.accuracy)
         if self._config.tracking.dump_rollouts:
             self._dump.write("val", step, (row for verdict in validation.verdicts for row in verdict.as_rows()))
         if self._open:
             self.current.validation = validation
+            self.current.spans += validation.spans
             for name, seconds in validation.timings_s.items():
                 self.current.add_time(name, seconds)
         elif step == 0:
             timings = {f"timing_s/{name}": seconds for name, seconds in validation.timings_s.items()}
             self._log(0, {**validation.metrics, **timings})
+            self.add_spans(validation.spans)
 
     def complete_oldest(self) -> None:
         """Makes the line and the spans of the step that is open longest; both its updates are done."""

@@ -18,7 +18,7 @@ WIDTH_PIXELS, HEIGHT_PIXELS, _DPI = 1600, 1000, 100
 
 _INK, _FAINT = "#22313f", "#8a99a6"
 _LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_PHASE_COLOURS = {
+PHASE_COLOURS = {
     "generate": "#4c78a8",
     "old log-probs": "#72b7b2",
     "reference": "#9ecae9",
@@ -26,29 +26,26 @@ _PHASE_COLOURS = {
     "reward": "#b279a2",
     "advantages": "#bab0ac",
     "update": "#f58518",
-    "weight sync": "#54a24b",
     "validation": "#d4a6c8",
     "checkpoint": "#9d755d",
+    "restore": "#54a24b",
 }
 _OTHER_COLOUR = "#a0a0a0"
-_DARK_PHASES = {"generate", "reward", "checkpoint"}
+_DARK_PHASES = {"generate", "reward", "checkpoint", "restore"}
 _CHARACTER_WIDTH = 0.0072  # share of the timeline's width
-_PHASE_LABELS = {
+# What spans of each name are called, and coloured as.
+PHASES = {
     "gen": "generate",
-    "generate": "generate",
     "old_log_prob": "old log-probs",
-    "compute_log_probs": "old log-probs",
     "ref": "reference",
     "values": "values",
-    "compute_values": "values",
-    "reward": "reward",
+    "score": "reward",
     "adv": "advantages",
-    "update": "update",
     "update_actor": "update",
     "update_critic": "update",
-    "update_weights": "weight sync",
     "testing": "validation",
     "save_checkpoint": "checkpoint",
+    "load_checkpoint": "restore",
 }
 
 
@@ -145,10 +142,11 @@ def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def step_to_show(spans: Sequence[Span]) -> int | None:
-    """A typical step: of those with neighbours the one whose length is nearest to the median."""
+    """A typical step: of those with neighbours the one whose calls take nearest to the median of all."""
     lengths: dict[int, float] = {}
-    for step in {span.step for span in spans}:
-        own = [span for span in spans if span.step == step]
+    calls = [span for span in spans if span.is_call]
+    for step in {span.step for span in calls}:
+        own = [span for span in calls if span.step == step]
         lengths[step] = max(span.finished_s for span in own) - min(span.started_s for span in own)
     inner = [step for step in lengths if step - 1 in lengths and step + 1 in lengths and step > 1]
     candidates = sorted(inner or lengths)
@@ -212,15 +210,15 @@ def _running_mean(values: Sequence[float]) -> list[float] | None:
 
 
 def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
-    """What each pool did during one step; the neighbours' work is pale."""
+    """What each pool did during one step and beside it; the neighbours' work is pale."""
     step = step_to_show(spans)
     if step is None:
         _plain_axes(axes, "Timeline: no step was traced")
         axes.set_axis_off()
         return
-    own = [span for span in spans if span.step == step]
+    own = [span for span in spans if span.step == step and span.name != "load_checkpoint"]  # may come much later
     start, end = min(span.started_s for span in own), max(span.finished_s for span in own)
-    next_start = min((span.started_s for span in spans if span.step == step + 1), default=end)
+    next_start = min((span.started_s for span in spans if span.step == step + 1 and span.is_call), default=end)
     margin = 0.08 * (end - start)
     left, right = start - margin, end + margin
     shown = [span for span in spans if span.finished_s > left and span.started_s < right]
@@ -257,7 +255,7 @@ def _draw_pool(
             end - begin,
             left=begin - start_s,
             height=0.62,
-            color=_PHASE_COLOURS.get(label, _OTHER_COLOUR),
+            color=PHASE_COLOURS.get(label, _OTHER_COLOUR),
             alpha=1.0 if own else 0.3,
             edgecolor="white",
             linewidth=1.2,
@@ -282,7 +280,7 @@ def _draw_phase_legend(axes: Any, spans: Sequence[Span]) -> None:
     from matplotlib.patches import Patch
 
     labels = dict.fromkeys(_phase(span) for span in spans)
-    patches = [Patch(color=_PHASE_COLOURS.get(label, _OTHER_COLOUR), label=label) for label in labels]
+    patches = [Patch(color=PHASE_COLOURS.get(label, _OTHER_COLOUR), label=label) for label in labels]
     axes.legend(
         handles=patches,
         loc="lower right",
@@ -297,8 +295,7 @@ def _draw_phase_legend(axes: Any, spans: Sequence[Span]) -> None:
 
 
 def _phase(span: Span) -> str:
-    name = span.name.lower()
-    return _PHASE_LABELS.get(name, name.replace("_", " "))
+    return PHASES.get(span.name, span.name.replace("_", " "))
 
 
 def _plain_axes(axes: Any, title: str, *, grid: bool = True) -> None:

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from controller.connection import ServiceGroups
 from controller.run_folder import RunFolder
+from controller.trace import Span
 from splitppo.manifest import DamagedCheckpoint
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Where a restore has ended.
+
+    Attributes:
+        step: where all roles are; 0: at their initial models.
+        spans: of what had to be loaded for it.
+    """
+
+    step: int
+    spans: Sequence[Span]
 
 
 class RestorePoint:
@@ -23,13 +40,10 @@ class RestorePoint:
         self._step = step
         self._was_reached = False
 
-    async def restore(self, groups: ServiceGroups) -> int:
+    async def restore(self, groups: ServiceGroups) -> Restored:
         """Brings every role to the checkpoint, or to the newest one before it that is whole; removes later ones.
 
         A damaged checkpoint is set aside with a warning; where none is left, the roles reload their initial models.
-
-        Returns:
-            the step that was restored; 0 for the initial models.
 
         Raises:
             ConfigError: the checkpoint is of another model, or damaged and the one that `run.resume` names.
@@ -41,7 +55,7 @@ class RestorePoint:
         while True:
             try:
                 manifests = store.check(self._step) if self._step else {}
-                await groups.restore(self._step, manifests)
+                spans = await groups.restore(self._step, manifests)
             except DamagedCheckpoint as error:
                 folder.refuse_if_named(self._step, error)
                 store.set_aside(self._step, error)
@@ -50,4 +64,4 @@ class RestorePoint:
                 break
         store.forget_after(self._step)
         self._was_reached = True
-        return self._step
+        return Restored(self._step, spans)

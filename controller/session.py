@@ -168,12 +168,19 @@ class Session:
         config, folder, recorder = self._config, self._folder, self._recorder
         assert recorder is not None
         services = await self._groups.connect()
-        step = await point.restore(self._groups)
-        clients = self._groups.clients
-        recorder.restart_at(step, clients, folder.load_metrics(step))
+        restored = await point.restore(self._groups)
+        step, clients = restored.step, self._groups.clients
+        recorder.restart_at(step, clients, folder.load_metrics(step), restored.spans)
         observers = Observers(
             Evaluator(config, services.actor, inputs.val_prompts, scorer),
-            CheckpointWriter(folder.checkpoints, clients, config.checkpoint, recorder.release),
+            CheckpointWriter(
+                folder.checkpoints,
+                clients,
+                config.checkpoint,
+                config.run.schedule,
+                on_saved=recorder.add_spans,
+                on_commit=recorder.release,
+            ),
             recorder,
         )
         self._restored = state = folder.load_state(step)

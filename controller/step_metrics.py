@@ -130,7 +130,8 @@ def overlap_metrics(spans: Sequence[Span], *, step: int, started_s: float, finis
 
     Args:
         spans: the engines' work in the interval, neighbouring steps' included (an overlapped critic update runs into
-            the next step), and both updates of this step, also where they end later. Other pools are ignored.
+            the next step), and both updates of this step, also where they end later. Other pools are ignored, and so
+            is what a pool does beside the calls of steps: a checkpoint may be written during the next step.
         step: whose updates are compared.
         started_s: start of the step, on the clock of the spans.
         finished_s: its end.
@@ -139,7 +140,8 @@ def overlap_metrics(spans: Sequence[Span], *, step: int, started_s: float, finis
         Without the critic's metrics if it has no span, and empty for an empty interval.
     """
     step_s = finished_s - started_s
-    by_pool = {pool: [span for span in spans if span.pool == pool] for pool in ENGINE_POOLS} if step_s > 0.0 else {}
+    calls = [span for span in spans if span.is_call]
+    by_pool = {pool: [span for span in calls if span.pool == pool] for pool in ENGINE_POOLS} if step_s > 0.0 else {}
     metrics = {
         f"overlap/bubble_{pool}": 1.0 - busy_s(own, started_s, finished_s) / step_s
         for pool, own in by_pool.items()

@@ -77,7 +77,7 @@ class StepRecord:
 
     def add_reply(self, pool: str, name: str, reply: CommandReply) -> None:
         """Takes over what an engine did for this step: its span, its metrics, and the times that it took itself."""
-        self.spans.append(Span(pool, name, self.step, reply.started_s, reply.finished_s))
+        self.spans.append(reply.span(pool, name, self.step))
         self.metrics |= {metric: value for metric, value in reply.metrics.items() if not metric.startswith("timing_s/")}
         for timing, seconds in reply.timings_s.items():
             self.add_time(timing, seconds)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,20 @@ from controller.files import write_atomically
 
 POOLS = ("actor", "critic", "controller", "reward")
 
+# Validations, checkpoints and restores: work beside the calls of a step.
+_BESIDE_STEPS = frozenset({"testing", "save_checkpoint", "load_checkpoint"})
+
 _HEAD = '{"displayTimeUnit": "ms", "traceEvents": [\n'
 _TAIL = "\n]}\n"
 
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """One piece of work of a pool (one of POOLS) for a step; times are unix seconds."""
+    """One piece of work of a pool (one of POOLS) for a step; times are unix seconds.
+
+    Of a service it is what occupied its engine: of a checkpoint the snapshot, not the writing in the background. A
+    validation and a checkpoint belong to the step whose weights they are about, a restore to the step restored.
+    """
 
     pool: str
     name: str
@@ -33,6 +41,11 @@ class Span:
     @property
     def duration_s(self) -> float:
         return self.finished_s - self.started_s
+
+    @property
+    def is_call(self) -> bool:
+        """Whether it is a call of the step itself, and not a validation, checkpoint or restore beside it."""
+        return self.name not in _BESIDE_STEPS
 
 
 def busy_s(spans: Iterable[Span], started_s: float, finished_s: float) -> float:
@@ -53,7 +66,7 @@ class Trace:
         """Goes on with the file, cut back to the restored step; None starts afresh."""
         self._path = path
         self._spans: list[Span] = []
-        self._lanes: dict[str, list[float]] = {}
+        self._lanes: dict[str, list[list[tuple[float, float]]]] = {}
         earlier = [] if restored_step is None else read_trace(path)
         self._rewrite([span for span in earlier if restored_step is None or span.step <= restored_step])
 
@@ -91,14 +104,17 @@ class Trace:
         }
 
     def _lane(self, span: Span) -> int:
-        """The first line of the pool that is free again: events on one line must not overlap."""
-        ends = self._lanes.setdefault(span.pool, [])
-        for lane, end in enumerate(ends):
-            if end <= span.started_s:
-                ends[lane] = span.finished_s
-                return lane + 1
-        ends.append(span.finished_s)
-        return len(ends)
+        """The first line of the pool that is free meanwhile: events on one line must not overlap."""
+        time = (span.started_s, span.finished_s)
+        lanes = self._lanes.setdefault(span.pool, [])
+        for number, lane in enumerate(lanes, start=1):
+            place = bisect(lane, time)
+            is_free_before = place == 0 or lane[place - 1][1] <= span.started_s
+            if is_free_before and (place == len(lane) or span.finished_s <= lane[place][0]):
+                lane.insert(place, time)
+                return number
+        lanes.append([time])
+        return len(lanes)
 
 
 def read_trace(path: Path) -> list[Span]:

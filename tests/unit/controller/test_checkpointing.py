@@ -13,6 +13,8 @@ from controller.checkpointing import CheckpointFailed, CheckpointWriter
 from controller.checkpoints import CheckpointStore
 from controller.commit_marker import CommitMarker
 from controller.run_state import RunState
+from controller.trace import Span
+from splitppo.config.schema import Schedule
 from splitppo.rpc.errors import StorageFailed, Unavailable
 from tests.fake_services import CallLog, FakeActor, FakeClient, FakeCritic, make_config
 
@@ -20,12 +22,20 @@ from tests.fake_services import CallLog, FakeActor, FakeClient, FakeCritic, make
 class Pair:
     """A writer over two fake services whose step 1 is committed."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, schedule: Schedule = "gather") -> None:
         self.log = CallLog()
         self.clients: list[FakeClient] = [FakeActor(self.log), FakeCritic(self.log)]
         self.store = CheckpointStore(run_dir / "checkpoints")
         self.committed: list[int] = []
-        self.writer = CheckpointWriter(self.store, self.clients, make_config(run_dir).checkpoint, self.committed.append)
+        self.spans: list[Span] = []
+        self.writer = CheckpointWriter(
+            self.store,
+            self.clients,
+            make_config(run_dir).checkpoint,
+            schedule,
+            on_saved=self.spans.extend,
+            on_commit=self.committed.append,
+        )
         self.metrics: asyncio.Future[dict[str, float]] = asyncio.get_running_loop().create_future()
 
     async def begin(self, step: int = 1) -> None:
@@ -73,6 +83,29 @@ async def test_both_services_save_at_the_same_time(pair: Pair) -> None:
     pair.metrics.set_result({"training/global_step": 1.0})
     await pair.begin()
     await pair.writer.join()
+
+
+async def test_in_serial_services_save_one_after_the_other(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, "serial")
+    pair.metrics.set_result({"training/global_step": 1.0})
+    await pair.begin()
+    await pair.writer.join()
+    assert pair.log.most_at_once() == 1
+    assert pair.log.names() == ["actor.save_checkpoint", "critic.save_checkpoint"]
+
+
+async def test_what_the_engines_did_is_known_before_the_checkpoint_counts(pair: Pair) -> None:
+    make_durable = pair.log.hold("critic.save_checkpoint")
+    pair.metrics.set_result({"training/global_step": 1.0})
+    await pair.begin()
+    await pair.log.until("end", "actor.save_checkpoint", 1)
+    assert pair.spans == []
+    make_durable.set()
+    await pair.writer.join()
+    assert [(span.pool, span.name, span.step) for span in pair.spans] == [
+        ("actor", "save_checkpoint", 1),
+        ("critic", "save_checkpoint", 1),
+    ]
 
 
 async def test_the_next_checkpoint_waits_for_the_one_before(pair: Pair) -> None:
@@ -172,7 +205,9 @@ async def test_giving_up_waits_for_a_commit_that_is_being_written(tmp_path: Path
             super().commit(*args, **kwargs)
 
     store = SlowStore(tmp_path)
-    writer = CheckpointWriter(store, [], make_config(tmp_path).checkpoint, lambda _: None)
+    writer = CheckpointWriter(
+        store, [], make_config(tmp_path).checkpoint, "gather", on_saved=lambda _: None, on_commit=lambda _: None
+    )
     await writer.begin(RunState(step=1, kl_coef=0.5), metrics=asyncio.sleep(0, {}))
     await asyncio.to_thread(store.begun.wait, 20)
     giving_up = asyncio.create_task(writer.abandon())

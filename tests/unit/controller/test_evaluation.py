@@ -38,6 +38,17 @@ async def test_sampling_is_the_validations_own(tmp_path: Path) -> None:
     assert (sampling.temperature, sampling.top_k, sampling.max_response_length) == (0.0, 5, 4)
 
 
+async def test_the_timeline_shows_the_actors_and_the_scorers_part(tmp_path: Path) -> None:
+    evaluator, _ = make_evaluator(tmp_path, evaluation__batch_size=3)
+    spans = (await evaluator.evaluate(4)).spans
+    assert [(span.pool, span.name, span.step) for span in spans] == [
+        ("actor", "testing", 4),
+        ("reward", "testing", 4),
+        ("actor", "testing", 4),
+        ("reward", "testing", 4),
+    ]
+
+
 async def test_accuracy_is_the_mean_of_the_scores_overall_and_by_source(tmp_path: Path) -> None:
     evaluator, _ = make_evaluator(tmp_path, evaluation__batch_size=2)
     result = await evaluator.evaluate(4)

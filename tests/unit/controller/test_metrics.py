@@ -210,6 +210,18 @@ def test_without_a_critic_there_is_no_efficiency_and_other_pools_do_not_count() 
     assert overlap(("actor", "gen", 0, 5), ("reward", "score", 5, 10)) == {"bubble_actor": 0.5, "idle_fraction": 0.5}
 
 
+def test_validations_checkpoints_and_restores_are_no_calls_of_a_step() -> None:
+    calls = [("actor", "gen", 0, 5), ("actor", "update_actor", 6, 10), ("critic", "update_critic", 6, 9)]
+    beside = [
+        ("actor", "testing before", 5, 6),
+        ("actor", "save_checkpoint before", 5, 6),
+        ("critic", "save_checkpoint before", 0, 6),
+        ("critic", "load_checkpoint before", 0, 6),
+    ]
+    assert overlap(*calls, *beside) == overlap(*calls)  # type: ignore[arg-type]
+    assert overlap(*beside) == {}  # type: ignore[arg-type]
+
+
 def test_calls_of_one_pool_that_overlap_are_not_counted_twice() -> None:
     assert overlap(("actor", "ref", 0, 5), ("actor", "old_log_prob", 2, 6))["bubble_actor"] == 0.4
 

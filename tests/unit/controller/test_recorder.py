@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,26 @@ async def test_the_spans_of_completed_steps_are_in_the_trace(book: Book, tmp_pat
         ("actor", "update_actor", 1),
         ("critic", "update_critic", 1),
     ]
+
+
+async def test_a_validation_is_in_the_trace_before_the_run_and_after_a_step(book: Book, tmp_path: Path) -> None:
+    spans = [Span("actor", "testing", step, float(step), step + 0.5) for step in (0, 1)]
+    book.recorder.add_validation(0, replace(validation(0.25), spans=spans[:1]))
+    assert read_trace(tmp_path / "trace.json") == spans[:1]
+    book.recorder.close(book.begin(1))
+    book.recorder.add_validation(1, replace(validation(0.75), spans=spans[1:]))
+    book.recorder.complete_oldest()
+    assert [span for span in read_trace(tmp_path / "trace.json") if not span.is_call] == spans
+
+
+async def test_the_restore_of_a_step_survives_the_next_one(tmp_path: Path) -> None:
+    Book(tmp_path).run_step(1)
+    for start_s in (10.0, 20.0):
+        book = Book(tmp_path, at_step=1)
+        book.recorder.restart_at(1, [], None, [Span("actor", "load_checkpoint", 1, start_s, start_s + 1.0)])
+        book.run_step(2)
+    restored = [span for span in read_trace(tmp_path / "trace.json") if span.name == "load_checkpoint"]
+    assert [(span.step, span.started_s) for span in restored] == [(1, 10.0), (1, 20.0)]
 
 
 async def test_the_overlap_of_a_run_is_the_mean_over_its_steps(book: Book) -> None:

@@ -70,6 +70,19 @@ def test_the_step_shown_is_typical_and_has_neighbours() -> None:
     assert step_to_show([]) is None
 
 
+def test_what_happens_beside_a_step_makes_it_no_longer() -> None:
+    spans = [
+        Span("actor", "gen", step, T0 + step, T0 + step + length) for step, length in enumerate((9, 1, 5, 2, 3), 1)
+    ]
+    beside = [
+        Span("actor", "testing", 0, T0 - 9, T0),
+        Span("critic", "save_checkpoint", 4, T0 + 8, T0 + 9),
+        Span("actor", "load_checkpoint", 4, T0 + 1000, T0 + 1001),
+    ]
+    assert step_to_show([*spans, *beside]) == 4
+    assert step_to_show(beside) is None
+
+
 @pytest.mark.parametrize(("num_steps", "critic"), [(120, True), (3, False), (1, True), (0, False)])
 def test_the_picture_has_its_size_whatever_is_missing(num_steps: int, critic: bool) -> None:
     png = render_report(metrics_of(num_steps, critic=critic), spans_of(num_steps), title="a run · overlap · 1 min 2 s")

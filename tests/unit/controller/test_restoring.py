@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from controller.clients import CommandReply
 from controller.connection import ServiceGroups
 from controller.restoring import RestorePoint
 from controller.run_folder import RunFolder
 from controller.run_state import RunState
+from controller.trace import Span
 from splitppo.config import ConfigError
 from splitppo.manifest import Manifest
 from splitppo.rpc.errors import DataLoss, InvalidArgument, Unavailable, WireError
@@ -31,11 +33,6 @@ def save(folder: RunFolder, *steps: int) -> None:
 
 
 @dataclass
-class Reply:
-    weights_sha256: str
-
-
-@dataclass
 class Loader:
     """A client that only loads: errors and wrong weights by step, and what was loaded."""
 
@@ -49,17 +46,21 @@ class Loader:
     def is_fresh_at(self, step: int) -> bool:
         return step == 0 and not self.loaded
 
-    async def load_checkpoint(self, step: int) -> Reply:
+    async def load_checkpoint(self, step: int) -> CommandReply:
         self.loaded.append(step)
         if step in self.errors:
             raise self.errors[step]
         if step == 0:
-            return Reply("")
+            return reply(step, "")
         if self.last is not None:
             await self.last.wait()
             assert self.folder.checkpoints.folder(step).exists(), "it is being read"
         manifest: Mapping[str, Manifest] = self.folder.checkpoints.check(step)
-        return Reply(self.weights.get(step, manifest[self.role].weights_sha256))
+        return reply(step, self.weights.get(step, manifest[self.role].weights_sha256))
+
+
+def reply(step: int, weights_sha256: str) -> CommandReply:
+    return CommandReply({}, step, step + 0.5, step, False, weights_sha256)
 
 
 class Groups(ServiceGroups):
@@ -74,7 +75,7 @@ class Groups(ServiceGroups):
 
 
 async def restore_whole(groups: Groups, folder: RunFolder, step: int) -> int:
-    return await RestorePoint(folder, step).restore(groups)
+    return (await RestorePoint(folder, step).restore(groups)).step
 
 
 @pytest.fixture
@@ -113,6 +114,16 @@ async def test_a_damaged_pair_stays_where_it_is_until_nobody_reads_it_any_more(
 async def test_fresh_services_are_at_the_initial_models_already(folder: RunFolder, groups: Groups) -> None:
     assert await restore_whole(groups, folder, 0) == 0
     assert groups.actor.loaded == groups.critic.loaded == []
+
+
+async def test_what_was_loaded_for_a_restore_is_the_timelines(folder: RunFolder, groups: Groups) -> None:
+    assert (await RestorePoint(folder, 0).restore(groups)).spans == []  # they were there already
+    save(folder, 1, 2)
+    groups.critic.errors[2] = DataLoss("the shard is gone")
+    assert (await RestorePoint(folder, 2).restore(groups)).spans == [
+        Span("actor", "load_checkpoint", 1, 1.0, 1.5),
+        Span("critic", "load_checkpoint", 1, 1.0, 1.5),
+    ]
 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])
@@ -213,7 +224,7 @@ async def test_a_group_lost_before_the_first_restore_does_not_bring_a_later_pair
         await point.restore(groups)
     assert named.checkpoints.steps() == [5, 10, 15]
     groups.critic.errors.clear()
-    assert await point.restore(groups) == 5
+    assert (await point.restore(groups)).step == 5
     assert named.checkpoints.steps() == [5]
 
 
@@ -227,14 +238,14 @@ async def test_a_pair_set_aside_before_the_group_was_lost_is_not_looked_for_agai
     with pytest.raises(Unavailable):
         await point.restore(groups)
     groups.critic.errors.clear()
-    assert await point.restore(groups) == 1
+    assert (await point.restore(groups)).step == 1
 
 
 async def test_after_the_first_restore_the_newest_whole_pair_counts(named: RunFolder) -> None:
     groups, point = Groups(named), RestorePoint(named, named.resume_step())
     await point.restore(groups)
     save(named, 6)
-    assert await point.restore(groups) == 6
+    assert (await point.restore(groups)).step == 6
 
 
 async def test_a_named_pair_that_is_damaged_when_a_group_is_lost_is_still_the_users_mistake(named: RunFolder) -> None:

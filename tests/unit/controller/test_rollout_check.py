@@ -84,7 +84,14 @@ def make_trainer(run_dir: Path, *, at_step: int = 0, **changes: Any) -> tuple[Tr
     store = CheckpointStore(run_dir / "checkpoints")
     observers = Observers(
         Evaluator(config, actor, None, scorer),
-        CheckpointWriter(store, [actor, critic], config.checkpoint, recorder.release),
+        CheckpointWriter(
+            store,
+            [actor, critic],
+            config.checkpoint,
+            config.run.schedule,
+            on_saved=recorder.add_spans,
+            on_commit=recorder.release,
+        ),
         recorder,
     )
     state = RunState.initial(config).at_step(at_step)

@@ -53,6 +53,13 @@ def test_work_of_one_pool_at_the_same_time_lies_on_different_lines(tmp_path: Pat
     assert [event["tid"] for event in events(tmp_path / "trace.json")] == [1, 2, 1]
 
 
+def test_work_that_is_told_late_lies_where_the_line_was_free(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "trace.json", restored_step=None)
+    trace.add([span("actor", "save_checkpoint", 1, 3, 4)])
+    trace.add([span("actor", "gen", 2, 1, 3), span("actor", "update_actor", 2, 4, 5), span("actor", "ref", 2, 3, 4)])
+    assert [event["tid"] for event in events(tmp_path / "trace.json")] == [1, 1, 1, 2]
+
+
 def test_a_resumed_run_keeps_earlier_steps_and_drops_later_ones(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     first = Trace(path, restored_step=None)

@@ -14,7 +14,9 @@ from controller.checkpointing import CheckpointWriter
 from controller.checkpoints import CheckpointStore
 from controller.evaluation import Evaluator
 from controller.recorder import Recorder
+from controller.report import PHASE_COLOURS, PHASES
 from controller.run_state import RunState
+from controller.trace import Span, read_trace
 from controller.trackers import read_metrics
 from controller.trainer import Observers, Services, Trainer
 from splitppo.config import Config
@@ -65,7 +67,14 @@ def make_run(run_dir: Path, *, at_step: int = 0, validates: bool = False, **chan
     store = CheckpointStore(run_dir / "checkpoints")
     observers = Observers(
         Evaluator(config, actor, make_table(2) if validates else None, scorer),
-        CheckpointWriter(store, clients, config.checkpoint, recorder.release),
+        CheckpointWriter(
+            store,
+            clients,
+            config.checkpoint,
+            config.run.schedule,
+            on_saved=recorder.add_spans,
+            on_commit=recorder.release,
+        ),
         recorder,
     )
     services = Services(actor, critic if config.uses_critic else None)
@@ -372,6 +381,34 @@ async def test_serial_saves_before_the_next_step_begins(tmp_path: Path) -> None:
     await run.trainer.fit()
     for role in ("actor", "critic"):
         assert run.log.order(("end", f"{role}.save_checkpoint", 1), ("begin", "actor.generate", 2))
+    assert run.log.most_at_once() == 1
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+async def test_all_work_of_a_run_is_in_the_trace_and_what_it_is_called_in_the_report_is_known(
+    tmp_path: Path, schedule: Schedule
+) -> None:
+    run = make_run(
+        tmp_path,
+        validates=True,
+        run__schedule=schedule,
+        run__total_steps=2,
+        algorithm__use_kl_in_reward=True,
+        evaluation__val_before_train=True,
+        checkpoint__save_freq=1,
+    )
+    restored = [Span(role, "load_checkpoint", 0, 0.0, 1.0) for role in ("actor", "critic")]
+    run.recorder.restart_at(0, [run.actor, run.critic], None, restored)
+    await run.trainer.fit()
+    spans = read_trace(tmp_path / "trace.json")
+    assert {span.name for span in spans} == PHASES.keys()
+    assert set(PHASES.values()) == PHASE_COLOURS.keys()
+    beside = sorted((span.name, span.step, span.pool) for span in spans if not span.is_call)
+    assert beside == [
+        *[("load_checkpoint", 0, pool) for pool in ("actor", "critic")],
+        *[("save_checkpoint", step, pool) for step in (1, 2) for pool in ("actor", "critic")],
+        *[("testing", step, pool) for step in (0, 2) for pool in ("actor", "reward")],
+    ]
 
 
 # Stopping and failing.
