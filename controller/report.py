@@ -32,6 +32,7 @@ PHASE_COLOURS = {
 }
 _OTHER_COLOUR = "#a0a0a0"
 _DARK_PHASES = {"generate", "reward", "checkpoint", "restore"}
+_MARGIN = 0.08  # of the step's length, shown before and after it
 _CHARACTER_WIDTH = 0.0072  # share of the timeline's width
 # What spans of each name are called, and coloured as.
 PHASES = {
@@ -156,6 +157,22 @@ def step_to_show(spans: Sequence[Span]) -> int | None:
     return min(candidates, key=lambda step: abs(lengths[step] - median))
 
 
+def times_of(spans: Sequence[Span], step: int) -> tuple[float, float, float]:
+    """When a step began, when the last work for it had ended, and when the next step began, unix seconds.
+
+    Where the run paused in between, or nothing came after it, the step's own end is the last.
+    """
+    own = _own(spans, step)
+    start, end = min(span.started_s for span in own), max(span.finished_s for span in own)
+    next_start = min((span.started_s for span in spans if span.step == step + 1 and span.is_call), default=end)
+    return start, end, next_start if next_start <= end + _MARGIN * (end - start) else end
+
+
+def _own(spans: Sequence[Span], step: int) -> list[Span]:
+    """A step's calls, its validation and its checkpoint; a restore of it may come much later."""
+    return [span for span in spans if span.step == step and span.name != "load_checkpoint"]
+
+
 def _points(metrics: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
     return [(row["step"], float(row[name])) for row in metrics if isinstance(row.get(name), int | float)]
 
@@ -216,11 +233,10 @@ def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
         _plain_axes(axes, "Timeline: no step was traced")
         axes.set_axis_off()
         return
-    own = [span for span in spans if span.step == step and span.name != "load_checkpoint"]  # may come much later
-    start, end = min(span.started_s for span in own), max(span.finished_s for span in own)
-    next_start = min((span.started_s for span in spans if span.step == step + 1 and span.is_call), default=end)
-    margin = 0.08 * (end - start)
+    start, end, next_start = times_of(spans, step)
+    margin = _MARGIN * (end - start)
     left, right = start - margin, end + margin
+    own = _own(spans, step)
     shown = [span for span in spans if span.finished_s > left and span.started_s < right]
     pools = [pool for pool in POOLS if any(span.pool == pool for span in shown)]
     _plain_axes(axes, f"Step {step}: who worked when", grid=False)
@@ -286,11 +302,11 @@ def _draw_phase_legend(axes: Any, spans: Sequence[Span]) -> None:
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),
         ncols=len(patches),
-        fontsize=10,
+        fontsize=9,
         frameon=False,
         labelcolor=_INK,
-        handlelength=1.0,
-        columnspacing=1.2,
+        handlelength=0.9,
+        columnspacing=1.0,
     )
 
 

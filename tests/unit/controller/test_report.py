@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.report import charts_of, render_report, step_to_show, write_report
+from controller.report import charts_of, render_report, step_to_show, times_of, write_report
 from controller.trace import Span, Trace
 from controller.trackers import JsonlTracker
 
@@ -81,6 +81,17 @@ def test_what_happens_beside_a_step_makes_it_no_longer() -> None:
     ]
     assert step_to_show([*spans, *beside]) == 4
     assert step_to_show(beside) is None
+
+
+def test_a_step_lasts_until_the_next_one_begins_unless_the_run_paused_in_between() -> None:
+    first = [
+        Span("actor", "gen", 1, 10.0, 15.0),
+        Span("actor", "testing", 1, 15.0, 20.0),
+        Span("actor", "load_checkpoint", 1, 100.0, 101.0),
+    ]
+    assert times_of([*first, Span("actor", "gen", 2, 20.5, 25.0)], 1) == (10.0, 20.0, 20.5)
+    assert times_of([*first, Span("actor", "gen", 2, 102.0, 105.0)], 1) == (10.0, 20.0, 20.0)
+    assert times_of(first, 1) == (10.0, 20.0, 20.0)
 
 
 @pytest.mark.parametrize(("num_steps", "critic"), [(120, True), (3, False), (1, True), (0, False)])
