@@ -31,6 +31,17 @@ def test_what_works_is_not_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollout__temperature": 0.7, "rollout__check_freq": 0},  # nobody compares
+        {"rollout__temperature": 1.0, "algorithm__rollout_correction": {"rollout_is": "token"}},
+    ],
+)
+def test_top_p_on_a_gpu_is_not_refused_where_its_log_probs_do_no_harm(tmp_path: Path, changes: dict[str, Any]) -> None:
+    check_model(config_of(tmp_path, services__actor={"devices": [0]}, rollout__top_p=0.9, **changes))
+
+
+@pytest.mark.parametrize(
     ("description", "changes", "sentence"),
     [
         (
@@ -67,7 +78,28 @@ def test_what_works_is_not_refused(tmp_path: Path) -> None:
                 "rollout__temperature": 0.7,
                 "rollout__top_p": 0.9,
             },
-            "set rollout.temperature to 1, or rollout.check_freq to 0",
+            "set rollout.temperature to 1, or rollout.check_freq to 0$",
+        ),
+        (
+            {},
+            {
+                "services__actor": {"devices": [0]},
+                "rollout__temperature": 0.7,
+                "rollout__top_p": 0.9,
+                "rollout__check_freq": 0,
+                "algorithm__rollout_correction": {"rollout_is": "token"},
+            },
+            "set rollout.temperature to 1, or algorithm.rollout_correction.rollout_is and rollout_rs to null$",
+        ),
+        (
+            {},
+            {
+                "services__actor": {"devices": [0]},
+                "rollout__temperature": 0.7,
+                "rollout__top_k": 5,
+                "algorithm__rollout_correction": {"rollout_rs": "token_k1", "rollout_rs_threshold": 2.0},
+            },
+            "rollout.check_freq to 0 and algorithm.rollout_correction.rollout_is and rollout_rs to null$",
         ),
     ],
 )

@@ -22,7 +22,7 @@ def check_model(config: Config) -> None:
 
     Raises:
         ValueError: vLLM does not know the model, cannot compute its attention, cannot hold one sequence, or does not
-            report the log-probs that are to be checked.
+            report the log-probs that the run needs.
     """
     import_vllm()
     description = json.loads((resolve_folder(config.actor.model) / "config.json").read_text(encoding="utf-8"))
@@ -31,15 +31,7 @@ def check_model(config: Config) -> None:
     _check_kv_cache(config, description)
     check_temperature(config.rollout.temperature, "rollout.temperature")
     check_temperature(config.evaluation.temperature, "evaluation.temperature")
-    rollout = config.rollout
-    cuts = rollout.top_p < 1.0 or rollout.top_k > 0
-    on_gpu = bool(config.services.actor.devices)
-    if rollout.check_freq and on_gpu and cuts and log_probs_mode(config) == "processed_logprobs":
-        raise ValueError(
-            "vLLM on a GPU reports log-probs after rollout.top_p and rollout.top_k where rollout.temperature is"
-            f" not 1 ({rollout.temperature:g}), and rollout.check_freq compares those before: set rollout.temperature"
-            " to 1, or rollout.check_freq to 0"
-        )
+    _check_log_probs(config)
 
 
 def _check_architecture(config: Config, description: Mapping[str, Any]) -> None:
@@ -84,6 +76,25 @@ def _check_kv_cache(config: Config, description: Mapping[str, Any]) -> None:
         raise ValueError(
             f"rollout.vllm.kv_cache_gb ({available / GIB:.3g}) must hold one sequence of {max_model_len(config)} tokens"
             f" (rollout.vllm.max_model_len), which takes {needed / GIB:.3g} GiB; raise rollout.vllm.kv_cache_gb"
+        )
+
+
+def _check_log_probs(config: Config) -> None:
+    """Who compares the engine's log-probs with the trainer's needs them before top-p and top-k."""
+    rollout, correction = config.rollout, config.algorithm.rollout_correction
+    cuts = rollout.top_p < 1.0 or rollout.top_k > 0
+    if not (config.services.actor.devices and cuts and log_probs_mode(config) == "processed_logprobs"):
+        return
+    ways_out = []
+    if rollout.check_freq:
+        ways_out.append("rollout.check_freq to 0")
+    if correction.is_active:
+        ways_out.append("algorithm.rollout_correction.rollout_is and rollout_rs to null")
+    if ways_out:
+        raise ValueError(
+            "vLLM on a GPU reports log-probs after rollout.top_p and rollout.top_k where rollout.temperature is"
+            f" not 1 ({rollout.temperature:g}), and this run needs those before: set rollout.temperature to 1, or"
+            f" {' and '.join(ways_out)}"
         )
 
 
