@@ -105,8 +105,8 @@ def reject(rejections: tuple[Rejection, ...], log_ratio_BT: Float64s, mask_BT: M
     """The tokens that pass all criteria.
 
     Args:
-        rejections: criteria on k1, k2 or k3 of log r: of a token, or the sum, mean or maximum over a response, of which
-            all tokens are then rejected together.
+        rejections: criteria on k1 = -log r, k2 or k3: of a token, or the sum, mean or maximum over a response, of
+            which all tokens are then rejected together.
         log_ratio_BT: [B, T], log r, 0 outside the mask.
         mask_BT: [B, T] bool.
 

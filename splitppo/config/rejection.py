@@ -44,8 +44,9 @@ def parse_rejections(rollout_rs: str | None, thresholds: str | float | None) -> 
 
     Args:
         rollout_rs: names out of REJECTION_OPTIONS; None: nothing is rejected.
-        thresholds: one for all, or as many as names, separated by commas. For k1 "lower_upper", bounds of a probability
-            ratio, or just the upper one, whose reciprocal is the lower one; for k2 and k3 an upper bound in nats.
+        thresholds: one for all, or as many as names, separated by commas. For k1 "lower_upper", bounds of the
+            probability by the rollout engine over that by the trainer (k1 is its logarithm), or just the upper one,
+            whose reciprocal is the lower one; for k2 and k3 an upper bound in nats.
 
     Raises:
         ValueError: a name is unknown or given twice, or thresholds do not fit the names.
@@ -83,8 +84,8 @@ def _rejection(option: str, bound: str) -> Rejection:
             numbers = [1.0 / numbers[0], numbers[0]]
         if len(numbers) != 2 or not 0.0 < numbers[0] <= numbers[1] < math.inf:
             raise ValueError(
-                f"rollout_rs_threshold: {option} takes 'lower_upper' (in quotes) with 0 < lower <= upper, bounds of a"
-                f" probability ratio, or an upper bound of at least 1, got {bound!r}"
+                f"rollout_rs_threshold: {option} takes 'lower_upper' (in quotes) with 0 < lower <= upper, bounds of the"
+                f" rollout engine's probability over the trainer's, or an upper bound of at least 1, got {bound!r}"
             )
         return Rejection(option, math.log(numbers[0]), math.log(numbers[1]))
     if len(numbers) != 1 or not 0.0 < numbers[0] < math.inf:

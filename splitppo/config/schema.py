@@ -136,7 +136,9 @@ class RolloutCorrectionConfig(Section):
         " token_k{1,2,3} rejects tokens, seq_{sum,mean}_k{1,2,3} and seq_max_k{2,3} whole responses",
     )
     rollout_rs_threshold: str | float | None = Field(
-        None, description='k1: bounds of the ratio, "0.5_2.0" in quotes, or the upper one; k2, k3: upper bound, nats'
+        None,
+        description="k1: bounds of 1 / r, the rollout engine's probability over the trainer's: \"0.5_2.0\" in quotes,"
+        " or the upper one, whose reciprocal is the lower one; k2, k3: upper bound, nats",
     )
 
     @model_validator(mode="after")

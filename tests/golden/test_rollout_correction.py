@@ -143,6 +143,17 @@ def test_a_token_is_rejected_where_its_ratio_leaves_the_bounds_by_hand() -> None
     assert metrics["token_k1_seq_max"] == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("option", ["token_k1", "seq_sum_k1", "seq_mean_k1"])
+def test_the_bounds_of_k1_are_of_the_rollout_engines_probability_over_the_trainers(option: str) -> None:
+    # (trainer's, rollout engine's): rollout / trainer is 0.4, 0.6, 3 and 5.
+    rows = [[(0.5, 0.2)], [(0.5, 0.3)], [(0.1, 0.3)], [(0.1, 0.5)]]
+    correction = correct(rows, rollout_rs=option, rollout_rs_threshold="0.5_4.0")
+
+    assert correction.kept[:, 0].tolist() == [False, True, True, False]
+    assert correction.metrics[f"rollout_corr/rollout_rs_{option}_fraction_low"] == 0.25
+    assert correction.metrics[f"rollout_corr/rollout_rs_{option}_fraction_high"] == 0.25
+
+
 def test_a_response_is_rejected_as_a_whole_by_its_mean_k3_by_hand() -> None:
     # Mean k3: of row 0 (0.307 + 0.193) / 2 = 0.25, of row 1 1.614.
     correction = correct(PROBABILITIES, rollout_rs="seq_mean_k3", rollout_rs_threshold=0.26)
