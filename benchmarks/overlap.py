@@ -200,6 +200,7 @@ def main() -> None:
             "critic.lr=0",
             "tracking.trackers=[]",
             "checkpoint.save_freq=-1",
+            "checkpoint.save_last=false",
         ]
         config = load_config(RECIPE, [*fixed, *options.overrides])
         rows = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(measure(config, options.rounds, options.steps))

@@ -273,7 +273,17 @@ def header_lines(plan: BatchPlan, config: Config, step: int) -> list[str]:
         f"algorithm   {config.algorithm.adv_estimator}, schedule {run.schedule}, seed {run.seed},"
         f" {_last_step(config)} steps, {start}",
         *(f"plan        {line}" if number == 0 else f"            {line}" for number, line in _numbered(plan)),
+        f"checkpoints {_price_of_a_loss(config, step)}",
     ]
+
+
+def _price_of_a_loss(config: Config, step: int) -> str:
+    """What it costs if a group is lost: the way back to the last checkpoint, or to where this process began."""
+    save_freq = config.checkpoint.save_freq
+    first = step + save_freq - step % save_freq if save_freq > 0 else None
+    if first is None or first >= _last_step(config):
+        return f"checkpoint.save_freq is {save_freq}: a group that is lost starts again at step {step}"
+    return f"every {save_freq} steps: a group that is lost costs up to that many (checkpoint.save_freq)"
 
 
 def result_rows(summary: Summary) -> list[tuple[str, str, str, str]]:

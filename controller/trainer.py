@@ -264,11 +264,12 @@ class Trainer:
             self.state = self.state.validated(self.step, validation.accuracy)
 
     async def checkpoint_if_due(self) -> None:
-        """Starts a pair checkpoint in the background; it begins when the step is complete."""
+        """Starts a pair checkpoint in the background, on schedule or at the end; it begins when the step is done."""
         self.checkpoints.check()
-        save_freq = self.config.checkpoint.save_freq
-        on_schedule = save_freq > 0 and (self.step % save_freq == 0 or self.step == self.last_step)
-        if on_schedule or self._is_stopping:
+        checkpoint = self.config.checkpoint
+        on_schedule = checkpoint.save_freq > 0 and self.step % checkpoint.save_freq == 0
+        is_last = checkpoint.save_last and self.step == self.last_step
+        if on_schedule or is_last or self._is_stopping:
             with self.recorder.current.timed("save_checkpoint"):
                 await self.checkpoints.begin(self.state, metrics=self.recorder.hold(self.step))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from controller.display import Display, LiveDisplay, PlainDisplay, Sample, open_display, printable, sparkline
@@ -26,12 +27,13 @@ SUMMARY = Summary(
 )
 
 
-def config() -> Config:
+def config(**checkpoint: int) -> Config:
     tree = {
         "run": {"dir": "runs/x", "name": "quickstart", "total_steps": 30, "stop_after_step": 3},
         "data": {"train_files": "train.parquet", "train_batch_size": 64, "max_prompt_length": 8},
         "rollout": {"n": 4},
         "actor": {"model": "models/tiny"},
+        "checkpoint": checkpoint,
     }
     return validate(tree, "test")
 
@@ -114,6 +116,22 @@ def test_a_run_without_validation_and_with_unknown_metrics_is_shown() -> None:
     assert "step 3/3  s/step" in stream.getvalue()
     assert "interrupted after step 3" in stream.getvalue()
     assert "before" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("save_freq", "step", "line"),
+    [
+        (-1, 0, "checkpoint.save_freq is -1: a group that is lost starts again at step 0"),
+        (-1, 1, "checkpoint.save_freq is -1: a group that is lost starts again at step 1"),
+        (3, 0, "checkpoint.save_freq is 3: a group that is lost starts again at step 0"),  # of 3 steps
+        (2, 0, "every 2 steps: a group that is lost costs up to that many (checkpoint.save_freq)"),
+        (2, 2, "checkpoint.save_freq is 2: a group that is lost starts again at step 2"),
+    ],
+)
+def test_the_start_says_what_the_loss_of_a_group_would_cost(save_freq: int, step: int, line: str) -> None:
+    stream, run = io.StringIO(), config(save_freq=save_freq)
+    PlainDisplay(stream).start(batch_plan(run), run, step=step)
+    assert f"\ncheckpoints {line}\n" in stream.getvalue()
 
 
 def test_a_stream_that_is_no_terminal_gets_plain_lines() -> None:

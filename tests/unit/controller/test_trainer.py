@@ -96,7 +96,13 @@ pytestmark = pytest.mark.usefixtures("no_task_is_left")
 
 
 async def test_serial_makes_one_call_at_a_time_in_the_order_of_the_dataflow(tmp_path: Path) -> None:
-    run = make_run(tmp_path, run__schedule="serial", run__total_steps=2, algorithm__use_kl_in_reward=True)
+    run = make_run(
+        tmp_path,
+        run__schedule="serial",
+        run__total_steps=2,
+        algorithm__use_kl_in_reward=True,
+        checkpoint__save_last=False,
+    )
     await run.trainer.fit()
     assert run.log.most_at_once() == 1
     of_a_step = ["generate", "old_log_probs", "ref_log_probs", "values", "score", "update", "update"]
@@ -259,6 +265,7 @@ async def test_serial_generates_completely_before_it_computes_anything_of_any_gr
         run__total_steps=1,
         rollout__stream_groups=2,
         algorithm__use_kl_in_reward=True,
+        checkpoint__save_last=False,
     )
     await run.trainer.fit()
     assert run.log.most_at_once() == 1
@@ -363,6 +370,19 @@ async def test_pairs_are_saved_every_few_steps_and_after_the_last(tmp_path: Path
     await run.trainer.fit()
     assert run.store.steps() == [2, 4, 5]
     assert [run.store.read_state(step)["step"] for step in (2, 4, 5)] == [2, 4, 5]
+
+
+@pytest.mark.parametrize("run", [{"total_steps": 2}, {"total_steps": 5, "stop_after_step": 2}])
+@pytest.mark.parametrize(
+    ("checkpoint", "saved"), [({}, [2]), ({"save_last": False}, []), ({"save_last": False, "save_freq": 1}, [1, 2])]
+)
+async def test_a_completed_run_leaves_the_pair_of_its_last_step_unless_told_not_to(
+    tmp_path: Path, run: dict[str, int], checkpoint: dict[str, Any], saved: list[int]
+) -> None:
+    changes = {f"run__{key}": value for key, value in run.items()}
+    done = make_run(tmp_path, **changes, checkpoint=checkpoint)
+    await done.trainer.fit()
+    assert done.store.steps() == saved
 
 
 async def test_a_checkpoint_of_an_overlapped_step_waits_for_the_critic(tmp_path: Path) -> None:
