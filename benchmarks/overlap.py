@@ -88,7 +88,7 @@ async def measure(config: Config, num_rounds: int, num_steps: int) -> dict[str, 
     prompts.__class__ = SamePrompts
     rows: dict[str, list[Row]] = defaultdict(list)
     with RunFolder(config) as folder:
-        groups = ServiceGroups(config, folder, lambda *_: None)
+        groups = ServiceGroups(folder.config, folder, lambda *_: None)
         try:
             async with RewardManager(config.reward, prompts.table.data_sources) as manager:
                 services = await groups.connect()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from splitppo.config import ConfigError, dump_config, load_config
 from splitppo.config.plan import batch_plan
+from splitppo.config.threads import crowding, permitted_cores
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -32,10 +33,14 @@ def main(arguments: list[str]) -> int:
         # Imported late: a mistake in the configuration is reported at once, without loading the rest.
         if options.check:
             from controller.inputs import load_inputs
+            from controller.run_folder import RunFolder
             from splitppo.rpc.security import load_credentials
 
             load_inputs(config)
             load_credentials(config.services.security, "controller")
+            config = RunFolder(config).resolve()
+            if warning := crowding(config, permitted_cores()):
+                sys.stderr.write(f"warning: {warning}\n")
             sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\n")
             return 0
         from controller.session import run_session

@@ -74,7 +74,7 @@ class LocalGroup:
 
     Args:
         role: which one.
-        config: of the run.
+        config: of the run, as the run folder has resolved it.
         config_file: the same, as the ranks read it.
         torchrun: the command that starts torchrun.
         secrets: environment variables that only the ranks are given.
@@ -134,6 +134,7 @@ class LocalGroup:
         ]
 
     def _environment(self) -> dict[str, str]:
+        assert self._service.threads != "auto", "the run folder resolves it"
         environment = dict(os.environ)
         environment["OMP_NUM_THREADS"] = str(self._service.threads)
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._service.devices))

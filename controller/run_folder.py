@@ -26,6 +26,8 @@ from controller.launcher import Endpoint
 from controller.run_state import RunState
 from controller.trackers import METRICS_FILE, read_metrics
 from splitppo.config import Config, ConfigError, dump_config
+from splitppo.config.load import validate
+from splitppo.config.threads import keep_threads, permitted_cores, resolve_threads
 from splitppo.manifest import DamagedCheckpoint
 
 log = logging.getLogger(__name__)
@@ -70,6 +72,10 @@ class Claim:
 class RunFolder:
     """The folder of one run, claimed for the life of this object (a context manager).
 
+    Attributes:
+        config: what the run is started with; once the folder is claimed, without any `auto` that is the controller's to
+            resolve.
+
     Raises:
         ConfigError: another controller is alive in the folder, it belongs to another config, it holds a run and
             `run.resume` is `disable`, or it cannot be read or written.
@@ -78,7 +84,7 @@ class RunFolder:
     def __init__(self, config: Config) -> None:
         self.path = config.run.dir
         self.checkpoints = CheckpointStore(self.path / "checkpoints")
-        self._config = config
+        self.config = config
         self._lock = -1
         self._named_step: int | None = None
         self.claim = Claim("", 0, "")
@@ -130,24 +136,53 @@ class RunFolder:
         return ConfigError(f"run.dir: cannot use the run folder {self.path}: {error.strerror or error}{where}")
 
     def _check_config(self) -> None:
-        """Refuses a run that this config does not belong to, then stores the config."""
-        if self._holds_a_run():
-            if self._config.run.resume == "disable":
+        """Refuses a run that this config does not belong to, then resolves and stores the config."""
+        stored = self._stored()
+        self.config = self._resolved(stored)
+        if stored is not None:
+            if self.config.run.resume == "disable":
                 raise ConfigError(
                     f"run.dir: {self.path} holds a run already; remove it, choose another folder, or set"
                     " run.resume=auto"
                 )
-            stored = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
-            resolved = yaml.safe_load(dump_config(self._config))
+            resolved = yaml.safe_load(dump_config(self.config))
             if differences := list(_differences(stored, resolved)):
                 lines = "\n".join(f"  {key}: {old!r} in the folder, {new!r} now" for key, old, new in differences)
                 raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{lines}")
-        write_atomically(self.config_file, dump_config(self._config))
+        write_atomically(self.config_file, dump_config(self.config))
 
-    def _holds_a_run(self) -> bool:
-        """Whether a step was recorded or saved here; a start that failed before leaves nothing to protect."""
+    def resolve(self) -> Config:
+        """The config that a run would be started with, for whoever claims nothing.
+
+        Raises:
+            ConfigError: the folder cannot be read.
+        """
+        try:
+            return self._resolved(self._stored())
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _resolved(self, stored: Any) -> Config:
+        config = self.config
+        if stored is not None:
+            with suppress(ConfigError):  # of another version: then its keys are compared, and nothing of it is kept
+                config = keep_threads(config, validate(stored, str(self.config_file)))
+        return resolve_threads(config, permitted_cores())
+
+    def _stored(self) -> Any:
+        """The config of the run that the folder holds; None: no step was recorded or saved here.
+
+        A start that failed before leaves nothing to protect.
+        """
         has_history = bool(read_metrics(self.path / METRICS_FILE) or self.checkpoints.steps())
-        return has_history and self.config_file.exists()
+        if not has_history or not self.config_file.exists():
+            return None
+        try:
+            return yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise ConfigError(
+                f"run.dir: {self.config_file} is not valid YAML: {' '.join(str(error).split())}"
+            ) from error
 
     def _take_epoch(self) -> None:
         """Raises the fencing token; the run id is made once per folder."""
@@ -170,7 +205,7 @@ class RunFolder:
         """
         for step in self.checkpoints.remove_leftovers():
             log.warning("removed the checkpoint of step %d: COMMITTED is missing, it was never completed", step)
-        resume = self._config.run.resume
+        resume = self.config.run.resume
         if resume == "disable":
             return 0
         if resume == "auto":
@@ -191,7 +226,7 @@ class RunFolder:
             raise self._damaged(error) from error
 
     def _damaged(self, error: DamagedCheckpoint) -> ConfigError:
-        return ConfigError(f"run.resume: the checkpoint {self._config.run.resume} is damaged: {error}")
+        return ConfigError(f"run.resume: the checkpoint {self.config.run.resume} is damaged: {error}")
 
     def load_state(self, step: int) -> RunState:
         """The controller's part of the checkpoint of `step`; 0 is the state before the first step.
@@ -200,7 +235,7 @@ class RunFolder:
             ConfigError: it cannot be read, or another version of the controller has written it.
         """
         if step == 0:
-            return RunState.initial(self._config)
+            return RunState.initial(self.config)
         with self._usable(step):
             return RunState.model_validate(self.checkpoints.read_state(step))
 

@@ -34,6 +34,7 @@ from rewards.manager import RewardManager
 from splitppo import failpoints
 from splitppo.config import Config, ConfigError
 from splitppo.config.plan import batch_plan
+from splitppo.config.threads import crowding, permitted_cores
 from splitppo.rpc.errors import WireError
 from splitppo.v1 import worker_pb2
 
@@ -50,15 +51,15 @@ def run_session(config: Config) -> int:
     """
     with RunFolder(config) as folder:
         failpoints.arm(config.debug, folder.path, "controller")
-        status: int = uvloop.run(Session(config, folder).run())
+        status: int = uvloop.run(Session(folder).run())
         return status
 
 
 class Session:
     """Owns everything that one controller process opens, and closes it on every exit path."""
 
-    def __init__(self, config: Config, folder: RunFolder) -> None:
-        self._config = config
+    def __init__(self, folder: RunFolder) -> None:
+        self._config = config = folder.config
         self._folder = folder
         self._display = open_display()
         log_to(folder.path, self._display)
@@ -139,6 +140,8 @@ class Session:
         self._restored = self._folder.load_state(step)
         inputs = load_inputs(config)
         self._display.start(batch_plan(config), config, step=step)
+        if warning := crowding(config, permitted_cores()):
+            log.warning("%s", warning)
         self._recorder = Recorder(config, self._folder.path, self._display, inputs.prompts.epoch_of)
         async with RewardManager(config.reward, inputs.data_sources) as manager:
             await self._train_until_done(inputs, Scorer(inputs.tokenizer, manager), step)

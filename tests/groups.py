@@ -14,6 +14,8 @@ from typing import Any
 
 START_TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.02
+# Numbers on a CPU may depend on how many threads compute them: tests give the same ones on every machine.
+ONE_THREAD = ("services.actor.threads=1", "services.critic.threads=1")
 PROJECT = Path(__file__).resolve().parent.parent
 
 
@@ -42,6 +44,7 @@ class Group:
         module: e.g. "services.actor".
         config_file: YAML; its run.dir must be `run_dir`.
         role: name of the announcement, `<run_dir>/services/<role>.json`.
+        overrides: key.path=value arguments.
         prefix: of the command, e.g. what enters a network namespace.
     """
 
@@ -53,7 +56,7 @@ class Group:
         role: str,
         *,
         num_processes: int = 1,
-        overrides: Sequence[str] = (),
+        overrides: Sequence[str] = ONE_THREAD,
         lifeline: bool = False,
         environment: dict[str, str] | None = None,
         prefix: Sequence[str] = (),

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from tests import models
-from tests.groups import PROJECT, is_alive, wait_until
+from tests.groups import ONE_THREAD, PROJECT, is_alive, wait_until
 
 RUN_TIMEOUT_S = 240.0
 _MARK = "SPLITPPO_TEST_RUN"  # in the environment of all that a controller starts
@@ -192,7 +192,7 @@ class Controller:
         self.output_file = config_file.with_suffix(".out")
         with self.output_file.open("wb") as output:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", module, "--config", str(config_file), *overrides],
+                [*prefix, sys.executable, "-m", module, "--config", str(config_file), *ONE_THREAD, *overrides],
                 cwd=PROJECT,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

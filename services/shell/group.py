@@ -73,8 +73,8 @@ class Launch:
         return PrefixStore(f"splitppo/{self.restart}", store)
 
 
-def place_process(launch: Launch, service: ServiceConfig) -> torch.device:
-    """Binds this process to its CPU cores, threads and GPU; returns the device that it computes on.
+def place_process(launch: Launch, service: ServiceConfig, num_threads: int) -> torch.device:
+    """Binds this process to its CPU cores and GPU, with so many threads; returns the device that it computes on.
 
     Raises:
         ConfigError: cores or GPUs that this machine does not have.
@@ -84,7 +84,7 @@ def place_process(launch: Launch, service: ServiceConfig) -> torch.device:
             os.sched_setaffinity(0, cpus)
         except OSError as error:
             raise ConfigError(f"services.*.cpus: this machine does not offer cores {sorted(cpus)}") from error
-    torch.set_num_threads(service.threads)
+    torch.set_num_threads(num_threads)
     if not service.devices:
         return torch.device("cpu")
     index = gpu_of_rank(service.devices, launch, torch.cuda.device_count())

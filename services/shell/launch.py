@@ -33,6 +33,7 @@ from services.shell.worker import Worker
 from splitppo import failpoints
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.plan import batch_plan
+from splitppo.config.threads import crowding_of_group, permitted_cores, threads_of_rank
 from splitppo.rpc.errors import WireError
 from splitppo.rpc.security import PLAINTEXT, load_credentials
 
@@ -132,7 +133,12 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     # What rank 0 serves with; the others open no port.
     credentials = load_credentials(config.services.security, role_name) if launch.rank == 0 else PLAINTEXT
     service = getattr(config.services, role_name)
-    device = place_process(launch, service)
+    cores = permitted_cores()  # the group's, before this rank is bound to its own
+    num_threads = threads_of_rank(service, launch.local_world_size, cores)
+    device = place_process(launch, service, num_threads)
+    warning = crowding_of_group(role_name, service, launch.local_world_size, cores)
+    if warning and launch.local_rank == 0 and config.services.launch == "external":  # else the controller says it
+        log.warning("%s", warning)
     with start_limit(config.services.start_timeout_s):
         store = launch.connect_store()
         context = join_group(launch, store, role_name, config, device)
@@ -149,7 +155,8 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
         log.warning(
             "%d ranks, but services.%s.num_processes is %d", launch.world_size, role_name, service.num_processes
         )
-    log.info("rank %d of %d on %s: building the %s", launch.rank, launch.world_size, device, role_name)
+    placed = f"rank {launch.rank} of {launch.world_size} on {device}, {num_threads} threads"
+    log.info("%s: building the %s", placed, role_name)
     role = build_role(context)
     ledger, slots = Ledger(), SlotStore()
     lifecycle = Lifecycle(role, context, ledger, slots)

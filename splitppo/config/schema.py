@@ -21,10 +21,17 @@ def _one_or_many(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
+def _number_or_auto(value: Any) -> Any:
+    if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ValueError("expected auto, or a number of at least 1")
+    return value
+
+
 Paths = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
 Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_one_or_many)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
+NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
 Schedule = Literal["serial", "gather", "overlap"]
 LossMode = Literal["vanilla"]
 KlLossType = Literal[
@@ -293,7 +300,11 @@ class ServiceConfig(Section):
     num_processes: PositiveInt = Field(1, description="ranks, started by services.launch: local")
     devices: Indices = Field((), description="GPU indices, one per rank; empty: CPU")
     cpus: Indices = Field((), description="CPU cores of the group; empty: all")
-    threads: PositiveInt = Field(1, description="compute threads per process")
+    threads: NumberOrAuto = Field(
+        "auto",
+        description="compute threads per process; auto: the permitted cores, divided between the ranks that compute on"
+        " them (at most 8 beside a GPU); a resumed run keeps its number",
+    )
     address: str = Field("", description="host:port the controller connects to (launch: external)")
     bind: str = Field("127.0.0.1:0", description="host:port rank 0 listens on; port 0 takes a free one")
 

@@ -73,7 +73,9 @@ def toys(tmp_path: Path) -> Iterator[StartToy]:
         **services: object,
     ) -> Toy:
         config_file = write_config(tmp_path, num_processes, failpoints=failpoints, **services)
-        group = Group(MODULE, config_file, tmp_path, "critic", num_processes=num_processes, lifeline=lifeline)
+        group = Group(
+            MODULE, config_file, tmp_path, "critic", num_processes=num_processes, overrides=(), lifeline=lifeline
+        )
         try:
             group.wait_ready()
         except BaseException:

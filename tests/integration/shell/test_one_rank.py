@@ -7,6 +7,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from splitppo.config.threads import permitted_cores, threads_of_rank
 from splitppo.rpc.errors import (
     CorruptBatch,
     InvalidArgument,
@@ -69,6 +70,11 @@ def test_the_handshake_says_who_the_worker_is(one: Toy, client: Client) -> None:
     assert (answer.role, answer.world_size, answer.num_parameters) == (worker_pb2.ROLE_CRITIC, 1, 1)
     assert answer.instance_id == one.group.instance_id
     assert [process.pid for process in answer.processes] == one.group.pids
+
+
+def test_a_group_that_others_start_computes_with_threads_for_its_own_cores(one: Toy, client: Client) -> None:
+    num_threads = threads_of_rank(client.config.services.critic, 1, permitted_cores())
+    assert f"rank 0 of 1 on cpu, {num_threads} threads" in (one.run_dir / "logs" / "critic_0.log").read_text()
 
 
 @pytest.mark.parametrize(

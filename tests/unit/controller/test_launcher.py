@@ -15,6 +15,7 @@ import pytest
 
 from controller.launcher import GroupFailed, LocalLauncher
 from controller.process_tree import start_time
+from splitppo.config.threads import PermittedCores, resolve_threads
 from splitppo.rpc.tokens import Tokens
 from tests.fake_services import make_config
 from tests.groups import is_alive, wait_until
@@ -64,6 +65,7 @@ async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
         script = tmp_path / "torchrun.py"
         script.write_text(TORCHRUN + behaviour)
         config = make_config(tmp_path, **{"services__start_timeout_s": 30, **changes})
+        config = resolve_threads(config, PermittedCores(frozenset(range(6))))
         torchrun = (sys.executable, "-S", str(script))
         launchers.append(LocalLauncher(config, tmp_path / "config.yaml", torchrun, tokens=tokens))
         return launchers[-1]
@@ -104,7 +106,7 @@ names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 """
     services = {
         "actor": {"num_processes": 2, "devices": [0, 3], "threads": 4},
-        "critic": {"num_processes": 1},
+        "critic": {"num_processes": 1},  # a third of six cores
     }
     await launch(write_down + SERVE_UNTIL_SIGTERM, services=services).start()
     arguments, environment = json.loads((tmp_path / "actor.seen").read_text())
@@ -112,7 +114,8 @@ names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
     assert arguments[arguments.index("--max-restarts") + 1] == "0"
     assert "--lifeline" in arguments
     assert environment == {"OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "0,3"}
-    assert json.loads((tmp_path / "critic.seen").read_text())[1]["CUDA_VISIBLE_DEVICES"] == ""
+    environment = json.loads((tmp_path / "critic.seen").read_text())[1]
+    assert environment == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}
 
 
 NOTE_TOKEN = """

@@ -15,6 +15,7 @@ from tokenizers import models, pre_tokenizers
 
 from controller.__main__ import main
 from splitppo.config import load_config
+from splitppo.config.threads import permitted_cores, resolve_threads
 
 
 @pytest.fixture
@@ -50,9 +51,17 @@ def test_check_prints_the_resolved_config_and_the_batch_plan_and_starts_nothing(
     printed = capsys.readouterr().out
     resolved, _, plan = printed.partition("\nstep: ")
     (tmp_path / "resolved.yaml").write_text(resolved)
-    assert load_config(tmp_path / "resolved.yaml") == load_config(config_file, ["rollout.n=3"])
+    expected = resolve_threads(load_config(config_file, ["rollout.n=3"]), permitted_cores())
+    assert load_config(tmp_path / "resolved.yaml") == expected
     assert plan.startswith("4 prompts x 3 samples = 12 responses\nactor: 2 mini-batches of 2 prompts (6 responses")
     assert not (tmp_path / "run").exists()
+
+
+def test_check_warns_of_more_threads_than_cores(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(config_file, "services.actor.threads=9999") == 0
+    printed = capsys.readouterr().err
+    assert printed.startswith("warning: 1 x services.actor.threads (9999) + 1 x services.critic.threads (")
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -74,6 +83,11 @@ def test_check_prints_the_resolved_config_and_the_batch_plan_and_starts_nothing(
         ("data.prompt_key=question", "line 1: column 'question' is missing"),
         ("actor.model=/no/model", "model folder /no/model does not exist (key actor.model)"),
         ("reward.custom_function_path=none.py", "key 'reward.custom_function_path': there is no file none.py"),
+        (
+            "services.critic.threads=many",
+            "key 'services.critic.threads': expected auto, or a number of at least 1, got 'many'",
+        ),
+        ("services.actor.threads=0", "key 'services.actor.threads': expected auto, or a number of at least 1, got 0"),
         ("services.actor.devices=[0,1]", "devices lists 2 GPUs for num_processes 1"),
         ("nonsense", "override 'nonsense' must look like key.path=value"),
     ],

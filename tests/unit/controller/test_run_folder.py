@@ -14,7 +14,8 @@ from controller.checkpoints import CheckpointStore
 from controller.launcher import Endpoint
 from controller.run_folder import RunFolder
 from controller.run_state import RunState
-from splitppo.config import ConfigError, load_config
+from splitppo.config import Config, ConfigError, load_config
+from splitppo.config.threads import permitted_cores, resolve_threads
 from tests.fake_services import make_config
 
 
@@ -46,7 +47,42 @@ def reopen(run_dir: Path, **changes: Any) -> None:
 def test_the_resolved_config_is_stored_and_loads_to_an_equal_one(run_dir: Path) -> None:
     config = make_config(run_dir, actor__lr=1e-6)
     with RunFolder(config) as folder:
-        assert load_config(folder.config_file) == config
+        assert load_config(folder.config_file) == folder.config == resolve_threads(config, permitted_cores())
+
+
+def threads(config: Config) -> list[int | str]:
+    return [config.services.actor.threads, config.services.critic.threads]
+
+
+def test_threads_are_stored_as_numbers_which_a_resumed_run_keeps_on_any_machine(run_dir: Path) -> None:
+    with RunFolder(make_config(run_dir)) as folder:
+        assert all(isinstance(number, int) for number in threads(folder.config))
+    leave_a_run(run_dir, services={"actor": {"threads": 61}, "critic": {"threads": 67}})  # on a machine with many cores
+    assert threads(RunFolder(make_config(run_dir)).resolve()) == [61, 67]
+    reopen(run_dir)
+    assert threads(load_config(run_dir / "config.yaml")) == [61, 67]
+    reopen(run_dir, services__critic={"threads": 2})
+    assert threads(load_config(run_dir / "config.yaml")) == [61, 2]
+
+
+def test_a_start_that_failed_leaves_no_threads_to_keep(run_dir: Path) -> None:
+    with RunFolder(make_config(run_dir, services__actor={"threads": 61})):
+        pass
+    with RunFolder(make_config(run_dir)) as folder:
+        assert folder.config == resolve_threads(make_config(run_dir), permitted_cores())
+
+
+def test_threads_of_groups_that_others_start_are_theirs_to_resolve(run_dir: Path) -> None:
+    with RunFolder(make_config(run_dir, services__launch="external")) as folder:
+        assert threads(folder.config) == threads(load_config(folder.config_file)) == ["auto", "auto"]
+
+
+@pytest.mark.parametrize("stored", ["{", "[]", "services: 7"])
+def test_a_stored_config_that_somebody_has_broken_is_refused(run_dir: Path, stored: str) -> None:
+    leave_a_run(run_dir)
+    (run_dir / "config.yaml").write_text(stored)
+    with pytest.raises(ConfigError, match=r"run\.dir: .* (is not valid YAML|belongs to a run with another config)"):
+        reopen(run_dir)
 
 
 def test_another_config_is_refused_with_each_difference_by_key(run_dir: Path) -> None:
@@ -88,7 +124,8 @@ def test_a_refused_config_leaves_the_stored_one(run_dir: Path) -> None:
 def test_how_long_where_and_how_often_may_change(run_dir: Path, changes: dict[str, Any]) -> None:
     leave_a_run(run_dir)
     reopen(run_dir, **changes)
-    assert load_config(run_dir / "config.yaml") == make_config(run_dir, **changes)
+    expected = resolve_threads(make_config(run_dir, **changes), permitted_cores())
+    assert load_config(run_dir / "config.yaml") == expected
 
 
 @pytest.mark.parametrize(
