@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from services.actor.rollout.stopping import StopRule
 
-detokenizer = pytest.importorskip("vllm.v1.engine.detokenizer", reason="vLLM is not installed")
+pytestmark = pytest.mark.vllm
 
 PIECES = ("END", "EN", "D", "ab", "cd", "x", "Ġ", "Ġa")
 
@@ -29,6 +29,8 @@ def byte_level_tokenizer() -> Any:
 
 def length_with_vllm(tokenizer: Any, texts: list[str], prompt: list[int], tokens: list[int]) -> int | None:
     """Tokens of the response with which vLLM's detokenizer finds a stop text; None: it finds none."""
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
     sampling = SimpleNamespace(
         stop=texts,
         min_tokens=0,
@@ -37,7 +39,7 @@ def length_with_vllm(tokenizer: Any, texts: list[str], prompt: list[int], tokens
         spaces_between_special_tokens=True,
     )
     request = SimpleNamespace(sampling_params=sampling, request_id="0", prompt_token_ids=prompt)
-    watch = detokenizer.IncrementalDetokenizer.from_new_request(tokenizer, request)
+    watch = IncrementalDetokenizer.from_new_request(tokenizer, request)
     return next((index + 1 for index, token in enumerate(tokens) if watch.update([token], False) is not None), None)
 
 
