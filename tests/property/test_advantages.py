@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from controller.advantages import ESTIMATORS, compute_advantages, gae
 from controller.masked import masked_whiten
 
-few = settings(deadline=None, max_examples=60)
+few = settings(max_examples=60)
 
 
 @st.composite

@@ -40,7 +40,7 @@ def critic(tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
     return critic_loss(config)({"values": tokens["new_values"]}, columns, tokens["weights"], tokens["mask"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**31),
     num_tokens=st.integers(1, 60),
@@ -63,7 +63,7 @@ def test_losses_and_metrics_over_any_split_add_up_to_the_whole(seed, num_tokens,
         assert abs(value - expected[name]) <= 1e-5 * max(1.0, abs(expected[name])), name
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**31), num_tokens=st.integers(1, 40), loss=st.sampled_from([actor, critic]))
 def test_what_stands_outside_the_mask_changes_nothing(seed, num_tokens, loss) -> None:
     tokens = random_tokens(seed, num_tokens)
@@ -80,7 +80,7 @@ def test_what_stands_outside_the_mask_changes_nothing(seed, num_tokens, loss) ->
         torch.testing.assert_close(value, metrics_b[name])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from(sorted(KL_ESTIMATES - {"kl", "k1", "kl+", "k1+"})),
     log_probs=st.lists(st.floats(-50, 0), min_size=1, max_size=20),

@@ -117,7 +117,7 @@ def gradients_row_by_row(kind, seed: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["policy", "value"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(limits=LIMITS, seed=st.integers(0, 2))
 def test_gradient_does_not_depend_on_micro_batches_padding_or_packing(kind, limits, seed) -> None:
     engine = engine_of(kind)

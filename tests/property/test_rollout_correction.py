@@ -12,7 +12,7 @@ from controller.rollout_correction import correct_rollout
 from splitppo.config import RolloutCorrectionConfig
 from splitppo.config.rejection import REJECTION_OPTIONS
 
-few = settings(deadline=None, max_examples=80)
+few = settings(max_examples=80)
 
 
 @st.composite

@@ -91,7 +91,9 @@ def save_model(folder: Path, *, bos: str | None = None, **config: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def auto_tokenizer() -> Any:
-    return pytest.importorskip("transformers").AutoTokenizer
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS, ids=["short", "system", "unicode"])

@@ -1,0 +1,80 @@
+"""What holds for every test: where the environment variable CI is set, a test that is skipped is a test that failed.
+
+A skip looks like success, so that a machine on which nothing can run would be green. What may be skipped there is
+listed here, by test and by reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+# (start of the node id, start of the reason): nobody is told of these.
+MAY_BE_SKIPPED_IN_CI = (
+    # The data sets are no part of this repository, and nothing is downloaded for a test; the scorers themselves are
+    # tested on responses written by hand.
+    ("tests/unit/rewards/test_gsm8k.py::test_every_reference_solution_", "the GSM8K files are not there"),
+    ("tests/unit/rewards/test_competition_math.py::test_reference_solutions_", "the MATH file is not there"),
+    # A container may be allowed to mount file systems and yet not to make networks.
+    ("tests/integration/runs/test_dropped_network.py::", "network namespaces "),
+)
+
+# A busy machine fails no property; with CI set, Hypothesis has a profile of its own that is like this one.
+settings.register_profile("patient", deadline=None)
+
+_SKIPPED = pytest.StashKey[dict[str, str]]()
+
+
+def is_ci() -> bool:
+    """Whether this is a run that somebody relies on without looking."""
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not is_ci():
+        settings.load_profile("patient")
+    config.stash[_SKIPPED] = {}
+    config.pluginmanager.register(_Skips(config.stash[_SKIPPED]), "skips")
+
+
+class _Skips:
+    """Notes every test and every module that was skipped, or that may fail, and why."""
+
+    def __init__(self, skipped: dict[str, str]) -> None:
+        self._skipped = skipped
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if hasattr(report, "wasxfail"):
+            self._skipped[report.nodeid] = f"expected to fail: {report.wasxfail}"
+        elif report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self._skipped[report.nodeid] = reason.removeprefix("Skipped: ")
+
+
+def _not_agreed_to(config: pytest.Config) -> Iterator[tuple[str, str]]:
+    for test, reason in config.stash[_SKIPPED].items():
+        if not any(test.startswith(start) and reason.startswith(why) for start, why in MAY_BE_SKIPPED_IN_CI):
+            yield test, reason
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if is_ci() and session.exitstatus == pytest.ExitCode.OK and any(_not_agreed_to(session.config)):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    skipped = list(_not_agreed_to(config)) if is_ci() else []
+    if skipped:
+        terminalreporter.section("skipped, which fails in CI", red=True)
+        for test, reason in skipped:
+            terminalreporter.write_line(f"{test}: {reason}")
+        terminalreporter.write_line(f"{len(skipped)} skipped; what may be is in tests/conftest.py", red=True)

@@ -1,0 +1,122 @@
+"""The tests themselves: each is run by somebody, and none is skipped in silence."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MAY_BE_SKIPPED_IN_CI
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py"))
+MARKS = ("gpu", "slow", "vllm")
+# Run by hand, on a machine that has one.
+BY_HAND = ["-m", "gpu"]
+
+
+def named_tests(file: Path) -> Iterator[tuple[str, frozenset[str]]]:
+    """(name, marks) of the tests of a file, read from the source."""
+    tree = ast.parse((ROOT / file).read_text())
+    of_all = frozenset(
+        mark
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+        for mark in marks(node.value)
+    )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield node.name, of_all.union(*map(marks, node.decorator_list))
+
+
+def marks(node: ast.AST) -> frozenset[str]:
+    return frozenset(re.findall(r"pytest\.mark\.(\w+)", ast.unparse(node))) & set(MARKS)
+
+
+def commands() -> list[list[str]]:
+    """Arguments of pytest in every target of make that runs tests, in both environments."""
+    targets = re.findall(r"^(test[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    found = []
+    for target in targets:
+        for settings in ([], ["VLLM=1"]):
+            lines = subprocess.run(
+                ["make", "--dry-run", "--no-print-directory", target, *settings],
+                cwd=ROOT,
+                env={"PATH": os.environ["PATH"]},
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.splitlines()
+            found += [shlex.split(line.partition("-m pytest")[2]) for line in lines if "-m pytest" in line]
+    return found
+
+
+def selects(arguments: list[str], file: Path, of_test: frozenset[str]) -> bool:
+    folders = [argument for argument in arguments if argument.startswith("tests")]
+    if folders and not any(file.is_relative_to(folder) for folder in folders):
+        return False
+    expression = arguments[arguments.index("-m") + 1] if "-m" in arguments else "True"
+    return bool(eval(expression, {}, {mark: mark in of_test for mark in MARKS}))
+
+
+def test_every_test_is_run_by_a_target_of_make_or_needs_a_gpu() -> None:
+    runs = [*commands(), BY_HAND]
+    assert len(runs) >= 3
+    forgotten = [
+        f"{file}::{name}"
+        for file in FILES
+        for name, of_test in named_tests(file)
+        if not any(selects(arguments, file, of_test) for arguments in runs)
+    ]
+    assert forgotten == []
+
+
+def test_files_are_called_test_exactly_if_they_hold_tests() -> None:
+    with_tests = [file for file in FILES if any(named_tests(file))]
+    assert with_tests == [file for file in FILES if file.name.startswith("test_")]
+
+
+def test_what_may_be_skipped_is_still_there() -> None:
+    names = [f"{file}::{name}" for file in FILES for name, _ in named_tests(file)]
+    for start, _ in MAY_BE_SKIPPED_IN_CI:
+        assert any(name.startswith(start) for name in names), start
+
+
+SKIPS = {
+    "test_a_test.py": "import pytest\ndef test_it(): pytest.skip('no such luck')",
+    "test_a_mark.py": "import pytest\n@pytest.mark.skipif(True, reason='no such luck')\ndef test_it(): pass",
+    "test_a_module.py": "import pytest\npytest.importorskip('there_is_no_such_module', reason='no such luck')",
+    "test_an_expected_failure.py": (
+        "import pytest\n@pytest.mark.xfail(reason='no such luck')\ndef test_it(): raise ValueError"
+    ),
+}
+RUNS = {"test_that_runs.py": "def test_it(): pass"}
+
+
+def run_pytest(folder: Path, files: dict[str, str], *arguments: str, ci: str) -> subprocess.CompletedProcess[str]:
+    for name, source in files.items():
+        (folder / name).write_text(source)
+    (folder / "pytest.ini").touch()  # its own root
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", *arguments]
+    environment = {**os.environ, "CI": ci, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [[], ["-n", "1"]], ids=["one process", "parallel workers"])
+def test_whatever_is_skipped_in_ci_fails_the_run_with_its_name_and_reason(tmp_path: Path, arguments: list[str]) -> None:
+    done = run_pytest(tmp_path, SKIPS | RUNS, *arguments, ci="true")
+    assert done.returncode == 1
+    named = re.findall(r"^(\w+\.py)\S*: .*no such luck$", done.stdout, re.MULTILINE)
+    assert sorted(named) == sorted(SKIPS)
+
+
+@pytest.mark.parametrize(("files", "ci"), [(SKIPS | RUNS, ""), (RUNS, "true")], ids=["outside CI", "nothing"])
+def test_otherwise_it_is_green(tmp_path: Path, files: dict[str, str], ci: str) -> None:
+    assert run_pytest(tmp_path, files, ci=ci).returncode == 0
