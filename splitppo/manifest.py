@@ -148,7 +148,7 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
     """
     present = _files_of(folder)
     for name, expected in manifest.files.items():
-        if name not in present:
+        if name not in present or not present[name].exists():  # a link may lead nowhere
             raise DamagedCheckpoint(f"{folder / name}: expected {expected.size} bytes, the file is missing")
         if (found := present[name].stat().st_size) != expected.size:
             raise DamagedCheckpoint(f"{folder / name}: expected {expected.size} bytes, found {found}")
