@@ -88,20 +88,6 @@ def test_the_adaptive_coefficient_moves_as_in_ziegler_2019(current_kl: float, fa
     assert next_kl_coef(adaptive(), 0.02, current_kl, num_samples=256) == pytest.approx(0.02 * factor)
 
 
-def test_the_adaptive_coefficient_goes_on_from_a_restored_value() -> None:
-    kls = [0.3, 0.05, 0.2, 0.12, 0.01]
-    straight = 0.02
-    for kl in kls:
-        straight = next_kl_coef(adaptive(), straight, kl, num_samples=64)
-    restored = 0.02
-    for kl in kls[:2]:
-        restored = next_kl_coef(adaptive(), restored, kl, num_samples=64)
-    restored = float(repr(restored))
-    for kl in kls[2:]:
-        restored = next_kl_coef(adaptive(), restored, kl, num_samples=64)
-    assert restored == straight
-
-
 def test_the_fixed_coefficient_never_moves() -> None:
     fixed = AlgorithmConfig.model_validate({"kl_ctrl": "fixed"})
     assert next_kl_coef(fixed, 0.02, 99.0, num_samples=256) == 0.02

@@ -59,6 +59,7 @@ def test_losses_and_metrics_over_any_split_add_up_to_the_whole(seed, num_tokens,
     torch.testing.assert_close(sum(part for part, _ in parts), whole, rtol=1e-9, atol=1e-9)
     added = {name: sum(metrics[name].item() for _, metrics in parts) for name in whole_metrics}
     expected = token_means({name: value.item() for name, value in whole_metrics.items()})
+    assert expected
     for name, value in token_means(added).items():
         assert abs(value - expected[name]) <= 1e-5 * max(1.0, abs(expected[name])), name
 
@@ -76,6 +77,7 @@ def test_what_stands_outside_the_mask_changes_nothing(seed, num_tokens, loss) ->
     (loss_a, metrics_a), (loss_b, metrics_b) = loss(tokens), loss(changed)
 
     torch.testing.assert_close(loss_a, loss_b)
+    assert metrics_a.keys() == metrics_b.keys() != set()
     for name, value in metrics_a.items():
         torch.testing.assert_close(value, metrics_b[name])
 

@@ -88,10 +88,12 @@ class Roles:
             commands["LoadCheckpoint"].check(worker_pb2.LoadCheckpointRequest(step=step))
 
     def load(self, run_dir: Path, step: int) -> dict[str, str]:
-        """Loads both parts; the sha256 of the weights afterwards."""
+        """Loads both parts, which answer the sha256 of the weights afterwards."""
         request = worker_pb2.LoadCheckpointRequest(step=step)
         commands = self.commands(run_dir).items()
-        return {role: one["LoadCheckpoint"].run(request, b"", None).weights_sha256 for role, one in commands}
+        answers = {role: one["LoadCheckpoint"].run(request, b"", None).weights_sha256 for role, one in commands}
+        assert answers == {role: self.roles[role].compute_weights_digest() for role in self.roles}
+        return answers
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +103,13 @@ def roles(tmp_path_factory: pytest.TempPathFactory) -> Roles:
 
 
 @pytest.fixture(scope="module")
-def saved(roles: Roles) -> Path:
-    """A run folder with the pairs of steps 1 and 2."""
+def saved(roles: Roles, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with the pairs of steps 1 and 2, whose weights differ."""
     run_dir = roles.config.run.dir
     store = CheckpointStore(run_dir / "checkpoints")
-    for step in (1, 2):
-        store.commit(step, {"step": step}, {}, manifests=roles.save(run_dir, step), keep=2)
+    trained = Roles(save_policy(tmp_path_factory.mktemp("trained") / "policy", seed=1), run_dir)
+    for step, at_step in ((1, roles), (2, trained)):
+        store.commit(step, {"step": step}, {}, manifests=at_step.save(run_dir, step), keep=2)
     return run_dir
 
 
@@ -137,13 +140,17 @@ def test_these_are_all_files_of_a_pair(saved: Path) -> None:
         assert sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()) == sorted(FILES)
 
 
+def weights_of(run_dir: Path, step: int) -> dict[str, str]:
+    """What the manifests of a whole pair say."""
+    manifests = CheckpointStore(run_dir / "checkpoints").check(step)
+    return {role: manifest.weights_sha256 for role, manifest in manifests.items()}
+
+
 def test_a_whole_pair_gives_the_weights_that_its_manifests_name(roles: Roles, run_dir: Path) -> None:
-    store = CheckpointStore(run_dir / "checkpoints")
-    manifests = store.check(2)
-    roles.check(run_dir, 2)
-    expected = {role: manifest.weights_sha256 for role, manifest in manifests.items()}
-    assert roles.load(run_dir, 2) == expected
-    assert expected == {role: roles.roles[role].compute_weights_digest() for role in ("actor", "critic")}
+    assert set(weights_of(run_dir, 1).values()).isdisjoint(weights_of(run_dir, 2).values())
+    for step in (1, 2):
+        roles.check(run_dir, step)
+        assert roles.load(run_dir, step) == weights_of(run_dir, step)
 
 
 def test_a_damaged_part_is_not_exported(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,9 +168,11 @@ def test_damage_to_any_file_is_named_and_leaves_the_pair_before(
     roles: Roles, run_dir: Path, file: str, damage: Callable[[Path], None]
 ) -> None:
     store = CheckpointStore(run_dir / "checkpoints")
+    expected = weights_of(run_dir, 1)
+    roles.load(run_dir, 2)
     damage(store.folder(2) / file)
     step, found = newest_loadable(roles, run_dir, store)
     assert step == 1
     if (file, damage) != ("COMMITTED", remove):  # which makes it half a pair
         assert f"global_step_2/{file}: " in found
-    assert roles.load(run_dir, 1)
+    assert roles.load(run_dir, 1) == expected

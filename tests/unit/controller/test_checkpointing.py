@@ -44,6 +44,12 @@ class Pair:
         await self.writer.begin(RunState(step=step, kl_coef=0.5), metrics=self.metrics)
 
 
+async def settle() -> None:
+    """Lets every task go as far as it can without an event from outside."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def check_at_every_step(writer: CheckpointWriter) -> None:
     while True:
         writer.check()
@@ -57,7 +63,7 @@ async def pair(tmp_path: Path) -> Pair:
 
 async def test_services_save_only_when_the_step_is_complete(pair: Pair) -> None:
     await pair.begin()
-    await asyncio.sleep(0)
+    await settle()
     assert pair.log.names() == []
     pair.metrics.set_result({"training/global_step": 1.0})
     await pair.writer.join()
@@ -114,7 +120,7 @@ async def test_the_next_checkpoint_waits_for_the_one_before(pair: Pair) -> None:
     await pair.begin(1)
     await pair.log.until("end", "critic.save_checkpoint", 1)
     second = asyncio.create_task(pair.writer.begin(RunState(step=2, kl_coef=0.5), metrics=pair.metrics))
-    await asyncio.sleep(0)
+    await settle()
     assert not second.done()
     make_durable.set()
     await second
@@ -211,8 +217,7 @@ async def test_giving_up_waits_for_a_commit_that_is_being_written(tmp_path: Path
     await writer.begin(RunState(step=1, kl_coef=0.5), metrics=asyncio.sleep(0, {}))
     await asyncio.to_thread(store.begun.wait, 20)
     giving_up = asyncio.create_task(writer.abandon())
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await settle()
     assert not giving_up.done()
     store.go_on.set()
     await giving_up

@@ -50,11 +50,23 @@ def test_steps_are_ordered_as_numbers(store: CheckpointStore) -> None:
     assert store.steps() == [9, 10, 100]
 
 
-def test_the_marker_is_written_after_the_state_and_before_latest(store: CheckpointStore, tmp_path: Path) -> None:
-    save(store, 1)
-    written = [store.folder(1) / "controller.json", store.folder(1) / "COMMITTED", store.path / "latest"]
-    times_ns = [file.stat().st_mtime_ns for file in written]
-    assert times_ns == sorted(times_ns)
+@pytest.mark.parametrize(
+    ("fails", "written"),
+    [
+        ("global_step_1/controller.json", []),
+        ("global_step_1/COMMITTED", ["controller.json"]),
+        ("latest", ["controller.json", "COMMITTED"]),
+    ],
+)
+def test_the_marker_is_written_after_the_state_and_before_latest(
+    store: CheckpointStore, fails: str, written: list[str]
+) -> None:
+    manifests = write_parts(store, 1)
+    (store.path / fails).mkdir()
+    with pytest.raises(IsADirectoryError):
+        store.commit(1, {"step": 1}, {}, manifests=manifests, keep=10)
+    in_order = [store.folder(1) / "controller.json", store.folder(1) / "COMMITTED", store.path / "latest"]
+    assert [file.name for file in in_order if file.is_file()] == written
 
 
 def test_a_commit_that_fails_before_its_end_leaves_a_folder_that_does_not_count(store: CheckpointStore) -> None:

@@ -47,6 +47,19 @@ def test_the_adaptive_coefficient_moves_by_the_number_of_responses(tmp_path: Pat
     assert state.kl_coef == pytest.approx(1.0 + 0.2 * 2 / 100)
 
 
+def test_an_adaptive_coefficient_goes_on_bit_for_bit_from_a_stored_state(tmp_path: Path) -> None:
+    config = make_config(
+        tmp_path, algorithm__kl_ctrl="adaptive", algorithm__kl_target=0.1, algorithm__kl_horizon=1000
+    )
+    kls = [0.3, 0.05, 0.2, 0.12, 0.01]
+    straight = restored = RunState.initial(config)
+    for kl in kls:
+        straight = straight.after(experience(kl), config, 1.0)
+        restored = RunState.model_validate(json.loads(json.dumps(restored.model_dump(mode="json"))))
+        restored = restored.after(experience(kl), config, 1.0)
+    assert restored.kl_coef == straight.kl_coef != config.algorithm.kl_coef
+
+
 def test_validation_of_step_0_is_what_later_ones_are_compared_with(tmp_path: Path) -> None:
     state = RunState.initial(make_config(tmp_path)).validated(0, Accuracy(overall=0.25))
     state = state.validated(4, Accuracy(overall=0.75))

@@ -113,10 +113,17 @@ async def never() -> None:
 
 
 async def test_work_that_ends_ends_the_alarm_too() -> None:
-    async def work() -> None:
-        await asyncio.sleep(0)
+    begun, cancelled = asyncio.Event(), asyncio.Event()
 
-    await unless(never(), work())
+    async def alarm() -> None:
+        begun.set()
+        try:
+            await never()
+        finally:
+            cancelled.set()
+
+    await unless(alarm(), begun.wait())
+    assert cancelled.is_set()
 
 
 async def test_an_alarm_ends_the_work_and_is_raised() -> None:
@@ -145,7 +152,8 @@ async def test_what_the_work_says_itself_counts_more_than_the_alarm() -> None:
 
     async def work() -> None:
         await alarmed.wait()
-        await asyncio.sleep(0.01)
+        for _ in range(10):  # the alarm is heard meanwhile
+            await asyncio.sleep(0)
         raise ValueError("rank 1 has failed")
 
     with pytest.raises(ValueError, match="rank 1 has failed"):

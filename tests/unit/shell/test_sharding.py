@@ -8,11 +8,9 @@ import pytest
 from services.shell.sharding import check_shards, join_shards, shard_by_mini_batch, shard_by_tokens
 from splitppo.batch import Batch
 
-GENERATOR = np.random.default_rng(0)
-
 
 def ragged(num_rows: int, longest: int) -> list[list[int]]:
-    return [[1] * int(length) for length in GENERATOR.integers(1, longest, num_rows)]
+    return [[1] * int(length) for length in np.random.default_rng(longest).integers(1, longest, num_rows)]
 
 
 def tokens_of(batch: Batch, rows: np.ndarray) -> int:
