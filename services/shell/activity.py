@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -34,13 +34,20 @@ class Activity:
     Args:
         start_limit_s: until the rank is ready.
         limit_s: between two signs of progress of a command.
+        clock: seconds that never go back.
     """
 
-    def __init__(self, start_limit_s: float = float("inf"), limit_s: float = float("inf")) -> None:
+    def __init__(
+        self,
+        start_limit_s: float = float("inf"),
+        limit_s: float = float("inf"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._limit_s = limit_s
+        self._clock = clock
         self._lock = threading.Lock()
         self._doing: Doing | None = Doing(Place(phase="start"), limit_s=start_limit_s)
-        self._since = time.monotonic()
+        self._since = clock()
 
     def idle(self) -> None:
         """The rank waits for its next order."""
@@ -64,8 +71,8 @@ class Activity:
         with self._lock:
             if self._doing is None:
                 return Doing()
-            return replace(self._doing, silent_s=time.monotonic() - self._since)
+            return replace(self._doing, silent_s=self._clock() - self._since)
 
     def _set(self, doing: Doing | None) -> None:
         with self._lock:
-            self._doing, self._since = doing, time.monotonic()
+            self._doing, self._since = doing, self._clock()

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,19 +70,29 @@ class Watchdog:
         activity: of this rank's main thread.
         failure: ends the group.
         limit_s: longest time without a sign of life of a process.
+        clock: seconds that never go back.
     """
 
     def __init__(
-        self, rank: int, world_size: int, store: Store, activity: Activity, failure: FailureWatch, *, limit_s: float
+        self,
+        rank: int,
+        world_size: int,
+        store: Store,
+        activity: Activity,
+        failure: FailureWatch,
+        *,
+        limit_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rank = rank
         self._store = store
         self._activity = activity
         self._failure = failure
         self._limit_s = limit_s
+        self._clock = clock
         starting = Doing(Place(phase="start"))
         self._signs = {
-            other: _Sign(0, starting, time.monotonic()) for other in (range(1, world_size) if rank == 0 else range(1))
+            other: _Sign(0, starting, clock()) for other in (range(1, world_size) if rank == 0 else range(1))
         }
         self._num_sent = 0
         self._interval_s = min(_MAX_INTERVAL_S, limit_s / 5)
@@ -112,7 +122,7 @@ class Watchdog:
             self._failure.end_group(RankHangs(f"{what}{progress}"), replace(doing.place, rank=rank))
 
     def _hangs(self, mine: Doing) -> bool:
-        now = time.monotonic()
+        now = self._clock()
         if any(now - sign.seen_at > self._limit_s for sign in self._signs.values()):
             return True
         # Rank 0 sees all ranks and names the right one: the others leave it the first word.
@@ -121,7 +131,7 @@ class Watchdog:
 
     def _culprit(self, mine: Doing) -> tuple[int, Doing, str]:
         """Which rank it is, what it was doing, and what is wrong with it."""
-        now = time.monotonic()
+        now = self._clock()
         rank, sign = min(self._signs.items(), key=lambda item: item[1].seen_at, default=(self._rank, None))
         if sign is not None and now - sign.seen_at > min(self._missed_s, self._limit_s):
             # Its last sign may be older than the command that all ranks are in.
@@ -153,4 +163,4 @@ class Watchdog:
         if self._signs[rank].number != sign["number"]:
             place = Place(method=sign["method"], step=sign["step"], phase=sign["phase"])
             doing = Doing(place, sign["progress"], self._limit_s, sign["silent_s"])
-            self._signs[rank] = _Sign(sign["number"], doing, time.monotonic())
+            self._signs[rank] = _Sign(sign["number"], doing, self._clock())

@@ -25,7 +25,7 @@ MAX_HELD_BYTES = 1 << 20
 
 @pytest.fixture(scope="module")
 def client(start_module_toy: StartToy) -> Client:
-    bounds = {"max_calls": MAX_CALLS, "max_batch_bytes": 1 << 19, "max_held_bytes": MAX_HELD_BYTES, "max_send_s": 1.0}
+    bounds = {"max_calls": MAX_CALLS, "max_batch_bytes": 1 << 19, "max_held_bytes": MAX_HELD_BYTES}
     return start_module_toy(**bounds).client
 
 
@@ -65,11 +65,11 @@ class Unfinished:
     def __init__(self, client: Client, first: worker_pb2.PutBatchRequest) -> None:
         self._end = threading.Event()
         self._first = first
-        self.call = client.worker.PutBatch.future(self._parts(), timeout=20)
+        self.call = client.worker.PutBatch.future(self._parts(), timeout=120)
 
     def _parts(self) -> Iterator[worker_pb2.PutBatchRequest]:
         yield self._first
-        self._end.wait(20)
+        self._end.wait(120)
 
     def __enter__(self) -> Unfinished:
         return self
@@ -77,13 +77,6 @@ class Unfinished:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self.call.cancel()
-
-
-def test_a_slow_sender_is_given_up(client: Client) -> None:
-    with Unfinished(client, opening(client, 10)) as slow:
-        error = failure(slow.call.result)
-    assert isinstance(error, LimitExceeded)
-    assert "services.max_send_s" in str(error)
 
 
 def test_more_calls_than_may_be_are_refused_while_health_is_answered(client: Client) -> None:

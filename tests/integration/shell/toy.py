@@ -27,6 +27,7 @@ from splitppo.v1 import critic_pb2, worker_pb2
 
 # First token of the first prompt.
 BLOCK = 900  # until the file "go" exists in the run folder
+BUSY = 905  # likewise, and says all the time that it goes on
 RAISE_ON_RANK = 910  # + rank
 OUT_OF_MEMORY = 920
 FAIL_AFTER_STEP = 930
@@ -166,6 +167,8 @@ class ToyRole:
             case token if token == BLOCK:
                 progress(0, 1, "blocked")
                 self._wait_for(self._context.config.run.dir / "go")
+            case token if token == BUSY:
+                self._wait_for(self._context.config.run.dir / "go", lambda: progress(0, 1, "blocked"))
             case token if RAISE_ON_RANK <= token < RAISE_ON_RANK + 10:
                 progress(0, 1, "forward")
                 if self._context.rank == token - RAISE_ON_RANK:
@@ -174,11 +177,12 @@ class ToyRole:
             case token if token == OUT_OF_MEMORY:
                 raise torch.OutOfMemoryError("no room for 1 TiB")
 
-    def _wait_for(self, file: Path) -> None:
+    def _wait_for(self, file: Path, meanwhile: Callable[[], None] = lambda: None) -> None:
         deadline = time.monotonic() + 60.0
         while not file.exists():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{file} never came")
+            meanwhile()
             time.sleep(0.01)
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:

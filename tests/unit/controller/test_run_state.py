@@ -48,9 +48,7 @@ def test_the_adaptive_coefficient_moves_by_the_number_of_responses(tmp_path: Pat
 
 
 def test_an_adaptive_coefficient_goes_on_bit_for_bit_from_a_stored_state(tmp_path: Path) -> None:
-    config = make_config(
-        tmp_path, algorithm__kl_ctrl="adaptive", algorithm__kl_target=0.1, algorithm__kl_horizon=1000
-    )
+    config = make_config(tmp_path, algorithm__kl_ctrl="adaptive", algorithm__kl_target=0.1, algorithm__kl_horizon=1000)
     kls = [0.3, 0.05, 0.2, 0.12, 0.01]
     straight = restored = RunState.initial(config)
     for kl in kls:

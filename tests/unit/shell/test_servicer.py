@@ -19,25 +19,30 @@ from services.shell.worker import Worker
 from splitppo.batch import Batch
 from splitppo.config.load import validate
 from splitppo.rpc.codec import encode
-from splitppo.rpc.errors import StaleEpoch, Unavailable
+from splitppo.rpc.errors import LimitExceeded, StaleEpoch, Unavailable
 from splitppo.rpc.identity import PROTOCOL_VERSION
 from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
 
 SLOT = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=1)
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> Worker:
+def make_worker(run_dir: Path, **services: Any) -> Worker:
     tree = {
-        "run": {"dir": str(tmp_path), "total_steps": 1},
+        "run": {"dir": str(run_dir), "total_steps": 1},
         "data": {"train_files": "x", "train_batch_size": 1},
         "actor": {"model": "x"},
+        "services": services,
     }
     control: Any = None
     context = RankContext("actor", 0, 1, 0, torch.device("cpu"), control, validate(tree, "test"))
     worker = Worker(context, worker_pb2.ROLE_ACTOR, 1, (), Ledger(), SlotStore())
     worker.claim.take("run", 1)
     return worker
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Worker:
+    return make_worker(tmp_path)
 
 
 async def test_a_put_that_a_newer_controller_overtakes_changes_nothing(worker: Worker) -> None:
@@ -53,6 +58,21 @@ async def test_a_put_that_a_newer_controller_overtakes_changes_nothing(worker: W
     with pytest.raises(StaleEpoch):
         await WorkerServicer(worker).put_batch(stream(), None)
     assert worker.slots.slots() == []
+
+
+async def test_a_batch_that_is_not_complete_in_time_is_given_up_and_its_room_comes_back(tmp_path: Path) -> None:
+    worker = make_worker(tmp_path, max_send_s=0.2)
+    header, _ = encode(Batch.from_rows(prompts=[[1, 2], [3]]), SLOT)
+
+    async def stream() -> AsyncIterator[bytes]:
+        opening = worker_pb2.PutBatchHeader(run_id="run", epoch=1, batch=header)
+        yield worker_pb2.PutBatchRequest(header=opening).SerializeToString()
+        await asyncio.Event().wait()
+
+    with pytest.raises(LimitExceeded, match=r"services\.max_send_s"):
+        await WorkerServicer(worker).put_batch(stream(), None)
+    assert worker.slots.slots() == []
+    worker.room.reserve(worker.context.config.services.max_held_bytes)
 
 
 async def test_every_part_is_streamed_before_the_result_also_to_a_client_that_joins_late(worker: Worker) -> None:

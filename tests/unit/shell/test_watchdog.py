@@ -15,7 +15,7 @@ from services.shell.activity import Activity
 from services.shell.failure import RankHangs
 from services.shell.watchdog import Watchdog
 from splitppo.rpc.errors import Place
-from tests.groups import PROJECT, wait_until
+from tests.groups import PROJECT
 
 UPDATE = Place(method="Update", step=3)
 
@@ -36,18 +36,25 @@ class Failure:
         raise Ended
 
 
-class Ranks:
-    """Watchdogs of a group, whose main threads and signs of life the test controls."""
+LIMIT_S = 60.0
 
-    def __init__(self, num_ranks: int, *, limit_s: float = 60.0, command_limit_s: float = 60.0) -> None:
+
+class Ranks:
+    """Watchdogs of a group, whose main threads, signs of life and clock the test controls."""
+
+    def __init__(self, num_ranks: int, *, command_limit_s: float = 1000.0) -> None:
+        self.now_s = 100.0
         self.store = dist.HashStore()
         self.failures = [Failure() for _ in range(num_ranks)]
-        self.activities = [Activity(60.0, command_limit_s) for _ in range(num_ranks)]
+        self.activities = [Activity(LIMIT_S, command_limit_s, lambda: self.now_s) for _ in range(num_ranks)]
         self.dogs: list[Watchdog] = []
         self._commands = ExitStack()
         for rank in range(num_ranks):
             failure: Any = self.failures[rank]
-            self.dogs.append(Watchdog(rank, num_ranks, self.store, self.activities[rank], failure, limit_s=limit_s))
+            activity = self.activities[rank]
+            self.dogs.append(
+                Watchdog(rank, num_ranks, self.store, activity, failure, limit_s=LIMIT_S, clock=lambda: self.now_s)
+            )
         for activity in self.activities:
             activity.idle()
 
@@ -60,30 +67,31 @@ class Ranks:
         for rank in ranks:
             self.dogs[rank].look()
 
+    def look_for(self, seconds: int, *ranks: int) -> None:
+        """These ranks look every second, the others are frozen."""
+        for _ in range(seconds):
+            self.now_s += 1.0
+            self.look(*ranks)
+
     def verdict(self, *ranks: int) -> Failure:
-        """What the last of these ranks says, as soon as one of them ends the group."""
-
-        def ends() -> bool:
-            try:
-                self.look(*ranks)
-            except Ended:
-                return True
-            return False
-
-        wait_until(ends)
+        """What is said once the limit is over, while only these ranks look."""
+        self.look_for(int(LIMIT_S), *ranks)
+        with pytest.raises(Ended):
+            self.look_for(1, *ranks)
         return next(failure for failure in self.failures if failure.error is not None)
 
 
 def test_ranks_that_have_nothing_to_do_or_make_progress_are_left_alone() -> None:
-    ranks = Ranks(3, limit_s=0.5)
+    ranks = Ranks(3, command_limit_s=5.0)
     with ranks.activities[0].command(UPDATE):
-        ranks.activities[0].progress(1, 8, "update")
-        ranks.look(1, 2, 0)
-    assert all(failure.error is None for failure in ranks.failures)
+        for done in range(40):
+            ranks.activities[0].progress(done, 40, "update")
+            ranks.look_for(5, 1, 2, 0)
+    assert [failure.error for failure in ranks.failures] == [None] * 3
 
 
 def test_a_rank_without_a_sign_of_life_is_named_with_its_last_progress() -> None:
-    ranks = Ranks(3, limit_s=0.5)
+    ranks = Ranks(3)
     ranks.begin(UPDATE)
     for activity in ranks.activities:
         activity.progress(3, 8, "update")
@@ -91,14 +99,14 @@ def test_a_rank_without_a_sign_of_life_is_named_with_its_last_progress() -> None
     failure = ranks.verdict(2, 0)
     assert isinstance(failure.error, RankHangs)
     assert failure.place == Place(rank=1, method="Update", step=3, phase="update")
-    assert "no sign of life" in str(failure.error)
+    assert "no sign of life for 61 s" in str(failure.error)
     assert "its last progress was 3 of 8" in str(failure.error)
 
 
 def test_a_rank_whose_last_sign_is_of_an_earlier_step_is_named_with_the_step_that_all_are_in() -> None:
-    ranks = Ranks(2, limit_s=0.5)
+    ranks = Ranks(2)
     with ranks.activities[1].command(replace(UPDATE, step=2)):
-        ranks.look(1)
+        ranks.look(1, 0)
     ranks.begin(UPDATE)
     ranks.activities[0].progress(3, 8, "update")
     failure = ranks.verdict(0)
@@ -106,9 +114,9 @@ def test_a_rank_whose_last_sign_is_of_an_earlier_step_is_named_with_the_step_tha
 
 
 def test_of_living_ranks_the_one_that_has_been_silent_longest_is_named() -> None:
-    ranks = Ranks(2, command_limit_s=0.3)
+    ranks = Ranks(2, command_limit_s=LIMIT_S)
     ranks.begin(UPDATE)
-    wait_until(lambda: ranks.activities[1].now().silent_s > 0.1)
+    ranks.look_for(1, 1, 0)
     ranks.activities[0].progress(1, 8, "update")
     failure = ranks.verdict(1, 0)
     assert failure.place.rank == 1
@@ -116,7 +124,7 @@ def test_of_living_ranks_the_one_that_has_been_silent_longest_is_named() -> None
 
 
 def test_a_frozen_rank_0_is_noticed_by_the_others() -> None:
-    ranks = Ranks(2, limit_s=0.5)
+    ranks = Ranks(2)
     ranks.look(0, 1)
     failure = ranks.verdict(1)
     assert failure is ranks.failures[1]
@@ -125,9 +133,15 @@ def test_a_frozen_rank_0_is_noticed_by_the_others() -> None:
 
 def test_a_start_that_takes_too_long_ends_the_group() -> None:
     failure: Any = Failure()
-    dog = Watchdog(0, 1, dist.HashStore(), Activity(0.0, 60.0), failure, limit_s=60.0)
+    now_s = [0.0]
+    activity = Activity(60.0, 1.0, lambda: now_s[0])
+    dog = Watchdog(0, 1, dist.HashStore(), activity, failure, limit_s=1000.0, clock=lambda: now_s[0])
+    now_s[0] = 60.0
+    dog.look()
+    assert failure.error is None
+    now_s[0] = 60.5
     with pytest.raises(Ended):
-        wait_until(dog.look)
+        dog.look()
     assert failure.place.phase == "start"
 
 
