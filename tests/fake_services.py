@@ -1,26 +1,30 @@
-"""Services without processes: clients, scorer and inputs that answer from numpy and note who ran when."""
+"""Services without processes: clients, scorer and inputs that answer from numpy and note who ran when.
+
+Each fake is declared as what it stands for, so that a signature that differs is a type error. Nothing of that is set
+up: a method that is not replaced here fails.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from controller.clients import CommandReply, Traffic
+from controller.clients import ActorClient, CommandReply, CriticClient, Traffic, WorkerClient
 from controller.data import PromptBatch, PromptDataset, PromptTable
 from controller.display import PlainDisplay
 from controller.prompt_rows import PromptRow
-from controller.scoring import Verdict
+from controller.scoring import Scorer, Verdict
 from rewards.manager import Sample, ScoreResult
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, concatenate
 from splitppo.config import Config
 from splitppo.config.load import validate
-from splitppo.v1.actor_pb2 import POLICY_MODEL_POLICY, SamplingParams
+from splitppo.v1.actor_pb2 import POLICY_MODEL_POLICY, PolicyModel, SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, SLOT_KIND_EXPERIENCE, Slot
 
 NUM_PROMPTS = 6
@@ -157,12 +161,12 @@ class CallLog:
             self._changed.notify_all()
 
 
-class FakeClient:
+class FakeClient(WorkerClient):
     """What both roles share: a mailbox, slots, checkpoints; a clock that ticks with every event of the log."""
 
-    role = ""
+    role: ClassVar[str] = ""
 
-    def __init__(self, log: CallLog) -> None:
+    def __init__(self, log: CallLog) -> None:  # not the client's: there is no channel
         self.log = log
         self.traffic = Traffic()
         self.committed_step = 0
@@ -181,17 +185,18 @@ class FakeClient:
         return batch
 
     async def save_checkpoint(self, *, base_step: int, with_hf_model: bool = False) -> CommandReply:
-        reply = await self._command("save_checkpoint", base_step, base_step, lambda: None)
+        reply = await self._run("save_checkpoint", base_step, base_step, lambda: None)
         return replace(reply, manifest_sha256=f"{self.role} {base_step}")
 
-    async def _command(
+    async def _run(
         self,
         name: str,
         step: int,
         base_step: int,
         work: Callable[[], object],
         stream: Stream | None = None,
-        **metrics: float,
+        *,
+        metrics: Mapping[str, float] | None = None,
     ) -> CommandReply:
         started_s = float(len(self.log.events))
 
@@ -201,7 +206,7 @@ class FakeClient:
 
         await self.log.run(f"{self.role}.{name}", step, self._mailbox, checked_work, stream)
         finished_s = float(len(self.log.events))
-        return CommandReply(metrics, started_s, finished_s, self.committed_step, False, "", self.committed_step)
+        return CommandReply(metrics or {}, started_s, finished_s, self.committed_step, False, "", self.committed_step)
 
     def _commit(self, step: int) -> None:
         self.committed_step = step
@@ -228,7 +233,7 @@ def part_of(slot: Slot, part: int) -> Slot:
     return Slot(kind=slot.kind, step=slot.step, part=part)
 
 
-class FakeActor(FakeClient):
+class FakeActor(FakeClient, ActorClient):
     """Answers each prompt with as many tokens as its seeds say; log-probs are functions of the tokens.
 
     Attributes:
@@ -269,7 +274,9 @@ class FakeActor(FakeClient):
 
         name = "validate" if slot.kind == SLOT_KIND_EVALUATION else "generate"
         timings = {"timing_s/update_weights": self.sync_s.pop(base_step)} if base_step in self.sync_s else {}
-        return await self._command(name, slot.step, base_step, answer, stream if num_parts > 1 else None, **timings)
+        return await self._run(
+            name, slot.step, base_step, answer, stream if num_parts > 1 else None, metrics=timings
+        )
 
     def _answers(self, asked: Batch, step: int, sampling: SamplingParams) -> Batch:
         rows = [
@@ -281,23 +288,23 @@ class FakeActor(FakeClient):
         sampled = [-0.1 * row + self.rollout_offsets.get(step, 0.0) for row in responses]
         return Batch.from_rows(prompts=prompts, responses=responses, rollout_log_probs=sampled)
 
-    async def compute_log_probs(self, slot: Slot, model: int, *, base_step: int) -> CommandReply:
+    async def compute_log_probs(self, slot: Slot, model: PolicyModel, *, base_step: int) -> CommandReply:
         column, scale = ("old_log_probs", -0.1) if model == POLICY_MODEL_POLICY else ("ref_log_probs", -0.2)
 
         def compute() -> None:
             rows = [scale * row for row in self._slot(slot)["responses"].rows()]
             self._add(slot, Batch.from_rows(**{column: rows}))
 
-        return await self._command(column, slot.step, base_step, compute)
+        return await self._run(column, slot.step, base_step, compute)
 
     async def update(self, slot: Slot, *, base_step: int, advance_only: bool = False) -> CommandReply:
         self.updates.append((slot.step, advance_only))
-        return await self._command(
-            "update", slot.step, base_step, lambda: self._commit(slot.step), **{"actor/pg_loss": 0.5}
+        return await self._run(
+            "update", slot.step, base_step, lambda: self._commit(slot.step), metrics={"actor/pg_loss": 0.5}
         )
 
 
-class FakeCritic(FakeClient):
+class FakeCritic(FakeClient, CriticClient):
     """Values are a function of the tokens."""
 
     role = "critic"
@@ -307,18 +314,18 @@ class FakeCritic(FakeClient):
             rows = [0.25 * row for row in self._slot(slot)["responses"].rows()]
             self._add(slot, Batch.from_rows(values=rows))
 
-        return await self._command("values", slot.step, base_step, compute)
+        return await self._run("values", slot.step, base_step, compute)
 
     async def update(self, slot: Slot, *, base_step: int) -> CommandReply:
-        return await self._command(
-            "update", slot.step, base_step, lambda: self._commit(slot.step), **{"critic/vf_loss": 0.25}
+        return await self._run(
+            "update", slot.step, base_step, lambda: self._commit(slot.step), metrics={"critic/vf_loss": 0.25}
         )
 
 
-class FakeScorer:
+class FakeScorer(Scorer):
     """The score of a response is its length."""
 
-    def __init__(self, log: CallLog) -> None:
+    def __init__(self, log: CallLog) -> None:  # not the scorer's: nothing is decoded
         self.log = log
         self.examined: list[int] = []
         self._num_calls = 0

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def _has_ended(pid: int) -> bool:
+    return not is_alive(pid)
 
 
 class Group:
@@ -110,7 +115,7 @@ class Group:
         """Waits for torchrun and every rank to end; returns torchrun's exit code."""
         code = self.process.wait(timeout_s)
         for pid in getattr(self, "pids", []):
-            wait_until(lambda pid=pid: not is_alive(pid), 5.0, f"rank with pid {pid} ends")
+            wait_until(partial(_has_ended, pid), 5.0, f"rank with pid {pid} ends")
         return code
 
     def stop(self) -> None:

@@ -18,7 +18,7 @@ def make_evaluator(tmp_path: Path, *, num_prompts: int = 5, **changes: Any) -> t
     actor = FakeActor(log)
     actor.committed_step = 4
     config = make_config(tmp_path, **changes)
-    return Evaluator(config, actor, make_table(num_prompts), FakeScorer(log)), actor  # type: ignore[arg-type]
+    return Evaluator(config, actor, make_table(num_prompts), FakeScorer(log)), actor
 
 
 async def test_every_prompt_is_answered_n_times_in_parts(tmp_path: Path) -> None:
@@ -81,5 +81,5 @@ async def test_a_policy_of_another_step_is_refused(tmp_path: Path) -> None:
 
 def test_without_validation_prompts_there_is_nothing_to_evaluate(tmp_path: Path) -> None:
     log = CallLog()
-    evaluator = Evaluator(make_config(tmp_path), FakeActor(log), None, FakeScorer(log))  # type: ignore[arg-type]
+    evaluator = Evaluator(make_config(tmp_path), FakeActor(log), None, FakeScorer(log))
     assert not evaluator.has_prompts
