@@ -41,16 +41,18 @@ async def gather_calls(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
     return [task.result() for task in tasks]
 
 
-async def unless(alarm: Coroutine[Any, Any, Any], work: Coroutine[Any, Any, Any]) -> None:
+async def unless(
+    alarm: Coroutine[Any, Any, Any], work: Coroutine[Any, Any, Any], *, own_words_s: float = _OWN_WORDS_S
+) -> None:
     """Does the work, unless the alarm, which ends by raising only, is raised first.
 
-    The work then has a moment to say by itself, and better, what has happened.
+    The work then has `own_words_s` seconds to say by itself, and better, what has happened.
     """
     working, watching = asyncio.create_task(work), asyncio.create_task(alarm)
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            await asyncio.wait({working}, timeout=_OWN_WORDS_S)
+            await asyncio.wait({working}, timeout=own_words_s)
         (working if working.done() else watching).result()
     finally:
         for task in (working, watching):

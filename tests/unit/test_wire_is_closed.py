@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -127,11 +128,16 @@ RULES: dict[str, Callable[[ast.AST], Iterator[tuple[int, str]]]] = {
 }
 
 
+@cache
+def parsed(file: Path) -> ast.AST:
+    return ast.parse(file.read_text())
+
+
 def findings(rule: Callable[[ast.AST], Iterator[tuple[int, str]]]) -> list[Finding]:
     found = []
     for file in SOURCES:
         name = str(file.relative_to(ROOT))
-        for line, what in rule(ast.parse(file.read_text())):
+        for line, what in rule(parsed(file)):
             found.append(Finding(name, line, what))
     return found
 

@@ -139,7 +139,7 @@ async def test_an_alarm_ends_the_work_and_is_raised() -> None:
             cancelled.set()
 
     with pytest.raises(RuntimeError, match="fire"):
-        await unless(alarm(), work())
+        await unless(alarm(), work(), own_words_s=0.0)
     assert cancelled.is_set()
 
 
