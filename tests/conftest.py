@@ -6,6 +6,7 @@ listed here, by test and by reason.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -78,3 +79,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for test, reason in skipped:
             terminalreporter.write_line(f"{test}: {reason}")
         terminalreporter.write_line(f"{len(skipped)} skipped; what may be is in tests/conftest.py", red=True)
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_as_before() -> Iterator[None]:
+    """A run in this process sets logging up; afterwards its display may be closed."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in root.handlers[:]:
+        if handler not in handlers:
+            root.removeHandler(handler)
+            handler.close()
+    root.setLevel(level)
