@@ -274,9 +274,7 @@ class FakeActor(FakeClient, ActorClient):
 
         name = "validate" if slot.kind == SLOT_KIND_EVALUATION else "generate"
         timings = {"timing_s/update_weights": self.sync_s.pop(base_step)} if base_step in self.sync_s else {}
-        return await self._run(
-            name, slot.step, base_step, answer, stream if num_parts > 1 else None, metrics=timings
-        )
+        return await self._run(name, slot.step, base_step, answer, stream if num_parts > 1 else None, metrics=timings)
 
     def _answers(self, asked: Batch, step: int, sampling: SamplingParams) -> Batch:
         rows = [

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.__main__ import stages
 from tests.conftest import MAY_BE_SKIPPED_IN_CI
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py"))
-MARKS = ("gpu", "slow", "vllm")
+MARKS = ("extended", "gpu", "slow", "vllm")
 # Run by hand, on a machine that has one.
 BY_HAND = ["-m", "gpu"]
 
@@ -41,7 +42,7 @@ def marks(node: ast.AST) -> frozenset[str]:
 
 
 def commands() -> list[list[str]]:
-    """Arguments of pytest in every target of make that runs tests, in both environments."""
+    """Arguments of `python -m tests` in every target of make that runs it, in both environments."""
     targets = re.findall(r"^(test[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     found = []
     for target in targets:
@@ -54,7 +55,7 @@ def commands() -> list[list[str]]:
                 text=True,
                 check=True,
             ).stdout.splitlines()
-            found += [shlex.split(line.partition("-m pytest")[2]) for line in lines if "-m pytest" in line]
+            found += [shlex.split(line.partition("-m tests ")[2]) for line in lines if "-m tests " in line]
     return found
 
 
@@ -68,7 +69,7 @@ def selects(arguments: list[str], file: Path, of_test: frozenset[str]) -> bool:
 
 def test_every_test_is_run_by_a_target_of_make_or_needs_a_gpu() -> None:
     runs = [*commands(), BY_HAND]
-    assert len(runs) >= 3
+    assert len(runs) >= 5
     forgotten = [
         f"{file}::{name}"
         for file in FILES
@@ -76,6 +77,13 @@ def test_every_test_is_run_by_a_target_of_make_or_needs_a_gpu() -> None:
         if not any(selects(arguments, file, of_test) for arguments in runs)
     ]
     assert forgotten == []
+
+
+def test_the_stages_are_all_tests_each_once() -> None:
+    paths = [Path(argument).relative_to(ROOT) for stage in stages().values() for argument in stage if "/" in argument]
+    of_file = {file: [path for path in paths if file.is_relative_to(path)] for file in FILES if any(named_tests(file))}
+    assert len(of_file) > 100
+    assert {str(file): found for file, found in of_file.items() if len(found) != 1} == {}
 
 
 def test_files_are_called_test_exactly_if_they_hold_tests() -> None:
