@@ -90,10 +90,8 @@ class Checkpointer:
 
     def _finish(self, written: Future[Any], directory: Path, model: Any, weights: dict[str, Tensor]) -> str:
         """Waits for the shards of all ranks; rank 0 adds the Hugging Face folder, and reads the weights back."""
-        try:
-            written.result()
-        except BaseException as error:
-            raise _cause(error) from error
+        if (error := written.exception()) is not None:
+            raise _cause(error)  # not from it: an error that is its own cause is a circle for whoever follows it
         if parallel.rank() != 0:
             return ""
         hf_folder.write_description(model, self._source, directory / HF_FOLDER)

@@ -93,11 +93,19 @@ class _Edge:
         await context.abort(status.code, status.details, status.trailing_metadata)
 
 
-def _forget_frames(error: BaseException | None) -> None:
-    """Lets go of the messages in the frames of an error: gRPC's own error, a cycle, holds on to the one behind it."""
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
+def _forget_frames(error: BaseException) -> None:
+    """Lets go of the messages in the frames of an error: gRPC's own error, a cycle, holds on to the one behind it.
+
+    What is behind an error may be a circle.
+    """
+    behind: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while behind:
+        one = behind.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            behind += [one.__cause__, one.__context__]
 
 
 def _serialise(message: Message | bytes) -> bytes:
