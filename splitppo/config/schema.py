@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from splitppo.config.debug import DebugConfig
 from splitppo.config.rejection import Rejection, parse_rejections
@@ -29,6 +29,17 @@ def _number_or_auto(value: Any) -> Any:
 
 Paths = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
 Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_one_or_many)]
+# Under it logits divided by the temperature, or their exponentials, may leave float32 (vLLM raises it to this).
+MIN_TEMPERATURE = 0.01
+
+
+def _greedy_or_sampled(value: float) -> float:
+    if 0.0 < value < MIN_TEMPERATURE:
+        raise ValueError(f"expected 0 (greedy) or at least {MIN_TEMPERATURE:g}, got {value:g}")
+    return value
+
+
+Temperature = Annotated[float, Field(ge=0.0), AfterValidator(_greedy_or_sampled)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
@@ -104,7 +115,7 @@ class RolloutConfig(Section):
 
     backend: Literal["hf", "vllm"] = Field("hf", description="rollout engine: the policy itself, or vLLM beside it")
     n: PositiveInt = Field(1, description="responses per prompt")
-    temperature: float = Field(1.0, gt=0.0, description="divides the logits, in sampling and in log-probs")
+    temperature: float = Field(1.0, ge=MIN_TEMPERATURE, description="divides the logits, in sampling and in log-probs")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="nucleus; 1 keeps every token")
     top_k: int = Field(0, ge=0, description="most likely tokens kept; 0 keeps every token")
     stop: tuple[str, ...] = Field((), description="texts that end a response, beside the end-of-sequence tokens")
@@ -268,7 +279,7 @@ class EvaluationConfig(Section):
     test_freq: int = Field(-1, ge=-1, description="steps between validations; -1: only before and after the run")
     val_before_train: bool = Field(True, description="validate the initial policy (step 0)")
     n: PositiveInt = Field(1, description="responses per validation prompt")
-    temperature: float = Field(0.0, ge=0.0, description="0 is greedy")
+    temperature: Temperature = Field(0.0, description="0 is greedy")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="nucleus")
     top_k: int = Field(0, ge=0, description="0 keeps every token")
     batch_size: PositiveInt = Field(1024, description="prompts per Generate call")

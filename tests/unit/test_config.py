@@ -194,6 +194,8 @@ def test_rollout_correction_is_off_by_default_and_survives_a_dump(tmp_path: Path
             "key 'algorithm.rollout_correction': rollout_rs_threshold: token_k3 takes one positive upper bound in nats",
         ),
         ("algorithm.rollout_correction={bypass_mode: true}", "unknown key 'algorithm.rollout_correction.bypass_mode'"),
+        ("rollout.temperature=0.001", "key 'rollout.temperature': input should be greater than or equal to 0.01"),
+        ("evaluation.temperature=1e-38", "key 'evaluation.temperature': expected 0 (greedy) or at least 0.01"),
         ("evaluation.min_accuracy=2", "key 'evaluation.min_accuracy': input should be less than or equal to 1, got 2"),
     ],
 )

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitppo.batch import Array, Column
+from splitppo.config.schema import MIN_TEMPERATURE
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Sampling:
     """How responses are drawn: temperature first, then top-k, then top-p on what is left.
 
     Attributes:
-        temperature: divides the logits; 0 is greedy (top_p and top_k then mean nothing).
+        temperature: divides the logits, at least MIN_TEMPERATURE as a float32, in which it travels; 0 is greedy (top_p
+            and top_k then mean nothing).
         top_p: nucleus, in (0, 1]; 1 keeps every token.
         top_k: most likely tokens kept; 0 keeps every token.
         max_response_length: tokens, at least 1; the stop token counts.
@@ -32,8 +34,10 @@ class Sampling:
     max_response_length: int
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be 0 (greedy) or positive, got {self.temperature}")
+        if self.temperature != 0.0 and not np.float32(MIN_TEMPERATURE) <= self.temperature < float("inf"):
+            raise ValueError(
+                f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, and finite, got {self.temperature:g}"
+            )
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
         if self.top_k < 0:

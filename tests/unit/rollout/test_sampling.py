@@ -8,6 +8,7 @@ import torch
 
 from services.actor.rollout.protocol import Sampling
 from services.actor.rollout.sampling import sample_tokens, uniforms
+from splitppo.config.schema import MIN_TEMPERATURE
 
 
 def sampling(temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Sampling:
@@ -105,6 +106,16 @@ def test_log_probs_are_those_of_the_tempered_softmax_before_truncation() -> None
     torch.testing.assert_close(log_probs, expected)
 
 
+def test_the_smallest_temperature_takes_logits_that_hardly_fit_and_survives_the_wire() -> None:
+    logits = torch.tensor([[1e30, -1e30, 0.0], [-3e36, 3e36, 1.0]])
+    smallest = sampling(temperature=float(np.float32(MIN_TEMPERATURE)))
+
+    tokens, log_probs = sample_tokens(logits, torch.full((2,), 0.99).double(), smallest)
+
+    assert tokens.tolist() == [0, 1]
+    assert log_probs.tolist() == [0.0, 0.0]
+
+
 def test_greedy_takes_the_most_likely_token_with_its_log_prob_at_temperature_one() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, -1.0, 0.0]])
 
@@ -127,7 +138,9 @@ def test_the_ends_of_the_unit_interval_never_give_a_token_of_probability_zero(nu
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ((-1.0, 1.0, 0, 4), "temperature must be 0 \\(greedy\\) or positive, got -1.0"),
+        ((-1.0, 1.0, 0, 4), r"temperature must be 0 \(greedy\) or at least 0\.01, and finite, got -1"),
+        ((1e-38, 1.0, 0, 4), "temperature must be"),
+        ((float("inf"), 1.0, 0, 4), "temperature must be"),
         ((float("nan"), 1.0, 0, 4), "temperature must be"),
         ((1.0, 0.0, 0, 4), "top_p must lie in \\(0, 1\\], got 0.0"),
         ((1.0, 1.5, 0, 4), "top_p must lie"),
