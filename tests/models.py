@@ -14,6 +14,7 @@ SPECIAL = ("<pad>", "<eos>", "<unk>")
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 #.,:?!+-*/=()\n"
 VOCABULARY = (*SPECIAL, *CHARACTERS)
 PAD, EOS = 0, 1
+POSITIONS = 512  # of prompt and response together
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'][0] + ':' + message['content'] + '\\n' }}{% endfor %}"
@@ -50,7 +51,7 @@ def tiny_config(**changes: Any) -> Qwen2Config:
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": POSITIONS,
         "tie_word_embeddings": True,
         "pad_token_id": PAD,
         "eos_token_id": EOS,

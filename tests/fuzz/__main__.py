@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz [--inputs 50000] [--seed 1]`: fuzzes a real service; `make fuzz N=50000`."""
+"""`python -m tests.fuzz [--inputs 50000] [--seed 1]`: fuzzes actor and critic, half each; `make fuzz N=50000`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import get_args
 
-from tests.fuzz.fuzzer import BOUNDS, fuzz
-from tests.integration.shell.conftest import token_only, toys
+from tests.fuzz.commands import Role
+from tests.fuzz.fuzzer import fuzz
+from tests.fuzz.services import running
 
 
 def main() -> int:
-    """0 if the service stood; else 1."""
+    """0 if both services stood; else 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--role", choices=get_args(Role), action="append", help="default: both")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        starting = toys(Path(folder))
-        try:
-            toy = next(starting)(**BOUNDS, security=token_only(Path(folder)))
-            outcome = fuzz(toy, options.inputs, options.seed)
-        finally:
-            starting.close()
-    sys.stdout.write(f"seed {options.seed}: {outcome}\n")
-    return 1 if outcome.failures else 0
+    roles = options.role or get_args(Role)
+    num_failures = 0
+    for role in roles:
+        with tempfile.TemporaryDirectory() as folder, running(role, Path(folder)) as service:
+            outcome = fuzz(service, options.inputs // len(roles), options.seed)
+        sys.stdout.write(f"{role}, seed {options.seed}: {outcome}\n")
+        num_failures += len(outcome.failures)
+    return 1 if num_failures else 0
 
 
 if __name__ == "__main__":

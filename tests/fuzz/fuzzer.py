@@ -13,26 +13,37 @@ from pathlib import Path
 
 import grpc
 
+from splitppo.manifest import read_manifest
 from splitppo.rpc.security import PLAINTEXT
 from splitppo.rpc.tokens import Tokens
 from splitppo.v1 import worker_pb2
 from tests.certificates import TOKEN
 from tests.fuzz import tcp
 from tests.fuzz.inputs import ENDLESS, HEALTH, PUT, REFLECTION, Input, Inputs, Target
+from tests.fuzz.services import Service
 from tests.groups import is_alive, wait_until
 from tests.integration.shell.client import Client, experience, result
-from tests.integration.shell.conftest import Toy
 
-# The service under test: small bounds, so that they are met; a token, so that the gate is.
-BOUNDS = {"max_batch_bytes": 1 << 20, "max_held_bytes": 4 << 20, "max_send_s": 0.5}
 MAX_GROWTH_BYTES = 50 << 20
 # A call that takes this long hangs; the service's own limit for a slow sender is far below.
 HANG_S = 20.0
 NUM_THREADS = 4
 TCP_SHARE = 0.02
 _MAX_ANSWERS = 100
-# These would be bugs of ours.
-NEVER = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
+# What a service may say to a caller who is wrong, or too many; any other status would be a bug of ours.
+ALLOWED = frozenset(
+    (
+        grpc.StatusCode.OK,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.CANCELLED,  # by ourselves
+        grpc.StatusCode.UNAVAILABLE,  # a LoadCheckpoint has overtaken it
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,7 @@ class Standing:
 
     committed_step: int
     weights_sha256: str
-    ledger: bytes
+    ledger_sha256: str
     instance_id: str
 
 
@@ -51,12 +62,14 @@ class Outcome:
 
     Attributes:
         codes: number of calls by (method, status code).
+        batches: number of batches that were put before a command, by status code.
         connections: number of bare connections by (kind, end).
         failures: what must never happen, in words.
         growth_bytes: of rank 0's memory.
     """
 
     codes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    batches: Counter[str] = field(default_factory=Counter)
     connections: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     growth_bytes: int = 0
@@ -71,44 +84,49 @@ class Outcome:
         for method in sorted({method for method, _ in self.codes}):
             codes = sorted((code, number) for (of, code), number in self.codes.items() if of == method)
             lines.append(f"  {method:<50} " + ", ".join(f"{code} {number}" for code, number in codes))
+        lines.append(
+            f"  {'batches of commands':<50} " + ", ".join(f"{code} {n}" for code, n in sorted(self.batches.items()))
+        )
         for (kind, end), number in sorted(self.connections.items()):
             lines.append(f"  TCP, {kind}: {end} {number}")
         lines += [f"FAILED: {failure}" for failure in self.failures[:20]]
         return "\n".join(lines)
 
 
-def prepare(toy: Toy) -> Target:
+def prepare(service: Service) -> Target:
     """Two updates and a checkpoint, so that there is something to lose."""
-    client = toy.client
+    client = service.client
     for step in (1, 2):
-        client.put(experience(step), prompts=[[1], [2]], responses=[[1], [2]], returns=[[0.5], [0.25]])
+        rows = {name: [[0.5], [-0.25]] for name in ("advantages", "values", "returns")}
+        client.put(experience(step), prompts=[[3], [4]], responses=[[5], [6]], **rows)
         result(client.update(step, request_id=f"before-{step}"))
     result(client.save(2))
     nonce = "nonce-of-the-fuzzer"
-    (toy.run_dir / nonce).touch()
+    (service.run_dir / nonce).touch()
     digest = client.handshake(nonce=nonce).config_digest
-    return Target(client.run_id, client.epoch, 2, digest, nonce)
+    return Target(service.role, client.run_id, client.epoch, 2, digest, nonce)
 
 
-def standing(toy: Toy) -> Standing:
+def standing(service: Service) -> Standing:
     """Weights, step and ledger, as the service itself says and saves them."""
-    client = toy.client
-    committed_step = client.status().committed_step
-    result(client.save(committed_step))
-    folder = toy.run_dir / "checkpoints" / f"global_step_{committed_step}" / "critic"
-    return Standing(
-        committed_step, client.digest(committed_step), (folder / "state").read_bytes(), client.status().instance_id
-    )
+    client = service.client
+    step = client.status().committed_step
+    result(client.save(step))
+    saved = read_manifest(service.run_dir / "checkpoints" / f"global_step_{step}" / service.role)
+    weights_sha256 = client.digest(step)
+    assert weights_sha256 == saved.weights_sha256
+    return Standing(step, weights_sha256, saved.ledger_sha256, client.status().instance_id)
 
 
-def fuzz(toy: Toy, num_inputs: int, seed: int) -> Outcome:
+def fuzz(service: Service, num_inputs: int, seed: int) -> Outcome:
     """Sends `num_inputs` inputs and reports."""
-    inputs = Inputs(prepare(toy), seed)
-    before, pid = standing(toy), toy.group.pids[0]
+    inputs = Inputs(prepare(service), seed)
+    before, pid = standing(service), service.group.pids[0]
     outcome = Outcome()
-    _attack(toy, inputs, num_inputs=min(200, num_inputs // 10), seed=seed - 1, outcome=Outcome())  # buffers and pools
+    fewer = min(200, num_inputs // 10)  # buffers and pools are filled
+    _attack(service, inputs, num_inputs=fewer, seed=seed - 1, outcome=Outcome())
     memory, started_s = _memory_bytes(pid), time.monotonic()
-    _attack(toy, inputs, num_inputs=num_inputs, seed=seed, outcome=outcome)
+    _attack(service, inputs, num_inputs=num_inputs, seed=seed, outcome=outcome)
     outcome.wall_s = time.monotonic() - started_s
     if not is_alive(pid):
         outcome.failures.append("rank 0 has died")
@@ -116,10 +134,10 @@ def fuzz(toy: Toy, num_inputs: int, seed: int) -> Outcome:
     outcome.growth_bytes = _memory_bytes(pid) - memory
     if outcome.growth_bytes > MAX_GROWTH_BYTES:
         outcome.failures.append(f"rank 0 has grown by {outcome.growth_bytes} bytes")
-    after = standing(toy)
+    after = standing(service)
     if after != before:
         outcome.failures.append(f"the service has changed: {before} before, {after} now")
-    _check_it_still_works(toy.client, outcome)
+    _check_it_still_works(service.client, outcome)
     return outcome
 
 
@@ -133,26 +151,32 @@ def _check_it_still_works(client: Client, outcome: Outcome) -> None:
         outcome.failures.append("a batch that was put is not there")
 
 
-def _attack(toy: Toy, inputs: Inputs, *, num_inputs: int, seed: int, outcome: Outcome) -> None:
+def _attack(service: Service, inputs: Inputs, *, num_inputs: int, seed: int, outcome: Outcome) -> None:
     """Some threads, each with a channel of its own."""
     lock, numbers = threading.Lock(), itertools.count()
 
     def run() -> None:
-        with PLAINTEXT.blocking_channel(toy.group.address) as channel:
+        with PLAINTEXT.blocking_channel(service.group.address) as channel:
             while (index := next(numbers)) < num_inputs:
                 draw = random.Random(f"{seed}-{index}-tcp")
                 if draw.random() < TCP_SHARE:
                     kind, content = tcp.bare_bytes(draw)
-                    end = tcp.send(toy.group.address, content)
+                    end = tcp.send(service.group.address, content)
                     with lock:
                         outcome.connections[kind, end] += 1
                     continue
                 one = inputs[index]
                 started_s = time.monotonic()
+                for messages in one.before:
+                    put = Input(PUT, "before a command", messages)
+                    code, _ = _call(channel, put)
+                    with lock:
+                        outcome.batches[code.name] += 1
                 code, details = _call(channel, one)
                 with lock:
                     outcome.codes[_shown(one), code.name] += 1
-                    if code in NEVER and not _is_fair(one, code):
+                    is_wrong = code not in ALLOWED or (one.must_fail and code is grpc.StatusCode.OK)
+                    if is_wrong and not _is_fair(one, code):
                         outcome.failures.append(f"input {index} ({one.kind}, {one.method}): {code.name}: {details}")
                     if time.monotonic() - started_s > HANG_S:
                         outcome.failures.append(f"input {index} ({one.kind}, {one.method}) hung")
@@ -168,6 +192,8 @@ def _is_fair(one: Input, code: grpc.StatusCode) -> bool:
     """A chunk whose bytes were changed is lost data, so says its checksum; health and reflection are gRPC's own."""
     if code is grpc.StatusCode.DATA_LOSS:
         return one.method == PUT
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return not one.messages
     return code is grpc.StatusCode.UNKNOWN and one.method.startswith((HEALTH, REFLECTION))
 
 

@@ -1,14 +1,14 @@
 """What the fuzzer sends: the i-th input of a seed is always the same one.
 
 Nothing in here may be a command that a service should obey and that changes its weights, so that weights, step and
-ledger must stay as they are: no batch ever has returns, so no Update finds its columns; a LoadCheckpoint names another
-run, or a step that was never saved. All else may be valid.
+ledger must stay as they are: an Update finds no advantages or returns, or such as are not finite, or it is one of
+another run or step; a LoadCheckpoint names another run, or a step that was never saved. All else may be valid.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +18,11 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from splitppo.batch import Batch
 from splitppo.rpc.codec import encode
-from splitppo.v1 import batch_pb2, critic_pb2, worker_pb2
+from splitppo.v1 import batch_pb2, worker_pb2
+from tests.fuzz.commands import ACTOR, CRITIC, Role, command_requests, make_case
+from tests.models import VOCABULARY
 
-WORKER, CRITIC = "/splitppo.v1.WorkerService", "/splitppo.v1.CriticService"
+WORKER = "/splitppo.v1.WorkerService"
 HEALTH, REFLECTION = "/grpc.health.v1.Health", "/grpc.reflection.v1alpha.ServerReflection"
 PUT = f"{WORKER}/PutBatch"
 # Streams without an end: the first answer is enough.
@@ -33,6 +35,7 @@ METADATA = ("right token", "right token", "right token", "right token", "no toke
 class Target:
     """The service as the fuzzer knows it: a controller that has introduced itself, at a committed step."""
 
+    role: Role
     run_id: str
     epoch: int
     committed_step: int
@@ -51,6 +54,8 @@ class Input:
         pause_s: before every message but the first.
         metadata: one of METADATA.
         gives_up: the caller cancels after the last message.
+        before: batches that are put before it, each the messages of a PutBatch.
+        must_fail: it can have no result.
     """
 
     method: str
@@ -59,6 +64,8 @@ class Input:
     pause_s: float = 0.0
     metadata: str = "right token"
     gives_up: bool = False
+    before: Sequence[Sequence[bytes]] = ()
+    must_fail: bool = False
 
 
 class Inputs:
@@ -72,6 +79,7 @@ class Inputs:
             (30, self._mutated),
             (14, self._valid),
             (30, self._stream),
+            (60, self._command),
             (2, self._oversize),
             (2, self._unknown_method),
         )
@@ -109,6 +117,18 @@ class Inputs:
         gives_up = how == "cut off" and draw.random() < 0.5
         return Input(PUT, f"stream: {how}", parts, pause_s, gives_up=gives_up)
 
+    def _command(self, draw: random.Random) -> Input:
+        header = self._right_header(draw)
+        case = make_case(draw, self._target.role, header, self._target.committed_step)
+        return Input(
+            case.method,
+            f"command: {case.what or 'in order'}",
+            [case.request.SerializeToString()],
+            gives_up=draw.random() < 0.02,
+            before=[self._messages(*batch) for batch in case.batches],
+            must_fail=bool(case.what),
+        )
+
     def _oversize(self, draw: random.Random) -> Input:
         if draw.random() < 0.5:
             own = [name for name in self._templates(draw) if name.startswith("/splitppo") and name != PUT]
@@ -122,7 +142,7 @@ class Inputs:
         return Input(PUT, "oversize", [many_columns])
 
     def _unknown_method(self, draw: random.Random) -> Input:
-        service = draw.choice((WORKER, CRITIC, HEALTH, "/splitppo.v1.ActorService", "/no.such.Service"))
+        service = draw.choice((WORKER, CRITIC, ACTOR, HEALTH, "/no.such.Service"))
         name = draw.choice(("Shutdown", "update", "Update/", "..", "a" * 2000))
         return Input(f"{service}/{name}", "unknown method", [_noise(draw)], metadata=draw.choice(METADATA))
 
@@ -138,7 +158,13 @@ class Inputs:
         if not harmless and draw.random() < 0.5:
             load = worker_pb2.LoadCheckpointRequest(header=header, step=draw.choice((12345, 1 << 40, -1)))
         target = self._target
+        commands = command_requests(draw, target.role, header, slot)
+        if harmless:
+            for name in commands:
+                if name.endswith("/Update"):  # an actor's may need no rows
+                    commands[name] = command_requests(draw, target.role, foreign, slot)[name]
         return {
+            **commands,
             f"{WORKER}/Handshake": worker_pb2.HandshakeRequest(
                 protocol_version=1,
                 software_version="fuzz",
@@ -158,8 +184,6 @@ class Inputs:
             f"{WORKER}/SaveCheckpoint": worker_pb2.SaveCheckpointRequest(header=header),
             f"{WORKER}/LoadCheckpoint": load,
             f"{WORKER}/ComputeWeightsDigest": worker_pb2.ComputeWeightsDigestRequest(header=header),
-            f"{CRITIC}/ComputeValues": critic_pb2.ComputeValuesRequest(header=header, slot=slot),
-            f"{CRITIC}/Update": critic_pb2.CriticUpdateRequest(header=header, slot=slot),
             f"{HEALTH}/Check": health_pb2.HealthCheckRequest(
                 service=draw.choice(("", "x", "splitppo.v1.WorkerService"))
             ),
@@ -169,14 +193,16 @@ class Inputs:
             ),
         }
 
-    def _header(self, draw: random.Random) -> worker_pb2.CommandHeader:
-        target = self._target
-        header = worker_pb2.CommandHeader(
-            run_id=target.run_id,
-            epoch=target.epoch,
-            base_step=target.committed_step,
+    def _right_header(self, draw: random.Random) -> worker_pb2.CommandHeader:
+        return worker_pb2.CommandHeader(
+            run_id=self._target.run_id,
+            epoch=self._target.epoch,
+            base_step=self._target.committed_step,
             request_id=f"fuzz-{draw.randrange(1 << 40)}",
         )
+
+    def _header(self, draw: random.Random) -> worker_pb2.CommandHeader:
+        header = self._right_header(draw)
         match draw.randrange(8):
             case 0:
                 header.run_id = draw.choice(("", "other", "x" * 5000))
@@ -202,10 +228,11 @@ class Inputs:
         return slot
 
     def _put(self, draw: random.Random) -> list[bytes]:
-        """The messages of a whole batch; tokens are below those that have a meaning for the toy."""
+        """The messages of a whole batch; most often of tokens that exist."""
         num_rows = draw.choice((1, 2, 4, 4, 4, 50))
+        num_tokens = draw.choice((len(VOCABULARY), len(VOCABULARY), len(VOCABULARY), 800))
         rows = {
-            name: [np.array([draw.randrange(800) for _ in range(draw.randint(1, 20))]) for _ in range(num_rows)]
+            name: [np.array([draw.randrange(num_tokens) for _ in range(draw.randint(1, 20))]) for _ in range(num_rows)]
             for name in draw.sample(("prompts", "responses", "seeds"), draw.randint(1, 3))
         }
         header, chunks = encode(Batch.from_rows(**rows), self._slot(draw))
@@ -220,6 +247,9 @@ class Inputs:
                 header.columns[0].dtype = draw.choice((0, 3, 99))
             case 4:
                 header.columns[0].lengths[0] = draw.choice((0, (1 << 31) - 1, (1 << 32) - 1))
+        return self._messages(header, chunks)
+
+    def _messages(self, header: batch_pb2.BatchHeader, chunks: Iterable[batch_pb2.BatchChunk]) -> list[bytes]:
         return [
             self._opening(header),
             *(worker_pb2.PutBatchRequest(chunk=chunk).SerializeToString() for chunk in chunks),

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 
@@ -16,7 +16,7 @@ from splitppo.config.digest import worker_digest
 from splitppo.rpc.codec import BatchReceiver, encode
 from splitppo.rpc.errors import WireError, error_from_rpc
 from splitppo.rpc.security import Credentials, load_credentials
-from splitppo.v1 import batch_pb2, critic_pb2, critic_pb2_grpc, worker_pb2, worker_pb2_grpc
+from splitppo.v1 import actor_pb2, actor_pb2_grpc, batch_pb2, critic_pb2, critic_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 TIMEOUT_S = 60.0
 
@@ -42,15 +42,17 @@ class Client:
         address: str,
         config_file: Path,
         *,
+        role: Literal["actor", "critic"] = "critic",
         run_id: str = "run",
         epoch: int = 1,
         credentials: Credentials | None = None,
     ) -> None:
         self.config = load_config(config_file)
-        self.run_id, self.epoch = run_id, epoch
+        self.role, self.run_id, self.epoch = role, run_id, epoch
         credentials = credentials or load_credentials(self.config.services.security, "controller")
         self.channel = credentials.blocking_channel(address)
         self.worker: Any = worker_pb2_grpc.WorkerServiceStub(self.channel)
+        self.actor: Any = actor_pb2_grpc.ActorServiceStub(self.channel)
         self.critic: Any = critic_pb2_grpc.CriticServiceStub(self.channel)
 
     def close(self) -> None:
@@ -62,7 +64,7 @@ class Client:
             "software_version": "test",
             "run_id": self.run_id,
             "epoch": self.epoch,
-            "config_digest": worker_digest(self.config, "critic"),
+            "config_digest": worker_digest(self.config, self.role),
             "nonce": f"nonce-{secrets.token_hex(4)}",
         }
         (self.config.run.dir / fields["nonce"]).touch()
@@ -104,6 +106,9 @@ class Client:
 
     def update(self, step: int, *, base_step: int | None = None, request_id: str = "") -> Any:
         header = self.header(step - 1 if base_step is None else base_step, request_id)
+        if self.role == "actor":
+            request = actor_pb2.ActorUpdateRequest(header=header, slot=experience(step))
+            return self.actor.Update(request, timeout=TIMEOUT_S)
         return self.critic.Update(
             critic_pb2.CriticUpdateRequest(header=header, slot=experience(step)), timeout=TIMEOUT_S
         )

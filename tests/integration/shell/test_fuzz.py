@@ -1,15 +1,19 @@
-"""A few of the fuzzer's inputs; `make fuzz` sends many more."""
+"""A few of the fuzzer's inputs for the real roles; `make fuzz` sends many more."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fuzz.fuzzer import BOUNDS, fuzz
-from tests.integration.shell.conftest import StartToy, token_only
+import pytest
+
+from tests.fuzz.commands import Role
+from tests.fuzz.fuzzer import fuzz
+from tests.fuzz.services import running
 
 
-def test_a_service_stands_whatever_it_is_sent(start_toy: StartToy, tmp_path: Path) -> None:
-    toy = start_toy(**BOUNDS, security=token_only(tmp_path))
-    outcome = fuzz(toy, 2000, seed=1)
+@pytest.mark.parametrize("role", ["actor", pytest.param("critic", marks=pytest.mark.extended)])
+def test_a_service_stands_whatever_it_is_sent(role: Role, tmp_path: Path) -> None:
+    with running(role, tmp_path) as service:
+        outcome = fuzz(service, 1000, seed=1)
     assert outcome.failures == [], str(outcome)
-    assert outcome.num_inputs == 2000
+    assert outcome.num_inputs == 1000

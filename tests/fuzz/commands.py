@@ -1,0 +1,236 @@
+"""Commands of the roles, in and out of order: the rows that they work on, and how the work is to be done.
+
+Every case puts its rows first, into a slot that is hardly used by another one, so that the command finds what was meant
+for it. An Update never finds rows that are in order: NaN or infinity is in its advantages or returns.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from google.protobuf.message import Message
+
+from splitppo.batch import Batch
+from splitppo.rpc.codec import encode
+from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, worker_pb2
+from tests.models import POSITIONS, VOCABULARY
+
+Role = Literal["actor", "critic"]
+Rows = dict[str, list[Any]]
+ACTOR, CRITIC = "/splitppo.v1.ActorService", "/splitppo.v1.CriticService"
+MAX_RESPONSE_LENGTH = 8
+NOT_FINITE = (math.nan, math.inf, -math.inf)
+
+# Columns that a command reads beside prompts; the first of an Update is the one that is never in order.
+_COLUMNS = {
+    "Generate": ("seeds",),
+    "ComputeLogProbs": ("responses",),
+    "ComputeValues": ("responses",),
+    f"{ACTOR}/Update": ("advantages", "responses", "old_log_probs", "ref_log_probs", "rollout_is_weights"),
+    f"{CRITIC}/Update": ("returns", "responses", "values"),
+}
+# Values that are no more or less than allowed, and such as are: (field of the sampling, in order, wrong).
+_SAMPLING: Sequence[tuple[str, Sequence[float], Sequence[float]]] = (
+    ("temperature", (0.0, 0.01, 1.0, 1e30, 3.4e38), (-1.0, -0.01, 1e-3, 1e-30, 1e-38, 1e-45, *NOT_FINITE)),
+    ("top_p", (1.0, 0.5, 1e-30, 1e-45), (0.0, -1.0, 1.5, 1e30, *NOT_FINITE)),
+    ("top_k", (0, 1, 3, 10_000, (1 << 31) - 1), (-1, -(1 << 31))),
+    ("max_response_length", (1, MAX_RESPONSE_LENGTH, 100), (0, -1, POSITIONS, 1 << 30, (1 << 31) - 1, -(1 << 31))),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command and what is put before it.
+
+    Attributes:
+        method: full name of the RPC.
+        what: what is wrong with it; empty: nothing.
+        batches: for PutBatch, one after the other, all to the slot of the request.
+        request: of the command.
+    """
+
+    method: str
+    what: str
+    batches: Sequence[tuple[batch_pb2.BatchHeader, Sequence[batch_pb2.BatchChunk]]]
+    request: Message
+
+
+def make_case(draw: random.Random, role: Role, header: worker_pb2.CommandHeader, committed_step: int) -> Case:
+    """Any command of a role, whose header is in order."""
+    methods = (f"{ACTOR}/Generate", f"{ACTOR}/ComputeLogProbs", f"{ACTOR}/Update")
+    method = draw.choice(methods if role == "actor" else (f"{CRITIC}/ComputeValues", f"{CRITIC}/Update"))
+    if method.endswith("Update"):
+        return _update(draw, method, header, committed_step)
+    rows = _rows(draw, method)
+    what = draw.choice(list(_FAULTS)) if draw.random() < 0.5 else ""
+    slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=committed_step, part=draw.randrange(1 << 31))
+    make = {"Generate": _generate, "ComputeLogProbs": _compute_log_probs, "ComputeValues": _compute_values}
+    request, how = make[method.rpartition("/")[2]](draw, header, slot, may_be_wrong=not what)
+    if what:
+        _FAULTS[what](draw, rows)
+    return Case(method, what or how, _batches(draw, rows, request.slot), request)
+
+
+def command_requests(
+    draw: random.Random, role: Role, header: worker_pb2.CommandHeader, slot: batch_pb2.Slot
+) -> dict[str, Message]:
+    """A request for each command of a role, that works on whatever its slot holds."""
+    if role == "critic":
+        return {
+            f"{CRITIC}/ComputeValues": critic_pb2.ComputeValuesRequest(header=header, slot=slot),
+            f"{CRITIC}/Update": critic_pb2.CriticUpdateRequest(header=header, slot=slot),
+        }
+    generate, _ = _generate(draw, header, slot)
+    compute, _ = _compute_log_probs(draw, header, slot)
+    return {
+        f"{ACTOR}/Generate": generate,
+        f"{ACTOR}/ComputeLogProbs": compute,
+        f"{ACTOR}/Update": actor_pb2.ActorUpdateRequest(header=header, slot=slot),
+    }
+
+
+# Requests: (request, what is wrong with it).
+
+
+def _generate(
+    draw: random.Random, header: worker_pb2.CommandHeader, slot: batch_pb2.Slot, *, may_be_wrong: bool = True
+) -> tuple[Any, str]:
+    sampling = {name: draw.choice(good) for name, good, _ in _SAMPLING}
+    wrong = ""
+    if may_be_wrong and draw.random() < 0.7:
+        wrong, _, bad = draw.choice(_SAMPLING)
+        sampling[wrong] = draw.choice(bad)
+    num_parts = draw.choice((0, 0, 0, 1))
+    if may_be_wrong and not wrong and draw.random() < 0.5:
+        wrong, num_parts = "num_parts", draw.choice((-1, 2, 1000, (1 << 31) - 1, -(1 << 31)))
+    request = actor_pb2.GenerateRequest(
+        header=header, slot=slot, sampling=actor_pb2.SamplingParams(**sampling), num_parts=num_parts
+    )
+    return request, wrong
+
+
+def _compute_log_probs(
+    draw: random.Random, header: worker_pb2.CommandHeader, slot: batch_pb2.Slot, *, may_be_wrong: bool = True
+) -> tuple[Any, str]:
+    model = draw.choice((1, 2))
+    if wrong := may_be_wrong and draw.random() < 0.3:
+        model = draw.choice((0, 3, 99, -1, (1 << 31) - 1))
+    request = actor_pb2.ComputeLogProbsRequest(header=header, slot=slot, model=model)
+    return request, "model" if wrong else ""
+
+
+def _compute_values(
+    draw: random.Random, header: worker_pb2.CommandHeader, slot: batch_pb2.Slot, *, may_be_wrong: bool = True
+) -> tuple[Any, str]:
+    return critic_pb2.ComputeValuesRequest(header=header, slot=slot), ""
+
+
+def _update(draw: random.Random, method: str, header: worker_pb2.CommandHeader, committed_step: int) -> Case:
+    """Always refused: for its first column, for another fault, or for its step."""
+    step = committed_step + 1
+    what = draw.choice(("not finite", "not finite", "step", *_FAULTS))
+    rows = _rows(draw, method)
+    wrong_value(draw, rows, (_COLUMNS[method][0],))
+    if what in _FAULTS:
+        _FAULTS[what](draw, rows)
+    slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=step, part=draw.randrange(1, 1025))
+    batches = _batches(draw, rows, slot)
+    if what == "step":
+        slot = batch_pb2.Slot(kind=draw.choice((1, 2)), step=draw.choice((0, -1, step - 1, step + 1, 1 << 62)))
+    if method.startswith(CRITIC):
+        return Case(method, what, batches, critic_pb2.CriticUpdateRequest(header=header, slot=slot))
+    advance_only = what == "step" and draw.random() < 0.5
+    request = actor_pb2.ActorUpdateRequest(header=header, slot=slot, advance_only=advance_only)
+    return Case(method, what, batches, request)
+
+
+# Rows.
+
+
+def _rows(draw: random.Random, method: str) -> Rows:
+    """Rows that a command takes."""
+    columns = _COLUMNS.get(method) or _COLUMNS[method.rpartition("/")[2]]
+    num_rows = draw.choice((1, 2, 4, 4, 7))
+    lengths = [draw.randint(1, MAX_RESPONSE_LENGTH) for _ in range(num_rows)]
+    made: dict[str, Callable[[int], Any]] = {
+        "seeds": lambda length: [draw.choice((0, 1, -(1 << 63), (1 << 63) - 1))] * 2,
+        "responses": lambda length: [draw.randrange(len(VOCABULARY)) for _ in range(length)],
+    }
+    prompts = [[draw.randrange(len(VOCABULARY)) for _ in range(draw.randint(1, 20))] for _ in range(num_rows)]
+    return {
+        "prompts": prompts,
+        **{
+            name: [made.get(name, lambda length: [draw.uniform(-3, 3) for _ in range(length)])(n) for n in lengths]
+            for name in columns
+        },
+    }
+
+
+def wrong_value(draw: random.Random, rows: Rows, names: Sequence[str]) -> None:
+    """NaN or infinity in one of the columns."""
+    row = draw.choice(rows[draw.choice(names)])
+    row[draw.randrange(len(row))] = draw.choice(NOT_FINITE)
+
+
+def _wrong_token(draw: random.Random, rows: Rows) -> None:
+    row = draw.choice(rows[draw.choice([name for name in ("prompts", "responses") if name in rows])])
+    row[draw.randrange(len(row))] = draw.choice((-1, len(VOCABULARY), (1 << 31) - 1, -(1 << 31)))
+
+
+def _empty_prompt(draw: random.Random, rows: Rows) -> None:
+    rows["prompts"][draw.randrange(len(rows["prompts"]))] = []
+
+
+def _long_prompt(draw: random.Random, rows: Rows) -> None:
+    rows["prompts"][draw.randrange(len(rows["prompts"]))] = [5] * draw.choice((POSITIONS, POSITIONS + 1, 20_000))
+
+
+def _missing_column(draw: random.Random, rows: Rows) -> None:
+    for name in draw.choice((["prompts"], ["responses", "seeds"])):
+        rows.pop(name, None)
+
+
+def _no_rows(draw: random.Random, rows: Rows) -> None:
+    for name in rows:
+        rows[name] = []
+
+
+def _ragged(draw: random.Random, rows: Rows) -> None:
+    """Numbers that are not one for each token of the responses; seeds, not equally many for each prompt."""
+    rows["prompts"].append([1])
+    for name in rows.keys() - {"prompts"}:
+        rows[name].append([1, 1, 1])
+    name = draw.choice([name for name in rows if name not in ("prompts", "responses")] or ["prompts"])
+    rows[name][-1] = []
+
+
+# What may be wrong with the rows of any command.
+_FAULTS: dict[str, Callable[[random.Random, Rows], None]] = {
+    "token": _wrong_token,
+    "empty prompt": _empty_prompt,
+    "long prompt": _long_prompt,
+    "missing column": _missing_column,
+    "no rows": _no_rows,
+    "ragged": _ragged,
+}
+
+
+def _batches(
+    draw: random.Random, rows: Rows, slot: batch_pb2.Slot
+) -> Sequence[tuple[batch_pb2.BatchHeader, Sequence[batch_pb2.BatchChunk]]]:
+    """What is aligned with the responses comes by itself: our own batch would not let it pass if it is not."""
+    whole = {name: rows[name] for name in ("prompts", "responses", "seeds") if name in rows}
+    others = [{name: values} for name, values in rows.items() if name not in whole]
+    batches = []
+    for columns in [whole, *others]:
+        if columns:
+            header, chunks = encode(
+                Batch.from_rows(**{k: [np.array(v) for v in rows] for k, rows in columns.items()}), slot
+            )
+            batches.append((header, list(chunks)))
+    return batches

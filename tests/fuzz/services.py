@@ -1,0 +1,61 @@
+"""The services that are fuzzed: the real actor and the real critic, each on one rank, with a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from tests import models
+from tests.fuzz.commands import MAX_RESPONSE_LENGTH, Role
+from tests.groups import Group
+from tests.integration.shell.client import Client
+from tests.integration.shell.conftest import token_only
+
+# Small bounds, so that they are met.
+BOUNDS = {"max_batch_bytes": 1 << 20, "max_held_bytes": 4 << 20, "max_send_s": 0.5}
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running group of one rank, and a client that has introduced itself."""
+
+    role: Role
+    group: Group
+    client: Client
+
+    @property
+    def run_dir(self) -> Path:
+        return self.group.run_dir
+
+
+@contextmanager
+def running(role: Role, folder: Path) -> Iterator[Service]:
+    """Starts a service in a folder of its own, and ends it; it asks for a token."""
+    policy, value = models.save_policy(folder / "policy"), models.save_value_model(folder / "value")
+    run_dir = folder / "run"
+    run_dir.mkdir()
+    tree = {
+        "run": {"dir": str(run_dir), "total_steps": 3},
+        "data": {"train_files": "unused", "train_batch_size": 4, "max_response_length": MAX_RESPONSE_LENGTH},
+        "algorithm": {"use_kl_in_reward": True},
+        "actor": {"model": str(policy), "ppo_mini_batch_size": 1},
+        "critic": {"model": str(value), "ppo_mini_batch_size": 1},
+        "services": {**BOUNDS, "security": token_only(folder)},
+    }
+    config_file = folder / "config.yaml"
+    config_file.write_text(yaml.safe_dump(tree))
+    group = Group(f"services.{role}", config_file, run_dir, role)
+    try:
+        group.wait_ready()
+        client = Client(group.address, config_file, role=role)
+        try:
+            client.handshake()
+            yield Service(role, group, client)
+        finally:
+            client.close()
+    finally:
+        group.stop()
