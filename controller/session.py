@@ -160,6 +160,8 @@ class Session:
                     raise
                 pause_s = budget.take(self._recorder.last_step)
                 if pause_s is None:
+                    spent = f"services.max_restarts ({services.max_restarts})"
+                    error.add_note(f"{spent} recoveries without a new step are spent")
                     raise
                 log.warning("recovering in %g s: %s", pause_s, error)
                 await self._abandon()
@@ -245,11 +247,12 @@ class Session:
         Storage that fails once fails again while the run is closed: only the first time is told.
         """
         if isinstance(error, OSError) and not isinstance(error, CheckpointFailed):
-            error = OSError(f"{error}; {self._folder.checkpoints.last_good()}")
-        log.error("%s", error, extra=FILE_ONLY)
+            error.add_note(self._folder.checkpoints.last_good())
+        sentence = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        log.error("%s", sentence, extra=FILE_ONLY)
         self._display.close()
         if not (isinstance(error, OSError) and self._storage_has_failed):
-            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.write(f"error: {sentence}\n")
         self._storage_has_failed |= isinstance(error, OSError)
 
     def _exit_status(self) -> int:
