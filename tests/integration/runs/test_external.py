@@ -113,6 +113,15 @@ def test_critic_warm_up_trains_the_critic_only(groups: ExternalGroups, inputs: I
     assert digests["critic"] != digest_of_folder(inputs.folder / "value")
 
 
+def test_a_run_under_its_least_accuracy_is_completed_and_fails(groups: ExternalGroups) -> None:
+    groups.empty()
+    with groups.started("run.stop_after_step=1", "evaluation.min_accuracy=1") as controller:
+        assert controller.wait() == 1, controller.output
+    assert controller.folder.summary["exit_reason"] == "completed"
+    (error,) = controller.errors
+    assert error.endswith("expected evaluation.min_accuracy (1) or more")
+
+
 def test_a_rollout_engine_that_differs_ends_the_run_with_one_sentence(groups: ExternalGroups) -> None:
     groups.empty()
     # No two programs agree to 1e-12 nats.
