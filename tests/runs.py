@@ -24,8 +24,11 @@ RUN_TIMEOUT_S = 240.0
 _MARK = "SPLITPPO_TEST_RUN"  # in the environment of all that a controller starts
 NUM_STEPS = 4
 STEPS_PER_EPOCH = 2
+# Of the run that was stopped half way.
+EACH_STEP = "checkpoint.save_freq=1"
+SAVED = [1, 2, 3]
 # On two actor ranks: long enough for one incident after the other.
-NUM_LONG_STEPS = 12
+NUM_LONG_STEPS = 13
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

@@ -11,6 +11,7 @@ STEP = 2
 VICTIMS = ("actor_0", "actor_1", "critic_0", "controller")
 MOMENTS = (
     "generating",
+    "streaming",
     "computing_values",
     "before_update",
     "between_mini_batches",
@@ -101,6 +102,8 @@ def cells_at(step: int) -> dict[str, Cell]:
     def of_actor(victim: str) -> list[Cell]:
         return [
             cell(victim, "generating", "actor.generate", {"hit": 2}),
+            # The critic works on what was handed on already.
+            cell(victim, "streaming", "actor.generate.part", after("critic.compute_values")),
             cell(victim, "computing_values", "actor.compute_log_probs", after("critic.compute_values")),
             *of_role(victim, "actor", "critic"),
         ]

@@ -14,7 +14,7 @@ import pytest
 from tests.certificates import secure
 from tests.external import ExternalGroups, external_groups
 from tests.meetings import ARMED, meetings
-from tests.runs import NUM_LONG_STEPS, NUM_STEPS, Inputs, RunFolder
+from tests.runs import EACH_STEP, NUM_LONG_STEPS, NUM_STEPS, SAVED, Inputs, RunFolder
 
 WITHOUT_TORCH = "tests.integration.runs.controller_without_torch"
 
@@ -75,6 +75,16 @@ def completed(
             return on.keep(tmp_path_factory.mktemp("completed") / f"{schedule}_{num_actor_ranks}")
 
         yield run
+
+
+@pytest.fixture(scope="session")
+def stopped(groups: ExternalGroups, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run on one actor rank that was stopped after step 3, with a checkpoint of each step. Only to be copied."""
+    groups.empty()
+    with groups.started(EACH_STEP, f"run.stop_after_step={SAVED[-1]}") as controller:
+        controller.complete()
+    assert controller.folder.committed_steps == SAVED
+    return groups.keep(tmp_path_factory.mktemp("stopped") / "run")
 
 
 @pytest.fixture

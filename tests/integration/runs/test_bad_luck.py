@@ -14,23 +14,11 @@ from tests.checkpoints import cut, empty, flip, remove
 from tests.disks import mounted, remount
 from tests.external import ExternalGroups
 from tests.groups import wait_until
-from tests.runs import NUM_STEPS, RunFolder, started
+from tests.runs import EACH_STEP, NUM_STEPS, SAVED, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 Completed = Callable[[str, int], RunFolder]
-SAVED = [1, 2, 3]
-EACH_STEP = "checkpoint.save_freq=1"
-
-
-@pytest.fixture(scope="module")
-def stopped(groups: ExternalGroups, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run that was stopped after step 3, with a checkpoint of each step. Only to be copied."""
-    groups.empty()
-    with groups.started(EACH_STEP, f"run.stop_after_step={SAVED[-1]}") as controller:
-        controller.complete()
-    assert controller.folder.committed_steps == SAVED
-    return groups.keep(tmp_path_factory.mktemp("stopped") / "run")
 
 
 def damaged(folder: RunFolder) -> set[str]:

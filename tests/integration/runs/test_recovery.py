@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 # One per victim at least, and every moment once; `make kill-matrix` runs all of them, each in a run of its own.
 NAMES = (
     "actor_0-generating",
+    "actor_1-streaming",
     "actor_1-between_mini_batches",
     "critic_0-computing_values",
     "critic_0-after_update_before_reply",

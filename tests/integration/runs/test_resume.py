@@ -102,22 +102,6 @@ def test_a_run_without_a_critic_is_closed_to_strangers_and_left_at_once_by_a_sec
 
 
 @pytest.mark.extended
-def test_two_ranks_are_reloaded_by_one_bit_for_bit_and_go_on(
-    completed: Completed, config: dict[str, Any], copied: Callable[[RunFolder], RunFolder]
-) -> None:
-    two_ranks = completed("gather", 2)
-    last_step = two_ranks.steps[-1]
-    folder = copied(two_ranks)
-    with started(config, folder.path, f"run.total_steps={last_step}") as reloading:
-        one_rank = reloading.complete()
-        assert len(one_rank.pids("actor")) == 1
-        assert one_rank.steps == two_ranks.steps
-        assert one_rank.summary["weights_sha256"] == two_ranks.summary["weights_sha256"]
-    with started(config, folder.path, f"run.total_steps={last_step + 1}") as going_on:
-        assert going_on.complete().steps == [*two_ranks.steps, last_step + 1]
-
-
-@pytest.mark.extended
 def test_a_killed_controller_leaves_no_process_and_its_run_goes_on_from_the_last_whole_checkpoint(
     completed: Completed, config: dict[str, Any], tmp_path: Path
 ) -> None:
