@@ -139,6 +139,8 @@ class LocalGroup:
         environment["OMP_NUM_THREADS"] = str(self._service.threads)
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._service.devices))
         environment["TOKENIZERS_PARALLELISM"] = "false"
+        # Containers often set it; without bytecode every rank compiles torch and transformers at every start.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         return {**environment, **self._secrets}
 
     async def ready(self) -> Endpoint:

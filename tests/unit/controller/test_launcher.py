@@ -118,6 +118,15 @@ names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
     assert environment == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}
 
 
+async def test_ranks_leave_bytecode_behind_also_where_the_controller_must_not(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    write_down = '(run_dir / (role + ".seen")).write_text(str(sys.dont_write_bytecode))'
+    await launch(write_down + SERVE_UNTIL_SIGTERM).start()
+    assert (tmp_path / "actor.seen").read_text() == "False"
+
+
 NOTE_TOKEN = """
 (run_dir / (role + ".token")).write_text(os.environ.get("SPLITPPO_RUN_TOKEN", ""))
 """
