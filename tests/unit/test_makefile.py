@@ -23,25 +23,28 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("settings", "lock", "venv", "tests"),
     [
-        ([], "cpu", ".venv", "not gpu and not vllm"),
-        (["VLLM=0"], "cpu", ".venv", "not gpu and not vllm"),
+        ([], "auto", ".venv", "not gpu and not vllm"),
+        (["VLLM=0"], "auto", ".venv", "not gpu and not vllm"),
         (["LOCK=cuda", "VENV=there"], "cuda", "there", "not gpu and not vllm"),
-        (["VLLM=1"], "vllm-cpu", ".venv-vllm", "vllm and not gpu"),
-        (["VLLM=1", "LOCK=cuda"], "vllm", ".venv-vllm", "vllm and not gpu"),
+        (["LOCK=vllm-cpu"], "vllm-cpu", ".venv", "not gpu"),
+        (["LOCK=vllm"], "vllm", ".venv", "not gpu and not vllm"),
+        (["VLLM=1"], "auto --vllm", ".venv-vllm", "vllm and not gpu"),
+        (["VLLM=1", "LOCK=cuda"], "cuda --vllm", ".venv-vllm", "vllm and not gpu"),
     ],
 )
 def test_settings_choose_lock_environment_and_tests(settings: list[str], lock: str, venv: str, tests: str) -> None:
     install, test = map(shlex.split, make("test", *settings).stdout.splitlines())
-    assert (install[install.index("--lock") + 1], install[install.index("--venv") + 1]) == (lock, venv)
-    assert "--dev" in install
-    assert test[:3] == [f"{venv}/bin/python", "-m", "pytest"]
-    assert tests in test
+    assert install[install.index("--lock") + 1 : install.index("--dev")] == lock.split()
+    assert install[install.index("--venv") + 1] == venv
+    assert test[:3] == [f"{venv}/bin/python", "-m", "tests"]
+    assert test[test.index("-m", 3) + 1] == f"{tests} and not extended"
 
 
 @pytest.mark.parametrize(
     ("settings", "command"),
     [
         ([], ".venv/bin/python -m recipes.sort_letters.quickstart run.seed=2"),
+        (["LOCK=vllm-cpu"], ".venv/bin/python -m recipes.sort_letters.quickstart run.seed=2"),
         (["VLLM=1"], ".venv-vllm/bin/python -m recipes.sort_letters.quickstart rollout.backend=vllm run.seed=2"),
     ],
 )
@@ -71,3 +74,13 @@ def test_a_controllers_machine_has_no_vllm() -> None:
     refusal = make("setup", "VLLM=1", "LOCK=controller")
     assert refusal.returncode != 0
     assert all(setting in refusal.stderr for setting in ("VLLM=1", "LOCK=cpu", "LOCK=cuda", "LOCK=controller"))
+
+
+def test_what_make_starts_may_write_bytecode() -> None:
+    """`env #` in place of Python shows what the installer would find."""
+    command = ["make", "--no-print-directory", "setup", "PYTHON=env #"]
+    environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", "PASSED_ON": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    variables = {line.partition("=")[0] for line in done.stdout.splitlines()}
+    assert "PASSED_ON" in variables
+    assert "PYTHONDONTWRITEBYTECODE" not in variables

@@ -41,7 +41,7 @@ def names(sentence: str, fact: str) -> bool:
     return re.search(rf"(?<![\w.-]){re.escape(fact)}(?![\w-])", sentence) is not None
 
 
-ON_A_CPU, WITH_CUDA = "make setup VLLM=1", "make setup VLLM=1 LOCK=cuda"
+ON_A_CPU, WITH_CUDA = "make setup VLLM=1 LOCK=cpu", "make setup VLLM=1 LOCK=cuda"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The locks agree with pyproject.toml and with each other; the installer asks where pip would look."""
+"""The locks agree with pyproject.toml, with each other and with what the installer knows of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools.install import holds, is_another_lock, uv_options
+from tools.driver import REQUIRED_CUDA
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -104,36 +104,6 @@ def test_the_locks_keep_the_versions_that_vllm_needs() -> None:
     assert {name: cuda[name] for name in constraints} == constraints
 
 
-def test_uv_looks_where_pip_looks_and_the_environment_outweighs_files() -> None:
-    pip_config = "\n".join(
-        [
-            ":env:.extra-index-url='https://here.example/simple'",
-            ":env:.disable-pip-version-check='1'",
-            "global.extra-index-url='file:///there\\nfile:///elsewhere'",
-            "global.find-links='/wheels'",
-            "global.index-url='https://main.example/simple'",
-        ]
-    )
-    assert uv_options(pip_config)[2:] == [
-        *("--default-index", "https://main.example/simple"),
-        *("--index", "https://here.example/simple"),
-        *("--find-links", "/wheels"),
-    ]
-
-
-def test_a_stamp_holds_for_the_same_files_and_for_fewer(tmp_path: Path) -> None:
-    stamp = tmp_path / "stamp.json"
-    assert not holds(stamp, {"cpu.txt": "1"})
-    stamp.write_text('{"cpu.txt": "1", "dev.txt": "2"}')
-    assert holds(stamp, {"cpu.txt": "1"})
-    assert not holds(stamp, {"cpu.txt": "changed"})
-    assert not holds(stamp, {"cuda.txt": "1"})
-    assert is_another_lock(stamp, "cuda.txt")
-
-
-def test_an_environment_with_vllm_is_not_one_without(tmp_path: Path) -> None:
-    stamp = tmp_path / "stamp.json"
-    stamp.write_text('{"vllm-cpu.txt": "1"}')
-    assert is_another_lock(stamp, "cpu.txt")
-    assert is_another_lock(stamp, "vllm.txt")
-    assert not is_another_lock(stamp, "vllm-cpu.txt")
+def test_the_installer_asks_drivers_for_the_cuda_of_the_locks() -> None:
+    for lock in ("cuda.txt", "vllm.txt"):
+        assert int(pins(lock)["cuda-toolkit"].split(".")[0]) == REQUIRED_CUDA[0]

@@ -1,0 +1,1 @@
+"""What make calls: the installer, the locks, the stubs, certificates."""

@@ -1,0 +1,25 @@
+"""What this machine's NVIDIA driver can run."""
+
+from __future__ import annotations
+
+import ctypes
+
+REQUIRED_CUDA = (13, 0)  # of requirements/cuda.txt and vllm.txt; a driver runs every minor version of its CUDA's major
+
+
+def cuda_version(library: str = "libcuda.so.1") -> tuple[int, int] | None:
+    """The newest CUDA that the driver behind `library` runs, as (13, 0); None without a driver or without a GPU.
+
+    The driver itself is asked, as torch will: nvidia-smi is missing in many containers, and says nothing of
+    CUDA_VISIBLE_DEVICES.
+    """
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError:
+        return None
+    num_devices, version = ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(num_devices)) or not num_devices.value:
+        return None
+    if driver.cuDriverGetVersion(ctypes.byref(version)):
+        return None
+    return version.value // 1000, version.value % 1000 // 10
