@@ -1,0 +1,34 @@
+"""An environment made from requirements/controller.txt is enough for a controller."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.groups import PROJECT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_controller_checks_a_run_in_an_environment_without_torch(config: dict[str, Any], tmp_path: Path) -> None:
+    venv, config_file = tmp_path / "venv", tmp_path / "config.yaml"
+    config_file.write_text(yaml.safe_dump(config))
+    install = [sys.executable, "-m", "tools.install", "--lock", "controller", "--venv", str(venv)]
+    subprocess.run(install, cwd=PROJECT, check=True)
+
+    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        command = [str(venv / "bin" / "python"), *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    found = "import controller, importlib.util as util; print(*map(util.find_spec, ['torch', 'transformers']))"
+    assert python("-c", found).stdout == "None None\n"
+    check = python("-m", "controller", "--config", str(config_file), "--check", f"run.dir={tmp_path / 'run'}")
+    assert check.returncode == 0, check.stderr
+    assert "step: 8 prompts x 4 samples = 32 responses" in check.stdout
