@@ -27,6 +27,9 @@ class ExternalGroups:
         config: of every run on them; its section `debug` is the groups' alone.
         run_dir: the run folder of every run, one after the other.
         services: keys of the section `services`.
+
+    Attributes:
+        is_lent: whether a test has the run folder for itself.
     """
 
     def __init__(self, config: dict[str, Any], run_dir: Path, **services: Any) -> None:
@@ -38,6 +41,7 @@ class ExternalGroups:
         theirs = {**config, "run": {**config["run"], "dir": str(run_dir)}, "services": section}
         self.config = {key: value for key, value in theirs.items() if key != "debug"}
         self.folder = RunFolder(run_dir)
+        self.is_lent = False
         self._failpoints = DebugConfig.model_validate(config.get("debug", {})).failpoints
         self._config_file = run_dir.with_suffix(".services.yaml")
         self._config_file.parent.mkdir(parents=True, exist_ok=True)

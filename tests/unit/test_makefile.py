@@ -70,12 +70,6 @@ def test_the_fuzzer_sends_as_many_inputs_as_are_asked_for() -> None:
     assert last == ".venv/bin/python -m tests.fuzz --inputs 7"
 
 
-def test_a_controllers_machine_has_no_vllm() -> None:
-    refusal = make("setup", "VLLM=1", "LOCK=controller")
-    assert refusal.returncode != 0
-    assert all(setting in refusal.stderr for setting in ("VLLM=1", "LOCK=cpu", "LOCK=cuda", "LOCK=controller"))
-
-
 def test_what_make_starts_may_write_bytecode() -> None:
     """`env #` in place of Python shows what the installer would find."""
     command = ["make", "--no-print-directory", "setup", "PYTHON=env #"]

@@ -32,11 +32,20 @@ def config(inputs: Inputs) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def groups(config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExternalGroups]:
-    """One actor rank and one critic rank, behind mutual TLS and a token. Whoever uses them begins with `empty`."""
+def one_rank(config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExternalGroups]:
+    """One actor rank and one critic rank, behind mutual TLS and a token, for every run that needs no others."""
     folder = tmp_path_factory.mktemp("external")
     with external_groups({**config, "debug": meetings(NUM_STEPS)}, folder / "run", security=secure(folder)) as groups:
         yield groups
+
+
+@pytest.fixture
+def groups(one_rank: ExternalGroups) -> Iterator[ExternalGroups]:
+    """`one_rank`, with an empty run folder, for one test alone."""
+    one_rank.empty()
+    one_rank.is_lent = True
+    yield one_rank
+    one_rank.is_lent = False
 
 
 @pytest.fixture(scope="session")
@@ -48,17 +57,16 @@ def two_ranks(config: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def completed(
-    groups: ExternalGroups, two_ranks: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    one_rank: ExternalGroups, two_ranks: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str, int], RunFolder]]:
     """Makes undisturbed runs of all steps, by (schedule, num_actor_ranks): NUM_STEPS on one actor rank,
-    NUM_LONG_STEPS on two. Only to be read: tests share them.
+    NUM_LONG_STEPS on two. Only to be read: tests share them. ("gather", 1) is there; a test that has `groups` for
+    itself gets no other one on one actor rank.
     """
     with ExitStack() as on_two_ranks:
 
         @functools.cache
-        def groups_of(num_actor_ranks: int) -> ExternalGroups:
-            if num_actor_ranks == 1:
-                return groups
+        def on_two() -> ExternalGroups:
             run_dir = tmp_path_factory.mktemp("on_two_ranks") / "run"
             return on_two_ranks.enter_context(
                 external_groups({**two_ranks, "debug": meetings(NUM_LONG_STEPS)}, run_dir)
@@ -66,7 +74,8 @@ def completed(
 
         @functools.cache
         def run(schedule: str, num_actor_ranks: int) -> RunFolder:
-            on = groups_of(num_actor_ranks)
+            on = one_rank if num_actor_ranks == 1 else on_two()
+            assert not on.is_lent, "its run folder is another test's now"
             on.empty(armed=ARMED[schedule])
             module = WITHOUT_TORCH if (schedule, num_actor_ranks) == ("serial", 1) else "controller"
             overrides = [f"run.schedule={schedule}", "checkpoint.save_hf_model=true"]
@@ -74,17 +83,18 @@ def completed(
                 controller.complete()
             return on.keep(tmp_path_factory.mktemp("completed") / f"{schedule}_{num_actor_ranks}")
 
+        run("gather", 1)
         yield run
 
 
 @pytest.fixture(scope="session")
-def stopped(groups: ExternalGroups, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def stopped(one_rank: ExternalGroups, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run on one actor rank that was stopped after step 3, with a checkpoint of each step. Only to be copied."""
-    groups.empty()
-    with groups.started(EACH_STEP, f"run.stop_after_step={SAVED[-1]}") as controller:
+    one_rank.empty()
+    with one_rank.started(EACH_STEP, f"run.stop_after_step={SAVED[-1]}") as controller:
         controller.complete()
     assert controller.folder.committed_steps == SAVED
-    return groups.keep(tmp_path_factory.mktemp("stopped") / "run")
+    return one_rank.keep(tmp_path_factory.mktemp("stopped") / "run")
 
 
 @pytest.fixture

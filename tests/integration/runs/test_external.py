@@ -33,17 +33,24 @@ def digest_of_folder(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def test_nothing_that_a_run_leaves_holds_the_token(completed: Completed, groups: ExternalGroups) -> None:
-    written = [file for file in completed("gather", 1).path.rglob("*") if file.is_file()]
+@pytest.fixture(scope="module")
+def one_step(one_rank: ExternalGroups, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, str]:
+    """What a run of one step leaves and prints."""
+    one_rank.empty()
+    with one_rank.started("checkpoint.save_freq=1", "run.stop_after_step=1") as controller:
+        controller.complete()
+    return one_rank.keep(tmp_path_factory.mktemp("one_step") / "run"), controller.output
+
+
+def test_nothing_that_a_run_leaves_or_prints_holds_the_token(one_step: tuple[RunFolder, str]) -> None:
+    folder, output = one_step
+    written = [file for file in folder.path.rglob("*") if file.is_file()]
     assert len(written) > 10
     assert [file for file in written if TOKEN.encode() in file.read_bytes()] == []
-    with groups.started() as controller:  # whatever ran last is complete: this one sees so and leaves
-        controller.wait()
-    assert TOKEN not in controller.output
+    assert TOKEN not in output
 
 
 def test_strangers_are_refused_in_one_sentence(groups: ExternalGroups, tmp_path: Path) -> None:
-    groups.empty()
     wrong_token = tmp_path / "wrong"
     wrong_token.write_text("not-the-token-of-these-services")
     strangers = secure(tmp_path / "strangers")
@@ -65,7 +72,6 @@ def test_services_outlive_a_killed_controller_and_one_restarted_between_two_call
     completed: Completed, groups: ExternalGroups
 ) -> None:
     """Past a checkpoint that has been damaged in the meantime, too."""
-    groups.empty()
     with groups.started("checkpoint.save_freq=1") as first:
         first.wait_until(lambda folder: folder.steps, "the line of step 0")
         first.process.kill()
@@ -103,10 +109,8 @@ def test_sigterm_finishes_the_step_saves_and_leaves(completed: Completed, groups
         assert line["critic/loss"] == undisturbed["critic/loss"]
 
 
-def test_critic_warm_up_trains_the_critic_only(groups: ExternalGroups, inputs: Inputs) -> None:
-    groups.empty()
-    with groups.started("checkpoint.save_freq=1", "run.stop_after_step=1") as controller:
-        folder = controller.complete()
+def test_critic_warm_up_trains_the_critic_only(one_step: tuple[RunFolder, str], inputs: Inputs) -> None:
+    folder, _ = one_step
     digests = {role: read_manifest(folder.checkpoint(1) / role).weights_sha256 for role in ("actor", "critic")}
     assert folder.summary["weights_sha256"] == digests
     assert digests["actor"] == digest_of_folder(inputs.folder / "policy")
@@ -114,7 +118,6 @@ def test_critic_warm_up_trains_the_critic_only(groups: ExternalGroups, inputs: I
 
 
 def test_a_run_under_its_least_accuracy_is_completed_and_fails(groups: ExternalGroups) -> None:
-    groups.empty()
     with groups.started("run.stop_after_step=1", "evaluation.min_accuracy=1") as controller:
         assert controller.wait() == 1, controller.output
     assert controller.folder.summary["exit_reason"] == "completed"
@@ -123,7 +126,6 @@ def test_a_run_under_its_least_accuracy_is_completed_and_fails(groups: ExternalG
 
 
 def test_a_rollout_engine_that_differs_ends_the_run_with_one_sentence(groups: ExternalGroups) -> None:
-    groups.empty()
     # No two programs agree to 1e-12 nats.
     with groups.started("rollout.check_freq=1", "rollout.max_log_prob_diff=1e-12") as controller:
         assert controller.wait() == 1
@@ -135,7 +137,6 @@ def test_a_rollout_engine_that_differs_ends_the_run_with_one_sentence(groups: Ex
 
 
 def test_rollouts_are_corrected_in_a_run(groups: ExternalGroups) -> None:
-    groups.empty()
     correction = '{rollout_is: token, rollout_rs: "token_k1,seq_mean_k3", rollout_rs_threshold: "0.5_2.0,0.1"}'
     overrides = (f"algorithm.rollout_correction={correction}", "rollout.check_freq=1", "run.stop_after_step=2")
     with groups.started(*overrides) as controller:
