@@ -125,7 +125,11 @@ class Leader:
             started_ns = time.time_ns()
             outcome, results = self._run(call, rows, shards)
             engine_time = worker_pb2.EngineTime(started_unix_ns=started_ns, finished_unix_ns=time.time_ns())
-            reply = self._keep(call, outcome, shards, results, engine_time)
+            try:
+                reply = self._keep(call, outcome, shards, results, engine_time)
+            except Exception as error:
+                # The weights have changed and no ledger says so: a copy of the request must not change them again.
+                raise self._after_failure(call, error, has_stepped=call.command.commits) from error
             if call.command.commits:
                 failpoints.hit(f"{call.command.point}.committed")
         except Exception as error:

@@ -339,6 +339,16 @@ def test_metrics_that_are_no_numbers_make_an_update_fail(service: Service) -> No
     assert service.worker.state == worker_pb2.WORKER_STATE_DIRTY
 
 
+def test_an_update_that_cannot_be_entered_into_the_ledger_leaves_it_dirty(service: Service) -> None:
+    service.role.metrics = {"a name that no message can hold: \ud800": 1.0}
+    with pytest.raises(Internal):
+        service.update(1)
+    assert service.worker.state == worker_pb2.WORKER_STATE_DIRTY
+    with pytest.raises(Dirty):
+        service.update(1)
+    assert float(service.role.weights.detach()) == 1.0
+
+
 def test_the_mailbox_goes_on_while_a_checkpoint_is_written(service: Service) -> None:
     service.update(1)
     saving = service.submit("SaveCheckpoint", base_step=1)
