@@ -11,6 +11,7 @@ counts where it is computed, at response tokens.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+
+from services.engine import parallel
+from services.engine.aggregation import masked_lengths, response_mask
+from services.engine.packing import row_lengths
+from splitppo.batch import Batch
+from splitppo.config.schema import TrainedModelConfig
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
@@ -52,6 +59,40 @@ class DenseShape:
     body_parameters: int
     head_parameters: int
     attention_width: int
+
+
+class FlopsMeter:
+    """Measures updates of one model on this rank's device.
+
+    Args:
+        model: not sharded yet.
+        config: of the model.
+        device: of this rank.
+
+    Attributes:
+        peak_flops: per second, of the device; None where it is not known.
+    """
+
+    def __init__(self, model: Any, config: TrainedModelConfig, device: torch.device) -> None:
+        self.peak_flops = peak_flops(device, config.dtype)
+        self._shape = dense_shape(model)
+        self._ppo_epochs = config.ppo_epochs
+        self._device = device
+
+    def update_flops(self, batch: Batch) -> float:
+        """Model FLOPs of an update with this rank's rows; NaN where they are not known."""
+        if self._shape is None:
+            return math.nan
+        trained = masked_lengths(response_mask(batch)) > 0
+        lengths, responses = row_lengths(batch)[trained], batch["responses"].lengths[trained]
+        return self._ppo_epochs * train_flops(self._shape, lengths, responses)
+
+    def utilisation(self, batch: Batch, seconds: float) -> dict[str, float]:
+        """The key "mfu" of an update; nothing where a rank does not know its FLOPs or its device's peak. Collective."""
+        of_rank = [self.update_flops(batch), self.peak_flops or math.nan]
+        flops, peak = parallel.reduce_array(of_rank, self._device)
+        mfu = float(flops / (peak * seconds))
+        return {"mfu": mfu} if math.isfinite(mfu) else {}
 
 
 def dense_shape(model: Any) -> DenseShape | None:

@@ -21,10 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from services.engine import parallel
-from services.engine.aggregation import masked_lengths, response_mask
 from services.engine.checkpoint import Checkpointer, check_checkpoint
 from services.engine.digest import count_parameters, weights_digest
-from services.engine.flops import dense_shape, peak_flops, train_flops
+from services.engine.flops import FlopsMeter
 from services.engine.forward import Forward as Forward
 from services.engine.inference import FrozenModel as FrozenModel
 from services.engine.inference import ReportProgress, compute_columns, micro_batch_limits
@@ -65,7 +64,7 @@ class TrainEngine:
     Attributes:
         num_updates: RL steps that were updated on, however many optimizer steps each of them took, none included; the
             learning rate is a function of it.
-        peak_flops: per second, of this rank's device; None where it is not known.
+        flops_meter: of this rank.
 
     Raises:
         ValueError: the model cannot be loaded.
@@ -80,8 +79,7 @@ class TrainEngine:
         self.model = self._load_model()
         self.num_parameters = count_parameters(self.model)
         self.architecture = describe_architecture(self.model)
-        self.peak_flops = peak_flops(device, config.dtype)
-        self._shape = dense_shape(self.model)
+        self.flops_meter = FlopsMeter(self.model, config, device)
         self.limits = micro_batch_limits(config, self.model, device)
         bf16 = config.dtype == "bf16"
         parallel.shard(self.model, device=device, bf16=bf16, forward_methods=[RESPONSE_METHOD[kind]])
@@ -142,7 +140,7 @@ class TrainEngine:
         metrics = {
             **reduced,
             **self._rank_tokens(batch),
-            **self._utilisation(batch, time.perf_counter() - started_s),
+            **self.flops_meter.utilisation(batch, time.perf_counter() - started_s),
             "lr": lr,
             "num_skipped_steps": float(len(mini_batches) - len(norms)),
             "num_empty_steps": float(num_empty),
@@ -223,21 +221,6 @@ class TrainEngine:
             "tokens_rank_max": float(most),
             "tokens_rank_mean": float(total) / parallel.num_ranks(),
         }
-
-    def update_flops(self, batch: Batch) -> float:
-        """Model FLOPs of an update with this rank's rows; NaN where they are not known."""
-        if self._shape is None:
-            return math.nan
-        trained = masked_lengths(response_mask(batch)) > 0
-        lengths, responses = row_lengths(batch)[trained], batch["responses"].lengths[trained]
-        return self.config.ppo_epochs * train_flops(self._shape, lengths, responses)
-
-    def _utilisation(self, batch: Batch, seconds: float) -> dict[str, float]:
-        """The key "mfu" of an update; nothing where a rank does not know its FLOPs or its device's peak."""
-        of_rank = [self.update_flops(batch), self.peak_flops or math.nan]
-        flops, peak = parallel.reduce_array(of_rank, self.device)
-        mfu = float(flops / (peak * seconds))
-        return {"mfu": mfu} if math.isfinite(mfu) else {}
 
     @contextmanager
     def gathered(self) -> Iterator[Any]:

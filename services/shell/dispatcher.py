@@ -128,7 +128,6 @@ class Leader:
             try:
                 reply = self._keep(call, outcome, shards, results, engine_time)
             except Exception as error:
-                # The weights have changed and no ledger says so: a copy of the request must not change them again.
                 raise self._after_failure(call, error, has_stepped=call.command.commits) from error
             if call.command.commits:
                 failpoints.hit(f"{call.command.point}.committed")
@@ -280,7 +279,7 @@ class Leader:
         results: Sequence[Batch | None],
         engine_time: worker_pb2.EngineTime,
     ) -> worker_pb2.CommandResult:
-        """Enters what the command made: an update into the ledger, columns into the slot."""
+        """Enters what the command made: columns into the slot; an update into the ledger, or it would come again."""
         worker, command = self._worker, call.command
         step = worker.ledger.committed_step + (1 if command.commits else 0)
         reply = worker_pb2.CommandResult(

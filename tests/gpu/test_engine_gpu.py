@@ -96,7 +96,7 @@ def test_generation_after_an_update_uses_the_new_weights(policy: Path) -> None:
 def test_an_update_on_a_known_gpu_uses_a_share_of_its_peak(policy: Path) -> None:
     engine = engine_of(policy, dtype="bf16")
     metrics = engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
-    if engine.peak_flops is None:
+    if engine.flops_meter.peak_flops is None:
         assert "mfu" not in metrics
     else:
         assert 0 < metrics["mfu"] < 1

@@ -224,7 +224,7 @@ def test_a_warm_up_step_advances_the_actor_and_leaves_its_weights(session: Sessi
 @pytest.mark.parametrize(
     ("name", "error", "sentence"),
     [
-        ("sampling", InvalidArgument, "temperature must be 0 (greedy) or positive, got -1.0"),
+        ("sampling", InvalidArgument, "temperature must be 0 (greedy) or at least"),
         ("model", InvalidArgument, "model must be POLICY or REFERENCE"),
         ("columns", WrongState, "Update needs advantages, ref_log_probs, which the slot lacks"),
     ],

@@ -104,14 +104,14 @@ BATCH = Batch.from_rows(
 def test_the_flops_of_an_update_are_those_of_its_epochs_and_not_of_recomputation(tmp_path: Path) -> None:
     folder = save_policy(tmp_path)
     once = train_flops(DenseShape(BODY, 32 * len(VOCABULARY), WIDTH), lengths(4, 3), lengths(1, 2))
-    assert make_engine(folder, gradient_checkpointing=True).update_flops(BATCH) == once
-    assert make_engine(folder, ppo_epochs=3).update_flops(BATCH) == 3 * once
+    assert make_engine(folder, gradient_checkpointing=True).flops_meter.update_flops(BATCH) == once
+    assert make_engine(folder, ppo_epochs=3).flops_meter.update_flops(BATCH) == 3 * once
 
 
 def test_an_update_reports_the_share_of_a_peak_that_is_known(tmp_path: Path) -> None:
     engine = make_engine(save_policy(tmp_path))
     assert "mfu" not in engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
-    engine.peak_flops = 1e15
+    engine.flops_meter.peak_flops = 1e15
     assert 0 < engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)["mfu"] < 1
 
 
