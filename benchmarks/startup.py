@@ -1,8 +1,8 @@
 """python -m benchmarks.startup: how long a run takes to start and to recover, with and without compiled bytecode.
 
-The first steps of the quickstart; the critic is killed in step 3. Rounds take turns. What
-is left without bytecode is Python compiling torch, transformers and the rest from source in every process, as it does
-where the installer has left none behind (or PYTHONDONTWRITEBYTECODE kept it from being written).
+The first steps of the quickstart; the critic is killed in step 3. Rounds take turns. Without bytecode Python compiles
+torch, transformers and the rest from source in every process, as it does where the installer has left none behind (or
+PYTHONDONTWRITEBYTECODE kept it from being written).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OVERRIDES = (
     "run.schedule=gather",
     "checkpoint.save_freq=1",
     "evaluation.val_before_train=false",
-    "evaluation.min_accuracy=null",
+    "evaluation.min_accuracy=0",
     "evaluation.test_freq=-1",
     "services.restart_backoff_s=0.1",
     f"debug.failpoints={FAILPOINT}",

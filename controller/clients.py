@@ -46,6 +46,9 @@ _LEAVING = {
 _MAX_LOAD_ATTEMPTS = 5
 _WORKER_SERVICE = "/splitppo.v1.WorkerService"
 
+# The commands after which the worker is at another step.
+_MOVES_THE_STEP = ("Update", "LoadCheckpoint")
+
 
 @dataclass(frozen=True)
 class Caller:
@@ -396,7 +399,8 @@ class WorkerClient:
         except Unavailable as error:
             raise unreachable(error, last)  # noqa: B904 - the same error
         failpoints.hit(f"{point}.replied", step)
-        self.committed_step = result.committed_step
+        if method in _MOVES_THE_STEP:  # a checkpoint may be durable when later steps are done
+            self.committed_step = result.committed_step
         started_s, finished_s = self._engine_time(result.engine_time, sent_s, time.time())
         return CommandReply(
             metrics=dict(result.metrics),

@@ -178,11 +178,14 @@ class RunFolder:
         if not has_history or not self.config_file.exists():
             return None
         try:
-            return yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
+            stored = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, ValueError) as error:
             raise ConfigError(
                 f"run.dir: {self.config_file} is not valid YAML: {' '.join(str(error).split())}"
             ) from error
+        if not isinstance(stored, dict):
+            raise ConfigError(f"run.dir: {self.config_file} is no configuration: expected a mapping, got {stored!r}")
+        return stored
 
     def _take_epoch(self) -> None:
         """Raises the fencing token; the run id is made once per folder."""

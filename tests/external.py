@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import yaml
 
 from splitppo.config.debug import DebugConfig
 from splitppo.failpoints import FOLDER, fired_mark
-from tests.groups import Group
+from tests.groups import Group, free_address
 from tests.runs import Controller, RunFolder, started
 
 # What a new run in the same folder keeps: the groups' announcements and logs, and the fencing token, which only rises.
@@ -33,7 +32,7 @@ class ExternalGroups:
     """
 
     def __init__(self, config: dict[str, Any], run_dir: Path, **services: Any) -> None:
-        addresses = {role: _free_address() for role in ("actor", "critic")}
+        addresses = {role: free_address() for role in ("actor", "critic")}
         placement: dict[str, Any] = {role: {"bind": address, "address": address} for role, address in addresses.items()}
         for role in placement:
             placement[role] |= config["services"].get(role, {})
@@ -111,9 +110,3 @@ def external_groups(config: dict[str, Any], run_dir: Path, **services: Any) -> I
         yield groups.wait_ready()
     finally:
         groups.stop()
-
-
-def _free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -40,6 +41,13 @@ def is_alive(pid: int) -> bool:
 
 def _has_ended(pid: int) -> bool:
     return not is_alive(pid)
+
+
+def free_address() -> str:
+    """A port of this machine's that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 class Group:

@@ -14,7 +14,7 @@ ARMED = {
     "overlap": ("critic.update", "actor.generate.part"),
 }
 # A point that nobody passes: the test itself lets go of what is held there.
-_NEVER: dict[str, Any] = {"point": "critic.save_checkpoint.writing", "step": 10**6}
+_NEVER = "critic.save_checkpoint.writing", 10**6
 HELD = "actor.update.mini_batch"
 
 
@@ -24,7 +24,7 @@ def meetings(num_steps: int) -> dict[str, Any]:
     * gather: each update begins, and goes on when the other one has begun;
     * overlap: the critic's update goes on when the actor generates for the next step;
     * streamed: the actor hands on its first part, and goes on when the critic computes its values;
-    * held: the actor's update of step 2 goes on when the test says so (`let_go`).
+    * held: the actor's updates of steps 2 and 3 go on when the test says so (`let_go`).
     """
     steps = range(1, num_steps + 1)
     return {
@@ -33,7 +33,7 @@ def meetings(num_steps: int) -> dict[str, Any]:
             "critic.update.begin": [_wait(step, "actor.update.begin", step) for step in steps],
             "critic.update": [_wait(step, "actor.generate", step + 1) for step in steps[:-1]],
             **parts_meet_values(num_steps),
-            HELD: held(2),
+            HELD: [held(2), held(3)],
         }
     }
 
@@ -47,14 +47,16 @@ def parts_meet_values(num_steps: int) -> dict[str, Any]:
 
 def held(step: int) -> dict[str, Any]:
     """A failpoint that holds a process until `let_go`."""
-    return {"step": step, "action": "wait", "after": _NEVER}
+    point, later = _NEVER
+    return _wait(step, point, later + step)
 
 
-def let_go(run_dir: Path) -> None:
-    """Lets a process that is `held` go on."""
+def let_go(run_dir: Path, step: int) -> None:
+    """Lets a process that is, or would be, `held` in a step go on."""
     marks = run_dir / FOLDER
     marks.mkdir(parents=True, exist_ok=True)
-    (marks / passed_mark(_NEVER["point"], _NEVER["step"])).touch()
+    point, later = _NEVER
+    (marks / passed_mark(point, later + step)).touch()
 
 
 def _wait(step: int, point: str, at_step: int) -> dict[str, Any]:

@@ -80,12 +80,19 @@ def choose_lock(
         driver_cuda: the CUDA version of this machine's driver; None without a GPU.
     """
     if lock == "auto":
-        lock = "cuda" if (f"{'vllm' if with_vllm else 'cuda'}.txt" in installed or has_gpu(driver_cuda())) else "cpu"
+        lock = "cuda" if was_for_gpus(installed) or has_gpu(driver_cuda()) else "cpu"
     if not with_vllm:
         return lock
     if lock not in WITH_VLLM:
         stop(f"VLLM=1 goes with LOCK=auto, cpu or cuda, not with LOCK={lock}")
     return WITH_VLLM[lock]
+
+
+def was_for_gpus(installed: Container[str]) -> bool:
+    """Whether an environment was made from a lock for GPUs, which is not only there for want of a CPU wheel."""
+    return ("cuda.txt" in installed or "vllm.txt" in installed) and not any(
+        f"{lock}.txt" in installed for lock in CPU_LOCKS
+    )
 
 
 def has_gpu(cuda: tuple[int, int] | None) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
@@ -91,7 +92,8 @@ class FlopsMeter:
         """The key "mfu" of an update; nothing where a rank does not know its FLOPs or its device's peak. Collective."""
         of_rank = [self.update_flops(batch), self.peak_flops or math.nan]
         flops, peak = parallel.reduce_array(of_rank, self._device)
-        mfu = float(flops / (peak * seconds))
+        [longest_s] = parallel.reduce_array([seconds], self._device, dist.ReduceOp.MAX)
+        mfu = float(flops / (peak * longest_s))
         return {"mfu": mfu} if math.isfinite(mfu) else {}
 
 
@@ -102,7 +104,7 @@ def dense_shape(model: Any) -> DenseShape | None:
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if not heads or other_layers or any(getattr(config, name, None) for name in _EXPERTS):
+    if not isinstance(heads, int) or other_layers or any(getattr(config, name, None) for name in _EXPERTS):
         return None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     looked_up = {

@@ -23,7 +23,7 @@ def token_sums(values: Mapping[str, Tensor], mask_N: Tensor) -> dict[str, Tensor
 
 
 def token_means(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics in which what `token_sums` made has become means under the plain names; 0 where no token counted."""
+    """Metrics in which what `token_sums` made has become means under the plain names."""
     num_tokens = max(metrics.get(_NUM_TOKENS, 0.0), 1.0)
     return {
         name.removeprefix(_SUM): value / num_tokens if name.startswith(_SUM) else value

@@ -47,14 +47,7 @@ from services.shell.sharding import check_shards, join_shards, shard_by_tokens
 from services.shell.worker import Worker
 from splitppo import failpoints
 from splitppo.batch import Batch
-from splitppo.rpc.errors import (
-    Internal,
-    OutOfMemory,
-    Place,
-    Unavailable,
-    WireError,
-    wire_error,
-)
+from splitppo.rpc.errors import Internal, OutOfMemory, Place, Unavailable, WireError, wire_error
 from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
@@ -128,7 +121,11 @@ class Leader:
             try:
                 reply = self._keep(call, outcome, shards, results, engine_time)
             except Exception as error:
-                raise self._after_failure(call, error, has_stepped=call.command.commits) from error
+                if not call.command.commits:
+                    raise
+                because = f"{call.command.method} is in no ledger ({type(error).__name__}: {error})"
+                self._worker.mark_dirty(because)
+                raise Internal(because) from error
             if call.command.commits:
                 failpoints.hit(f"{call.command.point}.committed")
         except Exception as error:

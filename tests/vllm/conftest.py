@@ -117,7 +117,7 @@ def alone(groups: Groups) -> Callable[[str], dict[str, Any]]:
 @pytest.fixture
 def replicas(groups: Groups) -> Found:
     """Two ranks, each with an engine of its own, which decodes few responses together."""
-    return groups.run("replicas", "greedy", "streaming", "cancellation", "replay", world_size=2, max_num_seqs=8)
+    return groups.run("replicas", "replay", "greedy", "streaming", "cancellation", world_size=2, max_num_seqs=8)
 
 
 @pytest.fixture

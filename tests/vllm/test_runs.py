@@ -46,14 +46,15 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[i
     tree = load_config(quickstart.CONFIG, [f"run.dir={folder}"]).model_dump(mode="json")
     tree["rollout"]["backend"] = "vllm"
     tree["rollout"]["check_freq"] = None
-    tree["rollout"]["vllm"]["kv_cache_gb"] = 0.2
+    # Its pages become resident when they are used first, which would look like a leak for a long time.
+    tree["rollout"]["vllm"]["kv_cache_gb"] = 0.05
     last_step = tree["run"]["total_steps"]
     resident: dict[int, int] = {}
 
     def look(folder: RunFolder) -> bool:
         if folder.metrics and folder.pids("actor"):
             resident[folder.steps[-1]] = resident_bytes(folder.pids("actor")[0])
-        return bool(folder.metrics) and folder.steps[-1] == last_step - 1
+        return bool(folder.metrics) and folder.steps[-1] >= last_step - 1
 
     with started(tree, folder / "run") as controller:
         controller.wait_until(look, "the last step but one")

@@ -75,14 +75,16 @@ def test_services_outlive_a_killed_controller_and_one_restarted_between_two_call
     with groups.started("checkpoint.save_freq=1") as first:
         first.wait_until(lambda folder: folder.steps, "the line of step 0")
         first.process.kill()
-    before = groups.instance_ids
+    before, newest = groups.instance_ids, 2
+    groups.empty(armed=[HELD])
+    let_go(groups.folder.path, newest)
     with groups.started("checkpoint.save_freq=1") as second:
-        second.wait_until(lambda folder: 2 in folder.committed_steps, "the checkpoint of step 2")
+        second.wait_until(lambda folder: newest in folder.committed_steps, "the checkpoint of step 2")
         os.kill(second.process.pid, signal.SIGSTOP)
         try:
-            newest = groups.folder.committed_steps[-1]
             flip(groups.folder.checkpoint(newest) / "actor" / "__0_0.distcp")
             groups.restart("critic")
+            let_go(groups.folder.path, newest + 1)
         finally:
             os.kill(second.process.pid, signal.SIGCONT)
         folder = second.complete()
@@ -98,7 +100,7 @@ def test_sigterm_finishes_the_step_saves_and_leaves(completed: Completed, groups
         controller.wait_until(lambda folder: 1 in folder.steps, "the line of step 1")
         controller.signal(signal.SIGTERM)
         controller.wait_until(lambda _: "finishing step 2" in controller.output, "an answer")
-        let_go(groups.folder.path)
+        let_go(groups.folder.path, 2)
         assert controller.wait() == 143, controller.output
     folder = controller.folder
     assert folder.summary["exit_reason"] == "interrupted"

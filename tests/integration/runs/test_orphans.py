@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,13 +16,24 @@ from tests.runs import Controller, Inputs
 pytestmark = pytest.mark.slow
 
 
+def commands(controller: Controller) -> list[str]:
+    """The command lines of all that the controller has started."""
+    files = (Path(f"/proc/{pid}/cmdline") for pid in descendants(controller.process.pid))
+    found = []
+    for file in files:
+        with contextlib.suppress(OSError):  # it has ended
+            found.append(file.read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
 def torchrun_starts(controller: Controller) -> bool:
-    return bool(descendants(controller.process.pid))
+    return any("controller.torchrun" in command for command in commands(controller))
 
 
 def ranks_start(controller: Controller) -> bool:
-    """Two agents and three ranks are there, and have not said yet who they are."""
-    return len(descendants(controller.process.pid)) >= 5
+    """All three ranks are there, and have not said yet who they are."""
+    ranks = [command for command in commands(controller) if "controller.torchrun" not in command]
+    return sum("-m services." in command for command in ranks) == 3
 
 
 def the_run_is_under_way(controller: Controller) -> bool:

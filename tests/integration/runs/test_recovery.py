@@ -55,7 +55,7 @@ def test_one_incident_after_the_other_costs_no_more_than_time(
 ) -> None:
     cells = one_after_the_other()
     assert cells[-1].step < NUM_LONG_STEPS
-    verdict = run_cells(cells, with_incidents(two_ranks, progress_timeout_s=10.0), tmp_path / "run")
+    verdict = run_cells(cells, with_incidents(two_ranks, progress_timeout_s=15.0), tmp_path / "run")
     assert verdict.failures(completed("gather", 2).summary["weights_sha256"]) == []
     frozen, out_of_memory, dirty = cells[-3:]
     log = verdict.folder.log("controller_0")

@@ -43,7 +43,7 @@ def test_ctrl_c_finishes_the_step_at_an_epoch_boundary_and_the_run_goes_on_under
         first.wait_until(lambda folder: STEPS_PER_EPOCH - 1 in folder.steps, "the line of the step before")
         first.signal(signal.SIGINT)
         first.wait_until(lambda _: f"finishing step {STEPS_PER_EPOCH}" in first.output, "an answer")
-        let_go(tmp_path / "run")
+        let_go(tmp_path / "run", STEPS_PER_EPOCH)
         assert first.wait() == 130, first.output
         first.wait_nothing_is_left()
     assert first.folder.summary["exit_reason"] == "interrupted"

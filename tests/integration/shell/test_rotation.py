@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from splitppo.rpc.errors import Unauthenticated, Unavailable
 from splitppo.rpc.secret_files import write_secret
 from tests.certificates import secure
-from tests.groups import Group, wait_until
+from tests.groups import Group, free_address, wait_until
 from tests.integration.shell.client import Client, experience, result
 from tests.integration.shell.conftest import MODULE, write_config
 from tools import certs
@@ -28,9 +27,7 @@ class Secured:
         self._run_dir.mkdir()
         security = secure(self.files)
         self.write_tokens(OLD)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = free_address()
         self._config_file = write_config(self._run_dir, security=security, critic={"bind": self.address})
         self._group: Group | None = None
         self._clients: list[Client] = []

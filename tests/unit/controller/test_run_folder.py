@@ -77,11 +77,13 @@ def test_threads_of_groups_that_others_start_are_theirs_to_resolve(run_dir: Path
         assert threads(folder.config) == threads(load_config(folder.config_file)) == ["auto", "auto"]
 
 
-@pytest.mark.parametrize("stored", ["{", "[]", "services: 7"])
+@pytest.mark.parametrize("stored", ["{", "[]", "services: 7", "", "# nothing", "run: {name: 2024-13-45}"])
 def test_a_stored_config_that_somebody_has_broken_is_refused(run_dir: Path, stored: str) -> None:
     leave_a_run(run_dir)
     (run_dir / "config.yaml").write_text(stored)
-    with pytest.raises(ConfigError, match=r"run\.dir: .* (is not valid YAML|belongs to a run with another config)"):
+    with pytest.raises(
+        ConfigError, match=r"run\.dir: .* (is not valid YAML|is no configuration|belongs to a run with another config)"
+    ):
         reopen(run_dir)
 
 

@@ -336,7 +336,6 @@ async def test_a_command_forwards_progress_and_ends_in_its_reply(connect: Connec
 
     assert seen == [("actor", "Generate", 1), ("actor", "Generate", 2)]
     assert (reply.metrics, reply.committed_step, reply.replayed) == ({"tokens": 7.0}, 4, True)
-    assert client.committed_step == 4
 
 
 async def test_a_streamed_generation_tells_of_every_part_again_after_a_lost_connection(connect: Connect) -> None:
@@ -560,6 +559,19 @@ async def test_headers_carry_run_epoch_and_base_step(connect: Connect) -> None:
     (request,) = worker.requests
     assert (request.header.run_id, request.header.epoch, request.header.base_step) == ("run", 2, 4)
     assert (request.slot, request.advance_only) == (SLOT, True)
+
+
+async def test_a_checkpoint_that_is_durable_after_the_next_update_takes_no_step_back(connect: Connect) -> None:
+    steps = {"Update": 6, "SaveCheckpoint": 5}
+
+    async def commit(worker: FakeWorker, request: Any, context: Any) -> Events:
+        yield result(committed_step=steps["Update" if hasattr(request, "advance_only") else "SaveCheckpoint"])
+
+    client = await connect(FakeWorker([commit]))
+    await client.update(SLOT, advance_only=False, base_step=5)
+    reply = await client.save_checkpoint(base_step=5)
+    assert reply.committed_step == 5
+    assert client.committed_step == 6
 
 
 async def test_loading_takes_over_from_an_update_that_commits_in_between(connect: Connect) -> None:
