@@ -1,4 +1,4 @@
-"""python -m tests [-m EXPRESSION] [pytest's arguments]: the suite in stages, and how long each took.
+"""python -m tests [-m EXPRESSION] [pytest's arguments]: the suite in stages, how long each took, and its slowest tests.
 
 What lives in one process, or starts groups of its own, runs on two workers; whole runs, which share groups, run one
 after the other. With paths or options of pytest's, these alone are run, in one stage.
@@ -49,7 +49,7 @@ def main() -> int:
     has_failed = False
     for name, stage in asked.items():
         began_s = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-m", options.expression, *stage]
+        command = [sys.executable, "-m", "pytest", "-m", options.expression, "--durations", "5", *stage]
         code = subprocess.run(command, cwd=TESTS.parent, check=False).returncode
         has_failed |= code not in PASSED
         if code != PASSED[1]:
