@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -46,8 +47,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[i
     tree = load_config(quickstart.CONFIG, [f"run.dir={folder}"]).model_dump(mode="json")
     tree["rollout"]["backend"] = "vllm"
     tree["rollout"]["check_freq"] = None
-    # Its pages become resident when they are used first, which would look like a leak for a long time.
-    tree["rollout"]["vllm"]["kv_cache_gb"] = 0.05
+    tree["rollout"]["vllm"]["kv_cache_gb"] = 0.05  # its pages become resident when they are used first
     last_step = tree["run"]["total_steps"]
     resident: dict[int, int] = {}
 
@@ -81,9 +81,9 @@ def test_every_step_compares_the_log_probs(learned: tuple[RunFolder, dict[int, i
 
 def test_memory_settles(learned: tuple[RunFolder, dict[int, int]]) -> None:
     _, resident = learned
-    settled = resident[min(step for step in resident if step >= SETTLED_STEP)]
-    assert max(resident) >= SETTLED_STEP + 10
-    assert resident[max(resident)] <= MAX_GROWTH * settled, resident
+    settled = [size for step, size in sorted(resident.items()) if step >= SETTLED_STEP]
+    assert len(settled) >= 12
+    assert median(settled[-5:]) <= MAX_GROWTH * median(settled[:5]), resident
 
 
 def test_a_rank_that_is_killed_takes_its_replica_along_and_the_streamed_run_goes_on(
@@ -109,8 +109,8 @@ def test_a_rank_that_is_killed_takes_its_replica_along_and_the_streamed_run_goes
 
 @pytest.mark.extended
 def test_what_vllm_cannot_do_is_one_sentence(config: dict[str, Any], tmp_path: Path) -> None:
-    overrides = ["rollout.vllm.kv_cache_gb=0.0001"]
+    overrides = ["rollout.vllm.kv_cache_gb=0.00005"]
     with started(config, tmp_path / "run", *overrides) as controller:
         assert controller.wait() == 2
-    assert "error: actor: rollout.vllm.kv_cache_gb (0.0001) must hold one sequence of 48 tokens" in controller.output
+    assert "error: actor: rollout.vllm.kv_cache_gb (5e-05) must hold one sequence of 48 tokens" in controller.output
     assert "Traceback" not in controller.output
