@@ -28,11 +28,11 @@ def main() -> int:
         digests = run_chaos(config, folder / "run", options.kills, random.Random(options.seed), kills, say)
     is_same = digests == undisturbed
     recovered = sorted(kill.recovery_s for kill in kills if kill.recovery_s)
-    say(f"{len(kills)} kills and stops, {len(recovered)} recoveries")
+    say(f"{len(kills)} kills and stops of {options.kills}, {len(recovered)} recoveries")
     if recovered:
         say(f"time to the next good step: median {recovered[len(recovered) // 2]:.1f} s, longest {recovered[-1]:.1f} s")
     say("the weights are those of the undisturbed run" if is_same else f"THE WEIGHTS DIFFER: {digests}, {undisturbed}")
-    return 0 if is_same and len(recovered) == len(kills) else 1
+    return 0 if is_same and len(recovered) == len(kills) == options.kills else 1
 
 
 def say(line: str) -> None:

@@ -16,13 +16,13 @@ from tests.groups import is_alive
 from tests.kill_matrix.harness import matrix_config
 from tests.runs import Controller, Inputs, started
 
-# A kill waits for a new step, and a moment longer: often for two steps.
-STEPS_PER_KILL = 3
+# A kill waits for a new step, and a moment longer: for another two or three of a tiny model's.
+STEPS_PER_KILL = 6
 SPARE_STEPS = 2
 STOPPED_SHARE = 0.15
 # Share of the kills that do not wait for the recovery from the one before.
 DOUBLE_SHARE = 0.15
-MAX_DELAY_S = 3.0
+MAX_DELAY_S = 0.6
 MAX_DOUBLE_DELAY_S = 15.0
 _POLL_INTERVAL_S = 0.05
 _STUCK_S = 600.0
