@@ -1,6 +1,6 @@
 # Everything a newcomer or CI calls. Settings: PYTHON (interpreter for the environment), LOCK (auto | cpu | cuda | vllm-cpu |
 # vllm | controller; auto is cuda where an NVIDIA GPU is, else cpu), VLLM=1 (the same with vLLM, in an environment of its own), VENV,
-# ARGS; HOSTS and DAYS of make certs, N of make fuzz.
+# ARGS; HOSTS and DAYS of make certs, N of make fuzz, REF of make same-weights.
 PYTHON ?= python3
 LOCK ?= auto
 VLLM ?=
@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PY = $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow check check-stubs proto kill-matrix chaos bench lock certs fuzz
+.PHONY: help setup setup-dev quickstart test test-slow check check-stubs proto kill-matrix same-weights chaos bench lock certs fuzz
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -64,6 +64,9 @@ proto: setup-dev  ## regenerate splitppo/v1 from proto/
 
 kill-matrix: setup-dev  ## kill every process at every point of a step, compare the weights; ARGS="--only 'critic_0-*'"
 	$(PY) -m tests.kill_matrix $(ARGS)
+
+same-weights: setup-dev  ## the weights of the quickstart, of every schedule and both rank counts are those of the commit REF
+	$(PY) -m tests.same_weights $(or $(REF),$(error REF names the commit to compare with))
 
 chaos: setup-dev  ## N random kills over a long run (N=50), which must end with the weights of an undisturbed one
 	$(PY) -m tests.chaos --kills $(or $(N),50) $(ARGS)

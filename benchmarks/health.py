@@ -19,11 +19,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from recipes.sort_letters.prepare import prepare
-from splitppo.rpc.security import Credentials
-from splitppo.rpc.tokens import Tokens
+from splitppo.rpc.bearer_tokens import BearerTokens
+from splitppo.rpc.credentials import Credentials
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
 
 RECIPE = Path("recipes/sort_letters/cpu.yaml")
@@ -36,8 +37,8 @@ TIMEOUT_S = 300.0
 class Worker:
     """One worker, asked for its health and for what it is doing."""
 
-    def __init__(self, address: str, tokens: Tokens) -> None:
-        channel = Credentials(tokens=tokens).blocking_channel(address)
+    def __init__(self, address: str, tokens: BearerTokens) -> None:
+        channel = Credentials(tokens=tokens).channel(address, grpc)
         self._health = health_pb2_grpc.HealthStub(channel)
         self._worker = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
 
@@ -67,7 +68,7 @@ def addresses(run_dir: Path, controller: subprocess.Popen[bytes]) -> dict[str, s
 def measure(run_dir: Path, controller: subprocess.Popen[bytes], num_calls: int) -> dict[tuple[str, str], list[float]]:
     """`num_calls` times of each command, in milliseconds."""
     found = addresses(run_dir, controller)
-    tokens = Tokens.parse((run_dir / "services" / "token").read_text(), "the run's token")
+    tokens = BearerTokens.parse((run_dir / "services" / "token").read_text(), "the run's token")
     workers = {role: Worker(address, tokens) for role, address in found.items()}
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     deadline = time.monotonic() + TIMEOUT_S

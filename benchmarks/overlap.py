@@ -21,18 +21,20 @@ from pathlib import Path
 
 import uvloop
 
-from controller.checkpointing import CheckpointWriter
-from controller.connection import ServiceGroups
-from controller.data import PromptBatch, PromptDataset, load_train_prompts
-from controller.display import PlainDisplay
-from controller.evaluation import Evaluator
-from controller.recorder import Recorder
-from controller.run_folder import RunFolder
-from controller.run_state import RunState
-from controller.scoring import Scorer
-from controller.tokenizer import load_tokenizer
-from controller.trackers import METRICS_FILE, read_metrics
-from controller.trainer import Observers, Services, Trainer
+from controller.data.prompts import PromptBatch, PromptDataset, load_prompts
+from controller.data.tokenizer import load_tokenizer
+from controller.rollout.evaluation import Evaluator
+from controller.rollout.scoring import Scorer
+from controller.run.checkpoint_writer import CheckpointWriter
+from controller.run.folder import RunFolder
+from controller.run.state import RunState
+from controller.tracking.display import open_display
+from controller.tracking.recorder import Recorder
+from controller.tracking.trackers import METRICS_FILE, read_metrics
+from controller.trainer import Trainer
+from controller.workers.client import Caller
+from controller.workers.concurrency import gather_calls
+from controller.workers.worker_groups import WorkerGroups, Workers
 from recipes.sort_letters.prepare import prepare
 from rewards.manager import RewardManager
 from splitppo.batch import Batch
@@ -84,19 +86,21 @@ def variant_config(config: Config, variant: str, num_steps: int) -> Config:
 async def measure(config: Config, num_rounds: int, num_steps: int) -> dict[str, list[Row]]:
     """Runs all blocks; returns the metrics lines of each variant, without the first step of each block."""
     tokenizer = load_tokenizer(config.actor.model)
-    prompts = load_train_prompts(config.data, tokenizer, seed=config.run.seed)
-    prompts.__class__ = SamePrompts
+    table = load_prompts(config.data, tokenizer, "train")
+    prompts = SamePrompts(table, config.data.train_batch_size, config.run.seed, config.data.shuffle)
     rows: dict[str, list[Row]] = defaultdict(list)
     with RunFolder(config) as folder:
-        groups = ServiceGroups(folder.config, folder, lambda *_: None)
+        lease = folder.lease
+        caller = Caller(lease.run_id, lease.epoch, nonce=lease.nonce)
+        groups = WorkerGroups(folder.config, folder.config_file, caller, lambda *_: None)
         try:
             async with RewardManager(config.reward, prompts.table.data_sources) as manager:
-                services = await groups.connect()
+                workers = await groups.connect()
                 for _ in range(num_rounds):
                     for variant in VARIANTS:
-                        await groups.reload_initial()
+                        await gather_calls(*(client.load_checkpoint(0) for client in workers.clients))
                         block = variant_config(config, variant, num_steps)
-                        await run_block(block, folder, services, prompts, Scorer(tokenizer, manager))
+                        await run_block(block, folder, workers, prompts, Scorer(tokenizer, manager))
                         rows[variant] += read_metrics(config.run.dir / METRICS_FILE)[1:]
         finally:
             await groups.close()
@@ -104,27 +108,25 @@ async def measure(config: Config, num_rounds: int, num_steps: int) -> dict[str, 
 
 
 async def run_block(
-    config: Config, folder: RunFolder, services: Services, prompts: PromptDataset, scorer: Scorer
+    config: Config, folder: RunFolder, workers: Workers, prompts: PromptDataset, scorer: Scorer
 ) -> None:
     """Trains a few steps from the initial models with the trainer that users run."""
     if not config.uses_critic:
-        services = replace(services, critic=None)
-    clients = [client for client in (services.actor, services.critic) if client is not None]
-    recorder = Recorder(config, folder.path, PlainDisplay(Silent()), prompts.epoch_of)
+        workers = replace(workers, critic=None)
+    clients = workers.clients
+    recorder = Recorder(config, folder.path, open_display(Silent()))
     recorder.restart_at(0, clients, None)
-    observers = Observers(
-        Evaluator(config, services.actor, None, scorer),
-        CheckpointWriter(
-            folder.checkpoints,
-            clients,
-            config.checkpoint,
-            config.run.schedule,
-            on_saved=recorder.add_spans,
-            on_commit=recorder.release,
-        ),
+    trainer = Trainer(
+        config,
+        workers,
+        prompts,
+        scorer,
+        Evaluator(config, workers.actor, None, scorer),
+        CheckpointWriter(folder.checkpoints, clients, config, on_saved=recorder.add_spans, on_commit=recorder.release),
         recorder,
+        RunState.initial(config),
     )
-    await Trainer(config, services, prompts, scorer, observers, RunState.initial(config)).fit()
+    await trainer.fit()
     recorder.close_files()
 
 

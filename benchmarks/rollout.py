@@ -1,4 +1,4 @@
-"""Tokens per second of the rollout engines beside Hugging Face's `generate`, on one thread.
+"""Tokens per second of the rollout backends beside Hugging Face's `generate`, on one thread.
 
     python -m benchmarks.rollout [--rounds 5] [--rows 64] [--tokens 128] [--hidden 384] [--layers 4] [--json FILE]
 
@@ -30,11 +30,11 @@ import torch.distributed as dist
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as hf_logging
 
-from services.actor.rollout.backends import BACKENDS
-from services.actor.rollout.protocol import PromptRows, Rollout, RolloutBackend, Sampling
 from services.engine.train_engine import TrainEngine
-from services.shell.context import RankContext
-from splitppo.batch import Array
+from services.rollout.backends import BACKENDS
+from services.rollout.protocol import RolloutBackend, Sampling
+from services.runtime.context import RankContext
+from splitppo.batch import Batch
 from splitppo.config import Config
 
 GENERATE = "generate"  # Hugging Face's own
@@ -73,7 +73,7 @@ class Measured:
         return [tokens / seconds for tokens, seconds in zip(self.tokens, self.seconds, strict=True)]
 
 
-Generate = Callable[[PromptRows, Sampling], Sequence[int]]  # gives the length of each response
+Generate = Callable[[Batch, Sampling], Sequence[int]]  # gives the length of each response
 
 
 def measure(setting: Setting) -> dict[str, Measured]:
@@ -127,15 +127,14 @@ def generate_of_hugging_face(policy: TrainEngine, stop: Sequence[int]) -> Genera
     """`model.generate` on the left-padded batch."""
 
     @torch.no_grad()
-    def generate(rows: PromptRows, sampling: Sampling) -> list[int]:
-        width = max(map(len, rows.prompts))
-        ids, mask = np.full((len(rows.prompts), width), PAD, np.int64), np.zeros((len(rows.prompts), width), np.int64)
-        for row, prompt in enumerate(rows.prompts):
-            ids[row, width - len(prompt) :], mask[row, width - len(prompt) :] = prompt, 1
+    def generate(rows: Batch, sampling: Sampling) -> list[int]:
+        mask = np.fliplr(rows["prompts"].mask())
+        ids, width = np.full(mask.shape, PAD, np.int64), mask.shape[1]
+        ids[mask] = rows["prompts"].values
         with policy.gathered() as model:
             output = model.generate(
                 torch.from_numpy(ids),
-                attention_mask=torch.from_numpy(mask),
+                attention_mask=torch.from_numpy(mask.astype(np.int64)),
                 do_sample=True,
                 temperature=sampling.temperature,
                 top_k=0,
@@ -153,29 +152,21 @@ def generate_of_hugging_face(policy: TrainEngine, stop: Sequence[int]) -> Genera
 
 def generate_of(backend: RolloutBackend) -> Generate:
     """One of ours."""
-    return lambda rows, sampling: backend.generate(rows, sampling, _Deaf()).responses.lengths.tolist()
+
+    def generate(rows: Batch, sampling: Sampling) -> list[int]:
+        steps = backend.generate(rows, sampling, lambda: False)
+        return [len(response.tokens) for step in steps for response in step.ended]
+
+    return generate
 
 
-class _Deaf:
-    """A listener that wants everything and hears nothing."""
-
-    is_cancelled = False
-
-    def progress(self, done: int, total: int) -> None:
-        """Nothing."""
-
-    def group_ended(self, group: int, rollout: Rollout) -> None:
-        """Nothing."""
-
-
-def random_rows(rng: np.random.Generator, num_rows: int) -> PromptRows:
+def random_rows(rng: np.random.Generator, num_rows: int) -> Batch:
     """One response each to prompts of varied lengths."""
-    prompts: list[Array] = [
-        rng.integers(NUM_STOP_TOKENS + 1, VOCABULARY, rng.integers(*PROMPT_TOKENS, endpoint=True)).astype(np.int32)
-        for _ in range(num_rows)
-    ]
-    seeds: list[Array] = list(rng.integers(-(2**63), 2**63 - 1, (num_rows, 1)))
-    return PromptRows(prompts, seeds, np.zeros(num_rows, np.int64))
+    lengths = rng.integers(*PROMPT_TOKENS, num_rows, endpoint=True)
+    return Batch.from_rows(
+        prompts=[rng.integers(NUM_STOP_TOKENS + 1, VOCABULARY, length) for length in lengths],
+        seeds=list(rng.integers(-(2**63), 2**63 - 1, (num_rows, 1))),
+    )
 
 
 def stop_tokens(setting: Setting) -> list[int]:

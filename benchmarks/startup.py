@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.sort_letters.prepare import prepare
+from splitppo.jsonl import read_jsonl
 
 CONFIG = "recipes/sort_letters/cpu.yaml"
 KILL_STEP = 3
@@ -98,7 +99,7 @@ def moment(process: subprocess.Popen[bytes], has_come: Callable[[], Any]) -> flo
 def steps(folder: Path) -> list[int]:
     """The steps that are done, by the complete lines of metrics.jsonl."""
     file = folder / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in file.read_text().split("\n")[:-1]] if file.exists() else []
+    return [line["step"] for _, line in read_jsonl(file, until_torn=True)] if file.exists() else []
 
 
 if __name__ == "__main__":

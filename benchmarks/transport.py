@@ -30,10 +30,10 @@ import grpc.aio
 import numpy as np
 import uvloop
 
-from controller.clients import Caller, WorkerClient
+from controller.workers.client import Caller, WorkerClient
 from splitppo.batch import COLUMN_DTYPES, Batch, Column
-from splitppo.rpc.codec import encode_parts, receive_batch
-from splitppo.rpc.options import SERVER_OPTIONS
+from splitppo.rpc.channel_options import SERVER_OPTIONS
+from splitppo.rpc.codec import encode_messages, receive_batch
 from splitppo.v1 import batch_pb2, worker_pb2
 
 MAX_BYTES = 4 << 30
@@ -42,19 +42,8 @@ SLOT = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=1)
 # (a) What one step puts: the rollouts to the critic, advantages to the actor, returns to the critic.
 AS_SENT = (("prompts", "responses"), ("advantages",), ("returns",))
 # (b) Every column of a step in one batch, as a system without slots would send it.
-RAW = (
-    (
-        "prompts",
-        "responses",
-        "rollout_log_probs",
-        "old_log_probs",
-        "ref_log_probs",
-        "values",
-        "advantages",
-        "returns",
-    ),
-)
-VALUES = (("values",),)
+LOG_PROBS = ("rollout_log_probs", "old_log_probs", "ref_log_probs")
+RAW = (("prompts", "responses", *LOG_PROBS, "values", "advantages", "returns"),)
 SHORT_PROMPT_TOKENS = 64
 
 
@@ -70,8 +59,7 @@ class BatchService:
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The messages of the batch streams are serialised and parsed by the codec."""
         put = grpc.stream_unary_rpc_method_handler(
-            self.put_batch,
-            response_serializer=worker_pb2.PutBatchResponse.SerializeToString,
+            self.put_batch, response_serializer=worker_pb2.PutBatchResponse.SerializeToString
         )
         get = grpc.unary_stream_rpc_method_handler(
             self.get_batch, request_deserializer=worker_pb2.GetBatchRequest.FromString
@@ -85,7 +73,7 @@ class BatchService:
 
     async def get_batch(self, request: worker_pb2.GetBatchRequest, _: Any) -> AsyncIterator[bytes]:
         columns = {name: self._columns[name] for name in request.columns}
-        header, chunks = encode_parts(Batch(next(iter(columns.values())).num_rows, columns), request.slot)
+        header, chunks = encode_messages(Batch(next(iter(columns.values())).num_rows, columns), request.slot)
         yield worker_pb2.GetBatchResponse(header=header).SerializeToString()
         for chunk in chunks:
             yield chunk
@@ -160,27 +148,19 @@ class ServerProcess:
     """One of the servers above, as a process of its own."""
 
     def __init__(self, kind: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.transport", "--serve", kind],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.port = int(self._readline())
-
-    def _readline(self) -> str:
+        command = [sys.executable, "-m", "benchmarks.transport", "--serve", kind]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        return self._process.stdout.readline()
+        self._questions, self._answers = self._process.stdin, self._process.stdout
+        self.port = int(self._answers.readline())
 
     def cpu_s(self) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write("cpu\n")
-        self._process.stdin.flush()
-        return float(self._readline())
+        print("cpu", file=self._questions, flush=True)
+        return float(self._answers.readline())
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._questions.close()
         self._process.wait(10)
 
 
@@ -329,11 +309,10 @@ class Timings:
 def make_columns(num_rows: int, num_tokens: int) -> dict[str, Column]:
     """Every column with random values, num_tokens in each row."""
     rng = np.random.default_rng(0)
-    lengths = np.full(num_rows, num_tokens, np.int32)
 
     def column(name: str, tokens: int) -> Column:
         values = rng.integers(0, 150_000, num_rows * tokens).astype(COLUMN_DTYPES[name])
-        return Column(values, np.full(num_rows, tokens, np.int32) if tokens != num_tokens else lengths)
+        return Column(values, np.full(num_rows, tokens, np.int32))
 
     columns = {name: column(name, num_tokens) for name in RAW[0]}
     columns["short prompts"] = column("prompts", SHORT_PROMPT_TOKENS)
@@ -367,7 +346,7 @@ async def measure(num_rows: int, num_tokens: int, repetitions: int) -> None:
             await contender.put(batch)
 
     async def get(contender: Contender) -> None:
-        assert await contender.get(VALUES[0]) == values_bytes
+        assert await contender.get(("values",)) == values_bytes
 
     directions: list[tuple[str, int, Callable[[Contender], Awaitable[None]]]] = [
         ("(a) in, as a step sends it", sum(batch.num_bytes for batch in as_sent), lambda c: put(c, as_sent)),
@@ -380,8 +359,6 @@ async def measure(num_rows: int, num_tokens: int, repetitions: int) -> None:
         for contender in racing:
             for title, _, move in directions:
                 timing = Timings() if repetition == 0 else timings[title, contender.name]  # the first one warms up
-                if title == "values out" and repetition == 0:
-                    continue
                 with timing.measure(contender):
                     await move(contender)
     for contender in racing:

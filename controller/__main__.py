@@ -1,40 +1,30 @@
 """`python -m controller --config FILE [key.path=value ...]`: runs PPO; `--check` only validates and prints the plan."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
 
 from splitppo.config import ConfigError, dump_config, load_config
-from splitppo.config.plan import batch_plan
+from splitppo.config.batch_plan import batch_plan
 from splitppo.config.threads import crowding, permitted_cores
 
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 
-
-def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    """The command line."""
+def main(arguments: list[str]) -> int:
+    """Runs the command and returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
     parser.add_argument(
         "--check", action="store_true", help="check config, models and data, print the batch plan, exit"
     )
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the configuration")
-    return parser.parse_intermixed_args(arguments)
-
-
-def main(arguments: list[str]) -> int:
-    """Runs the command and returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted."""
-    options = parse_arguments(arguments)
+    options = parser.parse_intermixed_args(arguments)
     try:
         config = load_config(options.config, options.overrides)
         # Imported late: a mistake in the configuration is reported at once, without loading the rest.
         if options.check:
-            from controller.inputs import load_inputs
-            from controller.run_folder import RunFolder
-            from splitppo.rpc.security import load_credentials
+            from controller.preflight import load_inputs
+            from controller.run.folder import RunFolder
+            from splitppo.rpc.credentials import load_credentials
 
             load_inputs(config)
             load_credentials(config.services.security, "controller")
@@ -48,9 +38,9 @@ def main(arguments: list[str]) -> int:
         return run_session(config)
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
-        return EXIT_BAD_INPUT
+        return 2
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return 130
 
 
 if __name__ == "__main__":

@@ -4,28 +4,23 @@ math-verify decides by symbolic comparison; equality after string normalisation 
 Called outside the main thread, math-verify's own time limits (signal alarms) are off.
 """
 
-from __future__ import annotations
+# ruff: noqa: ARG001 - the signature is the one that all scorers share
 
 import re
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 _MATH_VERIFY_LIMIT_S = 5
 _BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
 
 
-def compute_score(
-    data_source: str,  # noqa: ARG001 - the signature that all scorers share
-    solution_str: str,
-    ground_truth: Any,
-    extra_info: Mapping[str, Any] | None = None,  # noqa: ARG001
-) -> float:
+def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
     r"""1 if the last \boxed or \fbox is equivalent to the ground truth (the content of a box), else 0."""
-    answer = last_boxed(solution_str)
+    answer, truth = last_boxed(solution_str), str(ground_truth)
     if answer is None:
         return 0.0
-    return float(is_equivalent(answer, str(ground_truth)))
+    is_spelt_alike = bool(normalised := normalise(answer)) and normalised == normalise(truth)
+    return float(is_spelt_alike or is_equivalent_by_math_verify(answer, truth))
 
 
 def last_boxed(text: str) -> str | None:
@@ -36,12 +31,6 @@ def last_boxed(text: str) -> str | None:
         if content is not None and content.strip():
             return content.strip()
     return None
-
-
-def is_equivalent(answer: str, truth: str) -> bool:
-    """Whether two answers (contents of boxes) are the same, by either opinion."""
-    normalised = normalise(answer)
-    return bool(normalised and normalised == normalise(truth)) or is_equivalent_by_math_verify(answer, truth)
 
 
 def is_equivalent_by_math_verify(answer: str, truth: str) -> bool:
@@ -65,34 +54,31 @@ def _braced(text: str) -> str | None:
 
 
 # Removed or rewritten, in this order, before two answers are compared as strings (the rules of Hendrycks et al.).
-_REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\!|\\ |\\,|\\;|\\:|~", ""),
-        (r"\\[dt]frac", r"\\frac"),
-        (r"\\left|\\right", ""),
-        (r"\^\{?\\circ\}?", ""),
-        (r"\\\$|\$", ""),
-        (r"(?<=\S)\\text\{ .*\}$", ""),  # a unit behind a number
-        (r"\\text(?:bf|rm|it)?\{([^{}]*)\}", r"\1"),
-        (r"\\?%", ""),
-        (r"(?<=\d),(?=\d{3}(?!\d))", ""),
-        (r"(?<![\d])\.(?=\d)", "0."),
-        (r"\s+", ""),
-        (r"^[a-zA-Z]{1,2}=", ""),
-        (r"\\sqrt(?![{\[])(\\[a-zA-Z]+|.)", r"\\sqrt{\1}"),
-        (r"\\frac(\d)(\d)", r"\\frac{\1}{\2}"),
-        (r"\\frac(\d)\{", r"\\frac{\1}{"),
-        (r"(\\frac\{[^{}]*\})(\d)", r"\1{\2}"),
-        (r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}"),
-        (r"^0\.5$", r"\\frac{1}{2}"),
-        (r"\.$", ""),
-    )
+_REWRITES = (
+    (r"\\!|\\ |\\,|\\;|\\:|~", ""),
+    (r"\\[dt]frac", r"\\frac"),
+    (r"\\left|\\right", ""),
+    (r"\^\{?\\circ\}?", ""),
+    (r"\\\$|\$", ""),
+    (r"(?<=\S)\\text\{ .*\}$", ""),  # a unit behind a number
+    (r"\\text(?:bf|rm|it)?\{([^{}]*)\}", r"\1"),
+    (r"\\?%", ""),
+    (r"(?<=\d),(?=\d{3}(?!\d))", ""),
+    (r"(?<![\d])\.(?=\d)", "0."),
+    (r"\s+", ""),
+    (r"^[a-zA-Z]{1,2}=", ""),
+    (r"\\sqrt(?![{\[])(\\[a-zA-Z]+|.)", r"\\sqrt{\1}"),
+    (r"\\frac(\d)(\d)", r"\\frac{\1}{\2}"),
+    (r"\\frac(\d)\{", r"\\frac{\1}{"),
+    (r"(\\frac\{[^{}]*\})(\d)", r"\1{\2}"),
+    (r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}"),
+    (r"^0\.5$", r"\\frac{1}{2}"),
+    (r"\.$", ""),
 )
 
 
 def normalise(answer: str) -> str:
     """One spelling for answers that differ only in typesetting, units or spaces."""
     for pattern, replacement in _REWRITES:
-        answer = pattern.sub(replacement, answer)
+        answer = re.sub(pattern, replacement, answer)
     return answer

@@ -1,9 +1,8 @@
 """GSM8K: the final number of a response, compared with the reference as a string."""
 
-from __future__ import annotations
+# ruff: noqa: ARG001 - the signature is the one that all scorers share
 
 import re
-from collections.abc import Mapping
 from typing import Any, Literal
 
 Method = Literal["strict", "flexible"]
@@ -26,10 +25,10 @@ def extract_answer(solution_str: str, method: Method = "strict") -> str | None:
 
 
 def compute_score(
-    data_source: str,  # noqa: ARG001 - the signature that all scorers share
+    data_source: str,
     solution_str: str,
     ground_truth: Any,
-    extra_info: Mapping[str, Any] | None = None,  # noqa: ARG001
+    extra_info: Any = None,
     *,
     method: Method = "strict",
     format_score: float = 0.0,
@@ -41,9 +40,7 @@ def compute_score(
     return 1.0 if answer == _plain(str(ground_truth)) else format_score
 
 
-def compute_flexible_score(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None
-) -> float:
+def compute_flexible_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
     """As `compute_score`, with the last number as the answer, marked or not."""
     return compute_score(data_source, solution_str, ground_truth, extra_info, method="flexible")
 

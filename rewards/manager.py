@@ -1,80 +1,54 @@
-"""Scores of responses: each sample goes to the scorer of its data source, in the scoring processes."""
+"""Scores of responses, from scorers in processes of their own.
 
-from __future__ import annotations
+A call that hangs is killed, one that crashes takes its process along; both cost their sample.
+"""
 
+import asyncio
 import logging
+import math
+import multiprocessing
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from concurrent.futures import BrokenExecutor
+from ctypes import c_int
+from typing import Self
 
-import numpy as np
-from numpy.typing import NDArray
+from pebble import ProcessExpired, ProcessPool
 
+from rewards import scoring_process
 from rewards.registry import scorer_name
-from rewards.sandbox import Sandbox
-from rewards.scoring_process import Call, Failure, Scored, ScorerSetup
+from rewards.samples import Failure, Sample, Scored
+from rewards.scoring_process import UNKNOWN_POSITION, ScorerSetup, timed_out
 from splitppo.config import ConfigError, RewardConfig
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Sample:
-    """A response to judge.
-
-    Attributes:
-        data_source: chooses the scorer.
-        response: decoded, without the prompt and without special tokens.
-        ground_truth: the row's `reward_model.ground_truth`.
-        extra_info: the row's `extra_info`.
-        prompt: decoded; only for the log.
-    """
-
-    data_source: str
-    response: str
-    ground_truth: Any
-    extra_info: Any = None
-    prompt: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class ScoreResult:
-    """Scores of B samples.
-
-    Attributes:
-        scores: [B] float32; 0 where the scorer failed.
-        extra: the other fields of the scorers' dicts: B values per field, None where a sample has none.
-        num_timeouts: calls killed, or over the time limit.
-        num_crashes: calls that ended their process.
-        num_errors: calls that raised, or returned no finite score.
-    """
-
-    scores: NDArray[np.float32]
-    extra: Mapping[str, Sequence[Any]]
-    num_timeouts: int
-    num_crashes: int
-    num_errors: int
+_START_LIMIT_S = 120.0  # importing the scorers, a user's file included
+_SLICE_S = 0.1  # a chunk ends after the call that runs then
+_GRACE_S = 1.0  # on top of a call's time limit, before its process is killed; covers the slice
+_CHUNKS_PER_WORKER = 4
+_MAX_CHUNK_CALLS = 64
+_MAX_POOL_RESTARTS = 3  # in a row, for one chunk
 
 
 def check_data_sources(config: RewardConfig, data_sources: Iterable[str]) -> None:
     """ConfigError if there is no user's function and a data source has no scorer; the message lists the known ones."""
-    if config.custom_function_path is None:
-        for data_source in sorted(set(data_sources)):
-            try:
-                scorer_name(data_source)
-            except ValueError as error:
-                raise ConfigError(str(error)) from error
-    elif not config.custom_function_path.is_file():
-        raise ConfigError(f"key 'reward.custom_function_path': there is no file {config.custom_function_path}")
+    if config.custom_function_path is not None:
+        if not config.custom_function_path.is_file():
+            raise ConfigError(f"key 'reward.custom_function_path': there is no file {config.custom_function_path}")
+        return
+    try:
+        for data_source in sorted(data_sources):
+            scorer_name(data_source)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 class RewardManager:
-    """Scores samples; an async context manager that holds the scoring processes.
+    """Sends each sample to the scorer of its data source; an async context manager that holds the scoring processes.
 
-    Args:
-        config: the function, the number of processes, the time limit per call.
-        data_sources: all sources of training and validation data.
+    Samples travel in chunks. A process that hangs or dies says which call it was at, so the others are simply run
+    again: a scorer may be called twice for a sample, and should have no side effects.
 
     Raises:
         ConfigError: a source has no scorer; on entering: a user's function cannot be loaded.
@@ -83,59 +57,116 @@ class RewardManager:
     def __init__(self, config: RewardConfig, data_sources: Iterable[str]) -> None:
         sources = tuple(sorted(set(data_sources)))
         check_data_sources(config, sources)
-        setup = ScorerSetup(sources, config.timeout_s, config.custom_function_path, config.custom_function_name)
-        self._sandbox = Sandbox(setup, config.num_workers)
+        self._setup = ScorerSetup(sources, config.timeout_s, config.custom_function_path, config.custom_function_name)
+        self._num_workers = config.num_workers
+        self._context = multiprocessing.get_context("spawn")
+        # A chunk holds a slot of the shared positions while it is under way.
+        self._positions = self._context.RawArray(c_int, 2 * config.num_workers)
+        self._free_slots: asyncio.Queue[int] = asyncio.Queue()
+        for slot in range(2 * config.num_workers):
+            self._free_slots.put_nowait(slot)
+        self._pool: ProcessPool | None = None
 
     async def __aenter__(self) -> Self:
-        await self._sandbox.start()
+        """Starts the processes and loads the scorers in one of them."""
+        try:
+            async with asyncio.timeout(_START_LIMIT_S):
+                error = await asyncio.wrap_future(self._running_pool().schedule(scoring_process.load_error))
+        except TimeoutError:
+            error = f"loading the reward functions took longer than {_START_LIMIT_S:g} s"
+        except (BrokenExecutor, ProcessExpired):
+            error = "a scoring process ended while it loaded the reward functions"
+        if error:
+            await self._stop()
+            raise ConfigError(error)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._sandbox.close()
+        await self._stop()
 
-    async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> ScoreResult:
-        """Scores all samples and logs the first `num_examine` of each data source."""
-        calls = [
-            Call(sample.data_source, sample.response, sample.ground_truth, sample.extra_info) for sample in samples
-        ]
-        scored = await self._sandbox.run(calls)
-        _log_examples(samples, scored, num_examine)
-        failures = Counter(result.failure for result in scored)
-        _log_failures(scored, failures)
-        fields = {key: None for result in scored for key in result.extra}
-        return ScoreResult(
-            scores=np.array([result.score for result in scored], np.float32),
-            extra={key: [result.extra.get(key) for result in scored] for key in fields},
-            num_timeouts=failures[Failure.TIMEOUT],
-            num_crashes=failures[Failure.CRASH],
-            num_errors=failures[Failure.ERROR],
-        )
+    async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
+        """Scores all samples, one result each, and logs the first `num_examine` of each data source.
 
+        Raises:
+            RuntimeError: scoring processes cannot be kept running, for a reason outside the scorers.
+        """
+        size = min(_MAX_CHUNK_CALLS, math.ceil(len(samples) / (_CHUNKS_PER_WORKER * self._num_workers)) or 1)
+        chunks = [samples[start : start + size] for start in range(0, len(samples), size)]
+        results = [scored for chunk in await asyncio.gather(*map(self._score_chunk, chunks)) for scored in chunk]
+        _log_examples(samples, results, num_examine)
+        _log_failures(results)
+        return results
 
-def _log_examples(samples: Sequence[Sample], scored: Sequence[Scored], num_examine: int) -> None:
-    shown: Counter[str] = Counter()
-    for sample, result in zip(samples, scored, strict=True):
-        if shown[sample.data_source] < num_examine:
-            shown[sample.data_source] += 1
-            log.info(
-                "[data_source] %s\n[prompt] %s\n[response] %s\n[ground_truth] %s\n[score] %s%s",
-                sample.data_source,
-                sample.prompt,
-                sample.response,
-                sample.ground_truth,
-                result.score,
-                "".join(f"\n[{key}] {value}" for key, value in result.extra.items()),
+    async def _score_chunk(self, samples: Sequence[Sample]) -> list[Scored]:
+        """Goes on until every sample has its result: each attempt gives at least one."""
+        results: dict[int, Scored] = {}
+        while left := [index for index in range(len(samples)) if index not in results]:
+            done = await self._attempt([samples[index] for index in left])
+            if done is None:  # nobody knows which call it was
+                alone = await asyncio.gather(*(self._score_chunk([samples[index]]) for index in left))
+                done = {position: scored for position, (scored,) in enumerate(alone)}
+            results |= {left[position]: scored for position, scored in done.items()}
+        return [results[index] for index in range(len(samples))]
+
+    async def _attempt(self, samples: list[Sample]) -> dict[int, Scored] | None:
+        """Results by position, of at least one sample; None if one of several failed and it is not known which."""
+        slot = await self._free_slots.get()
+        self._positions[slot] = UNKNOWN_POSITION
+        try:
+            return dict(enumerate(await self._schedule(samples, slot)))
+        except TimeoutError:
+            failed = timed_out(self._setup.timeout_s)
+        except ProcessExpired as error:
+            failed = Scored(0.0, failure=Failure.CRASH, message=f"ended its process with code {error.exitcode}")
+        finally:
+            position = 0 if len(samples) == 1 else self._positions[slot]
+            self._free_slots.put_nowait(slot)
+        return None if position == UNKNOWN_POSITION else {position: failed}
+
+    async def _schedule(self, samples: list[Sample], slot: int) -> list[Scored]:
+        """Runs a chunk in a process; a pool that broke (a process died between two calls) is replaced."""
+        limit_s = self._setup.timeout_s + _GRACE_S
+        for _ in range(_MAX_POOL_RESTARTS):
+            pool = self._running_pool()
+            try:
+                call = pool.schedule(scoring_process.run_chunk, args=(samples, slot, _SLICE_S), timeout=limit_s)
+                return await asyncio.wrap_future(call)
+            except (BrokenExecutor, RuntimeError) as error:
+                if self._pool is pool:
+                    log.warning("the scoring processes are started again: %s", error)
+                    await self._stop()
+        raise RuntimeError("the scoring processes ended again and again")
+
+    async def _stop(self) -> None:
+        """Ends the processes, also those in the middle of a call."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.stop()
+            await asyncio.to_thread(pool.join)
+
+    def _running_pool(self) -> ProcessPool:
+        if self._pool is None:
+            self._pool = ProcessPool(
+                max_workers=self._num_workers,
+                initializer=scoring_process.initialise,
+                initargs=(self._setup, self._positions),
+                context=self._context,
             )
+        return self._pool
 
 
-def _log_failures(scored: Sequence[Scored], failures: Mapping[Failure | None, int]) -> None:
+def _log_examples(samples: Sequence[Sample], results: Sequence[Scored], num_examine: int) -> None:
+    num_logged: Counter[str] = Counter()
+    for sample, result in zip(samples, results, strict=True):
+        if num_logged[sample.data_source] < num_examine:
+            num_logged[sample.data_source] += 1
+            names = ("data_source", "prompt", "response", "ground_truth")
+            fields = {name: getattr(sample, name) for name in names} | {"score": result.score, **result.extra}
+            log.info("%s", "\n".join(f"[{name}] {value}" for name, value in fields.items()))
+
+
+def _log_failures(results: Sequence[Scored]) -> None:
     for failure in Failure:
-        if failures[failure]:
-            first = next(result for result in scored if result.failure is failure)
-            log.warning(
-                "%d of %d scores are 0 because of a %s in the reward function; the first: %s",
-                failures[failure],
-                len(scored),
-                failure.value,
-                first.message,
-            )
+        if messages := [result.message for result in results if result.failure is failure]:
+            what = f"{len(messages)} of {len(results)} scores are 0 because of a {failure.value} in the reward function"
+            log.warning("%s; the first: %s", what, messages[0])

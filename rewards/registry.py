@@ -3,11 +3,9 @@
 Imported by the scoring processes, so it stays light: scorers are imported when they are first asked for.
 """
 
-from __future__ import annotations
-
-import importlib
 import importlib.util
 import inspect
+import pkgutil
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -16,27 +14,23 @@ from typing import Any
 # compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float, ...}
 ComputeScore = Callable[..., Any | Awaitable[Any]]
 
-# data_source -> (module, function). A name also covers its parts: "math" is asked for "math/algebra" too.
-SCORERS: Mapping[str, tuple[str, str]] = {
-    "gsm8k": ("rewards.gsm8k", "compute_score"),
-    "openai/gsm8k": ("rewards.gsm8k", "compute_score"),
-    "gsm8k_flexible": ("rewards.gsm8k", "compute_flexible_score"),
-    "math": ("rewards.competition_math", "compute_score"),
-    "hendrycks/competition_math": ("rewards.competition_math", "compute_score"),
-    "EleutherAI/hendrycks_math": ("rewards.competition_math", "compute_score"),
-    "lighteval/MATH": ("rewards.competition_math", "compute_score"),
-    "DigitalLearningGmbH/MATH-lighteval": ("rewards.competition_math", "compute_score"),
-    "HuggingFaceH4/MATH-500": ("rewards.competition_math", "compute_score"),
-    "sort_letters": ("rewards.sort_letters", "compute_score"),
+# The scorer's place by data source. A name also covers its parts: "math" is asked for "math/algebra" too.
+SCORERS: Mapping[str, str] = {
+    "gsm8k": "rewards.gsm8k:compute_score",
+    "openai/gsm8k": "rewards.gsm8k:compute_score",
+    "gsm8k_flexible": "rewards.gsm8k:compute_flexible_score",
+    "math": "rewards.competition_math:compute_score",
+    "hendrycks/competition_math": "rewards.competition_math:compute_score",
+    "EleutherAI/hendrycks_math": "rewards.competition_math:compute_score",
+    "lighteval/MATH": "rewards.competition_math:compute_score",
+    "DigitalLearningGmbH/MATH-lighteval": "rewards.competition_math:compute_score",
+    "HuggingFaceH4/MATH-500": "rewards.competition_math:compute_score",
+    "sort_letters": "rewards.sort_letters:compute_score",
 }
 
 
 def scorer_name(data_source: str) -> str:
-    """The key of SCORERS that covers a data source.
-
-    Raises:
-        ValueError: none does; the message lists the known ones.
-    """
+    """The key of SCORERS that covers a data source; ValueError with the known ones if none does."""
     candidate = data_source
     while candidate not in SCORERS:
         candidate, separator, _ = candidate.rpartition("/")
@@ -50,8 +44,7 @@ def scorer_name(data_source: str) -> str:
 
 def load_scorer(data_source: str) -> ComputeScore:
     """The built-in scorer of a data source. ValueError if there is none."""
-    module, function = SCORERS[scorer_name(data_source)]
-    scorer: ComputeScore = getattr(importlib.import_module(module), function)
+    scorer: ComputeScore = pkgutil.resolve_name(SCORERS[scorer_name(data_source)])
     return scorer
 
 
@@ -59,21 +52,18 @@ def load_custom_scorer(path: Path, function: str) -> ComputeScore:
     """Imports a user's file and takes its scoring function.
 
     Raises:
-        ValueError: the file is missing, cannot be imported, or has no function of that name and signature.
+        ValueError: the file cannot be imported, or has no function of that name and signature.
     """
-    if not path.is_file():
-        raise ValueError(f"key 'reward.custom_function_path': there is no file {path}")
     spec = importlib.util.spec_from_file_location("splitppo_custom_reward", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"key 'reward.custom_function_path': {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    # Before it runs: dataclasses and pickle look the module up by its name.
-    sys.modules[spec.name] = module
+    sys.modules[spec.name] = module  # before it runs: dataclasses and pickle look the module up by its name
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ValueError(f"importing the reward file {path} failed: {type(error).__name__}: {error}") from error
-    scorer = getattr(module, function, None)
+    scorer: ComputeScore | None = getattr(module, function, None)
     if not callable(scorer):
         raise ValueError(f"key 'reward.custom_function_name': {path} has no function {function!r}")
     try:
@@ -82,5 +72,4 @@ def load_custom_scorer(path: Path, function: str) -> ComputeScore:
         raise ValueError(
             f"{function} in {path} must take (data_source, solution_str, ground_truth, extra_info=None): {error}"
         ) from error
-    loaded: ComputeScore = scorer
-    return loaded
+    return scorer

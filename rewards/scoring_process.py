@@ -3,8 +3,6 @@
 The process is spawned, so this module and what it imports stay light.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import inspect
@@ -12,89 +10,42 @@ import math
 import multiprocessing
 import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from multiprocessing.connection import wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rewards.registry import ComputeScore, load_custom_scorer, load_scorer, scorer_name
+from rewards.registry import ComputeScore, load_custom_scorer, load_scorer
+from rewards.samples import Failure, Sample, Scored
 
 # The number of the call that a chunk is working on, shared with the controller; one entry per chunk under way.
 Positions: TypeAlias = "ctypes.Array[ctypes.c_int]"
 UNKNOWN_POSITION = -1
-
-
-class Failure(Enum):
-    """Why a call gave no score."""
-
-    ERROR = "error"  # it raised, or returned something that is no score
-    TIMEOUT = "timeout"  # it took longer than its time limit
-    CRASH = "crash"  # it ended its process
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a scorer, as `compute_score` takes it."""
-
-    data_source: str
-    solution_str: str
-    ground_truth: Any
-    extra_info: Any = None
-
-
-@dataclass(frozen=True)
-class Scored:
-    """What a call gave: score and the other fields of its dict; after a failure 0, and a sentence."""
-
-    score: float
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    failure: Failure | None = None
-    message: str = ""
+_PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
 @dataclass(frozen=True)
 class ScorerSetup:
-    """Which scorers a process has to load.
+    """Which scorers a process has to load."""
 
-    Attributes:
-        data_sources: every source whose calls may come; the built-in scorers of these are loaded.
-        custom_path, custom_name: a user's function, which then judges all sources.
-        timeout_s: time limit of one call.
-    """
-
-    data_sources: tuple[str, ...]
-    timeout_s: float
-    custom_path: Path | None = None
+    data_sources: tuple[str, ...]  # every source whose calls may come
+    timeout_s: float  # of one call
+    custom_path: Path | None = None  # a user's function, which then judges all sources
     custom_name: str = "compute_score"
 
 
 class _Scorers:
-    """State of the process."""
+    """State of the process: its scorers, loaded once."""
 
     def __init__(self, setup: ScorerSetup, positions: Positions) -> None:
         self.positions = positions
         self.timeout_s = setup.timeout_s
         self.runner = asyncio.Runner()
-        self._by_name: dict[str, ComputeScore] = {}
-        self._custom: ComputeScore | None = None
         if setup.custom_path is not None:
-            self._custom = load_custom_scorer(setup.custom_path, setup.custom_name)
+            self.by_source = dict.fromkeys(setup.data_sources, load_custom_scorer(setup.custom_path, setup.custom_name))
         else:
-            for data_source in setup.data_sources:
-                self.of(data_source)
-
-    def of(self, data_source: str) -> ComputeScore:
-        if self._custom is not None:
-            return self._custom
-        name = scorer_name(data_source)
-        if name not in self._by_name:
-            self._by_name[name] = load_scorer(name)
-        return self._by_name[name]
+            self.by_source = {data_source: load_scorer(data_source) for data_source in setup.data_sources}
 
 
 _scorers: _Scorers | None = None
@@ -103,9 +54,9 @@ _load_error = ""
 
 def initialise(setup: ScorerSetup, positions: Positions) -> None:
     """Start of the process: ties its life to the controller's and loads the scorers, outside any time limit."""
+    global _scorers, _load_error
     # A session of its own: Ctrl-C and signals to the controller's process group let it finish the step.
     os.setsid()
-    global _scorers, _load_error
     # The default action ends even a process that hangs in native code at once.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _end_with_parent()
@@ -120,68 +71,59 @@ def load_error() -> str:
     return _load_error
 
 
-def run_chunk(calls: Sequence[Call], slot: int, slice_s: float) -> list[Scored]:
-    """Scores calls in order and stops early when `slice_s` is over, so a chunk lasts a slice and one call at most.
+def run_chunk(samples: Sequence[Sample], slot: int, slice_s: float) -> list[Scored]:
+    """Scores samples in order and stops early when `slice_s` is over, so a chunk lasts a slice and one call at most.
 
-    Async scorers run all calls of the chunk together, each under its time limit.
-
-    Args:
-        calls: at least one.
-        slot: entry of the shared positions where the number of the running call is kept.
-        slice_s: seconds.
-
-    Returns:
-        Results of the first calls, at least one.
+    Async scorers run all calls of the chunk together, each under its time limit. The number of the running call is kept
+    in entry `slot` of the shared positions. Gives the results of the first samples, at least one.
     """
     assert _scorers is not None
-    scorers = [_scorers.of(call.data_source) for call in calls]
-    if any(_is_async(scorer) for scorer in scorers):
+    scorers = [_scorers.by_source[sample.data_source] for sample in samples]
+    if any(map(_is_async, scorers)):
         _scorers.positions[slot] = UNKNOWN_POSITION
-        return _scorers.runner.run(_run_together(calls, scorers, _scorers.timeout_s))
+        return _scorers.runner.run(_run_together(samples, scorers, _scorers.timeout_s))
     results: list[Scored] = []
     ends = time.monotonic() + slice_s
-    for position, (call, scorer) in enumerate(zip(calls, scorers, strict=True)):
+    for position, (sample, scorer) in enumerate(zip(samples, scorers, strict=True)):
         _scorers.positions[slot] = position
-        results.append(_run_one(call, scorer, _scorers.timeout_s))
+        results.append(_run_one(sample, scorer, _scorers.timeout_s))
         if time.monotonic() > ends:
             break
     return results
 
 
-def _run_one(call: Call, scorer: ComputeScore, timeout_s: float) -> Scored:
+def _run_one(sample: Sample, scorer: ComputeScore, timeout_s: float) -> Scored:
     started = time.monotonic()
     try:
-        scored = _scored(_apply(scorer, call))
+        scored = _scored(_call(scorer, sample))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything: it costs its sample
         return _failed(error)
     return scored if time.monotonic() - started <= timeout_s else timed_out(timeout_s)
 
 
-async def _run_together(calls: Sequence[Call], scorers: Sequence[ComputeScore], timeout_s: float) -> list[Scored]:
-    async def run(call: Call, scorer: ComputeScore) -> Scored:
+async def _run_together(samples: Sequence[Sample], scorers: Sequence[ComputeScore], timeout_s: float) -> list[Scored]:
+    async def run(sample: Sample, scorer: ComputeScore) -> Scored:
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                result = _apply(scorer, call)
+                result = _call(scorer, sample)
                 return _scored(await result if inspect.isawaitable(result) else result)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as in _run_one
-            if limit.expired():
-                return timed_out(timeout_s)
-            return _failed(error)
+            return timed_out(timeout_s) if limit.expired() else _failed(error)
 
-    return await asyncio.gather(*(run(call, scorer) for call, scorer in zip(calls, scorers, strict=True)))
+    return await asyncio.gather(*map(run, samples, scorers))
 
 
-def _apply(scorer: ComputeScore, call: Call) -> Any | Awaitable[Any]:
+def _call(scorer: ComputeScore, sample: Sample) -> Any | Awaitable[Any]:
     return scorer(
-        data_source=call.data_source,
-        solution_str=call.solution_str,
-        ground_truth=call.ground_truth,
-        extra_info=call.extra_info,
+        data_source=sample.data_source,
+        solution_str=sample.response,
+        ground_truth=sample.ground_truth,
+        extra_info=sample.extra_info,
     )
 
 
-def _is_async(scorer: ComputeScore) -> bool:
-    return inspect.iscoroutinefunction(scorer) or inspect.iscoroutinefunction(getattr(scorer, "__call__", None))  # noqa: B004
+def _is_async(scorer: Any) -> bool:
+    return inspect.iscoroutinefunction(scorer) or inspect.iscoroutinefunction(scorer.__call__)
 
 
 def timed_out(timeout_s: float) -> Scored:
@@ -213,17 +155,7 @@ def _plain(value: Any) -> Any:
 
 def _end_with_parent() -> None:
     """Makes this process die when the controller does, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
-    assert parent is not None
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if os.getppid() != parent.pid:
-            os._exit(1)
-    else:
-
-        def watch() -> None:
-            wait([parent.sentinel])
-            os._exit(1)
-
-        threading.Thread(target=watch, daemon=True).start()
+    if parent is None or os.getppid() != parent.pid:
+        os._exit(1)

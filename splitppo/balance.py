@@ -1,7 +1,5 @@
 """Splitting rows into groups of nearly equal cost: over ranks, and into micro-batches."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,56 +19,32 @@ def partition(costs: Sequence[float] | NDArray[np.float64], num_parts: int) -> l
 
     The largest differencing method: the two partial partitions that are furthest from balance are combined, heaviest
     group with lightest. Deterministic; indices ascend within a group; a group is empty only if there are fewer rows
-    than groups.
-
-    Args:
-        costs: [num_rows], not negative.
-        num_parts: at least 1.
-
-    Returns:
-        num_parts index arrays that together hold every row once.
+    than groups. `costs` are not negative.
     """
     if num_parts < 1:
         raise ValueError(f"num_parts must be at least 1, got {num_parts}")
     if num_parts == 1:
         return [np.arange(len(costs))]
+    first = np.eye(1, num_parts)[0]
     # A heap entry: (-spread, tie-breaker, partial partition).
-    heap = [
-        (-float(cost), row, _Partial(_first(float(cost), num_parts), _first(1, num_parts), row))
-        for row, cost in enumerate(costs)
-    ]
+    heap = [(-float(cost), row, _Partial(float(cost) * first, first, row)) for row, cost in enumerate(costs)]
     heapq.heapify(heap)
-    tie = len(heap)
-    while len(heap) > 1:
-        _, _, left = heapq.heappop(heap)
-        _, _, right = heapq.heappop(heap)
+    for tie in range(len(heap), 2 * len(heap) - 1):
+        (_, _, left), (_, _, right) = heapq.heappop(heap), heapq.heappop(heap)
         merged = _merge(left, right)
         heapq.heappush(heap, (float(merged.costs[-1] - merged.costs[0]), tie, merged))
-        tie += 1
     groups = _rows_of_groups(heap[0][2]) if heap else [[] for _ in range(num_parts)]
     return [np.array(rows, dtype=np.int64) for rows in _fill_empty(groups, costs)]
 
 
 @dataclass(frozen=True, eq=False)
 class _Partial:
-    """Groups of some of the rows, from heaviest to lightest.
+    """Groups of some of the rows, from heaviest to lightest."""
 
-    Attributes:
-        costs: [num_parts], of each group.
-        num_rows: [num_parts], of each group.
-        made_of: a single row, which is in the first group; or the two partial partitions that were combined, and for
-            each group which group of the left one is in it.
-    """
-
-    costs: NDArray[np.float64]
-    num_rows: NDArray[np.float64]
-    made_of: int | tuple[_Partial, _Partial, NDArray[np.int64]]
-
-
-def _first(value: float, num_parts: int) -> NDArray[np.float64]:
-    values = np.zeros(num_parts)
-    values[0] = value
-    return values
+    costs: NDArray[np.float64]  # [num_parts], of each group
+    num_rows: NDArray[np.float64]  # [num_parts], of each group
+    # A single row, which is in the first group; or the two that were combined, and which group of the left is in each.
+    made_of: "int | tuple[_Partial, _Partial, NDArray[np.int64]]"
 
 
 def _merge(left: _Partial, right: _Partial) -> _Partial:
@@ -81,7 +55,6 @@ def _merge(left: _Partial, right: _Partial) -> _Partial:
 
 
 def _rows_of_groups(whole: _Partial) -> list[list[int]]:
-    """The rows of each group, ascending."""
     groups: list[list[int]] = [[] for _ in whole.costs]
     # Each with the number of the whole's group that each of its groups ends in.
     open_partials = [(whole, np.arange(len(groups)))]

@@ -4,17 +4,14 @@ A column holds the concatenated values of all rows and the number of values in e
 `pad` and `unpad` convert to right-padded [B, T] arrays where vectorised arithmetic wants them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Rows that travel together: the responses of a step, many times over. It bounds the header of a batch, and what is made
-# of it before a byte of a column comes.
+# The responses of a step, many times over: it bounds the header of a batch, and what is made of it before a byte comes.
 MAX_BATCH_ROWS = 1 << 17
 
 Array = NDArray[Any]
@@ -25,7 +22,7 @@ COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
     "seeds": np.dtype(np.int64),  # one sampling seed per response of the prompt; only before generation
     "responses": np.dtype(np.int32),  # token ids, the EOS token included where there is one
     "response_mask": np.dtype(np.uint8),  # aligned with responses; absent: every response token counts
-    "rollout_log_probs": np.dtype(np.float32),  # aligned with responses, as the rollout engine sampled them
+    "rollout_log_probs": np.dtype(np.float32),  # aligned with responses, as the rollout backend sampled them
     "old_log_probs": np.dtype(np.float32),  # aligned with responses
     "ref_log_probs": np.dtype(np.float32),  # aligned with responses
     "values": np.dtype(np.float32),  # aligned with responses: value of the state before each token
@@ -39,17 +36,18 @@ COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
 RESPONSE_ALIGNED = frozenset(COLUMN_DTYPES) - {"prompts", "seeds", "responses", "mini_batches", "groups"}
 
 
+def _dtype_of(name: str) -> np.dtype[Any]:
+    if name not in COLUMN_DTYPES:
+        raise ValueError(f"unknown column {name!r}; known: {', '.join(COLUMN_DTYPES)}")
+    return COLUMN_DTYPES[name]
+
+
 @dataclass(frozen=True, eq=False)
 class Column:
-    """Ragged values of one name.
+    """Ragged values of one name."""
 
-    Attributes:
-        values: [sum(lengths)], all rows back to back.
-        lengths: [num_rows] int32, the number of values in each row.
-    """
-
-    values: Array
-    lengths: NDArray[np.int32]
+    values: Array  # [sum(lengths)], all rows back to back
+    lengths: NDArray[np.int32]  # [num_rows], the number of values in each row
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[Any] | Array], dtype: np.dtype[Any]) -> Self:
@@ -71,7 +69,7 @@ class Column:
         """One view per row."""
         return np.split(self.values, self.offsets[1:-1]) if self.num_rows else []
 
-    def take(self, indices: Array) -> Column:
+    def take(self, indices: Array) -> "Column":
         """The rows at `indices`, in that order; rows may repeat."""
         starts, lengths = self.offsets[:-1][indices], self.lengths[indices]
         ends = np.cumsum(lengths, dtype=np.int64)
@@ -80,9 +78,9 @@ class Column:
 
     def pad(self, width: int | None = None) -> Array:
         """Right-pads with zeros to [num_rows, width]; the default width is the longest row."""
-        width = int(self.lengths.max(initial=0)) if width is None else width
-        padded = np.zeros((self.num_rows, width), self.values.dtype)
-        padded[self.mask(width)] = self.values
+        mask = self.mask(width)
+        padded = np.zeros(mask.shape, self.values.dtype)
+        padded[mask] = self.values
         return padded
 
     def mask(self, width: int | None = None) -> NDArray[np.bool_]:
@@ -90,14 +88,14 @@ class Column:
         width = int(self.lengths.max(initial=0)) if width is None else width
         return np.arange(width) < self.lengths[:, None]
 
-    def unpad(self, padded: Array) -> Column:
+    def unpad(self, padded: Array) -> "Column":
         """A column of this one's lengths with the values of a right-padded [num_rows, width] array."""
         return Column(padded[self.mask(padded.shape[1])], self.lengths)
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Columns over the same rows.
+    """Columns over the same rows; checked where they meet, `trusted` where they are taken from a batch that was.
 
     Raises:
         ValueError: a column is unknown, has another dtype than the closed set says, another number of rows, lengths
@@ -106,35 +104,29 @@ class Batch:
 
     num_rows: int
     columns: Mapping[str, Column]
+    trusted: InitVar[bool] = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, trusted: bool) -> None:
+        if trusted:
+            return
         for name, column in self.columns.items():
-            expected = COLUMN_DTYPES.get(name)
-            if expected is None:
-                raise ValueError(f"unknown column {name!r}; known: {', '.join(COLUMN_DTYPES)}")
-            if column.values.dtype != expected or column.values.ndim != 1:
+            if column.values.dtype != _dtype_of(name) or column.values.ndim != 1:
                 raise ValueError(
-                    f"column {name!r} must be 1-dimensional {expected}, got {column.values.dtype}"
+                    f"column {name!r} must be 1-dimensional {_dtype_of(name)}, got {column.values.dtype}"
                     f" with shape {column.values.shape}"
                 )
             if column.num_rows != self.num_rows:
                 raise ValueError(f"column {name!r} has {column.num_rows} rows, the batch has {self.num_rows}")
             if (column.lengths < 0).any() or int(column.lengths.sum(dtype=np.int64)) != len(column.values):
                 raise ValueError(f"column {name!r}: its row lengths do not add up to its {len(column.values)} values")
-        self._check_alignment()
-
-    def _check_alignment(self) -> None:
-        responses = self.columns.get("responses")
-        for name in RESPONSE_ALIGNED & self.columns.keys():
-            if responses is not None and not np.array_equal(self.columns[name].lengths, responses.lengths):
+            aligned_with = self.columns.get("responses", column) if name in RESPONSE_ALIGNED else column
+            if not np.array_equal(column.lengths, aligned_with.lengths):
                 raise ValueError(f"column {name!r} must have one value per response token, its row lengths differ")
 
     @classmethod
     def from_rows(cls, **rows: Sequence[Sequence[Any] | Array]) -> Self:
-        """Builds a batch from lists of rows, with the dtypes of the closed set."""
-        if unknown := rows.keys() - COLUMN_DTYPES.keys():
-            raise ValueError(f"unknown column {min(unknown)!r}; known: {', '.join(COLUMN_DTYPES)}")
-        columns = {name: Column.from_rows(values, COLUMN_DTYPES[name]) for name, values in rows.items()}
+        """Lists of rows by column, with the dtypes of the closed set."""
+        columns = {name: Column.from_rows(values, _dtype_of(name)) for name, values in rows.items()}
         return cls(next(iter(columns.values())).num_rows, columns)
 
     def __getitem__(self, name: str) -> Column:
@@ -152,19 +144,19 @@ class Batch:
         """Memory of values and row lengths."""
         return sum(column.values.nbytes + column.lengths.nbytes for column in self.columns.values())
 
-    def select(self, names: Iterable[str]) -> Batch:
-        """Only the named columns. KeyError if one is missing."""
-        return Batch(self.num_rows, {name: self.columns[name] for name in names})
+    def select(self, names: Iterable[str]) -> "Batch":
+        """Only the named columns; KeyError if one is missing."""
+        return Batch(self.num_rows, {name: self.columns[name] for name in names}, trusted=True)
 
-    def merge(self, other: Batch) -> Batch:
+    def merge(self, other: "Batch") -> "Batch":
         """This batch with the columns of `other` (same rows) added or replaced."""
         if other.num_rows != self.num_rows:
             raise ValueError(f"cannot merge a batch of {other.num_rows} rows into one of {self.num_rows}")
         return Batch(self.num_rows, {**self.columns, **other.columns})
 
-    def take(self, indices: Array) -> Batch:
+    def take(self, indices: Array) -> "Batch":
         """The rows at `indices`, in that order; rows may repeat."""
-        return Batch(len(indices), {name: column.take(indices) for name, column in self.columns.items()})
+        return Batch(len(indices), {name: column.take(indices) for name, column in self.columns.items()}, trusted=True)
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
@@ -172,13 +164,8 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     names = batches[0].columns.keys()
     if any(batch.columns.keys() != names for batch in batches):
         raise ValueError("cannot concatenate batches with different columns")
-    return Batch(
-        sum(batch.num_rows for batch in batches),
-        {
-            name: Column(
-                np.concatenate([batch[name].values for batch in batches]),
-                np.concatenate([batch[name].lengths for batch in batches]),
-            )
-            for name in names
-        },
-    )
+    columns = {}
+    for name in names:
+        values = np.concatenate([batch[name].values for batch in batches])
+        columns[name] = Column(values, np.concatenate([batch[name].lengths for batch in batches]))
+    return Batch(sum(batch.num_rows for batch in batches), columns)

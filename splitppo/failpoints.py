@@ -1,12 +1,10 @@
 """Failpoints: named points at which a test lets a process die, stop, fail or wait (docs/adr/015-failpoints.md).
 
-Code that passes a point says so by `hit`, which does nothing unless `arm` was called with a failpoint for this process.
-A failpoint fires once per run folder: its mark, `failpoints/<point>....fired`, is written before the process dies, so a
-process that was started again passes, and a test sees that, when and in which process it fired. Where the mark is gone,
-because the folder holds another run now, it may fire again.
+Code that passes a point says so by `hit`, which does nothing unless `arm` was called with failpoints. A failpoint fires
+once per run folder: its mark, `failpoints/<point>....fired`, is written before the process dies, so a process that was
+started again passes, and a test sees that, when and in which process it fired. Where the mark is gone, because the
+folder holds another run now, it may fire again.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -14,7 +12,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +21,6 @@ from splitppo.config.debug import DebugConfig, Failpoint, Moment
 FOLDER = "failpoints"
 _WAIT_TIMEOUT_S = 120.0
 _POLL_INTERVAL_S = 0.01
-_INNER_CAPITAL = re.compile(r"(?<!^)([A-Z])")
 
 
 class FailpointError(RuntimeError):
@@ -31,33 +28,17 @@ class FailpointError(RuntimeError):
 
 
 class Failpoints:
-    """Those of one process.
-
-    Args:
-        config: all of them.
-        run_dir: where the marks go.
-        process: "actor", "critic" or "controller": the first part of the names of its points.
-        rank: in its group.
-    """
+    """Those of a process: actor, critic or controller, the first part of the names of its points."""
 
     def __init__(self, config: DebugConfig, run_dir: Path, process: str, rank: int = 0) -> None:
+        self._config = config.failpoints
         self._folder = run_dir / FOLDER
         self._process = process
         self._rank = rank
-        self._mine = {
-            point: tuple(one for one in several if one.rank == rank)
-            for point, several in config.failpoints.items()
-            if point.partition(".")[0] == process
-        }
-        awaited = [one.after for several in config.failpoints.values() for one in several if one.after is not None]
-        self._awaited = {(one.point, one.step) for one in awaited if one.point.partition(".")[0] == process}
+        awaited = [failpoint.after for several in self._config.values() for failpoint in several]
+        self._awaited = {(moment.point, moment.step) for moment in awaited if moment is not None}
         self._num_hits: Counter[tuple[str, Failpoint]] = Counter()
         self.step = -1
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no point of this process matters."""
-        return not any(self._mine.values()) and not self._awaited
 
     def hit(self, point: str, step: int | None = None) -> None:
         """The process passes a point, named without the process, in its work on a step.
@@ -69,8 +50,8 @@ class Failpoints:
         name, step = f"{self._process}.{point}", self.step if step is None else step
         if (name, step) in self._awaited:
             self._mark(passed_mark(name, step), "passed", step)
-        for failpoint in self._mine.get(name, ()):
-            if failpoint.step in (None, step):
+        for failpoint in self._config.get(name, ()):
+            if failpoint.rank == self._rank and failpoint.step in (None, step):
                 self._num_hits[name, failpoint] += 1
                 if self._num_hits[name, failpoint] >= failpoint.hit:
                     self._fire(name, failpoint, step)
@@ -83,7 +64,7 @@ class Failpoints:
             self._wait_for(failpoint.after)
         if not self._mark(mark, failpoint.action, step):
             return
-        match failpoint.action:
+        match failpoint.action:  # "wait" has waited
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
@@ -92,8 +73,6 @@ class Failpoints:
                 raise FailpointError(f"failpoint {name} has fired")
             case "out_of_memory":
                 raise MemoryError(f"failpoint {name} has fired")
-            case "wait":
-                pass
 
     def _wait_for(self, moment: Moment) -> None:
         mark = self._folder / passed_mark(moment.point, moment.step)
@@ -125,34 +104,33 @@ def fired_mark(point: str, failpoint: Failpoint) -> str:
 
 
 def passed_mark(point: str, step: int) -> str:
-    """Name of the file that says that a process, for which another one waits, has passed a point."""
+    """Name of the file that says that a process has passed a point for which another one waits."""
     return f"{point}.step{step}.passed"
 
 
 def point_of(method: str) -> str:
     """How an RPC is called in the names of points: ComputeValues -> compute_values."""
-    return _INNER_CAPITAL.sub(r"_\1", method).lower()
+    return re.sub(r"(?<!^)([A-Z])", r"_\1", method).lower()
 
 
-_armed: Sequence[Failpoints] = ()
+_armed: Failpoints | None = None
 
 
 def arm(config: DebugConfig, run_dir: Path, process: str, rank: int = 0) -> None:
     """Makes this process heed its failpoints; without any, `hit` goes on doing nothing."""
     global _armed
-    failpoints = Failpoints(config, run_dir, process, rank)
-    _armed = () if failpoints.is_empty else (failpoints,)
+    _armed = Failpoints(config, run_dir, process, rank) if config.failpoints else None
 
 
 def hit(point: str, step: int | None = None) -> None:
     """This process passes a point; see `Failpoints.hit`. Without `step`, that of `at_step` counts."""
-    for failpoints in _armed:
-        failpoints.hit(point, step)
+    if _armed is not None:
+        _armed.hit(point, step)
 
 
 @contextmanager
 def at_step(step: int) -> Iterator[None]:
     """Within the block the process works on a step; for the thread that does the work."""
-    for failpoints in _armed:
-        failpoints.step = step
+    if _armed is not None:
+        _armed.step = step
     yield

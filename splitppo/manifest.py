@@ -3,17 +3,20 @@
 A service writes it when its files are durable; the controller's commit marker names its digest. Both sides read it.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from splitppo.atomic_write import sync_folder, write_atomically
 
 MANIFEST = "manifest.json"
 _VERSION = 1
@@ -33,107 +36,80 @@ class FileEntry:
     size: int
     sha256: str
 
+    @classmethod
+    def of(cls, content: bytes) -> Self:
+        return cls(len(content), hashlib.sha256(content).hexdigest())
+
 
 @dataclass(frozen=True)
-class Manifest:
-    """What one role has written.
+class SealedFile:
+    """JSON in one form only, with its own digest: a reader can tell whether a single bit was changed."""
 
-    Attributes:
-        role, step: whose part of which checkpoint.
-        model: the architecture, as the role describes it.
-        files: every file but the manifest itself, by its path below the part's folder ("/" between folders).
-        weights_sha256: of the model, as ComputeWeightsDigest answers it.
-        ledger_sha256: of the ledger's bytes, which travel inside the files.
-    """
-
-    role: str
-    step: int
-    model: str
-    files: Mapping[str, FileEntry]
-    weights_sha256: str
-    ledger_sha256: str
+    KIND: ClassVar[str]
 
     def serialise(self) -> bytes:
-        """The one form in which this manifest may be stored."""
-        return sealed_json({"version": _VERSION, **asdict(self)})
+        content = {"version": _VERSION, **asdict(self)}
+        return _canonical_json({**content, "sha256": hashlib.sha256(_canonical_json(content)).hexdigest()})
 
     @classmethod
-    def parse(cls, content: bytes, file: Path) -> Self:
-        """Reads what `serialise` wrote; `file` is for the message.
+    def read(cls, file: Path) -> Self:
+        """What `serialise` made the content of `file` of.
 
         Raises:
-            DamagedCheckpoint: anything else.
+            DamagedCheckpoint: it is missing, or not as it was written.
+            OSError: storage that cannot be reached, or that may not be read.
         """
+        with _reading(file):
+            content = file.read_bytes()
         try:
-            stored: dict[str, Any] = json.loads(content)
-            files = {name: FileEntry(**entry) for name, entry in stored.pop("files").items()}
-            if stored.pop("version") != _VERSION:
-                raise ValueError("another version")
-            del stored["sha256"]
-            manifest = cls(files=files, **stored)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedCheckpoint(f"{file}: expected a manifest, it cannot be read") from error
-        if manifest.serialise() != content:
-            raise DamagedCheckpoint(f"{file}: expected the manifest as it was written, it was changed")
-        return manifest
-
-
-def sealed_json(content: Mapping[str, Any]) -> bytes:
-    """JSON in one form only, with its own digest: a reader can tell whether a single bit was changed."""
-    digest = hashlib.sha256(_canonical_json(content)).hexdigest()
-    return _canonical_json({**content, "sha256": digest})
+            found = TypeAdapter(cls).validate_json(content)
+        except ValidationError as error:
+            raise DamagedCheckpoint(f"{file}: expected a {cls.KIND}, it cannot be read") from error
+        if found.serialise() != content:
+            raise DamagedCheckpoint(f"{file}: expected the {cls.KIND} as it was written, it was changed")
+        return found
 
 
 def _canonical_json(content: Mapping[str, Any]) -> bytes:
     return f"{json.dumps(content, indent=1, sort_keys=True)}\n".encode()
 
 
+@dataclass(frozen=True)
+class Manifest(SealedFile):
+    """What one role has written."""
+
+    KIND = "manifest"
+    role: str
+    step: int
+    model: str  # the architecture, as the role describes it
+    files: Mapping[str, FileEntry]  # all but the manifest itself, by path below the part's folder ("/" between folders)
+    weights_sha256: str  # of the model, as ComputeWeightsDigest answers it
+    ledger_sha256: str  # of the ledger's bytes, which travel inside the files
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> str:
     """Stores the manifest durably in the folder that it describes; returns its sha256."""
     content = manifest.serialise()
-    with (folder / MANIFEST).open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync(folder)
+    write_atomically(folder / MANIFEST, content)
     return hashlib.sha256(content).hexdigest()
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a part.
-
-    Raises:
-        DamagedCheckpoint: it is missing, or not as it was written.
-    """
-    file = folder / MANIFEST
-    return Manifest.parse(read_file(file), file)
-
-
-def read_file(file: Path) -> bytes:
-    """The content of a small file of a checkpoint.
-
-    Raises:
-        DamagedCheckpoint: it is missing, or its storage is damaged.
-        OSError: storage that cannot be reached, or that may not be read.
-    """
-    try:
-        return file.read_bytes()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise DamagedCheckpoint(f"{file}: the file is missing") from error
-    except OSError as error:
-        raise _damage(file, error) from error
+def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:
+    """The manifest of a part; DamagedCheckpoint if it is missing, not as it was written, or not the one of `sha256`."""
+    manifest = Manifest.read(folder / MANIFEST)
+    if sha256 is not None:
+        _verify_digest(folder / MANIFEST, sha256, hashlib.sha256(manifest.serialise()).hexdigest())
+    return manifest
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:
-    """Makes every file and folder below `folder` durable, and measures the files. Reads all of them.
-
-    Raises:
-        OSError: one cannot be read or made durable.
-    """
-    files = _files_of(folder)
-    entries = {name: _measure(file, durable=True) for name, file in files.items()}
+    """Makes every file and folder below `folder` durable, and measures the files; links are not followed down."""
+    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    files = {path.relative_to(folder).as_posix(): path for path in found if not path.name.startswith(_REMOVED_BUT_OPEN)}
+    files.pop(MANIFEST, None)
+    entries = {name: _measure(file, durable=True) for name, file in sorted(files.items())}
     for inner in {file.parent for file in files.values()} | {folder, folder.parent}:
-        _sync(inner)
+        sync_folder(inner)
     return entries
 
 
@@ -146,57 +122,56 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
         DamagedCheckpoint: a file is missing, of another size or content, or cannot be read.
         OSError: storage that cannot be reached, or that may not be read.
     """
-    present = _files_of(folder)
-    for name, expected in manifest.files.items():
-        if name not in present or not present[name].exists():  # a link may lead nowhere
-            raise DamagedCheckpoint(f"{folder / name}: expected {expected.size} bytes, the file is missing")
-        if (found := present[name].stat().st_size) != expected.size:
-            raise DamagedCheckpoint(f"{folder / name}: expected {expected.size} bytes, found {found}")
-    files = {name: present[name] for name in manifest.files}
+    files = {folder / name: expected for name, expected in manifest.files.items()}
+    for file, expected in files.items():
+        _verify_size(file, expected)
     num_threads = max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(files)))
     with ThreadPoolExecutor(num_threads, thread_name_prefix="verify") as threads:
-        for name, found_entry in zip(files, threads.map(_measure, files.values()), strict=True):
-            verify_digest(files[name], manifest.files[name].sha256, found_entry.sha256)
+        list(threads.map(_verify_content, files, files.values()))
 
 
-def verify_digest(file: Path, expected: str, found: str) -> None:
-    """Raises DamagedCheckpoint unless the digests are the same."""
+def verify_file(file: Path, expected: FileEntry) -> None:
+    """Compares one file, as `verify_files` does all."""
+    _verify_size(file, expected)
+    _verify_content(file, expected)
+
+
+def _verify_size(file: Path, expected: FileEntry) -> None:
+    try:
+        found = file.stat().st_size
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedCheckpoint(f"{file}: expected {expected.size} bytes, the file is missing") from error
+    if found != expected.size:
+        raise DamagedCheckpoint(f"{file}: expected {expected.size} bytes, found {found}")
+
+
+def _verify_content(file: Path, expected: FileEntry) -> None:
+    _verify_digest(file, expected.sha256, _measure(file).sha256)
+
+
+def _verify_digest(file: Path, expected: str, found: str) -> None:
     if found != expected:
         raise DamagedCheckpoint(f"{file}: expected sha256 {expected[:16]}..., found {found[:16]}...")
 
 
-def _files_of(folder: Path) -> dict[str, Path]:
-    """Every file that is not the manifest, by its relative name; links count as files, and are not followed down."""
-    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    names = {path.relative_to(folder).as_posix(): path for path in found}
-    return {
-        name: path
-        for name, path in sorted(names.items())
-        if name != MANIFEST and not path.name.startswith(_REMOVED_BUT_OPEN)
-    }
-
-
 def _measure(file: Path, *, durable: bool = False) -> FileEntry:
+    with _reading(file, was_promised=not durable), file.open("rb") as stream:
+        if durable:
+            os.fsync(stream.fileno())
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return FileEntry(stream.tell(), digest)
+
+
+@contextmanager
+def _reading(file: Path, *, was_promised: bool = True) -> Iterator[None]:
+    """What a file that cannot be read means: damage where a promised one is gone or storage says so, else itself."""
     try:
-        with file.open("rb") as stream:
-            if durable:
-                os.fsync(stream.fileno())
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            return FileEntry(stream.tell(), digest)
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        if not was_promised:
+            raise
+        raise DamagedCheckpoint(f"{file}: the file is missing") from error
     except OSError as error:
-        raise _damage(file, error) from error
-
-
-def _damage(file: Path, error: OSError) -> Exception:
-    """What a file that cannot be read means: damage where the storage says so, else the error itself."""
-    if error.errno != errno.EIO:
-        return error
-    return DamagedCheckpoint(f"{file}: expected a readable file, found: {error.strerror}")
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        if error.errno == errno.EIO:
+            raise DamagedCheckpoint(f"{file}: expected a readable file, found: {error.strerror}") from error
+        raise

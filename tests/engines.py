@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from services.engine import parallel
-from services.engine.forward import Forward, policy_forward, value_forward
-from services.engine.model import Kind
+from services.engine.batching.packing import ResponseTokens
+from services.engine.model.forward import Forward, policy_forward, value_forward
+from services.engine.model.loading import Kind
+from services.engine.token_metrics import LossOutput
 from services.engine.train_engine import TokenLoss, TrainEngine
 from splitppo.batch import Batch, Column
-from splitppo.config.schema import ActorConfig, CriticConfig
+from splitppo.config import ActorConfig, CriticConfig
 
 MAX_RESPONSE = 12
 CPU = torch.device("cpu")
@@ -55,25 +57,27 @@ def keep_tokens_of(batch: Batch, row: int) -> Batch:
 
 def forward_of(kind: Kind) -> Forward:
     """At temperature 0.7 for a policy."""
-    return policy_forward(0.7) if kind == "policy" else value_forward()
+    return policy_forward(0.7) if kind == "policy" else value_forward
 
 
 def loss_of(kind: Kind) -> TokenLoss:
     """Policy gradient with an entropy bonus, or half the squared error of the values."""
 
-    def policy_loss(
-        outputs: Mapping[str, Tensor], data: Mapping[str, Tensor], weights_N: Tensor, mask_N: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        token_loss_N = -data["advantages"] * outputs["log_probs"] - 0.1 * outputs["entropy"]
-        return (weights_N * token_loss_N).sum(), {"entropy": (weights_N * outputs["entropy"]).sum()}
+    def policy_loss(outputs: Mapping[str, Tensor], tokens: ResponseTokens) -> LossOutput:
+        token_loss_N = -tokens.columns["advantages"] * outputs["log_probs"] - 0.1 * outputs["entropy"]
+        weighted = {"entropy": (tokens.weights * outputs["entropy"]).sum()}
+        return LossOutput((tokens.weights * token_loss_N).sum(), weighted, {"nll": -outputs["log_probs"]})
 
-    def value_loss(
-        outputs: Mapping[str, Tensor], data: Mapping[str, Tensor], weights_N: Tensor, mask_N: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        token_loss_N = 0.5 * (outputs["values"] - data["returns"]) ** 2
-        return (weights_N * token_loss_N).sum(), {"vpred_mean": (weights_N * outputs["values"]).sum()}
+    def value_loss(outputs: Mapping[str, Tensor], tokens: ResponseTokens) -> LossOutput:
+        token_loss_N = 0.5 * (outputs["values"] - tokens.columns["returns"]) ** 2
+        return LossOutput((tokens.weights * token_loss_N).sum(), {}, {"vpred_mean": outputs["values"]})
 
     return policy_loss if kind == "policy" else value_loss
+
+
+def response_tokens(mask_N: Tensor, weights_N: Tensor, columns: Mapping[str, Tensor]) -> ResponseTokens:
+    """Tokens of one row."""
+    return ResponseTokens(mask_N, weights_N, torch.zeros_like(mask_N, dtype=torch.int64), columns)
 
 
 def silent(done: int, total: int, phase: str) -> None:

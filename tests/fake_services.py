@@ -11,16 +11,19 @@ import io
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from controller.clients import ActorClient, CommandReply, CriticClient, Traffic, WorkerClient
-from controller.data import PromptBatch, PromptDataset, PromptTable
-from controller.display import PlainDisplay
-from controller.prompt_rows import PromptRow
-from controller.scoring import Scorer, Verdict
-from rewards.manager import Sample, ScoreResult
+from controller.data.prompt_files import PromptRow
+from controller.data.prompts import PromptBatch, PromptDataset
+from controller.rollout.results import ScoredResponses, ScoredSample
+from controller.rollout.scoring import Scorer
+from controller.tracking.display import Display, open_display
+from controller.workers.actor_client import ActorClient
+from controller.workers.client import Traffic, WorkerClient
+from controller.workers.command import CommandReply
+from controller.workers.critic_client import CriticClient
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, concatenate
 from splitppo.config import Config
 from splitppo.config.load import validate
@@ -54,11 +57,15 @@ def make_config(run_dir: Path, **changes: Any) -> Config:
     return validate(tree, "test")
 
 
-def make_table(num_prompts: int = NUM_PROMPTS) -> PromptTable:
+def make_table(num_prompts: int = NUM_PROMPTS) -> PromptBatch:
     """Prompts of one to three tokens, of two data sources in turn."""
-    rows = [PromptRow(f"prompt {row}", "ab"[row % 2], f"truth {row}", {"row": row}) for row in range(num_prompts)]
+    rows = [
+        PromptRow(f"row {row}", f"prompt {row}", "ab"[row % 2], f"truth {row}", {"row": row})
+        for row in range(num_prompts)
+    ]
     ids = [list(range(1, 2 + row % 3)) for row in range(num_prompts)]
-    return PromptTable(rows, [str(row.prompt) for row in rows], Column.from_rows(ids, COLUMN_DTYPES["prompts"]))
+    prompts = Column.from_rows(ids, COLUMN_DTYPES["prompts"])
+    return PromptBatch(np.arange(num_prompts), prompts, tuple(str(row.prompt) for row in rows), tuple(rows))
 
 
 def make_prompts(config: Config) -> PromptDataset:
@@ -67,9 +74,9 @@ def make_prompts(config: Config) -> PromptDataset:
     return PromptDataset(table, batch_size=config.data.train_batch_size, seed=config.run.seed, shuffle=True)
 
 
-def plain_display() -> PlainDisplay:
+def plain_display() -> Display:
     """A display that writes nowhere."""
-    return PlainDisplay(io.StringIO())
+    return open_display(io.StringIO())
 
 
 class CallLog:
@@ -81,11 +88,11 @@ class CallLog:
         self._changed = asyncio.Condition()
 
     async def run(
-        self, name: str, step: int, mailbox: asyncio.Lock, work: Callable[[], T], stream: Stream | None = None
+        self, name: str, step: int, command_queue: asyncio.Lock, work: Callable[[], T], stream: Stream | None = None
     ) -> T:
-        """A call: begins, waits in the mailbox, lets others run, waits for the hook of that name, works, ends."""
+        """A call: begins, waits in the command queue, lets others run, waits for the hook of that name, works, ends."""
         await self._note("begin", name, step)
-        async with mailbox:
+        async with command_queue:
             await asyncio.sleep(0)
             if name in self.hooks:
                 await self.hooks[name](step)
@@ -162,9 +169,7 @@ class CallLog:
 
 
 class FakeClient(WorkerClient):
-    """What both roles share: a mailbox, slots, checkpoints; a clock that ticks with every event of the log."""
-
-    role: ClassVar[str] = ""
+    """What both roles share: a command queue, slots, checkpoints; a clock that ticks with every event of the log."""
 
     def __init__(self, log: CallLog) -> None:  # not the client's: there is no channel
         self.log = log
@@ -172,7 +177,7 @@ class FakeClient(WorkerClient):
         self.committed_step = 0
         self.puts: list[tuple[int, frozenset[str]]] = []
         self._slots: dict[bytes, Batch] = {}
-        self._mailbox = asyncio.Lock()
+        self._turn = asyncio.Lock()
 
     async def put_batch(self, slot: Slot, batch: Batch) -> None:
         self.puts.append((slot.step, frozenset(batch.columns)))
@@ -204,7 +209,7 @@ class FakeClient(WorkerClient):
             assert base_step == self.committed_step, f"{self.role}.{name}: {base_step=}, {self.committed_step=}"
             work()
 
-        await self.log.run(f"{self.role}.{name}", step, self._mailbox, checked_work, stream)
+        await self.log.run(f"{self.role}.{name}", step, self._turn, checked_work, stream)
         finished_s = float(len(self.log.events))
         return CommandReply(metrics or {}, started_s, finished_s, self.committed_step, False, "", self.committed_step)
 
@@ -237,7 +242,7 @@ class FakeActor(FakeClient, ActorClient):
     """Answers each prompt with as many tokens as its seeds say; log-probs are functions of the tokens.
 
     Attributes:
-        rollout_offsets: by step, nats by which the rollout engine's log-probs are off; elsewhere they are right.
+        rollout_offsets: by step, nats by which the rollout backend's log-probs are off; elsewhere they are right.
         sync_s: by committed step, seconds that its first generation says it took over the weights for.
     """
 
@@ -327,17 +332,23 @@ class FakeScorer(Scorer):
         self.log = log
         self.examined: list[int] = []
         self._num_calls = 0
-        self._mailbox = asyncio.Lock()
+        self._turn = asyncio.Lock()
 
-    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_samples: int, num_examine: int) -> Verdict:
+    async def score(
+        self, prompts: PromptBatch, rollouts: Batch, *, num_samples: int, num_examine: int
+    ) -> ScoredResponses:
         """`scorer.score` is in the log with the number of the call in place of the step."""
         self._num_calls += 1
         self.examined.append(num_examine)
-        lengths = rollouts["responses"].lengths
-        samples = [
-            Sample(prompts.data_sources[row // num_samples], f"answer {row}", prompts.ground_truths[row // num_samples])
-            for row in range(rollouts.num_rows)
+        scored = [
+            ScoredSample(
+                prompt="",
+                response=f"answer {row}",
+                score=float(length),
+                ground_truth=prompts.rows[row // num_samples].ground_truth,
+                data_source=prompts.rows[row // num_samples].data_source,
+                prompt_index=int(prompts.row_indices[row // num_samples]),
+            )
+            for row, length in enumerate(rollouts["responses"].lengths)
         ]
-        result = ScoreResult(lengths.astype(np.float32), {}, num_timeouts=0, num_crashes=0, num_errors=0)
-        verdict = Verdict(result, samples, np.ones(rollouts.num_rows, np.bool_))
-        return await self.log.run("scorer.score", self._num_calls, self._mailbox, lambda: verdict)
+        return await self.log.run("scorer.score", self._num_calls, self._turn, lambda: ScoredResponses(scored))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 240.0
 POLL_INTERVAL_S = 0.02
 # Numbers on a CPU may depend on how many threads compute them: tests give the same ones on every machine.
 ONE_THREAD = ("services.actor.threads=1", "services.critic.threads=1")
@@ -44,10 +46,17 @@ def _has_ended(pid: int) -> bool:
 
 
 def free_address() -> str:
-    """A port of this machine's that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    """A port of this machine's that nobody has now.
+
+    It is none of those that the kernel hands out by itself (to clients, and to whoever binds port 0), so nobody gets
+    it while its group is down.
+    """
+    first_handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, first_handed_out)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"127.0.0.1:{port}"
 
 
 class Group:

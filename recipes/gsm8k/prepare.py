@@ -9,7 +9,6 @@ on the Hugging Face hub, such as openai/gsm8k. The output is train.parquet and t
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from splitppo.jsonl import read_jsonl
 
 DATA_SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
@@ -134,18 +135,11 @@ def write_parquet(rows: list[dict[str, Any]], file: Path) -> None:
 
 
 def _read_jsonl(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            place = f"{file}, line {number}"
-            try:
-                example = json.loads(line)
-            except ValueError as error:
-                raise BadInput(f"{place}: not valid JSON: {error}") from error
-            if not isinstance(example, dict):
-                raise BadInput(f"{place}: expected a JSON object, got {type(example).__name__}")
-            yield place, example
+    try:
+        for number, example in read_jsonl(file):
+            yield f"{file}, line {number}", example
+    except ValueError as error:
+        raise BadInput(str(error)) from error
 
 
 def _read_parquet(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

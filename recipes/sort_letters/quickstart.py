@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from controller.inputs import check_config
+from controller.preflight import check_config
 from recipes.sort_letters.prepare import prepare
 from splitppo.config import ConfigError, load_config
 

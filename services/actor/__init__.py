@@ -1,1 +1,1 @@
-"""The actor: policy, frozen reference and rollout engine."""
+"""The actor: policy, frozen reference and rollout backend."""

@@ -1,12 +1,10 @@
 """Policy losses, KL estimates and their sum: the actor's loss per response token.
 
-Everything here is per token; a token's weight says how it enters the mini-batch's loss, so that the loss is a plain
-weighted sum, whatever the split into micro-batches and ranks.
+A token's weight says how it enters the mini-batch's loss, so that the loss is a plain weighted sum, whatever the split
+into micro-batches and ranks. Rows are whole in a micro-batch: a loss may also look at sequences.
 
 Shapes: N response tokens of all rows of a micro-batch, packed.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.engine.token_metrics import token_sums
+from services.engine.batching.packing import ResponseTokens
+from services.engine.token_metrics import LossOutput
 from splitppo.config import ActorConfig
 
 # Log-ratios are clamped to this before they are exponentiated.
@@ -32,28 +31,21 @@ class ClipRange:
     dual: float
 
 
-@dataclass(frozen=True)
-class TokenValues:
-    """What a loss says about each token.
-
-    Attributes:
-        loss: [N] float32, differentiable.
-        metrics: [N] float32 each, without gradient; reported as means over the tokens that count.
-    """
-
-    loss: Tensor
-    metrics: Mapping[str, Tensor]
+# (log_probs_N, old_log_probs_N, advantages_N, clip, tokens) -> (loss [N], metrics [N] each, reported as token means); a
+# sequence loss finds the mask, the weights and the row of each token in the last argument.
+PolicyLoss = Callable[[Tensor, Tensor, Tensor, ClipRange, ResponseTokens], tuple[Tensor, Mapping[str, Tensor]]]
 
 
-# (log_probs_N, old_log_probs_N, advantages_N, clip) -> TokenValues
-PolicyLoss = Callable[[Tensor, Tensor, Tensor, ClipRange], TokenValues]
-
-
-def vanilla(log_probs_N: Tensor, old_log_probs_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> TokenValues:
+def vanilla(
+    log_probs_N: Tensor, old_log_probs_N: Tensor, advantages_N: Tensor, clip: ClipRange, _tokens: ResponseTokens
+) -> tuple[Tensor, Mapping[str, Tensor]]:
     """PPO clip (Schulman et al., 2017, eq. 7) with dual clip (Ye et al., 2020, eq. 5).
 
-    With r = exp(d): c1 = max(-A r, -A clip(r)); where A < 0 the loss is min(-A * dual, c1), else c1. Metrics:
-    pg_clipfrac (the clipped term is the larger one), pg_clipfrac_lower (the dual clip acts), ppo_kl (-d).
+        r = exp(log_prob - old_log_prob)
+        c1 = max(-A r, -A clip(r, 1 - low, 1 + high))
+        loss = c1 where A >= 0, min(-A dual, c1) where A < 0
+
+    Metrics: pg_clipfrac (the clipped term is the larger one), pg_clipfrac_lower (the dual clip acts), ppo_kl (-log r).
     """
     log_ratio_N = (log_probs_N - old_log_probs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio_N = log_ratio_N.exp()
@@ -63,43 +55,35 @@ def vanilla(log_probs_N: Tensor, old_log_probs_N: Tensor, advantages_N: Tensor, 
     ceiling_N = -advantages_N * clip.dual
     negative_N = advantages_N < 0
     loss_N = torch.where(negative_N, torch.minimum(ceiling_N, single_N), single_N)
-    metrics = {
+    return loss_N, {
         "pg_clipfrac": (clipped_N > unclipped_N).float(),
         "pg_clipfrac_lower": (negative_N & (single_N > ceiling_N)).float(),
-        "ppo_kl": -log_ratio_N.detach(),
+        "ppo_kl": -log_ratio_N,
     }
-    return TokenValues(loss_N, metrics)
 
 
 # Names that actor.loss_mode may take.
 POLICY_LOSSES: Mapping[str, PolicyLoss] = {"vanilla": vanilla}
 
 
-def _k1(log_probs_N: Tensor, ref_log_probs_N: Tensor) -> Tensor:
-    return log_probs_N - ref_log_probs_N
+def _k1(log_ratio_N: Tensor) -> Tensor:
+    return log_ratio_N
 
 
-def _abs(log_probs_N: Tensor, ref_log_probs_N: Tensor) -> Tensor:
-    return (log_probs_N - ref_log_probs_N).abs()
+def _k2(log_ratio_N: Tensor) -> Tensor:
+    return 0.5 * log_ratio_N.square()
 
 
-def _k2(log_probs_N: Tensor, ref_log_probs_N: Tensor) -> Tensor:
-    return 0.5 * (log_probs_N - ref_log_probs_N).square()
+def _k3(log_ratio_N: Tensor) -> Tensor:
+    difference_N = (-log_ratio_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (difference_N.exp() - difference_N - 1.0).clamp(-MAX_K3, MAX_K3)
 
 
-def _k3(log_probs_N: Tensor, ref_log_probs_N: Tensor) -> Tensor:
-    log_ratio_N = (ref_log_probs_N - log_probs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return (log_ratio_N.exp() - log_ratio_N - 1.0).clamp(-MAX_K3, MAX_K3)
-
-
-_KL_ESTIMATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "kl": _k1,
-    "k1": _k1,
-    "abs": _abs,
-    "mse": _k2,
-    "k2": _k2,
-    "low_var_kl": _k3,
-    "k3": _k3,
+_KL_ESTIMATES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    **dict.fromkeys(("kl", "k1"), _k1),
+    "abs": torch.abs,
+    **dict.fromkeys(("mse", "k2"), _k2),
+    **dict.fromkeys(("low_var_kl", "k3"), _k3),
 }
 # Names that actor.kl_loss_type may take.
 KL_ESTIMATES = frozenset(_KL_ESTIMATES) | frozenset(f"{name}+" for name in _KL_ESTIMATES)
@@ -108,14 +92,9 @@ KL_ESTIMATES = frozenset(_KL_ESTIMATES) | frozenset(f"{name}+" for name in _KL_E
 def kl_estimate(log_probs_N: Tensor, ref_log_probs_N: Tensor, name: str) -> Tensor:
     """Estimates KL(policy, reference) at each token (Schulman, 2020, "Approximating KL divergence").
 
-    Args:
-        log_probs_N: [N] float32, of the policy; gradients flow through it.
-        ref_log_probs_N: [N] float32, of the reference.
-        name: kl or k1 (lp - ref), abs, mse or k2 (squared, halved), low_var_kl or k3 (e^k - k - 1 with k = ref - lp).
-            A trailing "+" keeps the value and takes k2's gradient, which is that of the true KL in expectation.
+        d = log_prob - ref_log_prob;   kl, k1: d;   abs: |d|;   mse, k2: d^2 / 2;   low_var_kl, k3: exp(-d) + d - 1
 
-    Returns:
-        [N] float32.
+    A trailing "+" keeps the value and takes k2's gradient, which is that of the true KL in expectation.
 
     Raises:
         ValueError: unknown name.
@@ -123,24 +102,21 @@ def kl_estimate(log_probs_N: Tensor, ref_log_probs_N: Tensor, name: str) -> Tens
     estimate = _KL_ESTIMATES.get(name.removesuffix("+"))
     if estimate is None:
         raise ValueError(f"unknown KL estimate {name!r}; known: {', '.join(sorted(KL_ESTIMATES))}")
-    value_N = estimate(log_probs_N, ref_log_probs_N)
+    log_ratio_N = log_probs_N - ref_log_probs_N
+    value_N = estimate(log_ratio_N)
     if not name.endswith("+"):
         return value_N
-    gradient_N = _k2(log_probs_N, ref_log_probs_N)
+    gradient_N = _k2(log_ratio_N)
     return value_N.detach() + gradient_N - gradient_N.detach()
 
 
-# (outputs of the forward, data columns, weights [N], mask [N]) -> (loss, metrics)
-ActorLoss = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
-
-
-def actor_loss(config: ActorConfig) -> ActorLoss:
+def actor_loss(config: ActorConfig) -> Callable[[Mapping[str, Tensor], ResponseTokens], LossOutput]:
     """The actor's loss: policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy, reference).
 
     The loss reads the outputs log_probs and entropy and the columns advantages, old_log_probs and, with use_kl_loss,
     ref_log_probs. Without old_log_probs the policy counts as the one that sampled (ratio 1, on-policy shortcut). Where
     there are rollout_is_weights, they multiply the policy loss of each token, and neither entropy nor KL.
-    Its metrics are pg_loss and kl_loss, weighted as the loss is, and the token sums of pg_clipfrac, pg_clipfrac_lower,
+    Its metrics are pg_loss and kl_loss, weighted as the loss is, and the token means pg_clipfrac, pg_clipfrac_lower,
     ppo_kl and entropy.
     """
     policy_loss = POLICY_LOSSES[config.loss_mode]
@@ -150,24 +126,21 @@ def actor_loss(config: ActorConfig) -> ActorLoss:
         dual=config.clip_ratio_c,
     )
 
-    def loss(
-        outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor], weights_N: Tensor, mask_N: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(outputs: Mapping[str, Tensor], tokens: ResponseTokens) -> LossOutput:
+        columns, weights_N = tokens.columns, tokens.weights
         log_probs_N, entropy_N = outputs["log_probs"], outputs["entropy"]
-        old_log_probs_N = columns["old_log_probs"] if "old_log_probs" in columns else log_probs_N.detach()
-        tokens = policy_loss(log_probs_N, old_log_probs_N, columns["advantages"], clip)
-        token_loss_N = tokens.loss
+        old_log_probs_N = columns.get("old_log_probs", log_probs_N.detach())
+        token_loss_N, metrics = policy_loss(log_probs_N, old_log_probs_N, columns["advantages"], clip, tokens)
         if "rollout_is_weights" in columns:
             token_loss_N = token_loss_N * columns["rollout_is_weights"]
         total = (weights_N * token_loss_N).sum()
-        metrics = {"pg_loss": total.detach(), **token_sums({**tokens.metrics, "entropy": entropy_N}, mask_N)}
+        sums = {"pg_loss": total}
         if config.entropy_coeff:
             total = total - config.entropy_coeff * (weights_N * entropy_N).sum()
         if config.use_kl_loss:
             kl_N = kl_estimate(log_probs_N, columns["ref_log_probs"], config.kl_loss_type)
-            kl_loss = (weights_N * kl_N).sum()
-            total = total + config.kl_loss_coef * kl_loss
-            metrics["kl_loss"] = kl_loss.detach()
-        return total, metrics
+            sums["kl_loss"] = (weights_N * kl_N).sum()
+            total = total + config.kl_loss_coef * sums["kl_loss"]
+        return LossOutput(total, sums, {**metrics, "entropy": entropy_N})
 
     return loss

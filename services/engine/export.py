@@ -3,26 +3,17 @@
 Runs in one process, whatever number of ranks wrote the checkpoint.
 """
 
-from __future__ import annotations
-
 import argparse
-import shutil
 import sys
 from pathlib import Path
 
-import torch
-
 from services.engine import hf_folder
-from services.engine.checkpoint import HF_FOLDER, read_metadata, read_shards, tensor_sizes
+from services.engine.checkpoint import HF_FOLDER, read_weights
 from splitppo.manifest import MANIFEST, read_manifest, verify_files
 
 
 def export(checkpoint: Path, output: Path) -> None:
-    """Writes config, tokenizer and fp32 weights.
-
-    Args:
-        checkpoint: folder of one role, e.g. global_step_10/actor.
-        output: new or empty folder.
+    """Writes config, tokenizer and fp32 weights of one role's checkpoint, e.g. global_step_10/actor.
 
     Raises:
         ValueError: no complete checkpoint, a damaged one, or the output folder holds something.
@@ -31,14 +22,9 @@ def export(checkpoint: Path, output: Path) -> None:
         raise ValueError(f"{output} exists and is not an empty folder")
     if (checkpoint / MANIFEST).exists():  # a folder that the engine alone has written has none
         verify_files(checkpoint, read_manifest(checkpoint))
-    sizes = tensor_sizes(read_metadata(checkpoint))
-    state = {name: torch.empty(size) for name, size in sizes.items() if name.startswith("model.")}
-    read_shards(checkpoint, state)
-    output.mkdir(parents=True, exist_ok=True)
-    for name in ("config.json", *hf_folder.COPIED_FILES):
-        if (checkpoint / HF_FOLDER / name).is_file():
-            shutil.copyfile(checkpoint / HF_FOLDER / name, output / name)
-    hf_folder.write_weights(output, {name.removeprefix("model."): tensor for name, tensor in state.items()})
+    weights = read_weights(checkpoint)
+    hf_folder.copy_files(checkpoint / HF_FOLDER, output, ("config.json", *hf_folder.TOKENIZER_FILES))
+    hf_folder.write_weights(output, weights)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,8 +9,6 @@ as there; what is computed again (gradient checkpointing), padding and look-ups 
 counts where it is computed, at response tokens.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,10 +20,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from services.engine import parallel
-from services.engine.aggregation import masked_lengths, response_mask
-from services.engine.packing import row_lengths
+from services.engine.batching.loss_aggregation import masked_lengths, response_mask
+from services.engine.batching.packing import row_lengths
 from splitppo.batch import Batch
-from splitppo.config.schema import TrainedModelConfig
+from splitppo.config import TrainedModelConfig
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
@@ -33,15 +31,11 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 # another. From NVIDIA's data sheets of A100 (2021), H100 (2022; NVL 2024), H200 (2024), L4 and L40S (2023); where those
 # give bf16 with sparsity only, half of it.
 _PEAK_TFLOPS = {
-    "NVIDIA A100-SXM4-40GB": (312.0, 19.5),
-    "NVIDIA A100-SXM4-80GB": (312.0, 19.5),
-    "NVIDIA A100-PCIE-40GB": (312.0, 19.5),
-    "NVIDIA A100 80GB PCIe": (312.0, 19.5),
-    "NVIDIA H100 80GB HBM3": (989.5, 67.0),
+    **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"), (312.0, 19.5)),
+    **dict.fromkeys(("NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"), (312.0, 19.5)),
+    **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200"), (989.5, 67.0)),
+    **dict.fromkeys(("NVIDIA H100 NVL", "NVIDIA H200 NVL"), (835.5, 60.0)),
     "NVIDIA H100 PCIe": (756.5, 51.0),
-    "NVIDIA H100 NVL": (835.5, 60.0),
-    "NVIDIA H200": (989.5, 67.0),
-    "NVIDIA H200 NVL": (835.5, 60.0),
     "NVIDIA L4": (121.0, 30.3),
     "NVIDIA L40S": (362.05, 91.6),
 }
@@ -49,36 +43,20 @@ _PEAK_TFLOPS = {
 
 @dataclass(frozen=True)
 class DenseShape:
-    """What the FLOPs of a dense transformer depend on.
+    """What the FLOPs of a dense transformer depend on."""
 
-    Attributes:
-        body_parameters: weights that every token meets; no embeddings.
-        head_parameters: weights that every response token meets; tied or not.
-        attention_width: layers x heads x head dimension.
-    """
-
-    body_parameters: int
-    head_parameters: int
-    attention_width: int
+    body_parameters: int  # weights that every token meets; no embeddings
+    head_parameters: int  # weights that every response token meets; tied or not
+    attention_width: int  # layers x heads x head dimension
 
 
 class FlopsMeter:
-    """Measures updates of one model on this rank's device.
-
-    Args:
-        model: not sharded yet.
-        config: of the model.
-        device: of this rank.
-
-    Attributes:
-        peak_flops: per second, of the device; None where it is not known.
-    """
+    """Measures updates of one model (given before it is sharded) on this rank's device."""
 
     def __init__(self, model: Any, config: TrainedModelConfig, device: torch.device) -> None:
-        self.peak_flops = peak_flops(device, config.dtype)
-        self._shape = dense_shape(model)
-        self._ppo_epochs = config.ppo_epochs
-        self._device = device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        self.peak_flops = peak_flops(name, config.dtype)
+        self._shape, self._ppo_epochs, self._device = dense_shape(model), config.ppo_epochs, device
 
     def update_flops(self, batch: Batch) -> float:
         """Model FLOPs of an update with this rank's rows; NaN where they are not known."""
@@ -90,34 +68,24 @@ class FlopsMeter:
 
     def utilisation(self, batch: Batch, seconds: float) -> dict[str, float]:
         """The key "mfu" of an update; nothing where a rank does not know its FLOPs or its device's peak. Collective."""
-        of_rank = [self.update_flops(batch), self.peak_flops or math.nan]
-        flops, peak = parallel.reduce_array(of_rank, self._device)
+        flops, peak = parallel.reduce_array([self.update_flops(batch), self.peak_flops or math.nan], self._device)
         [longest_s] = parallel.reduce_array([seconds], self._device, dist.ReduceOp.MAX)
         mfu = float(flops / (peak * longest_s))
         return {"mfu": mfu} if math.isfinite(mfu) else {}
 
 
 def dense_shape(model: Any) -> DenseShape | None:
-    """The shape of a Hugging Face model that is not sharded yet; None where experts or other layers than attention
-    make a count by weights wrong.
-    """
+    """The shape of a Hugging Face model not sharded yet; None: experts, or other layers than attention."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if not isinstance(heads, int) or other_layers or any(getattr(config, name, None) for name in _EXPERTS):
         return None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    looked_up = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding)
-        for parameter in module.parameters()
-    }
-    body = [parameter for parameter in model.base_model.parameters() if id(parameter) not in looked_up]
-    prefix = f"{model.base_model_prefix}."
-    head = [
-        parameter for name, parameter in model.named_parameters(remove_duplicate=False) if not name.startswith(prefix)
-    ]
+    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    body = (parameter for parameter in model.base_model.parameters() if id(parameter) not in looked_up)
+    named = model.named_parameters(remove_duplicate=False)
+    head = (parameter for name, parameter in named if not name.startswith(f"{model.base_model_prefix}."))
     return DenseShape(
         sum(parameter.numel() for parameter in body),
         sum(parameter.numel() for parameter in head),
@@ -126,24 +94,13 @@ def dense_shape(model: Any) -> DenseShape | None:
 
 
 def train_flops(shape: DenseShape, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
-    """FLOPs of one forward and one backward pass over rows.
-
-    Args:
-        shape: of the model.
-        lengths: [num_rows] tokens, prompt and response.
-        response_lengths: [num_rows] tokens.
-    """
+    """FLOPs of one forward and one backward pass over rows of so many tokens, prompt and response."""
     tokens, response_tokens = lengths.astype(np.float64), response_lengths.astype(np.float64)
     weights = shape.body_parameters * tokens.sum() + shape.head_parameters * response_tokens.sum()
     return float(6.0 * weights + 12.0 * shape.attention_width * (tokens**2).sum())
 
 
-def peak_flops(device: torch.device, dtype: Literal["fp32", "bf16"]) -> float | None:
-    """FLOPs per second that a device promises for dense matrix products; None of CPUs and of GPUs not known here."""
-    return peak_flops_of(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else None
-
-
-def peak_flops_of(device_name: str, dtype: Literal["fp32", "bf16"]) -> float | None:
-    """`peak_flops` by the name that PyTorch gives the device."""
+def peak_flops(device_name: str, dtype: Literal["fp32", "bf16"]) -> float | None:
+    """FLOPs per second that a device promises for dense matrix products; None of devices not known here."""
     peaks = _PEAK_TFLOPS.get(device_name)
     return None if peaks is None else peaks[0 if dtype == "bf16" else 1] * 1e12

@@ -1,11 +1,9 @@
 """Hugging Face folders out: what users take away from a run."""
 
-from __future__ import annotations
-
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -15,7 +13,7 @@ from transformers import AutoConfig, GenerationConfig
 from transformers.utils import logging as hf_logging
 
 # What makes a tokenizer, and how to generate; everything else in a model folder is config or weights.
-COPIED_FILES = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -29,11 +27,10 @@ COPIED_FILES = (
 )
 
 
-def write_description(model: Any, source: Path, folder: Path) -> None:
-    """Writes the config of a model, and the tokenizer files of the folder it came from."""
+def copy_files(source: Path, folder: Path, names: Iterable[str] = TOKENIZER_FILES) -> None:
+    """Copies those files that the source folder has."""
     folder.mkdir(parents=True, exist_ok=True)
-    model.config.save_pretrained(folder)
-    for name in COPIED_FILES:
+    for name in names:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
 

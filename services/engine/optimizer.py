@@ -1,13 +1,11 @@
 """AdamW and its learning-rate schedule."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import nn
 
-from splitppo.config.schema import TrainedModelConfig
+from splitppo.config import TrainedModelConfig
 
 
 def build_optimizer(model: nn.Module, config: TrainedModelConfig) -> torch.optim.AdamW:

@@ -4,8 +4,6 @@ Without a process group there is one rank. At one rank and fp32 compute nothing 
 the identity, and FSDP2's hooks and copies would only cost time (docs/adr/007).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -16,12 +14,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 # A model whose full fp32 weights are smaller stays unsharded between forward and backward, and its gradient is reduced
@@ -50,21 +43,15 @@ def reduce_array(
     values: Any, device: torch.device, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
 ) -> NDArray[np.float64]:
     """Reduces host numbers over ranks, in float64."""
-    array: NDArray[np.float64] = np.asarray(values, np.float64)
-    if num_ranks() == 1:
-        return array
-    reduced: NDArray[np.float64] = all_reduce(torch.from_numpy(array.copy()).to(device), op).cpu().numpy()
+    tensor = torch.from_numpy(np.array(values, np.float64)).to(device)
+    reduced: NDArray[np.float64] = all_reduce(tensor, op).cpu().numpy()
     return reduced
 
 
-def shard(model: nn.Module, *, device: torch.device, bf16: bool, forward_methods: Iterable[str]) -> None:
-    """Shards the model in place: every decoder layer is a unit, everything else the root.
+def shard(model: nn.Module, *, device: torch.device, bf16: bool, forward_method: str) -> None:
+    """Shards a whole model, the same on every rank, in place: every decoder layer is a unit, everything else the root.
 
-    Args:
-        model: full weights on the CPU or the device, the same on every rank.
-        device: of this rank.
-        bf16: compute in bfloat16; gradients are reduced in float32 into the float32 weights.
-        forward_methods: methods of the model that gather its weights like `forward`.
+    With `bf16` gradients are reduced in float32 into the float32 weights. `forward_method` gathers like `forward`.
     """
     if num_ranks() == 1 and not bf16:
         model.to(device)
@@ -80,8 +67,7 @@ def shard(model: nn.Module, *, device: torch.device, bf16: bool, forward_methods
     for unit in units(model):
         unit.set_gradient_divide_factor(1.0)  # losses are weighted by global totals: gradients add up
         unit.set_force_sum_reduction_for_comms(True)
-    for name in forward_methods:
-        register_fsdp_forward_method(model, name)
+    register_fsdp_forward_method(model, forward_method)
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
@@ -142,11 +128,7 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scales gradients so that their global norm is at most max_norm; leaves them alone if it is not finite.
-
-    Returns:
-        the norm before clipping, the same on every rank.
-    """
+    """Scales gradients to a global norm of at most max_norm, unless it is not finite; returns what it was before."""
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     norm = math.sqrt(all_reduce(torch.nn.utils.get_total_norm(gradients).double() ** 2).item())
     if math.isfinite(norm) and norm > max_norm:

@@ -1,34 +1,61 @@
-"""Metrics of an update: means over response tokens, summed where the tokens are and divided once all is added up.
-
-A loss returns scalars that the engine adds over micro-batches and ranks; no micro-batch knows the number of all tokens.
+"""Metrics of an update: sums while micro-batches and ranks are added up, means over response tokens at the end.
 
 Shapes: N response tokens of all rows of a micro-batch, packed.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-_NUM_TOKENS = "num_tokens"
-_SUM = "sum/"
+from services.engine import parallel
 
 
-def token_sums(values: Mapping[str, Tensor], mask_N: Tensor) -> dict[str, Tensor]:
-    """Sums of [N] values over the tokens of the mask, without gradient, and their number, for `token_means`."""
-    sums = {_SUM + name: torch.where(mask_N, value_N.detach(), 0.0).sum() for name, value_N in values.items()}
-    return {**sums, _NUM_TOKENS: mask_N.sum().float()}
+@dataclass(frozen=True, eq=False)
+class LossOutput:
+    """What a loss makes of a micro-batch."""
+
+    loss: Tensor  # sum(weights * token losses), a differentiable scalar
+    sums: Mapping[str, Tensor]  # metrics that are summed with the same weights, scalars
+    token_values: Mapping[str, Tensor]  # [N] each; the metric is their mean over the tokens that count
 
 
-def token_means(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics in which what `token_sums` made has become means under the plain names."""
-    num_tokens = max(metrics.get(_NUM_TOKENS, 0.0), 1.0)
+@dataclass(frozen=True, eq=False)
+class MetricSums:
+    """Metrics of an optimizer step before they are divided: scalars that add up over micro-batches and ranks."""
+
+    weighted: Mapping[str, Tensor]  # "loss" and `LossOutput.sums`, which are metrics as they are
+    numerators: Mapping[str, Tensor]  # `LossOutput.token_values`, summed over the tokens that count
+    num_tokens: Tensor  # that count
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, output: LossOutput, mask_N: Tensor) -> "MetricSums":
+        """The sums over one micro-batch, without gradient."""
+        weighted = {name: value.detach() for name, value in {"loss": output.loss, **output.sums}.items()}
+        means = output.token_values.items()
+        return cls(weighted, {name: torch.where(mask_N, x_N, 0.0).sum() for name, x_N in means}, mask_N.sum())
+
+    def __add__(self, other: "MetricSums") -> "MetricSums":
+        return MetricSums(
+            {name: value + other.weighted[name] for name, value in self.weighted.items()},
+            {name: value + other.numerators[name] for name, value in self.numerators.items()},
+            self.num_tokens + other.num_tokens,
+        )
+
+
+def reduce_metrics(steps: Sequence[MetricSums]) -> dict[str, float]:
+    """Metrics of an update: sums over ranks, means over its optimizer steps (equally many on every rank) and tokens."""
+    if not steps:
+        return {}
+    scalars = [[*step.weighted.values(), *step.numerators.values(), step.num_tokens] for step in steps]
+    means_K = torch.stack([torch.stack([value.float() for value in step]) for step in scalars]).mean(0)
+    *means, num_tokens = parallel.all_reduce(means_K).tolist()
+    names = (*steps[0].weighted, *steps[0].numerators)
     return {
-        name.removeprefix(_SUM): value / num_tokens if name.startswith(_SUM) else value
-        for name, value in metrics.items()
-        if name != _NUM_TOKENS
+        name: mean if name in steps[0].weighted else mean / max(num_tokens, 1.0)
+        for name, mean in zip(names, means, strict=True)
     }
 
 

@@ -4,11 +4,11 @@ Every public method must be called on all ranks, each with its own rows. Losses 
 mini-batch, so a gradient does not depend on micro-batches, padding or the number of ranks.
 """
 
-from __future__ import annotations
-
+import functools
 import itertools
 import logging
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,55 +16,40 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from services.engine import parallel
+from services.engine.batching.mini_batches import MiniBatch, plan_mini_batches
+from services.engine.batching.packing import ResponseTokens, collate, row_lengths
 from services.engine.checkpoint import Checkpointer, check_checkpoint
-from services.engine.digest import count_parameters, weights_digest
 from services.engine.flops import FlopsMeter
-from services.engine.forward import Forward as Forward
-from services.engine.inference import FrozenModel as FrozenModel
 from services.engine.inference import ReportProgress, compute_columns, micro_batch_limits
-from services.engine.mini_batches import MiniBatch, plan_mini_batches
-from services.engine.model import (
-    RESPONSE_METHOD,
-    Kind,
-    describe_architecture,
-    load_model,
-    resolve_folder,
-    set_attention,
-)
+from services.engine.model.forward import RESPONSE_METHOD, Forward
+from services.engine.model.loading import Kind, describe_architecture, load_model, resolve_folder, set_attention
 from services.engine.optimizer import build_optimizer, learning_rate
-from services.engine.packing import MicroBatch as MicroBatch
-from services.engine.packing import check_prompts, collate, row_lengths
+from services.engine.token_metrics import LossOutput, MetricSums, reduce_metrics
+from services.engine.weights_digest import weights_digest
 from splitppo import failpoints
 from splitppo.batch import Batch, Column
-from splitppo.config.schema import TrainedModelConfig
+from splitppo.config import TrainedModelConfig
 
 log = logging.getLogger(__name__)
 
-# (outputs of the forward, data of the micro-batch, weights [N], mask [N]) -> (loss, metrics), both sums over tokens:
-# loss = sum(weights * token losses). Metrics are scalars, summed over micro-batches and ranks, and averaged
-# over mini-batches.
-TokenLoss = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
+# (outputs of the forward, response tokens of a micro-batch) -> sums over them. The weights of the tokens are made from
+# totals of the whole mini-batch, so that losses add up over micro-batches and ranks.
+TokenLoss = Callable[[Mapping[str, Tensor], ResponseTokens], LossOutput]
 
 
 class TrainEngine:
-    """A model under training: sharded weights, optimizer, schedule.
+    """A model under training: sharded weights, optimizer, schedule; its checkpoint methods are those of a `Role`.
 
-    Args:
-        config: actor or critic section.
-        kind: policy (causal language model) or value (token classifier with one label).
-        seed: of the run; a new value head is a function of (seed, kind).
-        max_response_length: fixed length of loss_agg_mode seq-mean-token-sum-norm.
-        device: of this rank.
+    Its weights are those of the model's folder, and a new value head is a function of (seed, kind); max_response_length
+    is the fixed length of loss_agg_mode seq-mean-token-sum-norm.
 
     Attributes:
-        num_updates: RL steps that were updated on, however many optimizer steps each of them took, none included; the
-            learning rate is a function of it.
-        flops_meter: of this rank.
+        num_updates: RL steps, however many optimizer steps each took; the learning rate is a function of it.
 
     Raises:
         ValueError: the model cannot be loaded.
@@ -77,68 +62,54 @@ class TrainEngine:
         self.max_response_length = max_response_length
         self.num_updates = 0
         self.model = self._load_model()
-        self.num_parameters = count_parameters(self.model)
+        self.num_parameters: int = self.model.num_parameters()
         self.architecture = describe_architecture(self.model)
         self.flops_meter = FlopsMeter(self.model, config, device)
         self.limits = micro_batch_limits(config, self.model, device)
-        bf16 = config.dtype == "bf16"
-        parallel.shard(self.model, device=device, bf16=bf16, forward_methods=[RESPONSE_METHOD[kind]])
+        parallel.shard(self.model, device=device, bf16=config.dtype == "bf16", forward_method=RESPONSE_METHOD)
         self.optimizer = build_optimizer(self.model, config)
         self._checkpointer = Checkpointer(resolve_folder(config.model))
 
     def compute(
         self, batch: Batch, forward: Forward, *, outputs: Sequence[str], progress: ReportProgress
     ) -> dict[str, Column]:
-        """The named outputs of `forward` for every row, in the order of the rows; no gradient."""
+        """See `compute_columns`."""
         return compute_columns(
-            self.model,
-            batch,
-            forward,
-            outputs=outputs,
-            limits=self.limits,
-            device=self.device,
-            progress=progress,
+            self.model, batch, forward, outputs=outputs, limits=self.limits, device=self.device, progress=progress
         )
 
     def update(self, batch: Batch, forward: Forward, loss: TokenLoss, *, progress: ReportProgress) -> dict[str, float]:
         """All mini-batches and epochs of one RL step, as the column `mini_batches` orders them (absent: one).
 
-        Each is an optimizer step, but for those in which no token counts on any rank: from nothing nothing is learned,
-        neither by momentum nor by weight decay.
+        Each is an optimizer step, but for those in which no token counts on any rank: momentum and weight decay rest.
 
         Returns:
-            the loss's metrics, "loss", "grad_norm" (before clipping), means over the optimizer steps that were made and
-            absent without any (a gradient that was not finite leaves "grad_norm" as NaN); "lr"; "num_skipped_steps"
-            (the gradient was not finite) and "num_empty_steps" (no token counted); the tokens that ranks processed per
-            epoch: "tokens_rank_min", "tokens_rank_max", "tokens_rank_mean"; "mfu", model FLOPs utilisation, where it is
-            known (services/engine/flops.py). The same on all ranks.
+            metrics, the same on all ranks. Those of the loss and "grad_norm" (before clipping) are means over the
+            optimizer steps that were made, absent without any ("grad_norm" is NaN where no gradient was finite).
         """
         started_s = time.perf_counter()
         planned = self.plan_update(batch)
         mini_batches = [mini_batch for mini_batch in planned if mini_batch.num_tokens]
-        num_empty = len(planned) - len(mini_batches)
-        if num_empty:
+        if num_empty := len(planned) - len(mini_batches):
             log.warning("%d of %d mini-batches hold no token to learn from: left out", num_empty, len(planned))
         total = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
         done = itertools.count(1)
         lr = learning_rate(self.config, self.num_updates + 1)
 
-        def report() -> None:
-            progress(next(done), total, "update")
-
-        applied: list[dict[str, Tensor]] = []
+        made: list[MetricSums] = []
         norms: list[float] = []
         for number, mini_batch in enumerate(mini_batches):
             if number:
                 failpoints.hit("update.mini_batch")
-            sums = self.accumulate_gradients(batch, mini_batch, forward, loss, report)
+            sums = self.accumulate_gradients(
+                batch, mini_batch, forward, loss, report=lambda: progress(next(done), total, "update")
+            )
             norm = self._optimizer_step(lr)
             if math.isfinite(norm):
-                applied.append(sums)
+                made.append(sums)
                 norms.append(norm)
-        reduced = self._reduced(applied)  # on the host: the device is done
         metrics = {
-            **reduced,
+            **reduce_metrics(made),  # on the host: the device is done
             **self._rank_tokens(batch),
             **self.flops_meter.utilisation(batch, time.perf_counter() - started_s),
             "lr": lr,
@@ -152,15 +123,7 @@ class TrainEngine:
 
     def plan_update(self, batch: Batch) -> list[MiniBatch]:
         """The optimizer steps of an update, and those that would be if any of their tokens counted."""
-        check_prompts(batch)
-        return plan_mini_batches(
-            batch,
-            ppo_epochs=self.config.ppo_epochs,
-            limits=self.limits,
-            mode=self.config.loss_agg_mode,
-            max_response_length=self.max_response_length,
-            device=self.device,
-        )
+        return plan_mini_batches(batch, self.config, self.limits, self.max_response_length, self.device)
 
     def accumulate_gradients(
         self,
@@ -168,29 +131,24 @@ class TrainEngine:
         mini_batch: MiniBatch,
         forward: Forward,
         loss: TokenLoss,
+        *,
         report: Callable[[], None] = lambda: None,
-    ) -> dict[str, Tensor]:
-        """Leaves the gradient of one mini-batch in the parameters, summed over ranks.
-
-        Returns:
-            "loss" and the loss's metrics, summed over this rank's micro-batches, on the device.
-        """
+    ) -> MetricSums:
+        """Leaves the gradient of one mini-batch in the parameters, summed over ranks; returns this rank's metrics."""
         self.optimizer.zero_grad(set_to_none=True)
         self.model.train()
-        sums: dict[str, Tensor] = {}
-        for done, rows in enumerate(mini_batch.micro_batches, start=1):
+        sums: list[MetricSums] = []
+        for rows in mini_batch.micro_batches:
             micro_batch = collate(
-                batch.take(rows), mini_batch.weights.take(rows), packed=self.limits.packed, device=self.device
+                batch.take(rows), mini_batch.weights[rows], packed=self.limits.packed, device=self.device
             )
-            parallel.sync_gradients(self.model, last=done == len(mini_batch.micro_batches))
-            outputs = forward(self.model, micro_batch)
-            value, metrics = loss(outputs, micro_batch.data, micro_batch.weights, micro_batch.mask)
-            value.backward()  # type: ignore[no-untyped-call]
-            for name, metric in {"loss": value, **metrics}.items():
-                sums[name] = sums[name] + metric.detach() if name in sums else metric.detach()
+            parallel.sync_gradients(self.model, last=len(sums) + 1 == len(mini_batch.micro_batches))
+            output = loss(forward(self.model, micro_batch), micro_batch.tokens)
+            output.loss.backward()  # type: ignore[no-untyped-call]
+            sums.append(MetricSums.of(output, micro_batch.tokens.mask))
             report()
         self.model.eval()
-        return sums
+        return functools.reduce(operator.add, sums)
 
     def _optimizer_step(self, lr: float) -> float:
         """Clips and steps; a gradient that is not finite changes nothing. Returns the norm, the same on all ranks."""
@@ -204,30 +162,19 @@ class TrainEngine:
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _reduced(self, applied: list[dict[str, Tensor]]) -> dict[str, float]:
-        """Sums over ranks, means over the mini-batches that were applied."""
-        if not applied:
-            return {}
-        sums_MK = torch.stack([torch.stack([value.float() for value in metrics.values()]) for metrics in applied])
-        means = parallel.all_reduce(sums_MK.mean(0)).tolist()
-        return dict(zip(applied[0], means, strict=True))
-
     def _rank_tokens(self, batch: Batch) -> dict[str, float]:
-        tokens = float(row_lengths(batch).sum())
-        most, least = parallel.reduce_array([tokens, -tokens], self.device, dist.ReduceOp.MAX)
-        total = parallel.reduce_array([tokens], self.device)[0]
-        return {
-            "tokens_rank_min": float(-least),
-            "tokens_rank_max": float(most),
-            "tokens_rank_mean": float(total) / parallel.num_ranks(),
-        }
+        """How evenly the tokens of an epoch lie on the ranks."""
+        tokens = np.zeros(parallel.num_ranks())
+        tokens[parallel.rank()] = row_lengths(batch).sum()
+        tokens = parallel.reduce_array(tokens, self.device)
+        return {f"tokens_rank_{name}": float(getattr(tokens, name)()) for name in ("min", "max", "mean")}
 
     @contextmanager
     def gathered(self) -> Iterator[Any]:
         """The Hugging Face model with whole weights on every rank, in eval mode with sdpa attention, for generation.
 
-        Gathers once; inside, each rank may call the model any number of times, under torch.no_grad (inference_mode
-        would leave tensors behind that training cannot use).
+        Inside, each rank may call it any number of times, under torch.no_grad (inference_mode would leave tensors
+        behind that training cannot use).
         """
         parallel.gather(self.model)
         set_attention(self.model, generation=True)
@@ -238,56 +185,46 @@ class TrainEngine:
             parallel.release(self.model)
 
     def whole_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter under its Hugging Face name, whole, one after the other; tied ones once.
-
-        Every rank must take all of them: sharded ones are gathered on the way, in `dtype`.
-        """
+        """Every parameter under its Hugging Face name, whole; tied ones once. Every rank must take all of them."""
         parallel.release(self.model)
         for name, parameter in self.model.named_parameters():
             yield name, parallel.full(parameter.detach().to(dtype))
 
-    def save(self, directory: Path, extra: bytes, *, with_hf_model: bool) -> Future[str]:
-        """Snapshots everything and writes in the background, with rank 0's `extra`; resolves when all ranks' parts are
-        durable, on rank 0 with the sha256 of the weights in them.
-        """
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
+        """See `Checkpointer.save`."""
         return self._checkpointer.save(
             directory,
             self.model,
             self.optimizer,
             num_updates=self.num_updates,
-            extra=extra,
+            service_state=service_state,
             with_hf_model=with_hf_model,
         )
 
-    def check(self, directory: Path) -> None:
-        """Whether `load` can load it; one rank can ask alone. ValueError if not (see `check_checkpoint`)."""
+    def check_checkpoint(self, directory: Path) -> None:
+        """Whether `load_checkpoint` can load it; see the function of this name."""
         check_checkpoint(directory, self.model)
 
-    def load(self, directory: Path) -> bytes:
-        """Loads what `save` wrote, from any number of ranks, and returns `extra`.
+    def load_checkpoint(self, directory: Path | None) -> bytes:
+        """Loads what was saved from any number of ranks; None: the initial weights, a fresh optimizer.
 
         Raises:
             ValueError: missing, torn, or of another model.
         """
         parallel.release(self.model)
-        self.num_updates, extra = self._checkpointer.load(directory, self.model, self.optimizer)
-        return extra
+        if directory is None:
+            parallel.copy_weights(self._load_model(), self.model)
+            self.optimizer = build_optimizer(self.model, self.config)
+            self.num_updates, service_state = 0, b""
+        else:
+            self.num_updates, service_state = self._checkpointer.load(directory, self.model, self.optimizer)
+        return service_state
 
-    def load_initial(self) -> None:
-        """The initial weights, read again from their folder, and a fresh optimizer."""
-        parallel.release(self.model)
-        parallel.copy_weights(self._load_model(), self.model)
-        self.optimizer = build_optimizer(self.model, self.config)
-        self.num_updates = 0
-
-    def weights_digest(self) -> str:
-        """sha256 over sorted named_parameters, values only, little-endian fp32; the same on every rank."""
+    def compute_weights_digest(self) -> str:
+        """See `weights_digest`."""
         return weights_digest(self.model)
 
     def _load_model(self) -> Any:
         return load_model(
-            self.config.model,
-            self.kind,
-            seed=self.seed,
-            gradient_checkpointing=self.config.gradient_checkpointing,
+            self.config.model, self.kind, seed=self.seed, gradient_checkpointing=self.config.gradient_checkpointing
         )

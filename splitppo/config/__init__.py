@@ -1,24 +1,16 @@
-"""Configuration of a run: schema, loading with overrides, the batch plan, digests."""
+"""Configuration of a run: its sections, loading with overrides, the batch plan, digests."""
 
+from splitppo.config.algorithm import AlgorithmConfig, RolloutCorrectionConfig
+from splitppo.config.checkpoint import CheckpointConfig
+from splitppo.config.data import DataConfig
 from splitppo.config.load import ConfigError, dump_config, load_config
-from splitppo.config.schema import (
-    ActorConfig,
-    AlgorithmConfig,
-    CheckpointConfig,
-    Config,
-    CriticConfig,
-    DataConfig,
-    EvaluationConfig,
-    RewardConfig,
-    RolloutConfig,
-    RolloutCorrectionConfig,
-    RunConfig,
-    ServiceConfig,
-    ServicesConfig,
-    TrackingConfig,
-    TrainedModelConfig,
-)
+from splitppo.config.models import ActorConfig, CriticConfig, TrainedModelConfig
+from splitppo.config.reward import RewardConfig
+from splitppo.config.rollout import RolloutConfig
+from splitppo.config.run import Schedule
+from splitppo.config.schema import Config
 from splitppo.config.security import SecurityConfig
+from splitppo.config.services import ServiceConfig
 
 __all__ = [
     "ActorConfig",
@@ -28,15 +20,12 @@ __all__ = [
     "ConfigError",
     "CriticConfig",
     "DataConfig",
-    "EvaluationConfig",
     "RewardConfig",
     "RolloutConfig",
     "RolloutCorrectionConfig",
-    "RunConfig",
+    "Schedule",
     "SecurityConfig",
     "ServiceConfig",
-    "ServicesConfig",
-    "TrackingConfig",
     "TrainedModelConfig",
     "dump_config",
     "load_config",

@@ -1,14 +1,12 @@
 """The section `debug`: failpoints, by which tests kill, stop, hold or fail a process at a point of its work."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from splitppo.config.section import Section
+from splitppo.config.section import OneOrMany, PositiveInt, Section
 
 # On every rank of a group, and what each point means.
 _OF_A_ROLE = {
@@ -48,10 +46,6 @@ def _known(point: str) -> str:
     return point
 
 
-def _one_or_many(value: Any) -> Any:
-    return value if isinstance(value, list | tuple) else [value]
-
-
 Point = Annotated[str, AfterValidator(_known)]
 
 
@@ -67,14 +61,14 @@ class Failpoint(Section):
 
     rank: int = Field(0, ge=0, description="which rank of the group; the controller is 0")
     step: int | None = Field(None, ge=0, description="only in the work on this step; default: in any")
-    hit: int = Field(1, ge=1, description="the how many-th time that the process passes there")
+    hit: PositiveInt = Field(1, description="the how many-th time that the process passes there")
     action: Literal["kill", "stop", "raise", "out_of_memory", "wait"] = Field(
         "kill", description="SIGKILL or SIGSTOP to the process itself, a RuntimeError, a MemoryError, or only the wait"
     )
     after: Moment | None = Field(None, description="the process waits there until another one has passed this point")
 
     @model_validator(mode="after")
-    def _waits_for_something(self) -> Failpoint:
+    def _waits_for_something(self) -> "Failpoint":
         if self.action == "wait" and self.after is None:
             raise ValueError("action 'wait' needs after: which point, in which step, another process must have passed")
         return self
@@ -83,6 +77,6 @@ class Failpoint(Section):
 class DebugConfig(Section):
     """For tests. Not part of a worker's digest; refused unless every service listens on this machine alone."""
 
-    failpoints: dict[Point, Annotated[tuple[Failpoint, ...], BeforeValidator(_one_or_many)]] = Field(
+    failpoints: dict[Point, Annotated[tuple[Failpoint, ...], OneOrMany]] = Field(
         default_factory=dict, description="by point (splitppo/config/debug.py lists all): one failpoint, or several"
     )

@@ -1,10 +1,8 @@
 """Reading a configuration: YAML, then `a.b=c` overrides, then validation. Every mistake is one sentence."""
 
-from __future__ import annotations
-
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,31 +86,29 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     node[leaf] = _parse(value, f"override {override!r}")
 
 
-def _sentences(error: ValidationError) -> Iterable[str]:
+def _sentences(error: ValidationError) -> Iterator[str]:
     for item in error.errors(include_url=False):
-        path = ".".join(str(part) for part in item["loc"])
+        path = ".".join(map(str, item["loc"]))
         if item["type"] == "extra_forbidden":
             yield f"unknown key {path!r}{_suggestion(item['loc'])}"
         elif item["type"] == "missing":
             yield f"key {path!r} is missing"
         else:
             message = item["msg"].removeprefix("Value error, ")
-            message = message[:1].lower() + message[1:]
             where = f"key {path!r}: " if path else ""
             # What stands where the name of a secret belongs may be the secret.
             is_hidden = isinstance(item["input"], dict | BaseModel) or "security" in item["loc"]
             given = "" if is_hidden else f", got {item['input']!r}"
-            yield f"{where}{message}{given}"
+            yield f"{where}{message[:1].lower()}{message[1:]}{given}"
 
 
 def _suggestion(location: Sequence[int | str]) -> str:
     """Nearest known key of the same section, for typing mistakes."""
     section: Any = Config
     for part in location[:-1]:
-        field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
-        section = field.annotation if field is not None else None
+        fields = getattr(section, "model_fields", {})
+        section = fields[part].annotation if part in fields else None
     known = list(getattr(section, "model_fields", {}))
-    close = difflib.get_close_matches(str(location[-1]), known, n=1)
-    if close:
-        return f", did you mean {'.'.join(map(str, [*location[:-1], close[0]]))!r}?"
+    if close := difflib.get_close_matches(str(location[-1]), known, n=1):
+        return f", did you mean {'.'.join(map(str, [*location[:-1], *close]))!r}?"
     return f"; known here: {', '.join(known)}" if known else ""

@@ -1,11 +1,24 @@
-"""What every section of the configuration is."""
+"""What every section of the configuration is, and the types of values that several of them have."""
 
-from __future__ import annotations
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+RoleName = Literal["actor", "critic"]
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Section(BaseModel):
     """A part of the configuration: immutable, closed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+# Lets a single entry stand for a list of one.
+OneOrMany = BeforeValidator(_as_list)

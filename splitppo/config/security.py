@@ -1,7 +1,5 @@
 """`services.security`: who may call a service, and how the wire is encrypted. Holds paths and names, never a secret."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from pathlib import Path
@@ -10,8 +8,6 @@ from pydantic import Field, model_validator
 
 from splitppo.config.section import Section
 
-# Replaced by actor, critic or controller in the paths of certificates and keys, so that one file serves every process.
-ROLE_PLACEHOLDER = "{role}"
 _HOST_AND_PORT = re.compile(r"(\[(?P<v6>[^\[\]]+)\]|(?P<host>[^:\[\]]+)):\d+")
 
 
@@ -34,7 +30,7 @@ class SecurityConfig(Section):
     reflection: bool = Field(True, description="services describe themselves (grpcurl list), to callers with a token")
 
     @model_validator(mode="after")
-    def _files_belong_to_tls(self) -> SecurityConfig:
+    def _files_belong_to_tls(self) -> "SecurityConfig":
         files = {"ca_file": self.ca_file, "cert_file": self.cert_file, "key_file": self.key_file}
         missing = [name for name, path in files.items() if path is None]
         if self.tls and missing:
@@ -46,19 +42,13 @@ class SecurityConfig(Section):
             raise ValueError("token_file and token_env are both given, expected one of them")
         return self
 
-    @property
-    def has_token(self) -> bool:
-        """Whether the configuration says where a token is to be found."""
-        return self.token_file is not None or self.token_env is not None
-
     def tls_files(self, role: str) -> tuple[Path, Path, Path] | None:
         """(ca_file, cert_file, key_file) of the process of a role; None without TLS."""
         if self.ca_file is None or self.cert_file is None or self.key_file is None:
             return None
-        cert_file, key_file = (
-            Path(str(path).replace(ROLE_PLACEHOLDER, role)) for path in (self.cert_file, self.key_file)
-        )
-        return self.ca_file, cert_file, key_file
+        # One file serves every process: {role} is replaced in the paths of certificates and keys.
+        cert, key = (Path(str(path).replace("{role}", role)) for path in (self.cert_file, self.key_file))
+        return self.ca_file, cert, key
 
 
 def is_loopback(address: str) -> bool:

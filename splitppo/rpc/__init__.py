@@ -1,1 +1,1 @@
-"""Codec, channel and server options, errors <-> status, retry."""
+"""Codec, channel and server options, credentials, errors <-> status."""

@@ -1,7 +1,5 @@
 """Certificates and keys as files: read and checked at start, where a mistake still costs one sentence."""
 
-from __future__ import annotations
-
 import datetime as dt
 import itertools
 import logging
@@ -14,7 +12,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from splitppo.config import ConfigError
-from splitppo.rpc.secret_files import warn_if_others_can_read
+from splitppo.rpc.secret_files import read_file
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +20,7 @@ log = logging.getLogger(__name__)
 _WARN_BEFORE = dt.timedelta(days=14)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # shows no secret
 class Identity:
     """PEM bytes of the own certificate (with its chain), its key, and the authorities that are trusted."""
 
@@ -30,25 +28,19 @@ class Identity:
     certificate: bytes
     key: bytes
 
-    def __repr__(self) -> str:
-        return "Identity(...)"
-
 
 def load_identity(ca_file: Path, cert_file: Path, key_file: Path, *, now: dt.datetime | None = None) -> Identity:
-    """Reads the three files and checks that they can be used together, now.
+    """Reads the three PEM files and checks that they can be used together, at a time (default: the clock's).
 
-    Args:
-        ca_file: PEM; the authorities that are trusted.
-        cert_file: PEM; the certificate, then those between it and the authority.
-        key_file: PEM; its private key, without passphrase.
-        now: the time that counts; default: the clock's.
+    `cert_file` holds the certificate, then those between it and the authority; `key_file` has no passphrase.
 
     Raises:
         ConfigError: a file that cannot be read or is none of its kind, a key of another certificate, a certificate of
             another authority, one that is expired or not valid yet; one sentence that names file and time.
     """
     now = now or dt.datetime.now(dt.UTC)
-    ca, certificate, key = _read(ca_file, "ca_file"), _read(cert_file, "cert_file"), _read(key_file, "key_file")
+    ca, certificate = read_file(ca_file, "ca_file"), read_file(cert_file, "cert_file")
+    key = read_file(key_file, "key_file", is_secret=True)
     authorities = _certificates(ca, "ca_file", ca_file)
     chain = _certificates(certificate, "cert_file", cert_file)
     _check_key(key, key_file, chain[0], cert_file)
@@ -56,15 +48,7 @@ def load_identity(ca_file: Path, cert_file: Path, key_file: Path, *, now: dt.dat
         _check_time(one, "cert_file", cert_file, now)
     for one in _issuers(chain, authorities, cert_file, ca_file):
         _check_time(one, "ca_file", ca_file, now)
-    warn_if_others_can_read(key_file, "key_file")
     return Identity(ca, certificate, key)
-
-
-def _read(path: Path, key: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"services.security.{key}: cannot read {path}: {error.strerror}") from error
 
 
 def _certificates(pem: bytes, key: str, path: Path) -> list[x509.Certificate]:
@@ -75,16 +59,15 @@ def _certificates(pem: bytes, key: str, path: Path) -> list[x509.Certificate]:
 
 
 def _check_key(pem: bytes, key_file: Path, certificate: x509.Certificate, cert_file: Path) -> None:
+    what = f"services.security.key_file: {key_file}"
     try:
         private_key = serialization.load_pem_private_key(pem, password=None)
     except TypeError as error:
-        raise ConfigError(
-            f"services.security.key_file: {key_file} is encrypted, expected a key without passphrase"
-        ) from error
+        raise ConfigError(f"{what} is encrypted, expected a key without passphrase") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"services.security.key_file: {key_file} holds no usable PEM private key") from error
+        raise ConfigError(f"{what} holds no usable PEM private key") from error
     if private_key.public_key() != certificate.public_key():
-        raise ConfigError(f"services.security.key_file: {key_file} is not the key of the certificate in {cert_file}")
+        raise ConfigError(f"{what} is not the key of the certificate in {cert_file}")
 
 
 def _check_time(certificate: x509.Certificate, key: str, path: Path, now: dt.datetime) -> None:
@@ -105,17 +88,13 @@ def _issuers(
     chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate], cert_file: Path, ca_file: Path
 ) -> list[x509.Certificate]:
     """The authorities behind the last certificate of the chain."""
+    key = "services.security.cert_file"
     for one, issuer in itertools.pairwise(chain):
         if not _is_issued_by(one, issuer):
-            raise ConfigError(
-                f"services.security.cert_file: the certificates in {cert_file} are no chain: each must be signed by"
-                " the next one"
-            )
+            raise ConfigError(f"{key}: {cert_file} holds no chain of certificates: each must be signed by the next one")
     issuers = [authority for authority in authorities if _is_issued_by(chain[-1], authority)]
     if not issuers:
-        raise ConfigError(
-            f"services.security.cert_file: the certificate in {cert_file} is not signed by any authority in {ca_file}"
-        )
+        raise ConfigError(f"{key}: the certificate in {cert_file} is not signed by any authority in {ca_file}")
     return issuers
 
 

@@ -4,8 +4,7 @@ The sender copies the payload once (protobuf takes only `bytes`); the receiver c
 then copies every chunk once, to its final place.
 """
 
-from __future__ import annotations
-
+import itertools
 from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,13 +14,11 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from splitppo.batch import COLUMN_DTYPES, MAX_BATCH_ROWS, RESPONSE_ALIGNED, Batch, Column
-from splitppo.rpc.chunks import CHUNK_BYTES, checksum, read_chunk, serialise_chunk
 from splitppo.rpc.errors import CorruptBatch, InvalidBatch, LimitExceeded
-from splitppo.rpc.headers import TooManyFields, check_num_fields
+from splitppo.rpc.wire_format import CHUNK_BYTES, check_num_fields, read_chunk, serialise_chunk
 from splitppo.v1 import batch_pb2, worker_pb2
 
-# One message of a batch stream.
-BatchPart = worker_pb2.PutBatchRequest | worker_pb2.GetBatchResponse
+BatchMessage = worker_pb2.PutBatchRequest | worker_pb2.GetBatchResponse
 
 # These are made and used inside a group and never travel.
 WIRE_COLUMNS = frozenset(COLUMN_DTYPES) - {"mini_batches", "groups"}
@@ -29,7 +26,7 @@ WIRE_COLUMNS = frozenset(COLUMN_DTYPES) - {"mini_batches", "groups"}
 # A chunk's message is the payload, its checksum, its offset and their tags.
 _MAX_CHUNK_MESSAGE_BYTES = CHUNK_BYTES + 64
 # Where a message has its BatchHeader: field numbers from the outside in.
-_HEADER_PATH: Mapping[type[BatchPart], tuple[int, ...]] = {
+_HEADER_PATH: Mapping[type[BatchMessage], tuple[int, ...]] = {
     worker_pb2.PutBatchRequest: (1, 3),
     worker_pb2.GetBatchResponse: (1,),
 }
@@ -42,30 +39,12 @@ _WIRE_DTYPES: Mapping[np.dtype[Any], batch_pb2.DType] = {
 }
 
 
-def encode_parts(batch: Batch, slot: batch_pb2.Slot) -> tuple[batch_pb2.BatchHeader, Iterator[bytes]]:
+def encode_messages(batch: Batch, slot: batch_pb2.Slot) -> tuple[batch_pb2.BatchHeader, Iterator[bytes]]:
     """The header of a batch, and the messages with its chunks, made one at a time as the stream asks for them.
 
-    The messages come serialised, to be sent without a serialiser: PutBatchRequest and GetBatchResponse, which have the
-    chunk in the same field. Protobuf's own classes would copy the payload three times more, at ten times the CPU.
-    The columns must not change until the last chunk is taken.
-
-    Raises:
-        ValueError: the batch has no column, or one that never travels.
+    The messages come serialised: protobuf's own classes would copy the payload three times more, at ten times the CPU.
+    The columns must not change until the last chunk is taken. ValueError if there is none, or one that never travels.
     """
-    header, views = _header_and_bytes(batch, slot)
-    return header, (serialise_chunk(offset, pieces) for offset, pieces in _cut(views))
-
-
-def encode(batch: Batch, slot: batch_pb2.Slot) -> tuple[batch_pb2.BatchHeader, Iterator[batch_pb2.BatchChunk]]:
-    """As `encode_parts`, with chunks as protobuf messages."""
-    header, views = _header_and_bytes(batch, slot)
-    return header, (
-        batch_pb2.BatchChunk(offset=offset, payload=b"".join(pieces), checksum=checksum(pieces))
-        for offset, pieces in _cut(views)
-    )
-
-
-def _header_and_bytes(batch: Batch, slot: batch_pb2.Slot) -> tuple[batch_pb2.BatchHeader, list[memoryview]]:
     if not batch.columns:
         raise ValueError("a batch needs at least one column to be sent")
     if strange := batch.columns.keys() - WIRE_COLUMNS:
@@ -76,7 +55,7 @@ def _header_and_bytes(batch: Batch, slot: batch_pb2.Slot) -> tuple[batch_pb2.Bat
         dtype = COLUMN_DTYPES[name]
         header.columns.add(name=name, dtype=_WIRE_DTYPES[dtype], lengths=column.lengths.tolist())
         views.append(np.ascontiguousarray(column.values, dtype.newbyteorder("<")).view(np.uint8).data)
-    return header, views
+    return header, itertools.starmap(serialise_chunk, _cut(views))
 
 
 def _cut(views: list[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
@@ -84,11 +63,9 @@ def _cut(views: list[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
     offset, filled = 0, 0
     pieces: list[memoryview] = []
     for view in views:
-        start = 0
-        while start < len(view):
-            piece = view[start : start + CHUNK_BYTES - filled]
-            pieces.append(piece)
-            start, filled = start + len(piece), filled + len(piece)
+        while view:
+            pieces.append(view[: CHUNK_BYTES - filled])
+            filled, view = filled + len(pieces[-1]), view[len(pieces[-1]) :]
             if filled == CHUNK_BYTES:
                 yield offset, pieces
                 offset, filled, pieces = offset + filled, 0, []
@@ -97,7 +74,7 @@ def _cut(views: list[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
 
 
 class BatchReceiver:
-    """Puts a batch together from its header and chunks; memory is taken only for a header that passed every check.
+    """Puts a batch together from a header, which is checked before memory is taken, and chunks.
 
     Raises:
         InvalidBatch: the header breaks the closed schema or contradicts itself.
@@ -105,32 +82,23 @@ class BatchReceiver:
     """
 
     def __init__(self, header: batch_pb2.BatchHeader, max_bytes: int) -> None:
-        columns = _check_header(header, max_bytes)
         self._num_rows = header.num_rows
         self._total_bytes = header.total_bytes
         self._received_bytes = 0
         self._columns = {
             name: Column(np.empty(int(lengths.sum(dtype=np.int64)), COLUMN_DTYPES[name].newbyteorder("<")), lengths)
-            for name, lengths in columns.items()
+            for name, lengths in _check_header(header, max_bytes).items()
         }
         # What is still to be filled, in the order of the stream.
         self._targets = [column.values.view(np.uint8).data for column in self._columns.values()]
 
-    @property
-    def received_bytes(self) -> int:
-        return self._received_bytes
-
-    def add(self, chunk: batch_pb2.BatchChunk) -> None:
+    def add(self, offset: int, expected_checksum: int, payload: memoryview) -> None:
         """Checks the next chunk and copies it to its place.
 
         Raises:
             InvalidBatch: the chunk is empty, too large, not the next one, or reaches beyond the batch.
             CorruptBatch: the payload does not have the chunk's checksum.
         """
-        self.add_payload(chunk.offset, chunk.checksum, memoryview(chunk.payload))  # every access of payload copies
-
-    def add_payload(self, offset: int, expected_checksum: int, payload: memoryview) -> None:
-        """As `add`, for a chunk that was never made a message."""
         if not 0 < len(payload) <= CHUNK_BYTES:
             raise InvalidBatch(f"a chunk must hold 1 to {CHUNK_BYTES} bytes, got {len(payload)}")
         if offset != self._received_bytes:
@@ -141,9 +109,6 @@ class BatchReceiver:
         if xxhash.xxh3_64_intdigest(payload) != expected_checksum:
             raise CorruptBatch(f"chunk at byte {offset}: the payload does not have the checksum sent with it")
         self._received_bytes += len(payload)
-        self._fill(payload)
-
-    def _fill(self, payload: memoryview) -> None:
         while payload:
             target = self._targets[0]
             taken = min(len(target), len(payload))
@@ -154,18 +119,14 @@ class BatchReceiver:
                 self._targets.pop(0)
 
     def finish(self) -> Batch:
-        """The complete batch.
-
-        Raises:
-            InvalidBatch: bytes are missing.
-        """
+        """The complete batch; InvalidBatch if bytes are missing."""
         if self._received_bytes != self._total_bytes:
             raise InvalidBatch(f"the stream ended after {self._received_bytes} of {self._total_bytes} bytes")
         return Batch(self._num_rows, self._columns)
 
 
 def _check_header(header: batch_pb2.BatchHeader, max_bytes: int) -> dict[str, NDArray[np.int32]]:
-    """Row lengths of every column, in the header's order, once everything in the header is known to be consistent."""
+    """Row lengths of every column, in the header's order."""
     if not header.columns:
         raise InvalidBatch("a batch needs at least one column")
     lengths: dict[str, NDArray[np.int32]] = {}
@@ -206,39 +167,35 @@ def _check_column(spec: batch_pb2.ColumnSpec, num_rows: int) -> NDArray[np.int32
 
 
 async def receive_batch(
-    parts: AsyncIterable[bytes | BatchPart],
+    messages: AsyncIterable[bytes],
     max_bytes: int,
     open_header: Callable[[Any], batch_pb2.BatchHeader] = lambda header: header,
-    part_type: type[BatchPart] = worker_pb2.PutBatchRequest,
+    message_type: type[BatchMessage] = worker_pb2.PutBatchRequest,
 ) -> tuple[batch_pb2.BatchHeader, Batch]:
     """Receives a whole batch stream: a header, once and first, then chunks.
 
-    Args:
-        parts: the stream's messages; serialised ones cost less, protobuf's classes copy the payload twice more.
-        max_bytes: largest batch that is taken.
-        open_header: checks what stands around the batch's header (PutBatchHeader) and unwraps it.
-        part_type: what a serialised message is.
+    The messages are serialised: protobuf's classes would copy the payload twice more. `open_header` checks what stands
+    around the batch's header (PutBatchHeader) and unwraps it.
 
     Raises:
         InvalidBatch, CorruptBatch, LimitExceeded: the stream is malformed or too large; whatever `open_header` raises.
     """
     receiver, batch_header = None, batch_pb2.BatchHeader()
-    async for part in parts:
-        if isinstance(part, bytes):
-            if receiver is not None and (chunk := read_chunk(part)) is not None:
-                receiver.add_payload(*chunk)
-                continue
-            part = _parse(part, part_type, is_chunk=receiver is not None)
-        kind = part.WhichOneof("part")
+    async for serialised in messages:
+        if receiver is not None and (chunk := read_chunk(serialised)) is not None:
+            receiver.add(*chunk)
+            continue
+        message = _parse(serialised, message_type, is_chunk=receiver is not None)
+        kind = message.WhichOneof("part")
         if kind == "header":
             if receiver is not None:
                 raise InvalidBatch("a batch stream has one header, got a second one")
-            batch_header = open_header(part.header)
+            batch_header = open_header(message.header)
             receiver = BatchReceiver(batch_header, max_bytes)
         elif receiver is None:
             raise InvalidBatch("a batch stream begins with its header")
         elif kind == "chunk":
-            receiver.add(part.chunk)
+            receiver.add(message.chunk.offset, message.chunk.checksum, memoryview(message.chunk.payload))
         else:
             raise InvalidBatch("a batch stream holds a header and chunks, got an empty message")
     if receiver is None:
@@ -246,14 +203,11 @@ async def receive_batch(
     return batch_header, receiver.finish()
 
 
-def _parse(message: bytes, part_type: type[BatchPart], *, is_chunk: bool) -> BatchPart:
+def _parse(message: bytes, message_type: type[BatchMessage], *, is_chunk: bool) -> BatchMessage:
     if is_chunk and len(message) > _MAX_CHUNK_MESSAGE_BYTES:
         raise LimitExceeded(f"a message of {len(message)} bytes is over the limit of {_MAX_CHUNK_MESSAGE_BYTES}")
+    check_num_fields(message, _HEADER_PATH[message_type])
     try:
-        check_num_fields(message, _HEADER_PATH[part_type])
-    except TooManyFields as error:
-        raise LimitExceeded(str(error)) from error
-    try:
-        return part_type.FromString(message)
+        return message_type.FromString(message)
     except DecodeError as error:
-        raise InvalidBatch(f"the message is not a {part_type.DESCRIPTOR.full_name}") from error
+        raise InvalidBatch(f"the message is not a {message_type.DESCRIPTOR.full_name}") from error

@@ -1,11 +1,11 @@
-"""Files that hold a secret: written for their owner alone, and looked at for who else can read them."""
-
-from __future__ import annotations
+"""Files that `services.security` names; those that hold a secret are their owner's alone."""
 
 import logging
 import os
 import stat
 from pathlib import Path
+
+from splitppo.config import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -18,8 +18,13 @@ def write_secret(path: Path, text: str) -> None:
         file.write(text)
 
 
-def warn_if_others_can_read(path: Path, key: str) -> None:
-    """Logs a warning for a secret that more than its owner can read; a link counts as what it leads to."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
+def read_file(path: Path, key: str, *, is_secret: bool = False) -> bytes:
+    """What `services.security.<key>` names; ConfigError if it cannot be read, a warning if others can read a secret."""
+    try:
+        content = path.read_bytes()
+        mode = stat.S_IMODE(path.stat().st_mode)  # of what a link leads to
+    except OSError as error:
+        raise ConfigError(f"services.security.{key}: cannot read {path}: {error.strerror}") from error
+    if is_secret and mode & 0o077:
         log.warning("services.security.%s: others can read %s (mode %04o): chmod 600", key, path, mode)
+    return content

@@ -16,8 +16,8 @@ import numpy as np
 from google.protobuf.message import Message
 
 from splitppo.batch import Batch
-from splitppo.rpc.codec import encode
 from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, worker_pb2
+from tests.batch_streams import encode
 from tests.models import POSITIONS, VOCABULARY
 
 Role = Literal["actor", "critic"]

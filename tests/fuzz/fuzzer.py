@@ -14,15 +14,15 @@ from pathlib import Path
 import grpc
 
 from splitppo.manifest import read_manifest
-from splitppo.rpc.security import PLAINTEXT
-from splitppo.rpc.tokens import Tokens
+from splitppo.rpc.bearer_tokens import BearerTokens
+from splitppo.rpc.credentials import PLAINTEXT
 from splitppo.v1 import worker_pb2
 from tests.certificates import TOKEN
 from tests.fuzz import tcp
 from tests.fuzz.inputs import ENDLESS, HEALTH, PUT, REFLECTION, Input, Inputs, Target
 from tests.fuzz.services import Service
 from tests.groups import is_alive, wait_until
-from tests.integration.shell.client import Client, experience, result
+from tests.integration.runtime.client import Client, experience, result
 
 MAX_GROWTH_BYTES = 50 << 20
 # A call that takes this long hangs; the service's own limit for a slow sender is far below.
@@ -156,7 +156,7 @@ def _attack(service: Service, inputs: Inputs, *, num_inputs: int, seed: int, out
     lock, numbers = threading.Lock(), itertools.count()
 
     def run() -> None:
-        with PLAINTEXT.blocking_channel(service.group.address) as channel:
+        with PLAINTEXT.channel(service.group.address, grpc) as channel:
             while (index := next(numbers)) < num_inputs:
                 draw = random.Random(f"{seed}-{index}-tcp")
                 if draw.random() < TCP_SHARE:
@@ -227,7 +227,7 @@ def _timeout_s(one: Input) -> float:
 
 
 def _metadata(kind: str) -> tuple[tuple[str, str | bytes], ...]:
-    right, wrong = Tokens((TOKEN,)).metadata, Tokens(("not-the-token-of-it",)).metadata
+    right, wrong = BearerTokens((TOKEN,)).metadata, BearerTokens(("not-the-token-of-it",)).metadata
     return {
         "right token": right,
         "no token": (),

@@ -17,8 +17,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from splitppo.batch import Batch
-from splitppo.rpc.codec import encode
 from splitppo.v1 import batch_pb2, worker_pb2
+from tests.batch_streams import encode
 from tests.fuzz.commands import ACTOR, CRITIC, Role, command_requests, make_case
 from tests.models import VOCABULARY
 

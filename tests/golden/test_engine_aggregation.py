@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-from services.engine.aggregation import masked_lengths, response_mask, row_weights, spread
+from services.engine.batching.loss_aggregation import masked_lengths, response_mask, row_weights
+from services.engine.batching.packing import collate
 from services.engine.optimizer import learning_rate
 from splitppo.batch import Batch
-from splitppo.config.schema import ActorConfig
+from splitppo.config import ActorConfig
 
 # Three rows of 4, 0 and 2 tokens, of which 3, 0 and 1 count: 4 tokens in 2 sequences.
 MASKED = Batch.from_rows(responses=[[7, 7, 7, 7], [], [7, 7]], response_mask=[[1, 0, 1, 1], [], [0, 1]])
@@ -26,11 +27,12 @@ MASKED = Batch.from_rows(responses=[[7, 7, 7, 7], [], [7, 7]], response_mask=[[1
     ],
 )
 def test_weights_of_each_aggregation(mode, expected) -> None:
-    mask = response_mask(MASKED)
-    tokens = masked_lengths(mask)
+    tokens = masked_lengths(response_mask(MASKED))
     assert tokens.tolist() == [3, 0, 1]
     weights = row_weights(mode, tokens, total_tokens=4, total_sequences=2, max_response_length=10)
-    np.testing.assert_allclose(spread(weights, mask).values, expected, rtol=1e-6)
+    batch = MASKED.merge(Batch.from_rows(prompts=[[1], [2], [3]]))
+    micro_batch = collate(batch, weights, packed=True, device=torch.device("cpu"))
+    np.testing.assert_allclose(micro_batch.tokens.weights, expected, rtol=1e-6)
 
 
 def test_every_response_token_counts_without_a_mask() -> None:

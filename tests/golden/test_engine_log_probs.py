@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from services.engine.forward import policy_forward, value_forward
-from services.engine.log_probs import log_probs_and_entropy
+from services.engine.model.forward import policy_forward, value_forward
+from services.engine.model.log_probs import log_probs_and_entropy
 from tests.engines import make_batch, make_engine, silent
 from tests.models import save_policy, save_value_model
 
@@ -89,7 +89,7 @@ def test_policy_outputs_equal_a_float64_model_row_by_row(tmp_path: Path, packed:
 def test_values_are_those_of_the_state_before_each_token(tmp_path: Path, packed: bool) -> None:
     folder = save_value_model(tmp_path / "value")
     engine = make_engine(folder, "value", use_remove_padding=packed, ppo_max_token_len_per_gpu=64)
-    values = engine.compute(BATCH, value_forward(), outputs=["values"], progress=silent)["values"]
+    values = engine.compute(BATCH, value_forward, outputs=["values"], progress=silent)["values"]
     model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float64).eval()
     for row, (prompt, response) in enumerate(zip(BATCH["prompts"].rows(), BATCH["responses"].rows(), strict=True)):
         for index in range(len(response)):

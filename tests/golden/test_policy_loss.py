@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from services.actor.losses import KL_ESTIMATES, POLICY_LOSSES, ClipRange, actor_loss, kl_estimate, vanilla
-from services.engine.token_metrics import token_means
+from services.engine.token_metrics import MetricSums, reduce_metrics
 from splitppo.config import ActorConfig
-from splitppo.config.schema import KlLossType, LossMode
+from splitppo.config.models import KlLossType, LossMode
+from tests.engines import response_tokens
 
 Array = NDArray[np.float64]
 
@@ -70,11 +71,18 @@ def run(cfg: ActorConfig, arrays: dict[str, Array], columns: tuple[str, ...]) ->
     outputs = tensors(arrays, "log_probs", "entropy")
     outputs["log_probs"].requires_grad_()
     weights_N, mask_N = tensors(arrays, "weights")["weights"], torch.tensor(arrays["mask"])
-    loss, metrics = actor_loss(cfg)(outputs, tensors(arrays, *columns), weights_N, mask_N)
-    loss.backward()
+    output = actor_loss(cfg)(outputs, response_tokens(mask_N, weights_N, tensors(arrays, *columns)))
+    output.loss.backward()
     gradient = outputs["log_probs"].grad
     assert gradient is not None
-    return loss.item(), token_means({k: v.item() for k, v in metrics.items()}), gradient.numpy().astype(np.float64)
+    metrics = reduce_metrics([MetricSums.of(output, mask_N)])
+    return output.loss.item(), metrics, gradient.numpy().astype(np.float64)
+
+
+def clipped(log_probs_N: torch.Tensor, advantages_N: torch.Tensor, clip: ClipRange) -> Any:
+    """PPO clip where the old log-probs are zero."""
+    zeros_N = torch.zeros_like(log_probs_N)
+    return vanilla(log_probs_N, zeros_N, advantages_N, clip, response_tokens(zeros_N == 0, zeros_N, {}))
 
 
 @pytest.mark.parametrize("advantage", [1.5, -1.5])
@@ -82,12 +90,10 @@ def run(cfg: ActorConfig, arrays: dict[str, Array], columns: tuple[str, ...]) ->
 def test_inside_the_clip_range_the_loss_is_minus_ratio_times_advantage(
     advantage: float, ratio: float, expected_factor: float
 ) -> None:
-    values = vanilla(
-        torch.tensor([math.log(ratio)]), torch.zeros(1), torch.tensor([advantage]), ClipRange(0.2, 0.2, 3.0)
-    )
+    loss_N, metrics = clipped(torch.tensor([math.log(ratio)]), torch.tensor([advantage]), ClipRange(0.2, 0.2, 3.0))
 
-    assert values.loss.item() == pytest.approx(-expected_factor * advantage, rel=1e-6)
-    assert values.metrics["pg_clipfrac"].item() == 0.0
+    assert loss_N.item() == pytest.approx(-expected_factor * advantage, rel=1e-6)
+    assert metrics["pg_clipfrac"].item() == 0.0
 
 
 def test_clipping_and_dual_clip_by_hand() -> None:
@@ -96,26 +102,26 @@ def test_clipping_and_dual_clip_by_hand() -> None:
     ratios = torch.tensor([1.5, 0.5, 5.0, 0.5, 2.0])
     advantages = torch.tensor([2.0, -2.0, -2.0, 2.0, -2.0])
 
-    values = vanilla(ratios.log(), torch.zeros(5), advantages, ClipRange(0.2, 0.2, 3.0))
+    loss_N, metrics = clipped(ratios.log(), advantages, ClipRange(0.2, 0.2, 3.0))
 
-    torch.testing.assert_close(values.loss, torch.tensor([-2.4, 1.6, 6.0, -1.0, 4.0]))
-    assert values.metrics["pg_clipfrac"].tolist() == [1, 1, 0, 0, 0]
-    assert values.metrics["pg_clipfrac_lower"].tolist() == [0, 0, 1, 0, 0]
+    torch.testing.assert_close(loss_N, torch.tensor([-2.4, 1.6, 6.0, -1.0, 4.0]))
+    assert metrics["pg_clipfrac"].tolist() == [1, 1, 0, 0, 0]
+    assert metrics["pg_clipfrac_lower"].tolist() == [0, 0, 1, 0, 0]
 
 
 def test_a_higher_upper_clip_lets_the_ratio_rise_further() -> None:
-    values = vanilla(torch.tensor([1.25]).log(), torch.zeros(1), torch.ones(1), ClipRange(0.2, 0.28, 3.0))
+    loss_N, _ = clipped(torch.tensor([1.25]).log(), torch.ones(1), ClipRange(0.2, 0.28, 3.0))
 
-    assert values.loss.item() == pytest.approx(-1.25)
+    assert loss_N.item() == pytest.approx(-1.25)
 
 
 @pytest.mark.parametrize("gap", [1e4, -1e4])
 def test_a_huge_log_ratio_stays_finite(gap: float) -> None:
     log_probs = torch.tensor([gap], requires_grad=True)
-    values = vanilla(log_probs, torch.zeros(1), torch.tensor([-1.0]), ClipRange(0.2, 0.2, 3.0))
-    values.loss.sum().backward()
+    loss_N, _ = clipped(log_probs, torch.tensor([-1.0]), ClipRange(0.2, 0.2, 3.0))
+    loss_N.sum().backward()
 
-    assert torch.isfinite(values.loss).all()
+    assert torch.isfinite(loss_N).all()
     assert torch.isfinite(log_probs.grad).all()  # type: ignore[arg-type]
 
 

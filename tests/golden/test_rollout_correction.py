@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.disagreement import disagreement
-from controller.metrics import check_declared
-from controller.rollout_correction import Correction, correct_rollout
+from controller.ppo.rollout_correction import Correction, correct_rollout
+from controller.ppo.rollout_mismatch import mismatch_metrics
+from controller.tracking.metric_names import check_declared
 from splitppo.config import RolloutCorrectionConfig
 from splitppo.config.rejection import REJECTION_OPTIONS
 
-Tokens = list[list[tuple[float, float]]]
+BearerTokens = list[list[tuple[float, float]]]
 
-# Probabilities by trainer and by rollout engine: r is 2, 0.5 | 4 | nothing.
+# Probabilities by trainer and by rollout backend: r is 2, 0.5 | 4 | nothing.
 PROBABILITIES = [[(0.4, 0.2), (0.2, 0.4)], [(0.8, 0.2)], []]
 LN2 = math.log(2.0)
 
 
-def correct(rows: Tokens, **keys: Any) -> Correction:
-    """Of rows of (probability by the trainer, by the rollout engine), right-padded with NaN, which must not matter."""
+def correct(rows: BearerTokens, **keys: Any) -> Correction:
+    """Of rows of (probability by the trainer, by the rollout backend), right-padded with NaN, which must not matter."""
     width = max((len(row) for row in rows), default=0) + 1
     old, rollout, mask = (
         np.full((len(rows), width), number, dtype) for number, dtype in [(np.nan, np.float32)] * 2 + [(0, np.bool_)]
@@ -145,7 +145,7 @@ def test_a_token_is_rejected_where_its_ratio_leaves_the_bounds_by_hand() -> None
 
 @pytest.mark.parametrize("option", ["token_k1", "seq_sum_k1", "seq_mean_k1"])
 def test_the_bounds_of_k1_are_of_the_rollout_engines_probability_over_the_trainers(option: str) -> None:
-    # (trainer's, rollout engine's): rollout / trainer is 0.4, 0.6, 3 and 5.
+    # (trainer's, rollout backend's): rollout / trainer is 0.4, 0.6, 3 and 5.
     rows = [[(0.5, 0.2)], [(0.5, 0.3)], [(0.1, 0.3)], [(0.1, 0.5)]]
     correction = correct(rows, rollout_rs=option, rollout_rs_threshold="0.5_4.0")
 
@@ -203,7 +203,7 @@ def reference_statistic(option: str, row: list[tuple[float, float]]) -> list[flo
     return [whole] * len(row)
 
 
-def random_rows(seed: int) -> Tokens:
+def random_rows(seed: int) -> BearerTokens:
     rng = np.random.default_rng(seed)
     rows = []
     for length in [5, 0, 1, 9, 3, 0, 12]:
@@ -281,4 +281,4 @@ def test_a_single_token_has_no_correlation_and_no_deviation() -> None:
 
 def test_log_probs_of_other_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"same shape, got \(1, 2\), \(1, 3\) and \(1, 2\)"):
-        disagreement(np.zeros((1, 2)), np.zeros((1, 3)), np.ones((1, 2), np.bool_))
+        mismatch_metrics(np.zeros((1, 2)), np.zeros((1, 3)), np.ones((1, 2), np.bool_))

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from services.critic.losses import clipped_value_loss, critic_loss
-from services.engine.token_metrics import token_means
+from services.engine.token_metrics import MetricSums, reduce_metrics
 from splitppo.config import CriticConfig
+from tests.engines import response_tokens
 
 
 def reference_token(value: float, old: float, target: float, clip_range: float) -> tuple[float, bool]:
@@ -40,20 +41,17 @@ def test_value_loss_equals_the_reference_with_holes_and_an_empty_row(seed: int) 
     values, old, returns = (np.where(mask, rng.normal(0, 1, num_tokens), 0.0) for _ in range(3))
     config = CriticConfig.model_validate({"model": "unused", "cliprange_value": 0.3})
 
-    loss, sums = critic_loss(config)(
-        {"values": torch.tensor(values).float()},
-        {"values": torch.tensor(old).float(), "returns": torch.tensor(returns).float()},
-        torch.tensor(weights).float(),
-        torch.tensor(mask),
-    )
+    columns = {"values": torch.tensor(old).float(), "returns": torch.tensor(returns).float()}
+    tokens = response_tokens(torch.tensor(mask), torch.tensor(weights).float(), columns)
+    output = critic_loss(config)({"values": torch.tensor(values).float()}, tokens)
 
-    metrics = token_means({name: value.item() for name, value in sums.items()})
+    metrics = reduce_metrics([MetricSums.of(output, tokens.mask)])
     expected, num_clipped = 0.0, 0
     for index in np.flatnonzero(mask):
         token, clipped = reference_token(values[index], old[index], returns[index], 0.3)
         expected += weights[index] * token
         num_clipped += clipped
-    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
     assert metrics["vf_loss"] == pytest.approx(expected, rel=1e-5)
     assert metrics["vf_clipfrac"] == pytest.approx(num_clipped / mask.sum(), rel=1e-6)
     assert metrics["vpred_mean"] == pytest.approx(values[mask].mean(), rel=1e-5)

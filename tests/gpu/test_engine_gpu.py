@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from services.engine.train_engine import FrozenModel, TrainEngine
-from splitppo.config.schema import ActorConfig, CriticConfig
+from services.engine.frozen_model import FrozenModel
+from services.engine.train_engine import TrainEngine
+from splitppo.config import ActorConfig, CriticConfig
 from tests.engines import MAX_RESPONSE, forward_of, gradients, loss_of, make_batch, relative_error, silent
 from tests.models import save_policy
 
@@ -73,13 +74,13 @@ def test_update_save_and_load_on_the_device(policy: Path, tmp_path: Path) -> Non
     engine = engine_of(policy, dtype="bf16", lr=1e-3, gradient_checkpointing=True)
     metrics = engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
     assert metrics["num_skipped_steps"] == 0
-    saved = engine.save(tmp_path / "part", b"state", with_hf_model=True)
-    digest = engine.weights_digest()
+    saved = engine.save_checkpoint(tmp_path / "part", b"state", with_hf_model=True)
+    digest = engine.compute_weights_digest()
     engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
     saved.result(120)
     other = engine_of(policy, dtype="bf16", lr=1e-3)
-    assert other.load(tmp_path / "part") == b"state"
-    assert other.weights_digest() == digest
+    assert other.load_checkpoint(tmp_path / "part") == b"state"
+    assert other.compute_weights_digest() == digest
 
 
 def test_generation_after_an_update_uses_the_new_weights(policy: Path) -> None:

@@ -7,8 +7,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from controller.advantages import ESTIMATORS, compute_advantages, gae
-from controller.masked import masked_whiten
+from controller.ppo.advantages import ESTIMATORS, compute_advantages, gae
+from controller.ppo.masked_stats import masked_whiten
+from splitppo.config import AlgorithmConfig
 
 few = settings(max_examples=60)
 
@@ -27,15 +28,8 @@ def batches(draw: st.DrawFn) -> dict[str, np.ndarray]:
 
 def advantages_of(name: str, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     assume(batch["mask_BT"].sum() >= 2)
-    return compute_advantages(
-        name,
-        batch["rewards_BT"],
-        batch["mask_BT"],
-        groups_B=batch["groups_B"],
-        values_BT=batch["values_BT"],
-        gamma=0.9,
-        lam=0.8,
-    )
+    algorithm = AlgorithmConfig.model_validate({"adv_estimator": name, "gamma": 0.9, "lam": 0.8})
+    return compute_advantages(algorithm, **batch)
 
 
 @few

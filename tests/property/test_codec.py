@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
 from splitppo.batch import COLUMN_DTYPES, RESPONSE_ALIGNED, Batch, Column
-from splitppo.rpc.chunks import checksum, read_chunk, serialise_chunk
-from splitppo.rpc.codec import WIRE_COLUMNS, BatchReceiver, encode, encode_parts, receive_batch
+from splitppo.rpc.codec import WIRE_COLUMNS, encode_messages, receive_batch
 from splitppo.rpc.errors import WireError
+from splitppo.rpc.wire_format import checksum, read_chunk, serialise_chunk
 from splitppo.v1 import batch_pb2, worker_pb2
 
 
@@ -29,20 +29,6 @@ def batches(draw: st.DrawFn) -> Batch:
     return Batch(num_rows, columns)
 
 
-@given(batches())
-def test_what_is_received_is_what_was_sent_bit_for_bit(sent: Batch) -> None:
-    slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=2**40, part=7)
-    header, chunks = encode(sent, slot)
-    wire_header = batch_pb2.BatchHeader.FromString(header.SerializeToString())
-    receiver = BatchReceiver(wire_header, max_bytes=sent.num_bytes)
-    for chunk in chunks:
-        receiver.add(batch_pb2.BatchChunk.FromString(chunk.SerializeToString()))
-    received = receiver.finish()
-
-    assert wire_header.slot == slot
-    assert_identical(received, sent)
-
-
 def assert_identical(received: Batch, sent: Batch) -> None:
     assert received.num_rows == sent.num_rows
     assert list(received.columns) == list(sent.columns)
@@ -54,16 +40,19 @@ def assert_identical(received: Batch, sent: Batch) -> None:
 
 
 @given(batches())
-def test_serialised_parts_arrive_bit_for_bit_too(sent: Batch) -> None:
-    header, chunks = encode_parts(sent, batch_pb2.Slot(step=1))
+def test_what_is_received_is_what_was_sent_bit_for_bit(sent: Batch) -> None:
+    slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=2**40, part=7)
+    header, chunks = encode_messages(sent, slot)
 
     async def parts() -> AsyncIterator[bytes]:
         yield worker_pb2.GetBatchResponse(header=header).SerializeToString()
         for chunk in chunks:
             yield chunk
 
-    _, received = asyncio.run(receive_batch(parts(), sent.num_bytes, part_type=worker_pb2.GetBatchResponse))
+    call = receive_batch(parts(), sent.num_bytes, message_type=worker_pb2.GetBatchResponse)
+    wire_header, received = asyncio.run(call)
 
+    assert wire_header.slot == slot
     assert_identical(received, sent)
 
 

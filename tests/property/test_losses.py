@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 
 import numpy as np
 import torch
@@ -12,14 +14,15 @@ from torch import Tensor
 
 from services.actor.losses import KL_ESTIMATES, actor_loss, kl_estimate
 from services.critic.losses import critic_loss
-from services.engine.token_metrics import token_means
+from services.engine.token_metrics import LossOutput, MetricSums, reduce_metrics
 from splitppo.config import ActorConfig, CriticConfig
+from tests.engines import response_tokens
 
-Tokens = dict[str, Tensor]
+BearerTokens = dict[str, Tensor]
 COLUMNS = ("old_log_probs", "ref_log_probs", "advantages", "values", "returns")
 
 
-def random_tokens(seed: int, num_tokens: int) -> Tokens:
+def random_tokens(seed: int, num_tokens: int) -> BearerTokens:
     rng = np.random.default_rng(seed)
     tokens = {name: torch.tensor(rng.normal(0, 1, num_tokens)) for name in (*COLUMNS, "log_probs", "new_values")}
     tokens["entropy"] = torch.tensor(rng.exponential(1.0, num_tokens))
@@ -28,16 +31,16 @@ def random_tokens(seed: int, num_tokens: int) -> Tokens:
     return tokens
 
 
-def actor(tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+def actor(tokens: BearerTokens) -> LossOutput:
     config = ActorConfig.model_validate({"model": "unused", "entropy_coeff": 0.01, "use_kl_loss": True})
-    outputs = {name: tokens[name] for name in ("log_probs", "entropy")}
-    return actor_loss(config)(outputs, {name: tokens[name] for name in COLUMNS}, tokens["weights"], tokens["mask"])
+    return actor_loss(config)(tokens, response_tokens(tokens["mask"], tokens["weights"], tokens))
 
 
-def critic(tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+def critic(tokens: BearerTokens) -> LossOutput:
     config = CriticConfig.model_validate({"model": "unused"})
-    columns = {name: tokens[name] for name in COLUMNS}
-    return critic_loss(config)({"values": tokens["new_values"]}, columns, tokens["weights"], tokens["mask"])
+    return critic_loss(config)(
+        {"values": tokens["new_values"]}, response_tokens(tokens["mask"], tokens["weights"], tokens)
+    )
 
 
 @settings(max_examples=60)
@@ -51,16 +54,16 @@ def test_losses_and_metrics_over_any_split_add_up_to_the_whole(seed, num_tokens,
     tokens = random_tokens(seed, num_tokens)
     bounds = [0, *sorted(min(cut, num_tokens) for cut in cuts), num_tokens]
 
-    whole, whole_metrics = loss(tokens)
-    parts = [
-        loss({name: value[start:end] for name, value in tokens.items()}) for start, end in itertools.pairwise(bounds)
-    ]
+    whole = loss(tokens)
+    slices = [{name: value[start:end] for name, value in tokens.items()} for start, end in itertools.pairwise(bounds)]
+    parts = [loss(part) for part in slices]
 
-    torch.testing.assert_close(sum(part for part, _ in parts), whole, rtol=1e-9, atol=1e-9)
-    added = {name: sum(metrics[name].item() for _, metrics in parts) for name in whole_metrics}
-    expected = token_means({name: value.item() for name, value in whole_metrics.items()})
-    assert expected
-    for name, value in token_means(added).items():
+    torch.testing.assert_close(sum(part.loss for part in parts), whole.loss, rtol=1e-9, atol=1e-9)
+    sums = [MetricSums.of(output, part["mask"]) for output, part in zip(parts, slices, strict=True)]
+    added = reduce_metrics([functools.reduce(operator.add, sums)])
+    expected = reduce_metrics([MetricSums.of(whole, tokens["mask"])])
+    assert added.keys() == expected.keys() != set()
+    for name, value in added.items():
         assert abs(value - expected[name]) <= 1e-5 * max(1.0, abs(expected[name])), name
 
 
@@ -74,12 +77,12 @@ def test_what_stands_outside_the_mask_changes_nothing(seed, num_tokens, loss) ->
         for name, value in tokens.items()
     }
 
-    (loss_a, metrics_a), (loss_b, metrics_b) = loss(tokens), loss(changed)
+    first, second = loss(tokens), loss(changed)
 
-    torch.testing.assert_close(loss_a, loss_b)
-    assert metrics_a.keys() == metrics_b.keys() != set()
-    for name, value in metrics_a.items():
-        torch.testing.assert_close(value, metrics_b[name])
+    torch.testing.assert_close(first.loss, second.loss)
+    metrics = [reduce_metrics([MetricSums.of(output, tokens["mask"])]) for output in (first, second)]
+    assert metrics[0]
+    assert metrics[0] == metrics[1]
 
 
 @settings(max_examples=60)

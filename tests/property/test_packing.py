@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.packing import MicroBatchLimits, collate, plan, row_lengths
+from services.engine.batching.packing import MicroBatchLimits, collate, plan_micro_batches, row_lengths
 from services.engine.train_engine import TrainEngine
 from splitppo.batch import Batch
 from tests.engines import CPU, gradients, make_batch, make_engine, relative_error
@@ -29,7 +29,7 @@ LIMITS = st.builds(
 
 @given(LENGTHS, LIMITS, st.integers(1, 12))
 def test_a_plan_holds_every_row_once_in_at_least_as_many_micro_batches_as_asked(lengths, limits, at_least) -> None:
-    parts = plan(lengths, limits, at_least=at_least)
+    parts = plan_micro_batches(lengths, limits, at_least=at_least)
     assert len(parts) >= at_least
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(lengths)))
     if len(lengths) >= len(parts):
@@ -38,23 +38,23 @@ def test_a_plan_holds_every_row_once_in_at_least_as_many_micro_batches_as_asked(
 
 @given(LENGTHS, LIMITS, st.integers(1, 12))
 def test_a_plan_holds_no_more_micro_batches_than_asked_where_the_rows_need_fewer(lengths, limits, at_least) -> None:
-    needed = len(plan(lengths, limits))
-    assert len(plan(lengths, limits, at_least=at_least)) == max(needed, at_least)
+    needed = len(plan_micro_batches(lengths, limits))
+    assert len(plan_micro_batches(lengths, limits, at_least=at_least)) == max(needed, at_least)
 
 
 def test_a_rank_makes_no_more_micro_batches_than_the_others_where_balance_by_cost_breaks_the_budget() -> None:
     # 9 parts are within the budget, 10 parts of equal cost are not.
     rows = [5, 83, 200, 257, 349, 412, 416, 423, 439, 638, 743, 765, 947, 993, 995, 1018, 1050, 1152, 1390]
     lengths, limits = np.array(rows, np.int32), MicroBatchLimits(packed=True, max_tokens=1419)
-    assert len(plan(lengths, limits)) == 9
-    parts = plan(lengths, limits, at_least=10)
+    assert len(plan_micro_batches(lengths, limits)) == 9
+    parts = plan_micro_batches(lengths, limits, at_least=10)
     assert len(parts) == 10
     assert all(len(part) and lengths[part].sum() <= 1419 for part in parts)
 
 
 @given(LENGTHS, LIMITS, st.integers(1, 12))
 def test_no_micro_batch_is_over_its_limit_unless_it_is_one_row(lengths, limits, at_least) -> None:
-    for part in plan(lengths, limits, at_least=at_least):
+    for part in plan_micro_batches(lengths, limits, at_least=at_least):
         if limits.max_rows is not None:
             assert len(part) <= limits.max_rows
         elif len(part) > 1:
@@ -89,19 +89,19 @@ def test_collating_and_taking_apart_again_is_the_identity(batch: Batch, packed: 
         assert positions[row].tolist() == list(range(len(prompt) + len(response)))
     assert torch.equal(micro.input_ids.flatten()[micro.previous + 1], micro.targets)
     assert micro.targets.tolist() == batch["responses"].values.tolist()
-    assert micro.data["values"].tolist() == batch["values"].values.tolist()
-    assert micro.data["row_index"].tolist() == np.repeat(range(batch.num_rows), batch["responses"].lengths).tolist()
-    assert micro.mask.tolist() == (batch["response_mask"].values != 0).tolist()
-    assert micro.weights.tolist() == micro.mask.float().tolist()
+    assert micro.tokens.columns["values"].tolist() == batch["values"].values.tolist()
+    assert micro.tokens.row_index.tolist() == np.repeat(range(batch.num_rows), batch["responses"].lengths).tolist()
+    assert micro.tokens.mask.tolist() == (batch["response_mask"].values != 0).tolist()
+    assert micro.tokens.weights.tolist() == micro.tokens.mask.float().tolist()
 
 
 def test_no_rows_collate_to_one_masked_token_of_weight_zero() -> None:
     batch = make_batch(4).take(np.empty(0, np.int64))
     for packed in (True, False):
         micro = collate(batch, None, packed=packed, device=CPU)
-        assert micro.mask.tolist() == [False]
-        assert micro.weights.tolist() == [0.0]
-        assert micro.data.keys() == {"advantages", "returns", "row_index"}
+        assert micro.tokens.mask.tolist() == [False]
+        assert micro.tokens.weights.tolist() == [0.0]
+        assert micro.tokens.columns.keys() == {"advantages", "returns"}
 
 
 @cache

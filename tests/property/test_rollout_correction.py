@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from controller.metrics import check_declared
-from controller.rollout_correction import correct_rollout
+from controller.ppo.rollout_correction import correct_rollout
+from controller.tracking.metric_names import check_declared
 from splitppo.config import RolloutCorrectionConfig
 from splitppo.config.rejection import REJECTION_OPTIONS
 
@@ -17,7 +17,7 @@ few = settings(max_examples=80)
 
 @st.composite
 def rollouts(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Log-probs by trainer and rollout engine, however far apart, and a mask that may have holes and empty rows."""
+    """Log-probs by trainer and rollout backend, however far apart, and a mask that may have holes and empty rows."""
     shape = draw(st.tuples(st.integers(0, 6), st.integers(0, 8)))
     log_probs = st.floats(-100, 0, width=32)
     old, rollout = (draw(hnp.arrays(np.float32, shape, elements=log_probs)) for _ in range(2))

@@ -15,7 +15,7 @@ import pytest
 from splitppo import failpoints
 from splitppo.config import ConfigError
 from splitppo.config.debug import DebugConfig
-from splitppo.config.digest import worker_digest
+from splitppo.config.worker_digest import worker_digest
 from splitppo.failpoints import FOLDER, FailpointError, Failpoints, passed_mark, point_of
 from tests.fake_services import make_config
 from tests.groups import PROJECT, wait_until
@@ -53,7 +53,6 @@ def test_it_fires_in_its_process_only(tmp_path: Path) -> None:
         Failpoints(debug(rank=1), tmp_path, "actor", 0),
     ]
     assert not any(fires(points, 1) for points in others)
-    assert all(points.is_empty for points in others)
     assert fires(Failpoints(debug(rank=1), tmp_path, "actor", 1), 1)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from splitppo.config import Config, ConfigError
-from splitppo.config.packages import VLLM_MINOR, check_rollout_packages, installed_version
+from splitppo.config.rollout_packages import VLLM_MINOR, check_rollout_packages, installed_version
 from tests.fake_services import make_config
 
 ROOT = Path(__file__).parents[2]

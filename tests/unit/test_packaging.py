@@ -94,9 +94,16 @@ def test_no_lock_names_where_packages_come_from() -> None:
         assert options == [], file.name
 
 
-@pytest.mark.parametrize("command", ["make setup VLLM=1", "make setup VLLM=1 LOCK=cuda", "make quickstart VLLM=1"])
-def test_the_readme_says_how_to_install_and_use_vllm(command: str) -> None:
-    assert command in (ROOT / "README.md").read_text()
+@pytest.mark.parametrize(
+    ("page", "command"),
+    [
+        ("README.md", "make quickstart VLLM=1"),
+        ("docs/installation.md", "make setup VLLM=1 LOCK=cpu"),
+        ("docs/installation.md", "make setup VLLM=1 LOCK=cuda"),
+    ],
+)
+def test_the_docs_say_how_to_install_and_use_vllm(page: str, command: str) -> None:
+    assert command in (ROOT / page).read_text()
 
 
 def test_the_locks_keep_the_versions_that_vllm_needs() -> None:

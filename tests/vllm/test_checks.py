@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.actor.rollout.vllm_checks import check_model
+from services.rollout.vllm_backend.checks import check_model
 from splitppo.config import Config
 from tests import models
 from tests.fake_services import make_config

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from splitppo.config.packages import VLLM_MINOR, check_rollout_packages, installed_version
+from splitppo.config.rollout_packages import VLLM_MINOR, check_rollout_packages, installed_version
 from tests.fake_services import make_config
 
 pytestmark = pytest.mark.vllm

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from services.actor.rollout.stopping import StopRule
+from services.rollout.stopping import StopRule
 
 pytestmark = pytest.mark.vllm
 

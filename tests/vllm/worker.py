@@ -19,68 +19,38 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from services.actor.engine import ActorRole
-from services.actor.rollout.hf import HfRollout
-from services.actor.rollout.protocol import PromptRows, Rollout, Sampling
-from services.actor.rollout.stopping import load_stop_rule
-from services.shell.commands import CommandCancelled
-from services.shell.context import RankContext
+from services.actor.role import ActorRole
+from services.rollout.hf_backend.backend import HfRollout
+from services.rollout.protocol import Sampling
+from services.rollout.stopping import load_stop_rule
+from services.rollout.streamed_parts import response_rows
+from services.runtime.context import RankContext
+from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
-from splitppo.config import load_config
+from splitppo.config import Config, load_config
 from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
+from tests.roles import RecordedProgress
 
 NUM_PROMPTS = 12
 LENGTH = 16
 CPU = torch.device("cpu")
 
 
-class Report:
-    """A command's report that remembers what it is told."""
-
-    def __init__(self, cancel_after: int | None = None) -> None:
-        self.parts: dict[int, Batch] = {}
-        self.num_reports = 0
-        self._cancel_after = cancel_after
-
-    def __call__(self, done: int, total: int, phase: str) -> None:
-        assert 0 <= done <= total, (done, total)
-        self.num_reports += 1
-
-    def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:
-        self.parts[part] = columns
-
-    @property
-    def is_cancelled(self) -> bool:
-        return self._cancel_after is not None and self.num_reports >= self._cancel_after
-
-
-class Silent:
-    """A listener that nobody reads."""
-
-    is_cancelled = False
-
-    def progress(self, done: int, total: int) -> None:
-        pass
-
-    def group_ended(self, group: int, rollout: Rollout) -> None:
-        pass
-
-
 @dataclass
 class Actor:
-    """The role on this rank, driven as the shell would."""
+    """The role on this rank, driven as the runtime would."""
 
+    config: Config
     role: ActorRole
     rank: int
     world_size: int
-    model: str
     step: int = 0
 
     def generate(
         self,
         batch: Batch,
         *,
-        report: Report | None = None,
+        report: RecordedProgress | None = None,
         num_parts: int = 0,
         **sampling: Any,
     ) -> tuple[list[int], Batch]:
@@ -95,7 +65,7 @@ class Actor:
         command = self._command("Generate")
         whole = command.prepare(request, batch)
         rows = command.shard(whole, self.world_size)[self.rank]
-        outcome = command.run(request, whole.take(rows), report or Report())
+        outcome = command.run(request, whole.take(rows), report or RecordedProgress())
         assert outcome.policy_version == self.step
         return rows.tolist(), outcome.columns
 
@@ -106,25 +76,24 @@ class Actor:
         request = actor_pb2.ActorUpdateRequest(header=worker_pb2.CommandHeader(base_step=self.step - 1), slot=slot)
         command = self._command("Update")
         whole = command.prepare(request, batch)
-        command.run(request, whole.take(command.shard(whole, self.world_size)[self.rank]), Report())
+        command.run(request, whole.take(command.shard(whole, self.world_size)[self.rank]), RecordedProgress())
 
     def log_probs(self, rollouts: Batch) -> np.ndarray[Any, Any]:
         """Of the policy, for this rank's rows."""
         request = actor_pb2.ComputeLogProbsRequest(model=actor_pb2.POLICY_MODEL_POLICY)
-        outcome = self._command("ComputeLogProbs").run(request, rollouts, Report())
+        outcome = self._command("ComputeLogProbs").run(request, rollouts, RecordedProgress())
         values: np.ndarray[Any, Any] = outcome.columns["old_log_probs"].values
         return values
 
     def by_policy(self, batch: Batch, rows: list[int], **sampling: Any) -> list[list[int]]:
         """The responses of the Hugging Face engine to some prompts, on the policy's own weights. Collective."""
         policy = self.role._policy
-        stop_rule = load_stop_rule(policy.model, self.model, self.role._config.rollout.stop)
+        stop_rule = load_stop_rule(policy.model, self.config)
         engine = HfRollout(policy.gathered, stop_rule=stop_rule, max_batch_size=64, device=CPU)
         engine.sync_weights(self.step)
         settings = Sampling(**{"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_response_length": LENGTH, **sampling})
-        own = batch.take(np.array(rows, np.int64))
-        asked = PromptRows(own["prompts"].rows(), own["seeds"].rows(), np.zeros(len(rows), np.int64))
-        return [row.tolist() for row in engine.generate(asked, settings, Silent()).responses.rows()]
+        steps = engine.generate(batch.take(np.array(rows, np.int64)), settings, lambda: False)
+        return lists(response_rows(response for step in steps for response in step.ended))
 
     def _command(self, method: str) -> Any:
         return next(command for command in self.role.commands() if command.method == method)
@@ -181,23 +150,23 @@ def skipped_sync(actor: Actor) -> dict[str, Any]:
     """What happens when the engine is told of a new version and keeps its old weights."""
     actor.generate(make_prompts(), temperature=0.0)
     actor.update(make_experience(1))
-    engine = actor.role._rollout
+    backend = actor.role._generation._backend
 
     def lie(version: int) -> None:
-        engine._policy_version = version
+        backend.policy_version = version
 
-    engine.sync_weights = lie
+    backend.sync_weights = lie
     try:
         rows, rollouts = actor.generate(make_prompts(), temperature=0.0)
     finally:
-        del engine.sync_weights
+        del backend.sync_weights
     diff = np.abs(actor.log_probs(rollouts) - rollouts["rollout_log_probs"].values)
     facts = {
         "vllm": lists(rollouts),
         "hf": actor.by_policy(make_prompts(), rows),
         "log_prob_diff": float(diff.max(initial=0.0)),
     }
-    actor.role._rollout_is_stale = True
+    backend.policy_version = None
     return facts
 
 
@@ -251,7 +220,7 @@ def stop_texts(actor: Actor) -> dict[str, Any]:
 
 def streaming(actor: Actor) -> dict[str, Any]:
     """Three groups: what is reported group by group is what the whole holds. Ranks share unstreamed rows otherwise."""
-    prompts, report = make_prompts(9, 2), Report()
+    prompts, report = make_prompts(9, 2), RecordedProgress()
     rows, rollouts = actor.generate(prompts, num_parts=3, report=report)
     unstreamed_rows, whole = actor.generate(prompts)
     return {
@@ -267,7 +236,7 @@ def cancellation(actor: Actor) -> dict[str, Any]:
     """A cancelled command ends early, and the next one is as if it had never been."""
     prompts = make_prompts(NUM_PROMPTS, 4)
     _, before = actor.generate(prompts)
-    report = Report(cancel_after=3)
+    report = RecordedProgress(reports=3)
     try:
         actor.generate(prompts, report=report)
     except CommandCancelled:
@@ -317,7 +286,7 @@ def main(folder: Path, names: list[str]) -> None:
     config = load_config(folder / "config.yaml")
     context = RankContext("actor", rank, world_size, rank, CPU, dist.new_group(backend="gloo"), config)
     seed_all()
-    actor = Actor(ActorRole(context), rank, world_size, config.actor.model)
+    actor = Actor(config, ActorRole(context), rank, world_size)
     found = {name: SCENARIOS[name](actor) for name in names}
     (folder / f"rank_{rank}.json").write_text(json.dumps(found))
     dist.barrier()

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.train_engine import FrozenModel, TrainEngine
+from services.engine.frozen_model import FrozenModel
+from services.engine.train_engine import TrainEngine
 from tests.engines import (
     CPU,
     forward_of,
@@ -86,7 +87,7 @@ def test_both_ranks_hold_between_40_and_60_percent_of_the_tokens(group: Group) -
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_initial_weights_new_head_included_do_not_depend_on_the_number_of_ranks(group: Group, kind: str) -> None:
-    alone = group.engine(kind).weights_digest()
+    alone = group.engine(kind).compute_weights_digest()
     assert [facts[f"{kind}/initial_digest"] for facts in group.facts] == [alone, alone]
 
 
@@ -118,7 +119,7 @@ def test_a_model_too_large_to_stay_gathered_trains_like_a_small_one(group: Group
 
 def test_bf16_computes_near_fp32_on_fp32_master_weights(group: Group) -> None:
     engine = group.engine("policy")
-    assert group.facts[0]["bf16/initial_digest"] == engine.weights_digest()
+    assert group.facts[0]["bf16/initial_digest"] == engine.compute_weights_digest()
     expected = gradients(engine, BATCH)
     actual = group.tensors[0]["bf16/gradients"]
     assert {tensor.dtype for tensor in actual.values()} == {torch.float32}
@@ -176,14 +177,14 @@ def test_ranks_agree_which_mini_batches_hold_no_token_and_make_no_step_for_them(
 @pytest.mark.parametrize("kind", KINDS)
 def test_digest_is_the_same_on_every_rank_and_of_the_values_alone(group: Group, kind: str) -> None:
     engine = group.engine(kind)
-    engine.load(group.output / kind)
-    assert {facts[f"{kind}/saved_digest"] for facts in group.facts} == {engine.weights_digest()}
+    engine.load_checkpoint(group.output / kind)
+    assert {facts[f"{kind}/saved_digest"] for facts in group.facts} == {engine.compute_weights_digest()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_checkpoint_of_two_ranks_loads_bit_identically_on_one(group: Group, kind: str) -> None:
     engine = group.engine(kind)
-    assert engine.load(group.output / kind) == f"state of {kind}".encode()
+    assert engine.load_checkpoint(group.output / kind) == f"state of {kind}".encode()
     assert engine.num_updates == 1
     for name, tensor in weights(engine).items():
         assert torch.equal(tensor, group.tensors[0][f"{kind}/saved_weights"][name]), name
@@ -197,7 +198,7 @@ def test_checkpoint_of_two_ranks_loads_bit_identically_on_one(group: Group, kind
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_update_after_resuming_two_ranks_on_one_agrees(group: Group, kind: str) -> None:
     engine = group.engine(kind)
-    engine.load(group.output / kind)
+    engine.load_checkpoint(group.output / kind)
     engine.update(BATCH, forward_of(kind), loss_of(kind), progress=silent)
     for name, tensor in weights(engine).items():
         error = (tensor - group.tensors[0][f"{kind}/next_weights"][name]).abs().max()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from services.engine import parallel
-from services.engine.train_engine import FrozenModel
+from services.engine.frozen_model import FrozenModel
 from splitppo.balance import partition
 from tests.engines import CPU, forward_of, gradients, keep_tokens_of, loss_of, make_batch, make_engine, silent, weights
 
@@ -30,38 +30,38 @@ def main(models: Path, output: Path) -> None:
         settings = {"ppo_max_token_len_per_gpu": 64, "ppo_epochs": 2}
         forward, loss = forward_of(kind), loss_of(kind)
         engine = make_engine(models / "policy", kind, **settings)
-        facts[f"{kind}/initial_digest"] = engine.weights_digest()
+        facts[f"{kind}/initial_digest"] = engine.compute_weights_digest()
         computed = engine.compute(batch, forward, outputs=outputs, progress=silent)
         tensors[f"{kind}/compute/{rank}"] = {name: column.rows() for name, column in computed.items()}
         tensors[f"{kind}/gradients"] = gradients(engine, batch)
         first = batch.take([0]) if rank == 0 else batch.take([])
         tensors[f"{kind}/gradients_of_one_row"] = gradients(engine, first) if num_ranks > 1 else {}
         facts[f"{kind}/metrics"] = engine.update(batch, forward, loss, progress=silent)
-        saved = engine.save(output / kind, f"state of {kind}".encode() * (rank + 1), with_hf_model=True)
+        saved = engine.save_checkpoint(output / kind, f"state of {kind}".encode() * (rank + 1), with_hf_model=True)
         tensors[f"{kind}/saved_weights"] = weights(engine)
-        facts[f"{kind}/saved_digest"] = engine.weights_digest()
+        facts[f"{kind}/saved_digest"] = engine.compute_weights_digest()
         tensors[f"{kind}/saved_optimizer"] = moments(engine)
         engine.update(batch, forward, loss, progress=silent)  # in place, while the save is being written
         tensors[f"{kind}/next_weights"] = weights(engine)
-        facts[f"{kind}/next_digest"] = engine.weights_digest()
+        facts[f"{kind}/next_digest"] = engine.compute_weights_digest()
         saved.result(60)
-        engine.load_initial()
-        facts[f"{kind}/reloaded_initial_digest"] = engine.weights_digest()
-        facts[f"{kind}/extra"] = engine.load(output / kind).decode()
-        facts[f"{kind}/reloaded_digest"] = engine.weights_digest()
+        engine.load_checkpoint(None)
+        facts[f"{kind}/reloaded_initial_digest"] = engine.compute_weights_digest()
+        facts[f"{kind}/extra"] = engine.load_checkpoint(output / kind).decode()
+        facts[f"{kind}/reloaded_digest"] = engine.compute_weights_digest()
         engine.update(batch, forward, loss, progress=silent)
-        facts[f"{kind}/replayed_digest"] = engine.weights_digest()
+        facts[f"{kind}/replayed_digest"] = engine.compute_weights_digest()
         if kind == "policy":
             facts["generated"] = generate_alone(engine, rank)
-            facts["digest_after_generation"] = engine.weights_digest()
+            facts["digest_after_generation"] = engine.compute_weights_digest()
             reference = FrozenModel(engine.config, device=CPU)
             tensors[f"reference/{rank}"] = reference.compute(batch, forward, outputs=outputs, progress=silent)[
                 "log_probs"
             ].rows()
         sparse = keep_tokens_of(whole, int(parts[0][0])).take(rows)
-        engine.load_initial()
+        engine.load_checkpoint(None)
         facts[f"{kind}/sparse_metrics"] = engine.update(sparse, forward, loss, progress=silent)
-        facts[f"{kind}/sparse_digest"] = engine.weights_digest()
+        facts[f"{kind}/sparse_digest"] = engine.compute_weights_digest()
         tensors[f"{kind}/sparse_weights"] = weights(engine)
     parallel.KEEP_GATHERED_BYTES = 0  # as for a model that is too large to stay gathered
     large = make_engine(models / "policy", ppo_max_token_len_per_gpu=64, ppo_epochs=2)
@@ -73,7 +73,7 @@ def main(models: Path, output: Path) -> None:
     tensors["bf16/gradients"] = gradients(bf16, batch)
     computed = bf16.compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"]
     tensors[f"bf16/{rank}"] = computed.rows()
-    facts["bf16/initial_digest"] = bf16.weights_digest()
+    facts["bf16/initial_digest"] = bf16.compute_weights_digest()
     reference = FrozenModel(bf16.config, device=CPU)
     computed = reference.compute(batch, forward_of("policy"), outputs=["log_probs"], progress=silent)["log_probs"]
     tensors[f"bf16_reference/{rank}"] = computed.rows()

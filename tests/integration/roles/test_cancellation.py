@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.clients import ActorClient, Caller
+from controller.workers.actor_client import ActorClient
+from controller.workers.client import Caller
+from controller.workers.command import ProgressCallback
 from splitppo.batch import Batch
 from splitppo.config import Config, dump_config
-from splitppo.config.digest import worker_digest
+from splitppo.config.worker_digest import worker_digest
 from splitppo.rpc.errors import NotFound, StaleEpoch, WireError
 from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
 from tests.groups import Group
@@ -35,9 +37,9 @@ class Actor:
     group: Group
     config: Config
 
-    def client(self, epoch: int, on_progress: object = None) -> ActorClient:
+    def client(self, epoch: int, on_progress: ProgressCallback = lambda *_: None) -> ActorClient:
         caller = Caller("test", epoch, worker_digest(self.config, "actor"), NONCE)
-        return ActorClient(self.group.address, caller, on_progress=on_progress)  # type: ignore[arg-type]
+        return ActorClient(self.group.address, caller, on_progress=on_progress)
 
 
 @pytest.fixture(params=[1, 2], ids=["1-rank", "2-ranks"])

@@ -14,17 +14,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from controller.clients import ActorClient, Caller, CriticClient
-from services.actor.rollout.hf import HfRollout
-from services.actor.rollout.protocol import Sampling
-from services.actor.rollout.stopping import StopRule
+from controller.workers.actor_client import ActorClient
+from controller.workers.client import Caller
+from controller.workers.critic_client import CriticClient
+from services.rollout.hf_backend.backend import HfRollout
+from services.rollout.protocol import Sampling
+from services.rollout.stopping import StopRule
+from services.rollout.streamed_parts import response_rows
 from splitppo.batch import Batch
 from splitppo.config import Config, dump_config
-from splitppo.config.digest import worker_digest
+from splitppo.config.worker_digest import worker_digest
 from splitppo.rpc.errors import InvalidArgument, WireError, WrongState
 from splitppo.v1 import actor_pb2, batch_pb2
 from tests.groups import Group
-from tests.listeners import RecordingListener, prompt_rows
 from tests.models import EOS, VOCABULARY, save_policy
 
 NUM_PROMPTS, NUM_SAMPLES, NUM_STEPS, MAX_RESPONSE = 6, 4, 2, 8
@@ -242,12 +244,9 @@ def test_responses_do_not_depend_on_the_number_of_ranks(session: Session, model:
     backend = HfRollout(
         lambda: nullcontext(policy), stop_rule=StopRule([EOS]), max_batch_size=64, device=torch.device("cpu")
     )
-    prompts = prompts_of(1)
+    sampling = Sampling(SAMPLING.temperature, 1.0, 0, MAX_RESPONSE)
 
-    rollout = backend.generate(
-        prompt_rows(prompts["prompts"].rows(), prompts["seeds"].rows()),
-        Sampling(SAMPLING.temperature, 1.0, 0, MAX_RESPONSE),
-        RecordingListener(),
-    )
+    ended = (response for step in backend.generate(prompts_of(1), sampling, lambda: False) for response in step.ended)
 
-    np.testing.assert_array_equal(rollout.responses.values, session.runs[0][0].experience["responses"].values)
+    expected = session.runs[0][0].experience["responses"].values
+    np.testing.assert_array_equal(response_rows(ended)["responses"].values, expected)

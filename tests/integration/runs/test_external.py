@@ -131,7 +131,7 @@ def test_a_rollout_engine_that_differs_ends_the_run_with_one_sentence(groups: Ex
     # No two programs agree to 1e-12 nats.
     with groups.started("rollout.check_freq=1", "rollout.max_log_prob_diff=1e-12") as controller:
         assert controller.wait() == 1
-    assert "error: step 1: log-probs of the rollout engine and the trainer differ by up to" in controller.output
+    assert "error: step 1: log-probs of the rollout backend and the trainer differ by up to" in controller.output
     assert "rollout.max_log_prob_diff" in controller.output
     assert "Traceback" not in controller.output
     assert controller.folder.summary["exit_reason"] == "failed"

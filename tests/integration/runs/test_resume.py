@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
+from splitppo.rpc.bearer_tokens import BearerTokens
+from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.rpc.errors import error_from_rpc
-from splitppo.rpc.security import PLAINTEXT, Credentials
-from splitppo.rpc.tokens import Tokens
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
 from tests.meetings import HELD, held, let_go
 from tests.runs import STEPS_PER_EPOCH, RunFolder, started
@@ -56,7 +56,7 @@ def test_ctrl_c_finishes_the_step_at_an_epoch_boundary_and_the_run_goes_on_under
 
 
 def status(address: str, credentials: Credentials) -> worker_pb2.GetStatusResponse:
-    with credentials.blocking_channel(address) as channel:
+    with credentials.channel(address, grpc) as channel:
         stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
         return stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=20)
 
@@ -75,7 +75,7 @@ def test_a_run_without_a_critic_is_closed_to_strangers_and_left_at_once_by_a_sec
         token = token_file.read_text()
         assert token_file.stat().st_mode & 0o077 == 0
         [address] = {one["address"] for one in controller.folder.processes if one["address"]}
-        assert status(address, Credentials(tokens=Tokens((token,)))).role == worker_pb2.ROLE_ACTOR
+        assert status(address, Credentials(tokens=BearerTokens((token,)))).role == worker_pb2.ROLE_ACTOR
         with pytest.raises(grpc.RpcError) as refused:
             status(address, PLAINTEXT)
         assert str(error_from_rpc(refused.value)).startswith("actor, GetStatus: no token")

@@ -10,15 +10,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from controller.checkpoints import CheckpointStore
-from services.actor.engine import ActorRole
-from services.critic.engine import CriticRole
+from controller.run.checkpoint_store import CheckpointStore
+from services.actor.role import ActorRole
+from services.critic.role import CriticRole
 from services.engine import export
-from services.shell.commands import Role
-from services.shell.context import RankContext
-from services.shell.ledger import Ledger
-from services.shell.lifecycle import Lifecycle
-from services.shell.slots import SlotStore
+from services.runtime.context import RankContext
+from services.runtime.ranks.checkpoint_commands import CheckpointCommands
+from services.runtime.role import Role
+from services.runtime.state.batch_store import BatchStore
+from services.runtime.state.ledger import Ledger
 from splitppo.config import Config
 from splitppo.manifest import DamagedCheckpoint
 from splitppo.rpc.errors import DataLoss
@@ -63,11 +63,11 @@ class Roles:
         return RankContext(role_name, 0, 1, 0, torch.device("cpu"), cast(Any, None), config)
 
     def commands(self, run_dir: Path) -> dict[str, dict[str, Any]]:
-        """The shell's commands by role and method, over another run folder."""
+        """The runtime's commands by role and method, over another run folder."""
         found = {}
         for name, role in self.roles.items():
-            lifecycle = Lifecycle(role, self._context(name, run_dir), Ledger(), SlotStore())
-            found[name] = {command.method: command for command in lifecycle.commands()}
+            commands_of = CheckpointCommands(role, self._context(name, run_dir), Ledger(), BatchStore())
+            found[name] = {command.method: command for command in commands_of.commands()}
         return found
 
     def save(self, run_dir: Path, step: int) -> dict[str, str]:

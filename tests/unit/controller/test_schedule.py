@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from controller.schedule import first_error, run_calls, unless
-from splitppo.config.schema import Schedule
+from controller.schedule import run_calls
+from splitppo.config import Schedule
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 
@@ -100,61 +100,3 @@ async def test_a_cancelled_caller_cancels_its_calls(schedule: Schedule) -> None:
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert cancelled.is_set()
-
-
-def test_the_first_error_of_nested_groups_is_their_first_leaf() -> None:
-    leaf = ValueError("leaf")
-    inner = ExceptionGroup("inner", [leaf, KeyError("second")])
-    assert first_error(ExceptionGroup("outer", [inner, OSError("third")])) is leaf
-
-
-async def never() -> None:
-    await asyncio.Event().wait()
-
-
-async def test_work_that_ends_ends_the_alarm_too() -> None:
-    begun, cancelled = asyncio.Event(), asyncio.Event()
-
-    async def alarm() -> None:
-        begun.set()
-        try:
-            await never()
-        finally:
-            cancelled.set()
-
-    await unless(alarm(), begun.wait())
-    assert cancelled.is_set()
-
-
-async def test_an_alarm_ends_the_work_and_is_raised() -> None:
-    cancelled = asyncio.Event()
-
-    async def alarm() -> None:
-        raise RuntimeError("fire")
-
-    async def work() -> None:
-        try:
-            await never()
-        finally:
-            cancelled.set()
-
-    with pytest.raises(RuntimeError, match="fire"):
-        await unless(alarm(), work(), own_words_s=0.0)
-    assert cancelled.is_set()
-
-
-async def test_what_the_work_says_itself_counts_more_than_the_alarm() -> None:
-    alarmed = asyncio.Event()
-
-    async def alarm() -> None:
-        alarmed.set()
-        raise RuntimeError("a group has ended")
-
-    async def work() -> None:
-        await alarmed.wait()
-        for _ in range(10):  # the alarm is heard meanwhile
-            await asyncio.sleep(0)
-        raise ValueError("rank 1 has failed")
-
-    with pytest.raises(ValueError, match="rank 1 has failed"):
-        await unless(alarm(), work())

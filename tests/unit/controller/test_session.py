@@ -16,10 +16,10 @@ import yaml
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
-from controller.run_folder import RunFolder
-from controller.run_state import RunState
+from controller.rollout.results import Accuracy
+from controller.run.folder import RunFolder
+from controller.run.state import RunState
 from controller.session import run_session
-from controller.summary import Accuracy
 from splitppo.config import Config, ConfigError, dump_config
 from tests.fake_services import make_config
 from tests.groups import wait_until
@@ -127,7 +127,7 @@ def test_the_folder_is_free_again_after_a_run(make: Callable[..., Config]) -> No
     config = make()
     run_session(config)
     with RunFolder(config) as folder:
-        assert folder.claim.epoch == 2
+        assert folder.lease.epoch == 2
 
 
 def test_a_folder_that_may_not_be_used_gets_nothing_written(make: Callable[..., Config]) -> None:

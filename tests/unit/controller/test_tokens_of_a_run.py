@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from controller.connection import ServiceGroups
-from controller.run_folder import RunFolder
+from controller.workers.client import Caller
+from controller.workers.worker_groups import WorkerGroups
 from splitppo.config import ConfigError
-from splitppo.rpc.tokens import RUN_TOKEN_VARIABLE
+from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE
 from tests.fake_services import make_config
 
 TOKEN = "one-that-comes-by-environment"
 
 
-def groups(run_dir: Path, **services: Any) -> ServiceGroups:
+def groups(run_dir: Path, **services: Any) -> WorkerGroups:
     config = make_config(run_dir, services=services)
-    return ServiceGroups(config, RunFolder(config), lambda *_: None)
+    return WorkerGroups(config, run_dir / "config.yaml", Caller("run", 1), lambda *_: None)
 
 
 @pytest.mark.parametrize("launch", ["local", "external"])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from services.engine import export
-from services.engine.digest import weights_digest
 from services.engine.train_engine import TrainEngine
+from services.engine.weights_digest import weights_digest
 from tests.disks import fill, mounted
 from tests.engines import forward_of, loss_of, make_batch, make_engine, silent, weights
 from tests.models import EOS, save_policy, save_value_model
@@ -37,56 +39,56 @@ def step(engine: TrainEngine) -> dict[str, float]:
 def test_a_resumed_engine_goes_on_bit_for_bit(policy: Path, tmp_path: Path) -> None:
     settings = {"lr_schedule": "linear", "lr_decay_steps": 5}
     engine = updated(policy, **settings)
-    engine.save(tmp_path / "part", b"\x00state\xff", with_hf_model=False).result(30)
+    engine.save_checkpoint(tmp_path / "part", b"\x00state\xff", with_hf_model=False).result(30)
     expected = step(engine)
     resumed = make_engine(policy, **settings)
-    assert resumed.load(tmp_path / "part") == b"\x00state\xff"
+    assert resumed.load_checkpoint(tmp_path / "part") == b"\x00state\xff"
     assert step(resumed) == expected
-    assert resumed.weights_digest() == engine.weights_digest()
+    assert resumed.compute_weights_digest() == engine.compute_weights_digest()
 
 
 def test_a_save_before_the_first_update_loads_as_a_fresh_engine(policy: Path, tmp_path: Path) -> None:
     engine = make_engine(policy)
-    engine.save(tmp_path / "part", b"", with_hf_model=False).result(30)
+    engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
     trained = updated(policy)
-    assert trained.load(tmp_path / "part") == b""
+    assert trained.load_checkpoint(tmp_path / "part") == b""
     step(trained)
     step(engine)
-    assert trained.weights_digest() == engine.weights_digest()
+    assert trained.compute_weights_digest() == engine.compute_weights_digest()
 
 
 def test_the_snapshot_is_not_touched_by_later_updates(policy: Path, tmp_path: Path) -> None:
     engine = updated(policy)
-    saved = engine.weights_digest()
-    future = engine.save(tmp_path / "part", b"", with_hf_model=True)
+    saved = engine.compute_weights_digest()
+    future = engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=True)
     step(engine)
     future.result(30)
     assert weights_digest(AutoModelForCausalLM.from_pretrained(tmp_path / "part" / "huggingface")) == saved
-    engine.load(tmp_path / "part")
-    assert engine.weights_digest() == saved
+    engine.load_checkpoint(tmp_path / "part")
+    assert engine.compute_weights_digest() == saved
 
 
 def test_loading_the_initial_model_forgets_all_training(policy: Path) -> None:
     engine, fresh = updated(policy, "value"), make_engine(policy, "value")
-    engine.load_initial()
-    assert engine.weights_digest() == fresh.weights_digest()
+    engine.load_checkpoint(None)
+    assert engine.compute_weights_digest() == fresh.compute_weights_digest()
     assert engine.num_updates == 0
     assert step(engine) == step(fresh)
-    assert engine.weights_digest() == fresh.weights_digest()
+    assert engine.compute_weights_digest() == fresh.compute_weights_digest()
 
 
 def test_the_random_state_is_restored(policy: Path, tmp_path: Path) -> None:
     engine = make_engine(policy)
-    engine.save(tmp_path / "part", b"", with_hf_model=False).result(30)
+    engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
     expected = torch.rand(3)
-    engine.load(tmp_path / "part")
+    engine.load_checkpoint(tmp_path / "part")
     assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_save_replaces_the_leftovers_of_a_torn_one(policy: Path, tmp_path: Path) -> None:
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "__7_0.distcp").write_text("torn")
-    make_engine(policy).save(tmp_path / "part", b"", with_hf_model=False).result(30)
+    make_engine(policy).save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
     assert not (tmp_path / "part" / "__7_0.distcp").exists()
 
 
@@ -95,7 +97,7 @@ def test_a_save_never_removes_the_folder_that_another_rank_may_be_making(policy:
     folder.mkdir()
     held = os.open(folder, os.O_RDONLY)
     try:
-        make_engine(policy).save(folder, b"", with_hf_model=False).result(30)
+        make_engine(policy).save_checkpoint(folder, b"", with_hf_model=False).result(30)
         assert os.path.samestat(os.fstat(held), folder.stat())
     finally:
         os.close(held)
@@ -103,22 +105,22 @@ def test_a_save_never_removes_the_folder_that_another_rank_may_be_making(policy:
 
 def test_missing_and_torn_checkpoints_are_refused_and_change_nothing(policy: Path, tmp_path: Path) -> None:
     engine = updated(policy)
-    digest = engine.weights_digest()
+    digest = engine.compute_weights_digest()
     with pytest.raises(ValueError, match="nowhere holds no complete checkpoint"):
-        engine.load(tmp_path / "nowhere")
-    engine.save(tmp_path / "part", b"", with_hf_model=False).result(30)
+        engine.load_checkpoint(tmp_path / "nowhere")
+    engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
     shard = tmp_path / "part" / "__0_0.distcp"
-    engine.check(tmp_path / "part")
+    engine.check_checkpoint(tmp_path / "part")
     os.truncate(shard, shard.stat().st_size - 1)
     with pytest.raises(ValueError, match=r"is torn: __0_0\.distcp has \d+ of \d+ bytes"):
-        engine.load(tmp_path / "part")
+        engine.load_checkpoint(tmp_path / "part")
     shard.unlink()
     with pytest.raises(ValueError, match=r"is torn: __0_0\.distcp is missing"):
-        engine.check(tmp_path / "part")
+        engine.check_checkpoint(tmp_path / "part")
     (tmp_path / "part" / ".metadata").write_bytes(b"\x80")
     with pytest.raises(ValueError, match=r"is torn: \.metadata cannot be read"):
-        engine.check(tmp_path / "part")
-    assert engine.weights_digest() == digest
+        engine.check_checkpoint(tmp_path / "part")
+    assert engine.compute_weights_digest() == digest
 
 
 @pytest.mark.parametrize("left", [0, 60_000, 150_000, 200_000])
@@ -127,22 +129,39 @@ def test_a_full_disk_is_an_error_of_storage_whatever_was_being_written(policy: P
     with mounted(tmp_path / "disk", "size=4m") as disk:
         filler = fill(disk, left=left)
         with pytest.raises(OSError, match="No space left on device"):
-            engine.save(disk / "part", b"", with_hf_model=True).result(30)
+            engine.save_checkpoint(disk / "part", b"", with_hf_model=True).result(30)
         filler.unlink()
-        saved = engine.save(disk / "part", b"state", with_hf_model=True).result(30)
-        assert engine.load(disk / "part") == b"state"
-        assert engine.weights_digest() == saved
+        saved = engine.save_checkpoint(disk / "part", b"state", with_hf_model=True).result(30)
+        assert engine.load_checkpoint(disk / "part") == b"state"
+        assert engine.compute_weights_digest() == saved
+
+
+@pytest.mark.parametrize("with_hf_model", [False, True])
+def test_a_shard_that_cannot_be_read_back_is_an_error_of_storage(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, with_hf_model: bool
+) -> None:
+    engine = updated(policy)
+    real = torch.distributed.checkpoint.filesystem.FileSystem.create_stream
+
+    def stale(self: Any, path: Any, mode: str) -> Any:
+        if mode == "rb" and str(path).endswith(".distcp"):
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return real(self, path, mode)
+
+    monkeypatch.setattr(torch.distributed.checkpoint.filesystem.FileSystem, "create_stream", stale)
+    with pytest.raises(OSError, match="Stale file handle"):
+        engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=with_hf_model).result(30)
 
 
 @pytest.mark.parametrize("kind", ["policy", "value"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_save_answers_the_digest_of_the_weights_on_storage(tmp_path: Path, kind, tied: bool) -> None:
     engine = updated(save_policy(tmp_path / "policy", tie_word_embeddings=tied), kind)
-    expected = engine.weights_digest()
-    saved = engine.save(tmp_path / "part", b"", with_hf_model=False)
+    expected = engine.compute_weights_digest()
+    saved = engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=False)
     step(engine)
     assert saved.result(30) == expected
-    assert engine.weights_digest() != expected
+    assert engine.compute_weights_digest() != expected
 
 
 def test_a_model_is_described_by_what_its_weights_depend_on(policy: Path, tmp_path: Path) -> None:
@@ -154,24 +173,24 @@ def test_a_model_is_described_by_what_its_weights_depend_on(policy: Path, tmp_pa
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(policy: Path, tmp_path: Path) -> None:
     wider = make_engine(save_policy(tmp_path / "wider", hidden_size=48))
-    wider.save(tmp_path / "part", b"", with_hf_model=False).result(30)
+    wider.save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
     engine = make_engine(policy)
-    digest = engine.weights_digest()
-    for refuse in (engine.check, engine.load):
+    digest = engine.compute_weights_digest()
+    for refuse in (engine.check_checkpoint, engine.load_checkpoint):
         with pytest.raises(ValueError, match=r"is of another model: model\.\S+ has shape"):
             refuse(tmp_path / "part")
-    assert engine.weights_digest() == digest
+    assert engine.compute_weights_digest() == digest
 
 
 def test_export_gives_a_folder_that_transformers_loads_with_the_same_weights(
     policy: Path, tmp_path: Path, capfd
 ) -> None:
     engine = updated(policy)
-    engine.save(tmp_path / "part", b"", with_hf_model=False).result(30)
+    engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
     assert export.main(["--checkpoint", str(tmp_path / "part"), "--output", str(tmp_path / "out")]) == 0
     assert capfd.readouterr() == (f"{tmp_path / 'out'}\n", "")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert weights_digest(model) == engine.weights_digest()
+    assert weights_digest(model) == engine.compute_weights_digest()
     assert model.generation_config.eos_token_id == EOS
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("abc")["input_ids"] == [3, 4, 5]
 
@@ -179,11 +198,11 @@ def test_export_gives_a_folder_that_transformers_loads_with_the_same_weights(
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_value_model_from_a_language_model_exports_as_a_token_classifier(tmp_path: Path, tied: bool) -> None:
     engine = updated(save_policy(tmp_path / "policy", tie_word_embeddings=tied), "value")
-    engine.save(tmp_path / "part", b"", with_hf_model=True).result(30)
+    engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=True).result(30)
     model = AutoModelForTokenClassification.from_pretrained(tmp_path / "part" / "huggingface")
-    assert weights_digest(model) == engine.weights_digest()
+    assert weights_digest(model) == engine.compute_weights_digest()
     again = make_engine(tmp_path / "part" / "huggingface", "value", seed=99)
-    assert again.weights_digest() == engine.weights_digest()
+    assert again.compute_weights_digest() == engine.compute_weights_digest()
 
 
 @pytest.mark.parametrize("output", ["used", "fine"])
@@ -199,7 +218,7 @@ def test_digest_counts_tied_weights_once_and_values_only(tmp_path: Path) -> None
     tied = make_engine(save_policy(tmp_path / "tied"))
     assert tied.num_parameters == sum(tensor.numel() for tensor in weights(tied).values())
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "tied")
-    assert weights_digest(model) == tied.weights_digest()
-    assert weights_digest(model.bfloat16().float()) != tied.weights_digest()
+    assert weights_digest(model) == tied.compute_weights_digest()
+    assert weights_digest(model.bfloat16().float()) != tied.compute_weights_digest()
     value = make_engine(save_value_model(tmp_path / "value"), "value")
-    assert value.weights_digest() != tied.weights_digest()
+    assert value.compute_weights_digest() != tied.compute_weights_digest()

@@ -11,12 +11,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from controller.metrics import check_declared
-from services.engine.flops import DenseShape, dense_shape, peak_flops, peak_flops_of, train_flops
-from services.engine.model import load_model
+from controller.tracking.metric_names import check_declared
+from services.engine.flops import DenseShape, dense_shape, peak_flops, train_flops
+from services.engine.model.loading import load_model
 from services.engine.token_metrics import metrics_of_role
 from splitppo.batch import Batch
-from tests.engines import CPU, forward_of, loss_of, make_engine, silent
+from tests.engines import forward_of, loss_of, make_engine, silent
 from tests.models import VOCABULARY, save_policy, tiny_config
 
 # By hand, of tests.models.tiny_config: q, k, v with bias, o; gate, up, down; two norms. Then the last norm.
@@ -81,14 +81,11 @@ def test_other_models_than_dense_transformers_have_no_shape(changes: dict[str, A
         ("NVIDIA A100-SXM4-80GB", 312e12, 19.5e12),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None),
         ("NVIDIA GeForce GTX 1080", None, None),
+        ("cpu", None, None),
     ],
 )
 def test_the_peak_is_known_by_a_devices_whole_name(name: str, bf16: float | None, fp32: float | None) -> None:
-    assert (peak_flops_of(name, "bf16"), peak_flops_of(name, "fp32")) == (bf16, fp32)
-
-
-def test_a_cpu_has_no_peak() -> None:
-    assert peak_flops(CPU, "fp32") is None
+    assert (peak_flops(name, "bf16"), peak_flops(name, "fp32")) == (bf16, fp32)
 
 
 # In an update: two rows of four and three tokens; the third has nothing to learn from.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ import transformers
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from services.actor.losses import actor_loss
-from services.engine.model import Kind
+from services.engine.model.loading import Kind
+from services.engine.token_metrics import LossOutput
 from services.engine.train_engine import TrainEngine
 from splitppo.batch import Batch, Column
-from splitppo.config.schema import ActorConfig
+from splitppo.config import ActorConfig
 from tests.engines import forward_of, gradients, loss_of, make_batch, make_engine, relative_error, silent, weights
 from tests.models import save_policy
 
@@ -33,18 +35,18 @@ def poisoned(poisoned_calls: set[int]):
     """The usual loss, infinite in some calls."""
     calls = iter(range(1000))
 
-    def loss(outputs, data, weights_N, mask_N):
-        value, metrics = loss_of("policy")(outputs, data, weights_N, mask_N)
-        return (value * torch.inf if next(calls) in poisoned_calls else value), metrics
+    def loss(outputs, tokens):
+        output = loss_of("policy")(outputs, tokens)
+        return replace(output, loss=output.loss * torch.inf) if next(calls) in poisoned_calls else output
 
     return loss
 
 
 def test_a_non_finite_gradient_skips_the_step_is_counted_and_said(policy: Path, caplog) -> None:
     engine = make_engine(policy)
-    before = engine.weights_digest()
+    before = engine.compute_weights_digest()
     metrics = update(engine, make_batch(), poisoned({0}))
-    assert engine.weights_digest() == before
+    assert engine.compute_weights_digest() == before
     assert metrics["num_skipped_steps"] == 1
     assert math.isnan(metrics["grad_norm"])
     assert "optimizer step skipped" in caplog.text
@@ -58,7 +60,7 @@ def test_other_mini_batches_are_applied_when_one_is_skipped(policy: Path) -> Non
         [name for name in batch.columns if name != "mini_batches"]
     )
     expected = update(reference, second)
-    assert skipping.weights_digest() == reference.weights_digest()
+    assert skipping.compute_weights_digest() == reference.compute_weights_digest()
     assert metrics["num_skipped_steps"] == 1
     assert metrics["loss"] == pytest.approx(expected["loss"])
     assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"])
@@ -100,6 +102,25 @@ def test_metrics_are_means_over_mini_batches_of_sums_over_micro_batches(policy: 
     assert update(one, batch)["entropy"] == pytest.approx(mean, rel=1e-5)
 
 
+def mean_ratio_of_rows(outputs, tokens):
+    """A loss over sequences: the geometric mean of each row's probabilities."""
+    sums_B = torch.zeros(int(tokens.row_index.max()) + 1)
+    sums_B = sums_B.index_add(0, tokens.row_index, torch.where(tokens.mask, outputs["log_probs"], 0.0))
+    counts_B = torch.zeros_like(sums_B).index_add(0, tokens.row_index, tokens.mask.float())
+    ratio_B = (sums_B / counts_B.clamp(min=1.0)).exp()
+    return LossOutput((tokens.weights * ratio_B[tokens.row_index]).sum(), {}, {})
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_loss_over_sequences_sees_whole_rows_however_they_are_split(policy: Path, packed: bool) -> None:
+    settings = {"lr": 0.0, "loss_agg_mode": "seq-mean-token-mean"}
+    one = make_engine(policy, **settings)
+    many = make_engine(policy, **settings, use_remove_padding=packed, ppo_micro_batch_size_per_gpu=3)
+    expected = update(one, make_batch(), mean_ratio_of_rows)
+    assert expected["grad_norm"] > 0
+    assert update(many, make_batch(), mean_ratio_of_rows) == pytest.approx(expected, rel=1e-4)
+
+
 def test_progress_counts_the_micro_batches_of_the_whole_update(policy: Path) -> None:
     engine = make_engine(policy, ppo_micro_batch_size_per_gpu=3, ppo_epochs=2)
     reports: list[tuple[int, int, str]] = []
@@ -127,9 +148,9 @@ def test_nothing_is_learned_from_mini_batches_without_any_token(policy: Path, ki
     engine = make_engine(policy, kind, ppo_epochs=2, weight_decay=0.1)
     batch = make_batch(num_mini_batches=2, ppo_epochs=2)
     update(engine, batch)  # from here on AdamW has a momentum
-    before = engine.weights_digest()
+    before = engine.compute_weights_digest()
     metrics = update(engine, without_tokens(batch))
-    assert engine.weights_digest() == before
+    assert engine.compute_weights_digest() == before
     assert {int(state["step"]) for state in engine.optimizer.state.values()} == {4}
     assert (metrics["num_empty_steps"], metrics["num_skipped_steps"]) == (4, 0)
     assert not {"loss", "grad_norm"} & metrics.keys()
@@ -156,7 +177,7 @@ def test_a_mini_batch_without_any_token_leaves_the_others_alone(policy: Path, pa
     reports: list[tuple[int, int, str]] = []
     metrics = update(engine, without_tokens(batch, 0), loss, lambda *report: reports.append(report))
     expected = update(reference, second, loss)
-    assert engine.weights_digest() == reference.weights_digest()
+    assert engine.compute_weights_digest() == reference.compute_weights_digest()
     assert metrics.pop("num_empty_steps") == 1
     assert expected.pop("num_empty_steps") == 0
     for name in metrics.keys() - {"tokens_rank_min", "tokens_rank_max", "tokens_rank_mean"}:
@@ -166,9 +187,9 @@ def test_a_mini_batch_without_any_token_leaves_the_others_alone(policy: Path, pa
 
 def test_computing_leaves_weights_and_gradients_alone(policy: Path) -> None:
     engine = make_engine(policy)
-    before = engine.weights_digest()
+    before = engine.compute_weights_digest()
     engine.compute(make_batch(), forward_of("policy"), outputs=["log_probs"], progress=silent)
-    assert engine.weights_digest() == before
+    assert engine.compute_weights_digest() == before
     assert all(parameter.grad is None for parameter in engine.model.parameters())
 
 
@@ -186,12 +207,6 @@ def test_computing_nothing_gives_empty_columns(policy: Path, rows: list[int]) ->
     assert column.num_rows == len(rows)
     assert column.values.dtype == np.float32
     assert len(column.values) == 0
-
-
-def test_empty_prompt_is_refused(policy: Path) -> None:
-    batch = Batch.from_rows(prompts=[[5], []], responses=[[6], [7]])
-    with pytest.raises(ValueError, match="prompt of row 1 is empty"):
-        make_engine(policy).compute(batch, forward_of("policy"), outputs=["entropy"], progress=silent)
 
 
 def test_generation_with_left_padding_equals_generation_without(policy: Path) -> None:
@@ -213,7 +228,7 @@ def test_an_engine_trains_after_generation_as_if_it_had_not_generated(policy: Pa
         model.generate(torch.tensor([[9, 8]]), attention_mask=torch.ones(1, 2, dtype=torch.long), max_new_tokens=2)
     update(generating, batch)
     update(other, batch)
-    assert generating.weights_digest() == other.weights_digest()
+    assert generating.compute_weights_digest() == other.compute_weights_digest()
 
 
 def test_untied_embeddings_train_too(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,12 +13,12 @@ import yaml
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from controller.tokenizer import load_tokenizer
+from controller.data.tokenizer import load_tokenizer
 from recipes.gsm8k.prepare import BadInput, find_files, main, read_examples, to_row
 from recipes.gsm8k.tiny_model import make_tiny_model
 from rewards.gsm8k import compute_score
 from splitppo.config import load_config
-from splitppo.config.plan import batch_plan
+from splitppo.config.batch_plan import batch_plan
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "gsm8k"
 EXAMPLES = [
@@ -126,14 +127,15 @@ def test_the_tiny_model_is_a_hugging_face_folder_with_a_chat_template(tmp_path: 
     assert model.num_parameters() == num_parameters
     assert tokenizer.eos_token_ids == tuple(model.generation_config.eos_token_id)
     messages = [{"role": "user", "content": "How many?"}]
-    assert tokenizer.render(messages) == "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n"
+    rendered = tokenizer.chat_template.render(messages)
+    assert rendered == "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n"
     text = "1,200 nails — it's\n\n  naïve"
     expected = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids
     transformers_tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert transformers_tokenizer(text).input_ids == expected
-    assert tokenizer.decode(expected) == text
+    assert tokenizer.decode_batch([np.array(expected)]) == [text]
     templated = transformers_tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-    assert templated["input_ids"] == tokenizer.encode(messages).tolist()
+    assert templated["input_ids"] == tokenizer.encode_batch([messages], [rendered])[0].tolist()
 
 
 @pytest.mark.parametrize("name", ["cpu.yaml", "qwen2.5-0.5b.yaml"])

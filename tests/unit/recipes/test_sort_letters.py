@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from controller.tokenizer import load_tokenizer
+from controller.data.tokenizer import load_tokenizer
 from recipes.sort_letters import task
 from recipes.sort_letters.prepare import DEFAULT_OUTPUT, make_tokenizer, prepare
 from recipes.sort_letters.quickstart import CONFIG, remove_run
@@ -75,7 +75,7 @@ def test_transformers_and_the_controller_encode_as_the_model_was_trained(prepare
     text = "sort jcab\n#### abcj"
     expected = Tokenizer.from_file(str(prepared / "model" / "tokenizer.json")).encode(text).ids
     assert AutoTokenizer.from_pretrained(prepared / "model")(text).input_ids == expected
-    assert load_tokenizer(str(prepared / "model")).encode(text).tolist() == expected
+    assert load_tokenizer(str(prepared / "model")).encode_batch([text], [text])[0].tolist() == expected
 
 
 def test_rows_are_prompts_with_a_ground_truth(prepared: Path) -> None:

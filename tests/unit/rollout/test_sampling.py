@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.actor.rollout.protocol import Sampling
-from services.actor.rollout.sampling import sample_tokens, uniforms
-from splitppo.config.schema import MIN_TEMPERATURE
+from services.rollout.protocol import Sampling
+from services.rollout.sampling import sample_tokens, uniforms
+from splitppo.config.rollout import MIN_TEMPERATURE
 
 
 def sampling(temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Sampling:

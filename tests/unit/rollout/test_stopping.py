@@ -11,7 +11,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from services.actor.rollout.stopping import StopRule, load_stop_rule
+from services.rollout.stopping import StopRule, load_stop_rule
+from tests.fake_services import make_config
 
 NO_PROMPT = np.empty(0, np.int32)
 PIECES = ("END", "x", "ab", "cd", "EN", "D", "</", "ans", "wer", ">", "wer>", " ", "Ġa")
@@ -131,21 +132,22 @@ def test_an_empty_text_is_refused(tokenizer: Any) -> None:
 
 
 def test_texts_without_a_tokenizer_that_decodes_are_refused(tmp_path: Path) -> None:
-    model = SimpleNamespace(config=SimpleNamespace(eos_token_id=5), generation_config=None)
+    model: Any = SimpleNamespace(config=SimpleNamespace(eos_token_id=5), generation_config=None)
 
     with pytest.raises(ValueError, match=r"rollout\.stop needs a fast"):
         StopRule([], ["END"], object())
     with pytest.raises(ValueError, match=rf"rollout\.stop needs a tokenizer: {tmp_path} has no"):
-        load_stop_rule(model, str(tmp_path), ["END"])  # type: ignore[arg-type]
+        load_stop_rule(model, make_config(tmp_path, actor__model=str(tmp_path), rollout__stop=["END"]))
 
 
 def test_the_rule_of_a_model_has_its_stop_tokens_and_the_texts(tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     model: Any = SimpleNamespace(config=SimpleNamespace(eos_token_id=5), generation_config=None)
 
-    rule = load_stop_rule(model, str(tmp_path), ["ab"])
+    rule = load_stop_rule(model, make_config(tmp_path, data__tokenizer=str(tmp_path), rollout__stop=["ab"]))
+    without_tokenizer = load_stop_rule(model, make_config(tmp_path, actor__model=str(tmp_path / "none")))
 
     assert length_of(rule, [1, 5]) == 2
     assert length_of(rule, [1, tokenizer.eos_token_id]) == 2
     assert length_of(rule, ids(tokenizer, "x", "ab")) == 2
-    assert length_of(load_stop_rule(model, str(tmp_path / "none"), []), [1, 5]) == 2
+    assert length_of(without_tokenizer, [1, 5]) == 2

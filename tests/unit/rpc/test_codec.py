@@ -7,10 +7,11 @@ import pytest
 import xxhash
 
 from splitppo.batch import Batch, Column
-from splitppo.rpc.chunks import CHUNK_BYTES
-from splitppo.rpc.codec import BatchReceiver, encode, encode_parts, receive_batch
+from splitppo.rpc.codec import BatchReceiver, encode_messages, receive_batch
 from splitppo.rpc.errors import CorruptBatch, InvalidBatch, LimitExceeded
+from splitppo.rpc.wire_format import CHUNK_BYTES
 from splitppo.v1 import batch_pb2, worker_pb2
+from tests.batch_streams import add, encode
 
 SLOT = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=3)
 LIMIT = 1 << 30
@@ -70,7 +71,7 @@ def test_chunks_are_one_mebibyte_and_the_last_one_is_what_is_left(num_bytes: int
     seen = []
     for part in chunks:
         seen.append(len(part.payload))
-        receiver.add(part)
+        add(receiver, part)
 
     assert seen == sizes
     np.testing.assert_array_equal(receiver.finish()["prompts"].values, batch["prompts"].values)
@@ -80,8 +81,7 @@ def test_strided_values_are_sent_as_their_own_values_only() -> None:
     values = np.arange(10, dtype=np.int32)[::2]
     header, chunks = encode(Batch(1, {"prompts": Column(values, np.array([5], np.int32))}), SLOT)
     receiver = BatchReceiver(header, LIMIT)
-    for part in chunks:
-        receiver.add(part)
+    add(receiver, *chunks)
 
     assert receiver.finish()["prompts"].values.tolist() == [0, 2, 4, 6, 8]
 
@@ -89,8 +89,7 @@ def test_strided_values_are_sent_as_their_own_values_only() -> None:
 def test_received_columns_are_writable_and_share_no_memory() -> None:
     header, chunks = encode(small_batch(), SLOT)
     receiver = BatchReceiver(header, LIMIT)
-    for part in chunks:
-        receiver.add(part)
+    add(receiver, *chunks)
     received = receiver.finish()
 
     received["prompts"].values[:] = 0
@@ -206,11 +205,10 @@ def test_a_batch_of_exactly_the_limit_is_taken() -> None:
 def test_a_chunk_that_is_not_the_next_piece_is_refused(chunks: list[batch_pb2.BatchChunk], sentence: str) -> None:
     receiver = BatchReceiver(small_header(), LIMIT)
     *good, bad = chunks
-    for part in good:
-        receiver.add(part)
+    add(receiver, *good)
 
     with pytest.raises(InvalidBatch, match=sentence):
-        receiver.add(bad)
+        add(receiver, bad)
 
 
 def test_a_chunk_with_another_checksum_is_corrupt() -> None:
@@ -219,58 +217,34 @@ def test_a_chunk_with_another_checksum_is_corrupt() -> None:
     bad.payload = bytes(35) + b"\x01"
 
     with pytest.raises(CorruptBatch, match="chunk at byte 0: the payload does not have the checksum"):
-        receiver.add(bad)
+        add(receiver, bad)
 
 
 def test_a_truncated_batch_is_refused() -> None:
     receiver = BatchReceiver(small_header(), LIMIT)
-    receiver.add(chunk(0, bytes(12)))
+    add(receiver, chunk(0, bytes(12)))
 
     with pytest.raises(InvalidBatch, match="the stream ended after 12 of 36 bytes"):
         receiver.finish()
 
 
-async def stream(*parts: worker_pb2.GetBatchResponse) -> AsyncIterator[worker_pb2.GetBatchResponse]:
-    for part in parts:
-        yield part
-
-
-HEADER = worker_pb2.GetBatchResponse(header=small_header())
-CHUNK = worker_pb2.GetBatchResponse(chunk=chunk(0, bytes(36)))
-
-
-@pytest.mark.parametrize(
-    ("parts", "sentence"),
-    [
-        ([], "the stream ended before its header"),
-        ([CHUNK, HEADER], "a batch stream begins with its header"),
-        ([HEADER, CHUNK, HEADER], "a batch stream has one header, got a second one"),
-        ([HEADER, worker_pb2.GetBatchResponse()], "got an empty message"),
-    ],
-)
-async def test_parts_out_of_order_are_refused(parts: list[worker_pb2.GetBatchResponse], sentence: str) -> None:
-    with pytest.raises(InvalidBatch, match=sentence):
-        await receive_batch(stream(*parts), LIMIT)
+async def stream(*messages: bytes) -> AsyncIterator[bytes]:
+    for message in messages:
+        yield message
 
 
 async def test_a_put_is_opened_before_its_batch_is_read() -> None:
     def refuse(header: worker_pb2.PutBatchHeader) -> batch_pb2.BatchHeader:
         raise LookupError(header.run_id)
 
-    async def parts() -> AsyncIterator[worker_pb2.PutBatchRequest]:
-        yield worker_pb2.PutBatchRequest(header=worker_pb2.PutBatchHeader(run_id="other"))
+    opening = worker_pb2.PutBatchRequest(header=worker_pb2.PutBatchHeader(run_id="other"))
 
     with pytest.raises(LookupError, match="other"):
-        await receive_batch(parts(), LIMIT, refuse)
-
-
-async def serialised(*messages: bytes) -> AsyncIterator[bytes]:
-    for message in messages:
-        yield message
+        await receive_batch(stream(opening.SerializeToString()), LIMIT, refuse)
 
 
 PUT_HEADER = worker_pb2.PutBatchRequest(header=worker_pb2.PutBatchHeader(batch=small_header())).SerializeToString()
-PUT_CHUNK = next(encode_parts(small_batch(), SLOT)[1])
+PUT_CHUNK = next(encode_messages(small_batch(), SLOT)[1])
 
 
 @pytest.mark.parametrize(
@@ -286,18 +260,18 @@ PUT_CHUNK = next(encode_parts(small_batch(), SLOT)[1])
         ([PUT_HEADER], InvalidBatch, "the stream ended after 0 of 36 bytes"),
     ],
 )
-async def test_a_serialised_stream_is_checked_like_messages(
+async def test_a_stream_that_is_not_a_header_and_then_its_chunks_is_refused(
     messages: list[bytes], error: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(error, match=sentence):
-        await receive_batch(serialised(*messages), LIMIT, lambda header: header.batch)
+        await receive_batch(stream(*messages), LIMIT, lambda header: header.batch)
 
 
 async def test_a_chunk_that_another_protobuf_writer_laid_out_is_read_too() -> None:
     _, chunks = encode(small_batch(), SLOT)
     foreign = [worker_pb2.PutBatchRequest(chunk=part).SerializeToString() for part in chunks]
 
-    _, batch = await receive_batch(serialised(PUT_HEADER, *foreign), LIMIT, lambda header: header.batch)
+    _, batch = await receive_batch(stream(PUT_HEADER, *foreign), LIMIT, lambda header: header.batch)
 
     assert foreign != [PUT_CHUNK]
     assert batch["values"].values.tolist() == [0.5, 1.5, 2.5]

@@ -7,7 +7,7 @@ import socket
 import grpc
 import pytest
 
-from splitppo.rpc.security import Credentials
+from splitppo.rpc.credentials import Credentials
 
 
 @pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
@@ -17,7 +17,7 @@ def test_a_proxy_of_the_environment_is_not_asked(variable: str, monkeypatch: pyt
     with socket.create_server(("127.0.0.1", 0)) as proxy, socket.create_server(("127.0.0.1", 0)) as service:
         monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy.getsockname()[1]}")
         service.settimeout(20)
-        with Credentials().blocking_channel(f"127.0.0.1:{service.getsockname()[1]}") as channel:
+        with Credentials().channel(f"127.0.0.1:{service.getsockname()[1]}", grpc) as channel:
             ready = grpc.channel_ready_future(channel)  # connects
             connection, _ = service.accept()
             connection.close()

@@ -1,0 +1,1 @@
+"""Prompts: files, rows, chat templates, token ids."""

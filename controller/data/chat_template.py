@@ -1,0 +1,118 @@
+"""Chat messages to the text that a model sees, as transformers renders them."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from splitppo.config import ConfigError
+
+Messages = Sequence[Mapping[str, Any]]
+Prompt = str | Messages
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """How a model wants its prompts.
+
+    Attributes:
+        template: None for a base model without one.
+        variables: what the template sees besides the messages, e.g. the named special tokens.
+    """
+
+    template: jinja2.Template | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Whether the rendered prompt has its special tokens already."""
+        return self.template is not None and not isinstance(prompt, str)
+
+    def render(self, prompt: Prompt) -> str:
+        """The text that the model sees: messages through the template, with the generation prompt.
+
+        A plain string is returned as it is; so are the contents of messages, one per line, where there is no template.
+        Raises ValueError: no messages, a message without role and content, or a refusal by the template.
+        """
+        if isinstance(prompt, str):
+            return prompt
+        _check_messages(prompt)
+        if self.template is None:
+            return "\n".join(_plain_content(message) for message in prompt)
+        defaults = {"messages": prompt, "tools": None, "documents": None, "add_generation_prompt": True}
+        try:
+            return self.template.render({**defaults, **self.variables})
+        except (jinja2.TemplateError, TypeError) as error:
+            raise ValueError(f"the chat template refuses the messages: {error}") from error
+
+
+def load_chat_template(
+    folder: Path, tokenizer_config: Mapping[str, Any], override: Path | None, variables: Mapping[str, Any]
+) -> ChatTemplate:
+    """The template of a file, else of the model's chat_template.jinja, else of its tokenizer_config.json.
+
+    Raises ConfigError: no such file, no template of the name "default", or no valid Jinja.
+    """
+    if override is not None and not override.is_file():
+        raise ConfigError(f"data.chat_template: no such file {override}")
+    file = override or folder / "chat_template.jinja"
+    text = file.read_text(encoding="utf-8") if file.is_file() else tokenizer_config.get("chat_template")
+    if isinstance(text, list):
+        named = {entry["name"]: str(entry["template"]) for entry in text}
+        if "default" not in named:
+            raise ConfigError(
+                f"{folder}: tokenizer_config.json has the chat templates {', '.join(named)}, but no default one;"
+                " set data.chat_template to a file"
+            )
+        text = named["default"]
+    return ChatTemplate(None if text is None else _compile(text, override or folder), variables)
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %} ... {% endgeneration %}`, which marks assistant text for training; rendered as its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+def _compile(template: str, source: Path) -> jinja2.Template:
+    """Compiles in the sandbox, with the settings, filters and functions that transformers gives to chat templates."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes HTML
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=time.strftime)
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"{source}: the chat template is not valid Jinja: {error}") from error
+
+
+def _raise_exception(message: str) -> str:
+    raise jinja2.TemplateError(message)
+
+
+def _check_messages(messages: Messages) -> None:
+    if not messages:
+        raise ValueError("expected at least one message, got none")
+    for message in messages:
+        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+            raise ValueError(f"expected messages with 'role' and 'content', got {message!r}")
+
+
+def _plain_content(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    if not isinstance(content, str):
+        raise ValueError(f"the model has no chat template, so a message's content must be text, got {content!r}")
+    return content

@@ -1,0 +1,49 @@
+"""A model's small files: in a local folder, or fetched from the Hugging Face hub."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from splitppo.config import ConfigError
+
+_HUB_FILES = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "config.json",
+    "chat_template.jinja",
+]
+
+
+def model_folder(source: str, key: str) -> Path:
+    """The folder that `source`, the value of `key`, names; the small files of a hub name are fetched.
+
+    Raises ConfigError where there is no such folder, and no such model on the hub.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise ConfigError(f"model folder {source} does not exist (key {key})")
+    import huggingface_hub  # slow to import, and a local folder does not need it
+
+    try:
+        return Path(huggingface_hub.snapshot_download(source, allow_patterns=_HUB_FILES))
+    except (OSError, ValueError) as error:  # HTTP errors of the hub are OSErrors
+        found = f"{source!r} is neither a local folder nor a model that the Hugging Face hub gives us (key {key})"
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(f"{found}: {reason}") from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object, empty if the file is not there. ConfigError if the file is something else."""
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: expected a JSON object, got {type(content).__name__}")
+    return content

@@ -1,0 +1,1 @@
+"""What PPO computes from a step's rollouts, in numpy alone."""

@@ -1,0 +1,72 @@
+"""KL divergences estimated on sampled tokens, and the coefficient of the KL in the reward.
+
+d is the log-prob of a token by the policy that sampled it minus the other one's, in nats, so that the mean of d over
+tokens is the KL of the sampler from the other. Estimators as in Schulman, 2020, "Approximating KL divergence".
+B sequences, T response tokens, right-padded. float64 inside.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from controller.ppo.masked_stats import Float32s, Float64s, Mask
+from splitppo.config import AlgorithmConfig
+
+MAX_LOG_RATIO = 20.0  # nats; log-ratios are clamped to it before they are exponentiated
+
+
+def k1(d: Float64s) -> Float64s:
+    """k1 = d: unbiased, of either sign."""
+    return d
+
+
+def k2(d: Float64s) -> Float64s:
+    """k2 = d^2 / 2: biased, never negative."""
+    return np.asarray(0.5 * d**2)
+
+
+def k3(d: Float64s) -> Float64s:
+    """k3 = exp(-d) + d - 1: unbiased, never negative."""
+    return np.asarray(np.exp(-d) + d - 1.0)
+
+
+# By verl's name and the short one; the same names as in splitppo/config/algorithm.py.
+KL_ESTIMATORS: Mapping[str, Callable[[Float64s], Float64s]] = {
+    "kl": k1,
+    "k1": k1,
+    "abs": np.abs,
+    "mse": k2,
+    "k2": k2,
+    "low_var_kl": k3,
+    "k3": k3,
+}
+
+
+def clamp_log_ratio(log_ratio: Float64s) -> Float64s:
+    """`log_ratio` within +-MAX_LOG_RATIO."""
+    return np.asarray(np.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def kl_divergence(log_probs_BT: Float32s, ref_log_probs_BT: Float32s, mask_BT: Mask, *, kl_penalty: str) -> Float64s:
+    """KL of the policy, which sampled, from the reference: per token, [B, T], in nats, zero outside the mask.
+
+    d of k3 is clamped, and its value to +-10.
+    """
+    d_BT = np.where(mask_BT, log_probs_BT.astype(np.float64) - ref_log_probs_BT, 0.0)
+    estimate = KL_ESTIMATORS[kl_penalty]
+    return np.clip(k3(clamp_log_ratio(d_BT)), -10.0, 10.0) if estimate is k3 else estimate(d_BT)
+
+
+def next_kl_coef(config: AlgorithmConfig, kl_coef: float, current_kl: float | None, *, num_samples: int) -> float:
+    """The coefficient after a step: as it was (fixed), or moved so that the KL is held near a target (adaptive).
+
+    Adaptive (Ziegler et al., 2019, section 2.2): kl_coef * (1 + clip(kl / target - 1, +-0.2) * num_samples / horizon),
+    where kl is the step's mean KL in nats (None: it had none; ValueError: not finite), num_samples its responses.
+    """
+    if config.kl_ctrl == "fixed" or current_kl is None:
+        return kl_coef
+    if not math.isfinite(current_kl):
+        raise ValueError(f"the adaptive KL controller needs a finite KL, got {current_kl}")
+    error = min(max(current_kl / config.kl_target - 1.0, -0.2), 0.2)
+    return kl_coef * (1.0 + error * num_samples / config.kl_horizon)

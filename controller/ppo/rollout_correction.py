@@ -1,0 +1,166 @@
+"""Rollout correction: weights and rejection where the rollout backend did not sample from the trainer's policy.
+
+Two programs compute the probabilities of the same tokens with other kernels and other dtypes, so that the samples are
+slightly off-policy before the first update (Liu et al., 2025, "When Speed Kills Stability"; Yao et al., 2025, "Your
+Efficient RL Framework Secretly Brings You Off-Policy RL Training"). Options and metric names are verl's.
+
+B responses, T response tokens, right-padded; N tokens inside the mask, R responses that have any.
+r = p / q, the trainer's probability of a sampled token over the rollout backend's. float64 inside.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from controller.ppo.kl import KL_ESTIMATORS, clamp_log_ratio
+from controller.ppo.masked_stats import Float32s, Float64s, Floats, Mask
+from controller.ppo.rollout_mismatch import mismatch_metrics
+from splitppo.config import RolloutCorrectionConfig
+from splitppo.config.rejection import Rejection
+
+
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """What a step's experience becomes, and metrics: rollout_corr/... and training/rollout_...
+
+    Attributes:
+        kept: [B, T] bool, tokens to learn from: the mask without what was rejected.
+        weights: [B, T] float32, what multiplies the policy loss of a token, 0 outside the mask; None: nothing does.
+    """
+
+    kept: Mask
+    weights: Float32s | None
+    metrics: Mapping[str, float]
+
+
+def correct_rollout(
+    config: RolloutCorrectionConfig, old_log_probs_BT: Floats, rollout_log_probs_BT: Floats, mask_BT: Mask
+) -> Correction:
+    """Weights, rejection and metrics of a batch, from log p and log q; without any token, no metrics.
+
+    Weights are computed, and normalised, over all tokens, also over those that are rejected.
+    """
+    metrics = mismatch_metrics(old_log_probs_BT, rollout_log_probs_BT, mask_BT)
+    log_ratio_BT = np.where(mask_BT, old_log_probs_BT.astype(np.float64) - rollout_log_probs_BT, 0.0)
+    weights_BT: Float32s | None = None
+    if config.rollout_is is not None:
+        weights_BT, weight_metrics = importance_weights(config, log_ratio_BT, mask_BT)
+        metrics |= weight_metrics
+    kept_BT, rejection_metrics = reject(config.rejections, -log_ratio_BT, mask_BT)
+    return Correction(kept_BT, weights_BT, metrics | rejection_metrics)
+
+
+def importance_weights(
+    config: RolloutCorrectionConfig, log_ratio_BT: Float64s, mask_BT: Mask
+) -> tuple[Float32s, dict[str, float]]:
+    """Truncated importance weights min(w, threshold) (Ionides, 2008, "Truncated Importance Sampling").
+
+        token:    w_t = p_t / q_t
+        sequence: w_t = prod_s p_s / q_s, over the response's tokens s
+
+    so that E_q[w f] = E_p[f] but for the truncation. With rollout_is_batch_normalize the truncated weights are divided
+    by their mean over tokens (`token`) or over responses (`sequence`). log r is 0 outside the mask.
+
+    Returns:
+        (weights [B, T] float32, 0 outside the mask, metrics of w before the truncation).
+    """
+    if not mask_BT.any():
+        return np.zeros(mask_BT.shape, np.float32), {}
+    by_response, threshold = config.rollout_is == "sequence", config.rollout_is_threshold
+    log_w_BT = log_ratio_BT.sum(axis=1, keepdims=True) if by_response else log_ratio_BT
+    w_BT = np.where(mask_BT, np.exp(clamp_log_ratio(log_w_BT)), 0.0)
+    metrics = _spread(w_BT, mask_BT, low=1.0 / threshold, high=threshold, centre=1.0, by_response=by_response)
+    for share in ("fraction_high", "fraction_low"):
+        metrics[f"ratio_{share}"] = metrics.pop(share)
+    bounded_N = np.clip(w_BT[mask_BT], 1.0 / threshold, threshold)
+    metrics["eff_sample_size"] = float(bounded_N.mean() ** 2 / (bounded_N**2).mean())
+    weights_BT = np.minimum(w_BT, threshold)
+    if config.rollout_is_batch_normalize:
+        factor = float((_response_means(weights_BT, mask_BT) if by_response else weights_BT[mask_BT]).mean())
+        weights_BT = weights_BT / factor
+        metrics["batch_norm_factor"] = factor
+    return weights_BT.astype(np.float32), _named("rollout_is", metrics)
+
+
+def reject(rejections: tuple[Rejection, ...], d_BT: Float64s, mask_BT: Mask) -> tuple[Mask, dict[str, float]]:
+    """The tokens that pass all criteria, each lower <= statistic <= upper; metrics of each and of all together.
+
+    The statistic is k1, k2 or k3 (controller/ppo/kl.py) of a token, or their sum, mean or maximum over a response, of
+    which all tokens are then rejected together. d = log q - log p, 0 outside the mask, is clamped for k2 and k3.
+    """
+    if not rejections or not mask_BT.any():
+        return mask_BT, {}
+    metrics: dict[str, float] = {}
+    kept_BT = mask_BT
+    for rejection in rejections:
+        low, high = -np.inf if rejection.lower is None else rejection.lower, rejection.upper
+        statistic_BT, by_response = _statistic(rejection, d_BT, mask_BT), rejection.over != "token"
+        passes_BT = mask_BT & (low <= statistic_BT) & (statistic_BT <= high)
+        spread = _spread(statistic_BT, mask_BT, low=low, high=high, centre=0.0, by_response=by_response)
+        metrics |= _named(f"rollout_rs_{rejection.option}", spread | _masked_fractions(passes_BT, mask_BT))
+        kept_BT = kept_BT & passes_BT
+    return kept_BT, metrics | _named("rollout_rs", _masked_fractions(kept_BT, mask_BT))
+
+
+def _statistic(rejection: Rejection, d_BT: Float64s, mask_BT: Mask) -> Float64s:
+    """[B, T], what a criterion looks at; that of a response stands on each of its tokens."""
+    d_BT = d_BT if rejection.estimate == "k1" else clamp_log_ratio(d_BT)
+    estimate_BT = np.where(mask_BT, KL_ESTIMATORS[rejection.estimate](d_BT), 0.0)
+    match rejection.over:
+        case "token":
+            return estimate_BT
+        case "seq_sum":
+            statistic_B = estimate_BT.sum(axis=1)
+        case "seq_mean":
+            statistic_B = estimate_BT.sum(axis=1) / np.maximum(mask_BT.sum(axis=1), 1)
+        case _:
+            statistic_B = estimate_BT.max(axis=1)
+    return np.broadcast_to(statistic_B[:, None], mask_BT.shape)
+
+
+def _spread(
+    values_BT: Float64s, mask_BT: Mask, *, low: float, high: float, centre: float, by_response: bool
+) -> dict[str, float]:
+    """How a weight or a statistic lies over tokens and, as means over their tokens, over responses (seq_).
+
+    `std` is of the tokens' values clipped to [low, high]; `by_response`: the extremes and the shares beyond the bounds
+    are of responses.
+    """
+    values_N, values_R = values_BT[mask_BT], _response_means(values_BT, mask_BT)
+    counted = values_R if by_response else values_N
+    metrics = {
+        "mean": values_N.mean(),
+        "max": counted.max(),
+        "min": counted.min(),
+        "std": np.clip(values_N, low, high).std(),
+        "fraction_high": (counted > high).mean(),
+        "fraction_low": (counted < low).mean(),
+        "seq_mean": values_R.mean(),
+        "seq_std": values_R.std(ddof=1) if len(values_R) > 1 else 0.0,
+        "seq_max": values_R.max(),
+        "seq_min": values_R.min(),
+        "seq_max_deviation": np.abs(values_R - centre).max(),
+        "seq_fraction_high": (values_R > high).mean(),
+        "seq_fraction_low": (values_R < low).mean(),
+    }
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _masked_fractions(kept_BT: Mask, mask_BT: Mask) -> dict[str, float]:
+    """The share of tokens that are rejected, and of responses that lose one."""
+    rejected_BT = mask_BT & ~kept_BT
+    return {
+        "masked_fraction": float(rejected_BT.sum() / mask_BT.sum()),
+        "seq_masked_fraction": float(rejected_BT.any(axis=1).sum() / mask_BT.any(axis=1).sum()),
+    }
+
+
+def _response_means(values_BT: Float64s, mask_BT: Mask) -> Float64s:
+    """[R], means over the tokens of each response that has any."""
+    rows = mask_BT.any(axis=1)
+    return np.asarray(np.where(mask_BT, values_BT, 0.0)[rows].sum(axis=1) / mask_BT[rows].sum(axis=1))
+
+
+def _named(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    return {f"rollout_corr/{prefix}_{name}": value for name, value in metrics.items()}

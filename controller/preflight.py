@@ -1,0 +1,115 @@
+"""What a run reads, loaded and checked before any group is started: models, tokenizer, prompts, their rewards."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from controller.data.model_folder import model_folder, read_json
+from controller.data.prompts import PromptBatch, PromptDataset, load_prompts
+from controller.data.tokenizer import Tokenizer, load_tokenizer
+from rewards.manager import check_data_sources
+from splitppo.config import Config, ConfigError
+from splitppo.config.batch_plan import batch_plan
+from splitppo.config.rollout_packages import check_rollout_packages
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The policy's tokenizer, and the prompts for training and, where there are any, for validation."""
+
+    tokenizer: Tokenizer
+    prompts: PromptDataset
+    val_prompts: PromptBatch | None
+
+    @property
+    def data_sources(self) -> frozenset[str]:
+        """All that need a reward."""
+        return self.prompts.table.data_sources | (self.val_prompts.data_sources if self.val_prompts else frozenset())
+
+
+def check_config(config: Config) -> None:
+    """Checks what goes beyond single keys.
+
+    Raises:
+        ConfigError: numbers that do not divide or fit, or a rollout backend that ranks started here would not find.
+    """
+    batch_plan(config)
+    if config.services.launch == "local":
+        check_rollout_packages(config)
+
+
+def load_inputs(config: Config) -> Inputs:
+    """Reads what the config names; ConfigError if something is missing, unreadable or does not fit together."""
+    check_config(config)
+    data, vocab_size = config.data, check_models(config)
+    tokenizer = load_tokenizer(
+        data.tokenizer or config.actor.model,
+        chat_template=data.chat_template,
+        chat_template_kwargs=data.apply_chat_template_kwargs,
+    )
+    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"the tokenizer (data.tokenizer) has {tokenizer.vocab_size} tokens,"
+            f" actor.model a vocabulary of {vocab_size}"
+        )
+    table = load_prompts(data, tokenizer, "train")
+    prompts = PromptDataset(table, batch_size=data.train_batch_size, seed=config.run.seed, shuffle=data.shuffle)
+    inputs = Inputs(tokenizer, prompts, load_prompts(data, tokenizer, "val") if data.val_files else None)
+    check_data_sources(config.reward, inputs.data_sources)
+    return inputs
+
+
+def check_models(config: Config) -> int | None:
+    """The size of the vocabulary of actor and critic; None where it is not known: the models need not be here.
+
+    Raises:
+        ConfigError: a model is missing; actor and critic have other vocabularies; rows may be longer than a model has
+            positions; vLLM's ranks cannot share the attention heads of the actor.
+    """
+    if config.services.launch == "external":
+        return None
+    actor = _read_sizes(config, config.actor.model, "actor.model")
+    if config.rollout.backend == "vllm":
+        _check_vllm(config, actor)
+    vocab_size = actor.get("vocab_size")
+    if config.uses_critic:
+        critic_size = _read_sizes(config, config.critic.model, "critic.model").get("vocab_size", vocab_size)
+        if vocab_size is not None and critic_size != vocab_size:
+            raise ConfigError(f"actor.model has a vocabulary of {vocab_size} tokens, critic.model one of {critic_size}")
+    return vocab_size
+
+
+def _read_sizes(config: Config, model: str, key: str) -> Mapping[str, int]:
+    """The integers of a model's config.json, those of its text_config too. ConfigError if rows do not fit into it."""
+    file = model_folder(model, key) / "config.json"
+    if not file.is_file():
+        raise ConfigError(f"{key}: {file.parent} has no config.json")
+    description = read_json(file)
+    entries = description.get("text_config", {}) | description
+    sizes = {name: value for name, value in entries.items() if isinstance(value, int)}
+    longest = config.data.longest_row
+    if longest > sizes.get("max_position_embeddings", longest):
+        raise ConfigError(
+            f"{key} has max_position_embeddings {sizes['max_position_embeddings']}, fewer than data.max_prompt_length +"
+            f" data.max_response_length ({longest} tokens); lower data.max_prompt_length or data.max_response_length"
+        )
+    return sizes
+
+
+def _check_vllm(config: Config, actor: Mapping[str, int]) -> None:
+    """Refuses what vLLM could not load, once the whole group stands."""
+    vllm = config.rollout.vllm
+    positions = actor.get("max_position_embeddings")
+    if positions is not None and vllm.max_model_len is not None and vllm.max_model_len > positions:
+        raise ConfigError(
+            f"rollout.vllm.max_model_len ({vllm.max_model_len}) must not exceed the max_position_embeddings of"
+            f" actor.model ({positions}); lower rollout.vllm.max_model_len"
+        )
+    ranks, key = vllm.tensor_model_parallel_size, "rollout.vllm.tensor_model_parallel_size"
+    heads, key_values = actor.get("num_attention_heads", ranks), actor.get("num_key_value_heads", ranks)
+    if heads % ranks:
+        wrong = f"num_attention_heads of actor.model ({heads}) must be a multiple"
+    elif key_values % ranks and ranks % key_values:
+        wrong = f"num_key_value_heads of actor.model ({key_values}) must be a multiple or a divisor"
+    else:
+        return
+    raise ConfigError(f"the {wrong} of {key} ({ranks}); change {key}")

@@ -1,0 +1,1 @@
+"""What is made of a step's prompts: streamed responses, their scores, validation."""

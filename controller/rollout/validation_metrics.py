@@ -1,0 +1,103 @@
+"""What validation says: means per data source, and best, worst and majority of n responses by bootstrap.
+
+The bootstrap draws with the same random numbers as verl's, so both report the same figures for the same scores.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.rollout.results import Accuracy, ScoredSample, is_numeric
+
+_NUM_BOOTSTRAPS = 1000
+_BOOTSTRAP_SEED = 42
+
+
+def accuracy_by_source(samples: Sequence[ScoredSample]) -> Accuracy:
+    """Mean over responses of "acc", or of the reward for a source without it; overall and per source.
+
+    A response whose scorer failed, and so gave no "acc", counts as 0. Raises ValueError where there is none.
+    """
+    by_source: dict[str, list[float]] = defaultdict(list)
+    core = _core_variables(samples)
+    for sample in samples:
+        value = _variables(sample).get(core[sample.data_source])
+        by_source[sample.data_source].append(float(value) if is_numeric(value) else 0.0)
+    if not by_source:
+        raise ValueError("a validation without any response has no accuracy")
+    return Accuracy(
+        overall=float(np.mean(np.concatenate(list(by_source.values())))),
+        by_source={source: float(np.mean(values)) for source, values in by_source.items()},
+    )
+
+
+def validation_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
+    """val/accuracy, val-core/<source>/<acc or reward>/mean@N and, for all variables and the rest, val-aux/...
+
+    Figures are taken per prompt, then averaged over the prompts of a source. n runs through 2, 4, ... and N. "acc",
+    where there, is what counts, and "pred" is what a majority is taken of.
+    """
+    core = _core_variables(samples)
+    prompts: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    for sample in samples:
+        prompts[sample.data_source, sample.prompt_index].append(_variables(sample))
+    collected: dict[str, list[float]] = defaultdict(list)
+    for (source, _), answers in prompts.items():
+        for variable in {core[source]: None, **{name: None for answer in answers for name in answer}}:
+            is_core = variable == core[source]
+            for name, value in _prompt_metrics(answers, variable, 0.0 if is_core else None).items():
+                section = "val-core" if is_core and name.startswith("mean@") else "val-aux"
+                collected[f"{section}/{source}/{variable}/{name}"].append(value)
+    metrics = {name: float(np.mean(values)) for name, values in collected.items()}
+    return {"val/accuracy": accuracy_by_source(samples).overall, **metrics}
+
+
+def _variables(sample: ScoredSample) -> dict[str, Any]:
+    """The fields that a scorer filled in, and "reward"."""
+    return {**{name: value for name, value in sample.extra.items() if value is not None}, "reward": sample.score}
+
+
+def _core_variables(samples: Sequence[ScoredSample]) -> dict[str, str]:
+    """The variable that counts, per data source."""
+    with_acc = {sample.data_source for sample in samples if sample.extra.get("acc") is not None}
+    return {sample.data_source: "acc" if sample.data_source in with_acc else "reward" for sample in samples}
+
+
+def _prompt_metrics(answers: Sequence[Mapping[str, Any]], variable: str, missing: float | None) -> dict[str, float]:
+    """All figures of one prompt and variable; answers without a number have the value `missing`, or are left out."""
+    values = [(answer.get(variable, missing), answer.get("pred")) for answer in answers]
+    numbers = [(float(value), pred) for value, pred in values if is_numeric(value)]
+    if (num_samples := len(numbers)) == 0:
+        return {}
+    values_N = np.array([value for value, _ in numbers])
+    preds = [pred for _, pred in numbers]
+    metrics = {f"mean@{num_samples}": float(values_N.mean())}
+    if num_samples == 1:
+        return metrics
+    metrics[f"std@{num_samples}"] = float(values_N.std())
+    for n in sorted({num_samples, *(2**exponent for exponent in range(1, num_samples.bit_length()))}):
+        drawn_Kn = _bootstrap_indices(num_samples, n)
+        chosen = {"best": values_N[drawn_Kn].max(axis=1), "worst": values_N[drawn_Kn].min(axis=1)}
+        if any(pred is not None for pred in preds):
+            pred_N = np.unique([str(pred) for pred in preds], return_inverse=True)[1]
+            chosen["maj"] = values_N[_majority(pred_N, drawn_Kn)]
+        for name, values_K in chosen.items():
+            metrics[f"{name}@{n}/mean"], metrics[f"{name}@{n}/std"] = float(values_K.mean()), float(values_K.std())
+    return metrics
+
+
+@lru_cache
+def _bootstrap_indices(num_samples: int, n: int) -> NDArray[np.int64]:
+    """[_NUM_BOOTSTRAPS, n] draws with replacement, the same for every prompt."""
+    return np.random.RandomState(_BOOTSTRAP_SEED).randint(0, num_samples, size=(_NUM_BOOTSTRAPS, n))
+
+
+def _majority(pred_N: NDArray[np.int64], drawn_Kn: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Per draw, the sample that gave the most frequent answer first; of equally frequent ones the first seen."""
+    drawn_preds_Kn = pred_N[drawn_Kn]
+    votes_Kn = (drawn_preds_Kn[:, :, None] == drawn_preds_Kn[:, None, :]).sum(axis=2)
+    return np.take_along_axis(drawn_Kn, votes_Kn.argmax(axis=1)[:, None], axis=1)[:, 0]

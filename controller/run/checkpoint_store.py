@@ -1,0 +1,241 @@
+"""Pair checkpoints: one part per trained role, and the controller's own state.
+
+    checkpoints/global_step_N/{actor,critic}/   written by the services, in the background, manifest.json last
+    checkpoints/global_step_N/controller.json   step, KL coefficient, validation before the run, totals
+    checkpoints/global_step_N/COMMITTED         the commit marker: written last, when every part is durable
+    checkpoints/latest                          newest committed step, for people; nothing reads it
+    checkpoints/damaged_global_step_N           a checkpoint that was found damaged; left to the user
+
+A folder without its marker is half a pair: never loaded, removed at the next start or commit. What a marker and the
+manifests that it names do not describe is damaged; then the checkpoint before it is used.
+"""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from controller.run.state import RunState
+from splitppo import failpoints
+from splitppo.atomic_write import write_atomically
+from splitppo.config import ConfigError
+from splitppo.manifest import (
+    DamagedCheckpoint,
+    FileEntry,
+    Manifest,
+    SealedFile,
+    read_manifest,
+    verify_file,
+    verify_files,
+)
+
+log = logging.getLogger(__name__)
+
+MARKER = "COMMITTED"
+STATE = "controller.json"
+PREFIX = "global_step_"
+DAMAGED_PREFIX = f"damaged_{PREFIX}"
+
+
+class ControllerPart(BaseModel):
+    """The controller's part of a checkpoint: its state, and the metrics of the step."""
+
+    state: RunState
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class CommitMarker(SealedFile):
+    """Makes a checkpoint count: its step, and by which digests its other files are known.
+
+    Attributes:
+        state: the controller's part, controller.json.
+        manifests: sha256 of every role's manifest.json.
+    """
+
+    KIND = "commit marker"
+    step: int
+    state: FileEntry
+    manifests: Mapping[str, str]
+
+
+class CheckpointStore:
+    """The checkpoints folder of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._adopted: tuple[int, Path] | None = None
+
+    def folder(self, step: int) -> Path:
+        """Where the checkpoint of `step` lies."""
+        return self.path / f"{PREFIX}{step}"
+
+    def steps(self) -> list[int]:
+        """Committed steps, oldest first."""
+        return [step for step, folder in sorted(self._folders().items()) if (folder / MARKER).exists()]
+
+    def _folders(self) -> dict[int, Path]:
+        folders = {folder.name.removeprefix(PREFIX): folder for folder in self.path.glob(f"{PREFIX}*")}
+        return {int(number): folder for number, folder in folders.items() if number.isdigit()}
+
+    def latest_step(self) -> int:
+        """The newest committed step, 0 when there is none."""
+        return max(self.steps(), default=0)
+
+    def last_good(self) -> str:
+        """Half a sentence on what a run that has to stop can go on from."""
+        step = self.latest_step()
+        if step == 0:
+            return "there is no earlier checkpoint, the run would start again at step 0"
+        return f"the last good checkpoint is {self.folder(step)}, which is untouched"
+
+    def check(self, step: int, folder: Path | None = None) -> dict[str, Manifest]:
+        """The manifests of a checkpoint, by role; here, or in a folder of another run.
+
+        They and the controller's part are compared with the commit marker. The services compare the files that the
+        manifests name, when they load.
+
+        Raises:
+            DamagedCheckpoint: something is not as it was committed.
+        """
+        folder = folder or self.folder(step)
+        marker = CommitMarker.read(folder / MARKER)
+        if marker.step != step:
+            expected = f"expected the commit marker of step {step}"
+            raise DamagedCheckpoint(f"{folder / MARKER}: {expected}, found {marker.step}")
+        verify_file(folder / STATE, marker.state)
+        return {role: read_manifest(folder / role, sha256) for role, sha256 in marker.manifests.items()}
+
+    def newest_whole_step(self) -> int:
+        """The newest step whose checkpoint passes `check`; what is newer is set aside. 0 when there is none."""
+        while step := self.latest_step():
+            try:
+                self.check(step)
+                break
+            except DamagedCheckpoint as error:
+                self.set_aside(step, error)
+        return step
+
+    def load(self, step: int) -> ControllerPart:
+        """The controller's part; ConfigError if it cannot be read, or another version has written it."""
+        folder = self.folder(step)
+        try:
+            return ControllerPart.model_validate_json((folder / STATE).read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
+        except OSError as error:
+            reason = str(error)
+        found = f"its {STATE} is not what this version writes: {reason}"
+        raise ConfigError(f"the checkpoint {folder} cannot be used, {found}")
+
+    def set_aside(self, step: int, error: DamagedCheckpoint) -> None:
+        """Renames a damaged checkpoint and warns; ConfigError if it was adopted: who names one gets no other."""
+        if self._adopted is not None and step == self._adopted[0]:
+            raise _named_is_damaged(self._adopted[1], error) from error
+        aside, number = self.path / f"{DAMAGED_PREFIX}{step}", 1
+        while aside.exists():
+            number += 1
+            aside = self.path / f"{DAMAGED_PREFIX}{step}.{number}"
+        self.folder(step).rename(aside)
+        before = self.latest_step()
+        log.warning(
+            "the checkpoint of step %d is damaged (%s) and was renamed to %s; the one before is used: %s",
+            step,
+            error,
+            aside.name,
+            f"step {before}" if before else "NONE IS LEFT, the run starts again at step 0 with the initial models",
+        )
+
+    def commit(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        *,
+        manifests: Mapping[str, str],
+        keep: int,
+    ) -> None:
+        """Makes the checkpoint of `step` count, after every role's part is durable; then only the newest `keep` stay.
+
+        `manifests` has the sha256 of every role's.
+        """
+        folder = self.folder(step)
+        content = json.dumps({"state": state, "metrics": metrics}, indent=2).encode()
+        write_atomically(folder / STATE, content)
+        failpoints.hit("save_checkpoint.writing", step)
+        write_atomically(folder / MARKER, CommitMarker(step, FileEntry.of(content), manifests).serialise())
+        write_atomically(self.path / "latest", f"{step}\n")
+        for old_step in self.steps()[:-keep]:
+            self._remove(old_step)
+        self.remove_leftovers()
+
+    def remove_leftovers(self) -> list[int]:
+        """Removes what was never committed, and returns the steps of half pairs; nothing may be saved at this time."""
+        halves = {step: folder for step, folder in self._folders().items() if not (folder / MARKER).exists()}
+        for folder in halves.values():
+            shutil.rmtree(folder, ignore_errors=True)
+        for temporary in self.path.glob(".*.tmp"):
+            temporary.unlink(missing_ok=True)
+        return sorted(halves)
+
+    def forget_after(self, step: int) -> None:
+        """Removes checkpoints of later steps: a run that resumes from `step` writes them anew."""
+        for later in self._folders():
+            if later > step:
+                self._remove(later)
+
+    def _remove(self, step: int) -> None:
+        """The marker goes first, so a removal that is cut short never leaves a checkpoint that looks whole."""
+        (self.folder(step) / MARKER).unlink(missing_ok=True)
+        shutil.rmtree(self.folder(step), ignore_errors=True)
+
+    def adopt(self, folder: Path) -> int:
+        """The step of the checkpoint that `run.resume` names; one of another run is copied (hard links) into this run.
+
+        Raises:
+            ConfigError: the folder is no complete checkpoint, or not as it was written; then nothing was copied.
+        """
+        prefix, _, number = folder.resolve().name.partition(PREFIX)
+        is_complete = (folder / MARKER).exists() and (folder / STATE).exists()
+        if prefix or not number.isdigit() or not is_complete:
+            raise ConfigError(
+                f"run.resume: {folder} is no complete checkpoint; expected auto, disable or a folder"
+                f" {PREFIX}N with the files {STATE} and {MARKER}"
+            )
+        step = int(number)
+        try:
+            manifests = self.check(step, folder)
+            if folder.resolve() != self.folder(step).resolve():
+                # Before one of this run's own goes: the services look only at the copy.
+                for role, manifest in manifests.items():
+                    verify_files(folder / role, manifest)
+                self._copy(folder, step)
+        except DamagedCheckpoint as error:
+            raise _named_is_damaged(folder, error) from error
+        self._adopted = step, folder
+        return step
+
+    def _copy(self, folder: Path, step: int) -> None:
+        """Replaces the checkpoint of `step`; the marker comes last, so a copy that is cut short never looks whole."""
+        self._remove(step)
+        target, without_marker = self.folder(step), shutil.ignore_patterns(MARKER)
+        shutil.copytree(folder, target, ignore=without_marker, copy_function=_link_or_copy, dirs_exist_ok=True)
+        write_atomically(target / MARKER, (folder / MARKER).read_bytes())
+
+
+def _named_is_damaged(folder: Path, error: DamagedCheckpoint) -> ConfigError:
+    return ConfigError(f"run.resume: the checkpoint {folder} is damaged: {error}")
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -1,0 +1,96 @@
+"""Writing a pair checkpoint while the run goes on."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+
+from controller.run.checkpoint_store import CheckpointStore
+from controller.run.state import RunState
+from controller.schedule import run_calls
+from controller.workers.client import WorkerClient
+from controller.workers.command import CommandReply
+from controller.workers.concurrency import BackgroundTask
+from controller.workers.span import Span
+from splitppo import failpoints
+from splitppo.config import Config
+from splitppo.rpc.errors import StorageFailed
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointFailed(OSError):
+    """A checkpoint could not be written; `str()` is one sentence that names the cause and the last good pair."""
+
+
+class CheckpointWriter(BackgroundTask):
+    """Saves all roles in the background, one checkpoint at a time; one that is abandoned lacks its commit marker.
+
+    Args:
+        clients: of all trained roles; they save at the same time unless the schedule is serial.
+        on_saved: called when all parts are durable, before the checkpoint counts, with the spans of the engines.
+        on_commit: called with the step when its checkpoint counts.
+
+    Raises (from `begin`, `join` or `check`): what kept the checkpoint before from being written; CheckpointFailed where
+        storage did.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        clients: Sequence[WorkerClient],
+        config: Config,
+        *,
+        on_saved: Callable[[Sequence[Span]], None],
+        on_commit: Callable[[int], None],
+    ) -> None:
+        super().__init__()
+        self._store = store
+        self._clients = clients
+        self._config = config
+        self._on_saved = on_saved
+        self._on_commit = on_commit
+
+    def is_due(self, step: int) -> bool:
+        """Whether `step` is saved: every `checkpoint.save_freq` steps, and the last one with `save_last`."""
+        checkpoint = self._config.checkpoint
+        is_last = checkpoint.save_last and step == self._config.last_step
+        return is_last or (checkpoint.save_freq > 0 and step % checkpoint.save_freq == 0)
+
+    async def begin(self, state: RunState, *, metrics: Awaitable[Mapping[str, float]]) -> None:
+        """Starts the checkpoint of `state.step`, when the one before is written.
+
+        The step's metrics, there when its updates are committed, are stored too, so a resumed run has no gap in them.
+        """
+        await self.join()
+        self.start(self._write(state, metrics))
+
+    async def _write(self, state: RunState, awaited_metrics: Awaitable[Mapping[str, float]]) -> None:
+        metrics = await awaited_metrics
+        try:
+            saves = [lambda client=client: self._save(client, state.step) for client in self._clients]
+            replies: list[CommandReply] = await run_calls(self._config.run.schedule, *saves)
+            saved = {client.role: reply for client, reply in zip(self._clients, replies, strict=True)}
+            self._on_saved([reply.span(role, "save_checkpoint", state.step) for role, reply in saved.items()])
+            await self._commit(state, metrics, {role: reply.manifest_sha256 for role, reply in saved.items()})
+        except (StorageFailed, OSError) as error:
+            raise CheckpointFailed(
+                f"the checkpoint of step {state.step} could not be written: {error}; {self._store.last_good()}"
+            ) from error
+        self._on_commit(state.step)
+        log.info("checkpoint of step %d committed", state.step)
+
+    async def _save(self, client: WorkerClient, step: int) -> CommandReply:
+        reply = await client.save_checkpoint(base_step=step, with_hf_model=self._config.checkpoint.save_hf_model)
+        failpoints.hit("save_checkpoint.half", step)
+        return reply
+
+    async def _commit(self, state: RunState, metrics: Mapping[str, float], manifests: Mapping[str, str]) -> None:
+        """Runs to its end even when cancelled: a thread cannot be stopped, and must not write behind a restart."""
+        part, keep = state.model_dump(mode="json"), self._config.checkpoint.keep
+        commit = partial(self._store.commit, state.step, part, metrics, manifests=manifests, keep=keep)
+        committing = asyncio.create_task(asyncio.to_thread(commit))
+        try:
+            await asyncio.shield(committing)
+        finally:
+            await asyncio.wait([committing])

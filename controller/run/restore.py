@@ -1,0 +1,77 @@
+"""Back to a checkpoint, or past a damaged one: the pair is one thing, so both roles always go to the same step."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from controller.run.checkpoint_store import CheckpointStore
+from controller.run.state import RunState
+from controller.workers.span import Span
+from controller.workers.worker_groups import WorkerGroups
+from splitppo.config import Config
+from splitppo.manifest import DamagedCheckpoint
+
+log = logging.getLogger(__name__)
+
+
+class RestorePoint:
+    """The checkpoint that the run goes back to next.
+
+    That is the one that the run starts from (`run.resume`), until every role has been there; from then on it is the
+    newest whole one. In between, later checkpoints of an earlier start still lie in the folder: they are not the
+    run's, and a group that is lost meanwhile does not make them so.
+
+    Attributes:
+        step, state: of that checkpoint, the controller's state after that step; step 0 is the initial model.
+        metrics: of that step; None for step 0.
+
+    Raises:
+        ConfigError: `run.resume` names a folder that is no complete checkpoint or a damaged one, or the controller's
+            part of the checkpoint cannot be used.
+    """
+
+    def __init__(self, config: Config, store: CheckpointStore) -> None:
+        self._config = config
+        self._store = store
+        self._was_reached = False
+        for step in store.remove_leftovers():
+            log.warning("removed the checkpoint of step %d: COMMITTED is missing, it was never completed", step)
+        match config.run.resume:
+            case "disable":
+                self.step = 0
+            case "auto":
+                self.step = store.newest_whole_step()
+            case folder:
+                self.step = store.adopt(Path(folder))
+        self._load()
+
+    def _load(self) -> None:
+        part = self._store.load(self.step) if self.step else None
+        self.state = part.state if part else RunState.initial(self._config)
+        self.metrics = part.metrics if part else None
+
+    async def restore(self, groups: WorkerGroups) -> Sequence[Span]:
+        """Brings every role to the checkpoint, or to the newest one before it that is whole; removes later ones.
+
+        A damaged checkpoint is set aside with a warning; where none is left, the roles reload their initial models.
+        Returns the spans of what had to be loaded.
+
+        Raises:
+            ConfigError: the checkpoint is of another model, or damaged and the one that `run.resume` names, or its
+                controller's part cannot be used.
+            WireError: a worker is lost.
+        """
+        if self._was_reached:
+            self.step = self._store.newest_whole_step()
+        while True:
+            try:
+                manifests = self._store.check(self.step) if self.step else {}
+                spans = await groups.restore(self.step, manifests)
+                break
+            except DamagedCheckpoint as error:
+                self._store.set_aside(self.step, error)
+                self.step = self._store.newest_whole_step()
+        self._store.forget_after(self.step)
+        self._was_reached = True
+        self._load()
+        return spans

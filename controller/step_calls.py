@@ -1,0 +1,145 @@
+"""The calls of one step: which worker, which slot, which columns; each one timed and recorded."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from controller.data.prompts import PromptBatch
+from controller.ppo.experience import Experience
+from controller.rollout.log_prob_check import LogProbCheck
+from controller.rollout.results import ScoredResponses
+from controller.rollout.scoring import Scorer
+from controller.rollout.stream import RolloutStream
+from controller.tracking.step_record import StepRecord
+from controller.workers.actor_client import ActorClient
+from controller.workers.command import CommandReply
+from controller.workers.critic_client import CriticClient
+from controller.workers.recovery import replay_if_clean
+from controller.workers.worker_groups import Workers
+from splitppo.batch import Batch, concatenate
+from splitppo.config import Config
+from splitppo.v1.actor_pb2 import POLICY_MODEL_POLICY, POLICY_MODEL_REFERENCE, PolicyModel
+
+
+@dataclass(eq=False)
+class StepCalls:
+    """One step's calls, in the order of the dataflow.
+
+    Those that need rollouts wait for them, so that all can be started together: values and scores for each group of
+    prompts, log-probs, which the generating actor computes, for all of them.
+    """
+
+    config: Config
+    workers: Workers
+    scorer: Scorer
+    log_prob_check: LogProbCheck
+    prompts: PromptBatch
+    record: StepRecord
+
+    def __post_init__(self) -> None:
+        self._actor, self._critic = self.workers.actor, self.workers.critic
+        self._stream = RolloutStream(self.config, self._actor, self.prompts, self.record.step)
+        self._slot, self._base_step = self._stream.slot, self.record.step - 1
+        self._no_columns = Batch(self.prompts.num_prompts * self.config.rollout.n, {})
+        self._has_generated = asyncio.Event()
+
+    async def generate(self) -> Batch:
+        """Actor: prompts and responses, n per prompt, ordered by prompt, then sample."""
+        with self.record.timed("gen"):
+            rollouts, reply = await self._stream.generate()
+        self.record.add_reply("actor", "gen", reply)
+        self._has_generated.set()
+        return rollouts
+
+    async def old_log_probs(self) -> Batch:
+        """Actor: log-probs of the responses under policy and rollout backend; no column where none is needed."""
+        if not self._needs_old_log_probs():
+            return self._no_columns
+        return await self._log_probs("old_log_prob", POLICY_MODEL_POLICY, ["old_log_probs", "rollout_log_probs"])
+
+    def _needs_old_log_probs(self) -> bool:
+        """One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones.
+
+        Then only the KL in the reward, rollout correction and the check of the rollout backend ask for them.
+        """
+        actor, algorithm = self.config.actor, self.config.algorithm
+        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.data.train_batch_size
+        return (
+            not one_update
+            or algorithm.use_kl_in_reward
+            or algorithm.rollout_correction.is_active
+            or self.log_prob_check.is_due(self.record.step)
+        )
+
+    async def ref_log_probs(self) -> Batch:
+        """The reference's host: log-probs of the responses under the reference; no column where KL is not used."""
+        if not self.config.uses_reference:
+            return self._no_columns
+        return await self._log_probs("ref", POLICY_MODEL_REFERENCE, ["ref_log_probs"])
+
+    async def _log_probs(self, name: str, model: PolicyModel, columns: list[str]) -> Batch:
+        await self._has_generated.wait()
+        with self.record.timed(name):
+            reply = await self._actor.compute_log_probs(self._slot, model, base_step=self._base_step)
+        self.record.add_reply("actor", name, reply)
+        return await self._actor.get_batch(self._slot, columns)
+
+    async def values(self, *, after: Callable[[], Awaitable[None]]) -> Batch:
+        """Critic: values of the states before each response token; no column without a critic.
+
+        `after` must be done before values are computed; the rows are sent meanwhile.
+        """
+        critic, values = self._critic, []
+        if critic is None:
+            return self._no_columns
+        for group in self._stream.groups:
+            await critic.put_batch(group.slot, await group.rollouts())
+            await after()
+            with self.record.timed("values"):
+                reply = await critic.compute_values(group.slot, base_step=self._base_step)
+                values.append(await critic.get_batch(group.slot, ["values"]))
+            self.record.add_reply("critic", "values", reply)
+        return concatenate(values)
+
+    async def scores(self) -> ScoredResponses:
+        """Reward processes: a score for each response."""
+        parts: list[ScoredResponses] = []
+        for group in self._stream.groups:
+            rollouts = await group.rollouts()
+            with self.record.timed("reward"), self.record.span("reward", "score"):
+                scored = await self.scorer.score(
+                    group.prompts,
+                    rollouts,
+                    num_samples=self.config.rollout.n,
+                    num_examine=0 if parts else self.config.reward.num_examine,
+                )
+            parts.append(scored)
+        self.record.scored = ScoredResponses.join(parts)
+        return self.record.scored
+
+    async def update_actor(self, experience: Experience) -> None:
+        """Actor: one PPO update of the policy; in the critic's warm-up only the step advances."""
+        warming_up = self._critic is not None and self.record.step <= self.config.critic.warmup_steps
+        columns = None if warming_up else experience.actor_columns
+        await self._update(self._actor, partial(self._actor.update, advance_only=warming_up), columns)
+
+    async def update_critic(self, experience: Experience) -> None:
+        """Critic: one update of the value model, if there is one."""
+        if self._critic is not None:
+            await self._update(self._critic, self._critic.update, experience.critic_columns)
+
+    async def _update(
+        self, client: ActorClient | CriticClient, update: Callable[..., Awaitable[CommandReply]], columns: Batch | None
+    ) -> None:
+        """Sends the columns and updates; both again where the update has failed without touching the weights."""
+
+        async def attempt() -> CommandReply:
+            if columns is not None:
+                await client.put_batch(self._slot, columns)
+            return await update(self._slot, base_step=self._base_step)
+
+        name = f"update_{client.role}"
+        with self.record.timed(name):
+            reply = await replay_if_clean(client, self._base_step, attempt)
+        self.record.add_reply(client.role, name, reply)

@@ -1,0 +1,236 @@
+"""What the user watches: lines for what is done, and on a terminal a live panel below them."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from controller.rollout.results import Accuracy, ScoredSample
+from controller.tracking.summary import Summary
+from splitppo.config import Config
+from splitppo.config.batch_plan import BatchPlan
+
+_REFRESH_S = 0.1
+_RECENT_STEPS = 20
+_BARS = "▁▂▃▄▅▆▇█"
+_SPARKLINE_STEPS = 40
+_SHOWN_CHARACTERS = 1200
+_KL = ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl")  # the first that a step has is shown
+
+
+def open_display(stream: TextIO | None = None) -> "Display":
+    """The display for a stream (default stdout): with a panel where it is a terminal."""
+    console = _Console(file=sys.stdout if stream is None else stream, highlight=False)
+    return Display(console, has_panel=console.is_terminal and not console.is_dumb_terminal)
+
+
+class Display:
+    """Shown progress; the run tells it what happens, it decides what is drawn."""
+
+    def __init__(self, console: Console, *, has_panel: bool) -> None:
+        self._console = console
+        self._has_panel = has_panel
+        self._live: Live | None = None
+        self._drawn_s = 0.0
+        self._title = ""
+        self._phases: dict[str, tuple[str, int, int]] = {}
+        self._step = self._last_step = 0
+        self._metrics: Mapping[str, float] = {}
+        self._rewards: list[float] = []
+        self._moments: deque[tuple[int, float]] = deque(maxlen=_RECENT_STEPS)
+        self._accuracy: float | None = None
+
+    def start(self, plan: BatchPlan, config: Config, *, step: int = 0) -> None:
+        """Shows what will be trained, and how; `step` is the step that the run goes on from."""
+        self._step, self._last_step = step, config.last_step
+        self._phases = {role.role: ("", 0, 0) for role in plan.roles}
+        self._title = f"SplitPPO · {config.run.name} · {config.run.schedule}"
+        self.line(f"SplitPPO · {config.run.name}", style="bold cyan")
+        for line in _header(plan, config, step):
+            self.line(line)
+        if self._has_panel:
+            self._live = Live(console=self._console, get_renderable=self._panel, auto_refresh=False, transient=True)
+            self._live.start(refresh=True)
+
+    def phase(self, pool: str, name: str, done: int, total: int) -> None:
+        """What a pool is doing, on the panel; an empty name means that it is idle."""
+        is_new = self._phases.get(pool, ("", 0, 0))[0] != name
+        self._phases[pool] = (name, done, total)
+        if is_new or time.monotonic() - self._drawn_s >= _REFRESH_S:
+            self._refresh()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is done, with its metrics; those that are missing are not shown."""
+        self._step, self._metrics = step, metrics
+        if "critic/score/mean" in metrics:
+            self._rewards.append(metrics["critic/score/mean"])
+        if self._moments and step <= self._moments[-1][0]:
+            self._moments.clear()  # a recovery has gone back
+        if not self._moments:
+            self._moments.append((step - 1, time.monotonic() - metrics.get("timing_s/step", 0.0)))
+        self._moments.append((step, time.monotonic()))
+        if self._has_panel:
+            self._refresh()
+        else:
+            self.line(f"step {step}/{self._last_step}  " + "  ".join(map(" ".join, self._figures())))
+
+    def validation(self, step: int, accuracy: Accuracy) -> None:
+        """A validation of the policy of this step is done."""
+        self._accuracy = accuracy.overall
+        sources = sorted(accuracy.by_source.items()) if len(accuracy.by_source) > 1 else []
+        parts = "".join(f"  {source} {value:.3f}" for source, value in sources)
+        self.line(f"validation after step {step}: accuracy {accuracy.overall:.3f}{parts}", style="bold green")
+
+    def samples(self, step: int, samples: Sequence[ScoredSample]) -> None:
+        """Shows a few generations."""
+        for number, sample in enumerate(samples, start=1):
+            style = "green" if sample.score > 0 else "red"
+            self.line(f"sample {number} of step {step} ({sample.data_source}), score {sample.score:g}", style=style)
+            fields = {"prompt": sample.prompt, "response": sample.response, "ground truth": str(sample.ground_truth)}
+            for name, text in fields.items():
+                shown = _shortened(printable(text.strip())).replace("\n", "\n    ")
+                self.line(f"  {name}: {shown}", style="bold" if name == "response" else "")
+
+    def line(self, text: str, style: str = "") -> None:
+        """Shows one line, e.g. of the log."""
+        self._console.print(Text(text, style), soft_wrap=True)
+
+    def finish(self, summary: Summary) -> None:
+        """Shows the end of the run; ends the display."""
+        self.close()
+        for name, *cells in _result_rows(summary):
+            self.line(f"{name:<24}" + "".join(f"{cell:>10}" for cell in cells), "bold" if name == "overall" else "")
+        self.line(
+            f"{summary.exit_reason} after step {summary.global_step} in {_clock(summary.wall_s)}"
+            f" ({_clock(summary.train_s)} in steps, {summary.tokens:,} tokens trained)"
+        )
+
+    def close(self) -> None:
+        """Gives the terminal back; may be called more than once."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _refresh(self) -> None:
+        if self._live is not None:
+            self._drawn_s = time.monotonic()
+            self._live.refresh()
+
+    def _figures(self) -> list[tuple[str, str]]:
+        """The few numbers that a user follows, by name; those that are known."""
+        metrics = self._metrics
+        kl = next((metrics[name] for name in _KL if name in metrics), None)
+        num_tokens, step_s = metrics.get("perf/total_num_tokens"), metrics.get("perf/time_per_step")
+        figures = {
+            "reward": _number(metrics.get("critic/score/mean")),
+            "accuracy": _number(self._accuracy),
+            "KL": _number(kl, 5),
+            "tokens/s": f"{num_tokens / step_s:,.0f}" if num_tokens is not None and step_s else "",
+        }
+        if self._moments:
+            # Lately; validation and checkpoints included.
+            (first, start), (last, end) = self._moments[0], self._moments[-1]
+            pace_s = (end - start) / (last - first)
+            figures |= {"s/step": _number(pace_s, 2), "ETA": _clock(pace_s * (self._last_step - self._step))}
+        return [(name, text) for name, text in figures.items() if text]
+
+    def _panel(self) -> Panel:
+        progress = Table.grid(padding=(0, 1))
+        progress.add_row(
+            Text(f"step {self._step}/{self._last_step}", style="bold"),
+            ProgressBar(total=max(self._last_step, 1), completed=self._step, width=30),
+            Text(sparkline(self._rewards[-_SPARKLINE_STEPS:]), style="green"),
+        )
+        figures = Text("   ").join(Text.assemble((f"{name} ", "dim"), (text, "bold")) for name, text in self._figures())
+        pools = Table.grid(padding=(0, 2))
+        for pool, (name, done, total) in self._phases.items():
+            bar = (ProgressBar(total=total, completed=done, width=20), f"{done}/{total}") if name and total else ()
+            pools.add_row(Text(pool, style="cyan"), Text(name or "idle", style="" if name else "dim"), *bar)
+        return Panel(Group(progress, figures, pools), title=Text(self._title), title_align="left", border_style="cyan")
+
+
+class _Console(Console):
+    """A console whose reader may go away, which is an OSError as with any stream, and not the end of the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704 - what rich has caught
+
+
+def _header(plan: BatchPlan, config: Config, step: int) -> list[str]:
+    run = config.run
+    critic = f"critic {config.critic.model}" if config.uses_critic else "no critic"
+    start = "from the initial models" if step == 0 else f"resumed after step {step}"
+    return [
+        f"run folder  {run.dir}",
+        f"models      actor {config.actor.model}, {critic}",
+        f"algorithm   {config.algorithm.adv_estimator}, schedule {run.schedule}, seed {run.seed},"
+        f" {config.last_step} steps, {start}",
+        "plan        " + str(plan).replace("\n", "\n" + 12 * " "),
+        f"checkpoints {_price_of_a_loss(config, step)}",
+    ]
+
+
+def _price_of_a_loss(config: Config, step: int) -> str:
+    """What it costs if a group is lost: the way back to the last checkpoint, or to where this process began."""
+    save_freq = config.checkpoint.save_freq
+    first = step + save_freq - step % save_freq if save_freq > 0 else None
+    if first is None or first >= config.last_step:
+        return f"checkpoint.save_freq is {save_freq}: a group that is lost starts again at step {step}"
+    return f"every {save_freq} steps: a group that is lost costs up to that many (checkpoint.save_freq)"
+
+
+def _result_rows(summary: Summary) -> list[tuple[str, str, str, str]]:
+    """Held-out accuracy: head, sources (if more than one), overall. Empty where nothing was validated."""
+    old, new = (
+        {} if part is None else {**part.by_source, "overall": part.overall}
+        for part in (summary.validation.before, summary.validation.after)
+    )
+    if not old and not new:
+        return []
+    sources = sorted({*old, *new} - {"overall"})
+    rows = [("data source", "before", "after", "change")]
+    for name in [*(sources if len(sources) > 1 else []), "overall"]:
+        change = f"{new[name] - old[name]:+.3f}" if name in old and name in new else ""
+        rows.append((name, _number(old.get(name)) or "-", _number(new.get(name)) or "-", change))
+    return rows
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Values as bars of eight heights, between their own minimum and maximum; nothing of a single one."""
+    if len(values) < 2:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)
+
+
+def printable(text: str) -> str:
+    """Text that cannot move the cursor or change colours: control characters as escapes, except line breaks."""
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _SHOWN_CHARACTERS:
+        return text
+    half = _SHOWN_CHARACTERS // 2
+    return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,27 @@
+"""Where the controller's log lines go: a file in the run folder, and the display, so that they never tear the panel."""
+
+import logging
+from pathlib import Path
+
+from controller.tracking.display import Display
+
+
+class _DisplayHandler(logging.Handler):
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.INFO)
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not getattr(record, "file_only", False):
+            self._display.line(self.format(record))
+
+
+def log_to(run_dir: Path, display: Display) -> None:
+    """Sends everything from INFO on to `logs/controller_0.log` and to the display, and nowhere else."""
+    handlers: list[logging.Handler] = [
+        logging.FileHandler(run_dir / "logs" / "controller_0.log", encoding="utf-8"),
+        _DisplayHandler(display),
+    ]
+    logging.raiseExceptions = False  # a log that cannot be written (disk full) is no reason to fill the terminal
+    line = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=line, handlers=handlers, force=True)

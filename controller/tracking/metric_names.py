@@ -1,0 +1,132 @@
+"""The names of all metrics, with unit and meaning; a name that is not declared here is an error.
+
+`{a,b}` in a name stands for each of its words, `<x>` for any text. Dashboards exist: names are never renamed.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+# By section: (names, unit, meaning). The unit is "1" for shares, ratios and plain numbers; the meaning is of one step's
+# value, unless it says otherwise. docs/metrics.md is made of it (python -m tools.docs).
+METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
+    "Rewards, advantages, values": (
+        ("critic/score/{mean,max,min}", "1", "score of a response, before the KL penalty"),
+        ("critic/rewards/{mean,max,min}", "1", "sum of a response's token rewards, KL penalty included"),
+        ("critic/advantages/{mean,max,min}", "1", "advantage of a response token, as the loss sees it"),
+        ("critic/returns/{mean,max,min}", "1", "return of a response token"),
+        ("critic/values/{mean,max,min}", "1", "value of the state before a response token"),
+        ("critic/vf_explained_var", "1", "1 - var(returns - values) / var(returns)"),
+        ("reward_extra/<field>/{mean,max,min}", "1", "numeric field of the scorers' dicts, over the responses"),
+        ("reward/{num_timeouts,num_crashes,num_errors}", "calls", "calls of the reward function that gave no score"),
+    ),
+    "Updates": (
+        ("{actor,critic}/grad_norm", "1", "global gradient norm before clipping, mean over optimiser steps"),
+        ("{actor,critic}/lr", "1", "learning rate"),
+        ("{actor,critic}/loss", "1", "what was minimised"),
+        ("{actor,critic}/num_skipped_steps", "steps", "optimiser steps skipped for a gradient that was not finite"),
+        ("{actor,critic}/num_empty_steps", "steps", "optimiser steps left out because every token was rejected"),
+        ("{actor,critic}/tokens_rank_{min,max,mean}", "tokens", "tokens that one rank trained on"),
+        ("actor/pg_loss", "1", "policy loss"),
+        ("actor/{pg_clipfrac,pg_clipfrac_lower}", "1", "share of tokens at the clip, and at the dual clip"),
+        ("actor/ppo_kl", "nats", "KL of the policy from the one that sampled, k1 estimate"),
+        ("actor/entropy", "nats", "entropy per token"),
+        ("actor/{kl_loss,kl_coef}", "nats, 1", "KL to the reference in the loss, and its weight"),
+        ("actor/reward_kl_penalty", "nats", "KL to the reference in the reward: mean over rows of means over tokens"),
+        ("actor/reward_kl_penalty_coeff", "1", "its coefficient in this step"),
+        ("critic/vf_loss", "1", "value loss"),
+        ("critic/vf_clipfrac", "1", "share of tokens whose value is clipped"),
+        ("critic/vpred_mean", "1", "mean value during the update"),
+    ),
+    "Responses": (
+        ("response_length/{mean,max,min}", "tokens", "length of a response"),
+        ("response_length/clip_ratio", "1", "share of responses as long as is allowed"),
+        ("prompt_length/{mean,max,min}", "tokens", "length of a prompt, over responses"),
+        ("prompt_length/clip_ratio", "1", "share of prompts as long as is allowed"),
+        ("response/aborted_ratio", "1", "share of responses without any token"),
+        ("response/no_eos_ratio", "1", "share of responses that do not end with an EOS token"),
+        ("global_seqlen/{min,max,minmax_diff}", "tokens", "tokens per rank, were rows dealt out in order"),
+        ("global_seqlen/{balanced_min,balanced_max,mean}", "tokens", "tokens per rank, balanced"),
+    ),
+    "Rollout backend and trainer": (
+        ("training/rollout_probs_diff_{max,mean,std}", "1", "|probability by the trainer - by the rollout backend|"),
+        ("training/rollout_log_probs_diff_{max,mean}", "nats", "|log-prob by the trainer - by the rollout backend|"),
+        ("training/rollout_actor_probs_pearson_corr", "1", "correlation of the two probabilities over tokens"),
+        ("rollout_corr/{kl,k3_kl}", "nats", "KL of the rollout backend from the trainer, k1 and k3 estimates"),
+        ("rollout_corr/{training_ppl,rollout_ppl}", "1", "perplexity of a response, by trainer and rollout backend"),
+        ("rollout_corr/{training_log_ppl,rollout_log_ppl}", "nats", "minus the mean log-prob of a response's tokens"),
+        ("rollout_corr/log_ppl_{diff,abs_diff,diff_max,diff_min}", "nats", "of a response: trainer - rollout backend"),
+        ("rollout_corr/ppl_ratio", "1", "of a response: perplexity by the trainer / by the rollout backend"),
+        ("rollout_corr/{chi2_token,chi2_seq}", "1", "mean (p / q)^2 - 1; p: trainer's, q: engine's probability"),
+        ("rollout_corr/rollout_is_{mean,max,min,std}", "1", "importance weight of a token, before truncation"),
+        ("rollout_corr/rollout_is_ratio_fraction_{high,low}", "1", "share of weights over the threshold, under 1 / it"),
+        ("rollout_corr/rollout_is_eff_sample_size", "1", "share of tokens that weigh as much if weighted equally"),
+        ("rollout_corr/rollout_is_seq_{mean,std,max,min,max_deviation}", "1", "mean weight of a response's tokens"),
+        ("rollout_corr/rollout_is_seq_fraction_{high,low}", "1", "share of responses whose mean weight is beyond"),
+        ("rollout_corr/rollout_is_batch_norm_factor", "1", "what the truncated weights are divided by"),
+        ("rollout_corr/rollout_rs_masked_fraction", "1", "share of tokens that are rejected"),
+        ("rollout_corr/rollout_rs_seq_masked_fraction", "1", "share of responses that lose a token"),
+        (
+            "rollout_corr/rollout_rs_<option>_{mean,max,min,std,fraction_high,fraction_low,seq_mean,seq_std,seq_max,seq_min,"
+            "seq_max_deviation,seq_fraction_high,seq_fraction_low,masked_fraction,seq_masked_fraction}",
+            "nats, 1",
+            "one criterion's statistic over tokens and (seq_) responses, shares beyond its bounds, shares rejected",
+        ),
+    ),
+    "Time": (
+        (
+            "timing_s/{step,gen,reward,old_log_prob,ref,values,adv,update_actor,update_critic,update_actor_critic,"
+            "testing,save_checkpoint,stall_critic}",
+            "s",
+            "seconds that the controller spent in this part; parts may run at the same time",
+        ),
+        ("timing_s/update_weights", "s", "of the first gen or testing after an update: taking over its weights"),
+        (
+            "timing_per_token_ms/{gen,ref,values,adv,update_critic,update_actor}",
+            "ms",
+            "milliseconds per response token (gen) or per prompt and response token (the others)",
+        ),
+        ("perf/total_num_tokens", "tokens", "prompt and response tokens of the step"),
+        ("perf/time_per_step", "s", "wall time of the step, without validation and checkpoints"),
+        ("perf/throughput", "tokens/s", "tokens per second and rank"),
+        (
+            "perf/mfu/{actor,critic}",
+            "1",
+            "model FLOPs of the update / (its seconds x the peak of the group's GPUs); absent on CPUs, and for GPUs and"
+            " models that services/engine/flops.py does not know",
+        ),
+        (
+            "perf/{max_memory_allocated_gb,max_memory_reserved_gb,cpu_memory_used_gb}",
+            "GiB",
+            "memory of the actor's rank 0: highest use of its GPU so far, and main memory in use on its machine",
+        ),
+        ("overlap/efficiency", "1", "share of the shorter update that the longer one hid"),
+        ("overlap/{bubble_actor,bubble_critic}", "1", "share of step time in which no call ran in the pool's engine"),
+        ("overlap/idle_fraction", "1", "share of step time in which no call ran in any engine"),
+        ("rpc/{bytes_sent,bytes_received}", "bytes", "columns sent to and received from the services"),
+        ("rpc/time_fraction", "1", "share of step time in which columns were on the wire"),
+        ("recovery/num_restarts", "1", "times that lost groups were restarted, so far in this process"),
+        ("recovery/num_repeated_steps", "steps", "recorded steps that were done again after that"),
+    ),
+    "Run and validation": (
+        ("training/{global_step,epoch}", "1", "step, and passes over the training prompts begun before it"),
+        ("val/accuracy", "1", "mean over all validation responses of acc, or of the reward where there is no acc"),
+        ("val-core/<source>/<variable>/mean@<n>", "1", "mean over n responses per prompt, then over prompts"),
+        ("val-aux/<source>/<variable>/{mean,std}@<n>", "1", "mean and deviation of n responses, over prompts"),
+        (
+            "val-aux/<source>/<variable>/{best,worst,maj}@<n>/{mean,std}",
+            "1",
+            "best, worst and majority's value of n responses, bootstrapped, over prompts",
+        ),
+    ),
+}
+
+
+_PATTERNS = [re.sub(r"<\w+>", ".+", re.escape(names)) for section in METRICS.values() for names, _, _ in section]
+_DECLARED = re.compile("|".join(re.sub(r"\\{(.*?)\\}", lambda m: f"({m[1].replace(',', '|')})", n) for n in _PATTERNS))
+
+
+def check_declared(names: Iterable[str]) -> None:
+    """ValueError if one of the names is not declared."""
+    for name in names:
+        if not _DECLARED.fullmatch(name):
+            raise ValueError(f"metric {name!r} is not declared in controller/tracking/metric_names.py")

@@ -1,0 +1,254 @@
+"""`report.png`: the curves of a run, and what the pools did during one of its steps."""
+
+import io
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controller.tracking.timeline import POOLS, read_trace
+from controller.tracking.trackers import METRICS_FILE, read_metrics
+from controller.workers.span import Span, busy_s
+from splitppo.atomic_write import write_atomically
+
+_INK, _FAINT = "#22313f", "#8a99a6"
+_LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_STYLE = {
+    **dict.fromkeys(("text.color", "axes.titlecolor", "xtick.labelcolor", "ytick.labelcolor"), _INK),
+    **dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), _FAINT),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    "figure.facecolor": "white",
+    "axes.titlelocation": "left",
+    "axes.titlesize": 13,
+    "axes.titleweight": "bold",
+    "axes.titlepad": 8,
+    "axes.edgecolor": "#c5ced6",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#e6ebef",
+    "grid.linewidth": 1,
+    "lines.linewidth": 2.2,
+    "lines.markersize": 4,
+    "legend.fontsize": 9,
+}
+# What spans of each name are called in the timeline, their colour, and whether text on it is white.
+PHASES = {
+    "gen": ("generate", "#4c78a8", True),
+    "old_log_prob": ("old log-probs", "#72b7b2", False),
+    "ref": ("reference", "#9ecae9", False),
+    "values": ("values", "#f2cf5b", False),
+    "score": ("reward", "#b279a2", True),
+    "adv": ("advantages", "#bab0ac", False),
+    "update_actor": ("update", "#f58518", False),
+    "update_critic": ("update", "#f58518", False),
+    "testing": ("validation", "#d4a6c8", False),
+    "save_checkpoint": ("checkpoint", "#9d755d", True),
+    "load_checkpoint": ("restore", "#54a24b", True),
+}
+_MARGIN = 0.08  # of the step's length, shown before and after it
+_CHARACTER_WIDTH = 0.0072  # share of the timeline's width
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves that share axes.
+
+    Attributes:
+        title, unit: above the chart and beside its value axis.
+        curves: by label, (step, value) pairs, steps ascending.
+        floor, ceiling: what the values cannot leave; wild ones of the first steps leave the chart.
+    """
+
+    title: str
+    unit: str
+    curves: Mapping[str, Sequence[tuple[int, float]]]
+    floor: float | None = None
+    ceiling: float | None = None
+
+
+def write_report(run_dir: Path, *, name: str, schedule: str, wall_s: float) -> Path:
+    """Draws `report.png` from the metrics and the trace in the run folder; returns its path."""
+    path = run_dir / "report.png"
+    metrics, spans = read_metrics(run_dir / METRICS_FILE), read_trace(run_dir / "trace.json")
+    title = f"{name} · {schedule} schedule · {_duration(wall_s)}"
+    write_atomically(path, render_report(metrics, spans, title=title))
+    return path
+
+
+def render_report(metrics: Sequence[Mapping[str, Any]], spans: Sequence[Span], *, title: str) -> bytes:
+    """The report as PNG of 1600 x 1000 pixels, from the lines of metrics.jsonl and the spans of all steps.
+
+    A chart without a metric is left out; a timeline without spans says so.
+    """
+    from matplotlib import rc_context  # slow to import, and drawn once per run
+    from matplotlib.figure import Figure
+
+    charts, image = charts_of(metrics), io.BytesIO()
+    columns = {0: 1, 1: 1, 2: 2, 4: 2}.get(len(charts), 3)
+    with rc_context(_STYLE):  # type: ignore[arg-type]
+        figure = Figure(figsize=(16, 10), dpi=100)
+        figure.text(0.05, 0.955, title, fontsize=20, fontweight="bold")
+        num_steps = sum(row["step"] > 0 for row in metrics)
+        figure.text(0.95, 0.957, f"{num_steps} steps", fontsize=14, color=_FAINT, ha="right")
+        area = {"left": 0.05, "right": 0.95, "top": 0.905, "bottom": 0.385, "hspace": 0.42, "wspace": 0.2}
+        grid = figure.add_gridspec(max(1, math.ceil(len(charts) / columns)), columns, **area)
+        for index, chart in enumerate(charts):
+            axes = figure.add_subplot(grid[index])
+            _draw_chart(axes, chart)
+            axes.set_xlabel("step" if index + columns >= len(charts) else "")
+        _draw_timeline(figure.add_axes((0.09, 0.09, 0.78, 0.195)), spans)
+        figure.savefig(image, format="png")
+    return image.getvalue()
+
+
+def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """The charts that these metrics can fill."""
+
+    def curves(labels: Mapping[str, str]) -> dict[str, list[tuple[int, float]]]:
+        points = {
+            label: [(row["step"], float(row[name])) for row in metrics if isinstance(row.get(name), int | float)]
+            for name, label in labels.items()
+        }
+        return {label: found for label, found in points.items() if found}
+
+    accuracy = {
+        name: name.removeprefix("val-core/")
+        for row in metrics
+        for name in row
+        if name.startswith("val-core/") and "/mean@" in name
+    }
+    kl = {
+        "actor/reward_kl_penalty": "to the reference",
+        "actor/kl_loss": "to the reference (loss)",
+        "actor/ppo_kl": "old to new policy",
+    }
+    charts = (
+        Chart("Reward", "mean per response", curves({"critic/score/mean": "score", "critic/rewards/mean": "with KL"})),
+        Chart("Validation accuracy", "share of held-out prompts", curves(accuracy), floor=0.0, ceiling=1.0),
+        Chart("KL", "nats per token", curves(kl)),
+        Chart("Value loss", "half squared error", curves({"critic/vf_loss": ""}), floor=0.0),
+        Chart("Explained variance", "of the returns", curves({"critic/vf_explained_var": ""}), floor=-1.0, ceiling=1.0),
+        Chart("Policy entropy", "nats per token", curves({"actor/entropy": ""})),
+    )
+    return [chart for chart in charts if chart.curves]
+
+
+def step_to_show(spans: Sequence[Span]) -> int | None:
+    """A typical step: of those with neighbours the one whose calls take nearest to the median of all."""
+    calls: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.is_call:
+            calls[span.step].append(span)
+    lengths = {
+        step: max(span.finished_s for span in own) - min(span.started_s for span in own)
+        for step, own in sorted(calls.items())
+    }
+    inner = [step for step in lengths if step > 1 and {step - 1, step + 1} <= lengths.keys()] or list(lengths)
+    if not inner:
+        return None
+    median = statistics.median(lengths[step] for step in inner)
+    return min(inner, key=lambda step: abs(lengths[step] - median))
+
+
+def times_of(spans: Sequence[Span], step: int) -> tuple[float, float, float]:
+    """When a step began, when the last work for it had ended, and when the next step began, unix seconds.
+
+    Where the run paused in between, or nothing came after it, the last is the step's own end.
+    """
+    own = _own(spans, step)
+    start, end = min(span.started_s for span in own), max(span.finished_s for span in own)
+    next_start = min((span.started_s for span in spans if span.step == step + 1 and span.is_call), default=end)
+    return start, end, next_start if next_start <= end + _MARGIN * (end - start) else end
+
+
+def _own(spans: Sequence[Span], step: int) -> list[Span]:
+    """A step's calls, its validation and its checkpoint; a restore of it may come much later."""
+    return [span for span in spans if span.step == step and span.name != "load_checkpoint"]
+
+
+def _draw_chart(axes: Any, chart: Chart) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_title(chart.title)
+    axes.set_ylabel(chart.unit)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    for (label, points), colour in zip(chart.curves.items(), _LINES, strict=False):
+        steps, values = map(list, zip(*points, strict=True))
+        half = len(values) // 40  # of a window of a twentieth of the run
+        if half >= 2:
+            axes.plot(steps, values, color=colour, linewidth=1, alpha=0.3)
+            values = [statistics.fmean(values[max(0, at - half) : at + half + 1]) for at in range(len(values))]
+        axes.plot(steps, values, color=colour, marker="o" if len(steps) <= 40 else "", label=label)
+    low, high = axes.get_ylim()
+    high += 0.05 * (high - low)
+    if chart.floor is not None and (low < chart.floor or chart.floor == 0.0):
+        low = chart.floor - 0.03 * ((chart.ceiling or high) - chart.floor)
+    if chart.ceiling is not None:
+        high = chart.ceiling + 0.03 * (chart.ceiling - (chart.floor or 0.0))
+    axes.set_ylim(min(low, high - 1e-9), high)
+    if len(chart.curves) > 1:
+        axes.legend()
+    else:
+        (points,) = chart.curves.values()
+        axes.set_title(f"{points[-1][1]:.3g}", loc="right", color=_LINES[0])
+
+
+def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
+    """What each pool did during one step and beside it; the neighbours' work is pale."""
+    from matplotlib.patches import Patch
+
+    step = step_to_show(spans)
+    if step is None:
+        axes.set_title("Timeline: no step was traced")
+        axes.set_axis_off()
+        return
+    start, end, next_start = times_of(spans, step)
+    margin = _MARGIN * (end - start)
+    shown = [span for span in spans if span.finished_s > start - margin and span.started_s < end + margin]
+    pools = [pool for pool in POOLS if any(span.pool == pool for span in shown)]
+    for span in shown:
+        _draw_span(axes, pools.index(span.pool), span, step, (start, start - margin, end + margin))
+    for row, pool in enumerate(pools):
+        share = busy_s([span for span in spans if span.pool == pool], start, next_start) / max(next_start - start, 1e-9)
+        axes.text(1.01, row, f"{share:.0%} busy", transform=axes.get_yaxis_transform(), va="center", fontsize=11)
+    for boundary in (0.0, next_start - start):
+        axes.axvline(boundary, color=_FAINT, linestyle=(0, (4, 3)), linewidth=1)
+    axes.set_title(f"Step {step}: who worked when")
+    axes.grid(visible=False)
+    axes.set_yticks(range(len(pools)), labels=pools, fontsize=12)
+    axes.set_ylim(len(pools) - 0.5, -0.5)
+    axes.set_xlim(-margin, end - start + margin)
+    axes.set_xlabel("seconds since the step began (dashed: the step's own time; pale: neighbouring steps)")
+    own = sorted(_own(spans, step), key=lambda span: span.started_s)
+    phases = dict.fromkeys(PHASES[span.name] for span in [*own, *shown])
+    axes.legend(
+        handles=[Patch(color=colour, label=label) for label, colour, _ in phases],
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=len(phases),
+        handlelength=0.9,
+        columnspacing=1.0,
+    )
+
+
+def _draw_span(axes: Any, row: int, span: Span, step: int, times: tuple[float, float, float]) -> None:
+    """One bar, and its name where it fits; `times`: the step's start, the first and the last moment that is shown."""
+    start, left, right = times
+    begin, end = max(span.started_s, left), min(span.finished_s, right)
+    (label, colour, is_dark), own = PHASES[span.name], span.step == step
+    bar = {"height": 0.62, "edgecolor": "white", "linewidth": 1.2, "alpha": 1.0 if own else 0.3}
+    axes.barh(row, end - begin, left=begin - start, color=colour, **bar)
+    words = label.split(" ")
+    if (end - begin) / (right - left) > _CHARACTER_WIDTH * max(map(len, words)):
+        style = {"fontsize": 10 if len(words) == 1 else 8.5, "linespacing": 1.0, "ha": "center", "va": "center"}
+        ink = _FAINT if not own else "white" if is_dark else _INK
+        axes.text((begin + end) / 2 - start, row, "\n".join(words), color=ink, **style)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -1,0 +1,169 @@
+"""What a step leaves on record: spans for the timeline, timings, metrics; one metrics line per step, written once."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from controller.rollout.results import ValidationResult
+from controller.tracking.display import Display
+from controller.tracking.step_record import StepRecord, metrics_line
+from controller.tracking.summary import Overlap
+from controller.tracking.timeline import Trace
+from controller.tracking.trackers import METRICS_FILE, RolloutDump, Tracker, open_trackers, read_metrics
+from controller.workers.client import Traffic, WorkerClient
+from controller.workers.span import Span
+from splitppo.config import Config
+
+
+class Recorder:
+    """Writes down what happens: trackers, trace, display, rollouts. At most two steps are open (schedule `overlap`)."""
+
+    def __init__(self, config: Config, run_dir: Path, display: Display) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._display = display
+        self._trace: Trace
+        self._trackers: list[Tracker] = []
+        self._dump = RolloutDump(run_dir / "rollouts")
+        self._clients: Sequence[WorkerClient] = ()
+        self._open: deque[StepRecord] = deque()
+        self._completions: dict[int, asyncio.Future[Mapping[str, float]]] = {}
+        self._unpublished: deque[tuple[int, Mapping[str, float]]] = deque()
+        self._held_step = -1
+        self._overlapped: dict[int, Mapping[str, float]] = {}
+        self._num_starts = 0
+        self._num_repeated_steps = 0
+        self.last_step = 0
+
+    def restart_at(
+        self,
+        step: int,
+        clients: Sequence[WorkerClient],
+        metrics: Mapping[str, float] | None,
+        spans: Sequence[Span] = (),
+    ) -> None:
+        """Opens the files, cut back to the restored `step` (0 starts afresh); what was open is dropped.
+
+        The traffic of `clients` is counted; `spans` are those of the restore. `metrics`, which the checkpoint keeps of
+        its step, are written if the run was killed before their line was.
+        """
+        self._num_starts += 1
+        self._num_repeated_steps += max(self.last_step - step, 0)
+        self._open.clear()
+        self._completions.clear()
+        self._unpublished.clear()
+        self.close_files()
+        self._clients = clients
+        restored_step = step or -1
+        self._trackers = open_trackers(self._run_dir, self._config.tracking.trackers, restored_step=restored_step)
+        self._trace = Trace(self._run_dir / "trace.json", restored_step=restored_step)
+        self._trace.add(spans)
+        self._dump.cut_back(restored_step)
+        if metrics is not None and all(row["step"] != step for row in read_metrics(self._run_dir / METRICS_FILE)):
+            self._log(step, metrics)
+        self._overlapped = {done: line for done, line in self._overlapped.items() if done <= step}
+        self.last_step = step
+
+    def begin(self, step: int, *, epoch: int) -> StepRecord:
+        """Opens the record of a step, in this data epoch."""
+        self._completions = {known: done for known, done in self._completions.items() if known >= step - 1}
+        record = StepRecord(step, time.time(), epoch=epoch, traffic_before=self._traffic())
+        self._open.append(record)
+        self._completions[step] = asyncio.get_running_loop().create_future()
+        return record
+
+    @property
+    def current(self) -> StepRecord:
+        """The record of the step that began last."""
+        return self._open[-1]
+
+    def hold(self, step: int) -> asyncio.Future[Mapping[str, float]]:
+        """Keeps back the line of a step, and later ones, until `release`; returns its metrics once it is complete.
+
+        Whoever sees the line of a step that is checkpointed can rely on the checkpoint.
+        """
+        self._held_step = step
+        return self._completions[step]
+
+    def release(self, step: int) -> None:
+        """Writes the line of a held step, and those that came after it."""
+        if step == self._held_step:
+            self._held_step = -1
+        self._publish()
+
+    def add_spans(self, spans: Sequence[Span]) -> None:
+        """Takes work that belongs to no open step into the timeline."""
+        self._trace.add(spans)
+
+    def close(self, record: StepRecord) -> None:
+        """Ends the step's own time."""
+        record.ended_s = time.time()
+        record.traffic = self._traffic() - record.traffic_before
+
+    def add_validation(self, step: int, validation: ValidationResult) -> None:
+        """Takes a validation into the step's line and spans; that of step 0 has a line of its own."""
+        self._display.validation(step, validation.accuracy)
+        if self._config.tracking.dump_rollouts:
+            self._dump.write("val", step, validation.responses.as_rows())
+        if self._open:
+            self.current.validation = validation
+            self.current.spans += validation.spans
+            for name, seconds in validation.timings_s.items():
+                self.current.timings_s[name] += seconds
+        elif step == 0:
+            timings = {f"timing_s/{name}": seconds for name, seconds in validation.timings_s.items()}
+            self._log(0, {**validation.metrics, **timings})
+            self.add_spans(validation.spans)
+
+    def complete_oldest(self) -> None:
+        """Makes the line and the spans of the step that is open longest; both its updates are done."""
+        record = self._open.popleft()
+        self._trace.add(record.spans)
+        spans = [span for span in self._trace.spans if span.step >= record.step - 1]
+        metrics = {
+            **metrics_line(record, spans, self._config),
+            "recovery/num_restarts": float(self._num_starts - 1),
+            "recovery/num_repeated_steps": float(self._num_repeated_steps),
+        }
+        self._unpublished.append((record.step, metrics))
+        self._publish()
+        self.last_step = record.step
+        tracking, scored = self._config.tracking, record.scored
+        assert scored is not None
+        if tracking.sample_freq > 0 and record.step % tracking.sample_freq == 0:
+            self._display.samples(record.step, scored.samples[: tracking.num_samples])
+        if tracking.dump_rollouts:
+            self._dump.write("train", record.step, scored.as_rows())
+        if "overlap/efficiency" in metrics:
+            self._overlapped[record.step] = metrics
+        self._completions[record.step].set_result(metrics)
+
+    def overlap(self) -> Overlap | None:
+        """Mean over the steps of this process in which both roles were updated; None if there was none."""
+        if not (steps := self._overlapped.values()):
+            return None
+        return Overlap(**{name: fmean(line[f"overlap/{name}"] for line in steps) for name in Overlap.model_fields})
+
+    def _publish(self) -> None:
+        """Writes and shows the lines up to the one that is held."""
+        while self._unpublished and self._unpublished[0][0] != self._held_step:
+            step, metrics = self._unpublished.popleft()
+            self._log(step, metrics)
+            self._display.step(step, metrics)
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+
+    def _traffic(self) -> Traffic:
+        return sum((client.traffic for client in self._clients), Traffic())
+
+    def close_files(self) -> None:
+        """Ends the trackers; a line that still waits for its checkpoint is written first."""
+        self.release(self._held_step)
+        for tracker in self._trackers:
+            tracker.close()
+        self._trackers = []

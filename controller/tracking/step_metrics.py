@@ -1,0 +1,151 @@
+"""The metrics of a step, from its arrays, timings and spans; names are declared in controller/tracking/metric_names.py.
+
+B responses, T response tokens, right-padded. A metric over nothing (no token, no response) is left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.ppo.experience import Experience
+from controller.ppo.masked_stats import Floats, Mask
+from controller.rollout.results import is_numeric
+from controller.workers.span import Span, busy_s
+from splitppo.balance import attention_cost, partition
+
+Counts = NDArray[np.integer[Any]]
+
+ENGINE_POOLS = ("actor", "critic")
+
+
+def learning_metrics(experience: Experience) -> dict[str, float]:
+    """critic/...: what the policy earned, and what the critic expected if there is one.
+
+    Scores and rewards are of all responses; the rest is over the tokens that are learned from.
+    """
+    learned_BT, batch = experience.learned, experience.batch
+    returns_N = experience.returns[learned_BT]
+    metrics = {
+        **_mean_max_min("critic/score", experience.scores),
+        **_mean_max_min("critic/rewards", experience.rewards.sum(axis=1)),
+        **_mean_max_min("critic/advantages", experience.advantages[learned_BT]),
+        **_mean_max_min("critic/returns", returns_N),
+    }
+    if "values" in batch and len(returns_N):
+        values_N = batch["values"].pad()[learned_BT]
+        metrics |= _mean_max_min("critic/values", values_N)
+        metrics["critic/vf_explained_var"] = explained_variance(values_N, returns_N)
+    return metrics
+
+
+def explained_variance(values_N: Floats, returns_N: Floats) -> float:
+    """1 - var(returns - values) / (var(returns) + 1e-5): 1 for a perfect critic, at most 0 for a useless one."""
+    values_f64, returns_f64 = values_N.astype(np.float64), returns_N.astype(np.float64)
+    return float(1.0 - np.var(returns_f64 - values_f64) / (np.var(returns_f64) + 1e-5))
+
+
+def length_metrics(
+    prompt_lengths_B: Counts,
+    response_lengths_B: Counts,
+    ended_B: Mask,
+    *,
+    max_prompt_length: int,
+    max_response_length: int,
+) -> dict[str, float]:
+    """prompt_length/..., response_length/... and response/...; `ended_B`: the response ends with an EOS token."""
+    if not len(response_lengths_B):
+        return {}
+    return {
+        **_mean_max_min("response_length", response_lengths_B),
+        "response_length/clip_ratio": float(np.mean(response_lengths_B >= max_response_length)),
+        **_mean_max_min("prompt_length", prompt_lengths_B),
+        "prompt_length/clip_ratio": float(np.mean(prompt_lengths_B >= max_prompt_length)),
+        "response/aborted_ratio": float(np.mean(response_lengths_B == 0)),
+        "response/no_eos_ratio": float(1.0 - np.mean(ended_B)),
+    }
+
+
+def balance_metrics(lengths_B: Counts, num_ranks: int) -> dict[str, float]:
+    """global_seqlen/...: tokens (prompt and response) per rank, dealt out in order and balanced."""
+    in_order_R = [int(part.sum()) for part in np.array_split(lengths_B, num_ranks)]
+    costs_B = attention_cost(lengths_B.astype(np.int32))
+    balanced_R = [int(lengths_B[rows].sum()) for rows in partition(costs_B, num_ranks)]
+    return {
+        "global_seqlen/min": float(min(in_order_R)),
+        "global_seqlen/max": float(max(in_order_R)),
+        "global_seqlen/minmax_diff": float(max(in_order_R) - min(in_order_R)),
+        "global_seqlen/balanced_min": float(min(balanced_R)),
+        "global_seqlen/balanced_max": float(max(balanced_R)),
+        "global_seqlen/mean": float(lengths_B.sum()) / num_ranks,
+    }
+
+
+def reward_extra_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    """reward_extra/...: the numeric fields that scorers returned; None and text are left out."""
+    metrics: dict[str, float] = {}
+    for field, values in extra.items():
+        metrics |= _mean_max_min(f"reward_extra/{field}", np.array([float(v) for v in values if is_numeric(v)]))
+    return metrics
+
+
+def timing_metrics(
+    timings_s: Mapping[str, float], *, num_response_tokens: int, num_tokens: int, step_s: float, num_ranks: int
+) -> dict[str, float]:
+    """timing_s/..., timing_per_token_ms/... and perf/... of a step, from the times of its parts and its wall time.
+
+    `num_tokens` are those of prompts and responses, `num_ranks` the processes (GPUs) of all pools.
+    """
+    metrics = {f"timing_s/{name}": seconds for name, seconds in {**timings_s, "step": step_s}.items()}
+    for name in ("gen", "ref", "values", "adv", "update_critic", "update_actor"):
+        tokens = num_response_tokens if name == "gen" else num_tokens
+        if name in timings_s and tokens:
+            metrics[f"timing_per_token_ms/{name}"] = timings_s[name] * 1e3 / tokens
+    metrics["perf/total_num_tokens"] = float(num_tokens)
+    metrics["perf/time_per_step"] = step_s
+    if step_s > 0.0:
+        metrics["perf/throughput"] = num_tokens / (step_s * num_ranks)
+    return metrics
+
+
+def overlap_metrics(spans: Sequence[Span], *, step: int, started_s: float, step_s: float) -> dict[str, float]:
+    """overlap/...: how well the two pools worked at the same time in a step, whose times are on the clock of the spans.
+
+        efficiency = (t_actor + t_critic - t_wall) / min(t_actor, t_critic), in [0, 1]: the share hidden
+
+    of the step's two updates; t_wall runs from the first start to the last end.
+
+    `spans` hold the engines' work in the step's own time, neighbouring steps' included (an overlapped critic update
+    runs into the next step), and both its updates, also where they end later. Only calls of the engines count: a
+    checkpoint may be written during the next step. Empty for an empty interval; nothing of a pool without spans.
+    """
+    finished_s = started_s + step_s
+    calls = [span for span in spans if span.is_call and span.pool in ENGINE_POOLS]
+    if not calls or step_s <= 0.0:
+        return {}
+    metrics = {"overlap/idle_fraction": 1.0 - busy_s(calls, started_s, finished_s) / step_s}
+    for pool in ENGINE_POOLS:
+        if own := [span for span in calls if span.pool == pool]:
+            metrics[f"overlap/bubble_{pool}"] = 1.0 - busy_s(own, started_s, finished_s) / step_s
+    actor, critic = (
+        [span for span in calls if span.step == step and span.name == f"update_{pool}"] for pool in ENGINE_POOLS
+    )
+    if actor and critic:
+        updates = [*actor, *critic]
+        t_wall = max(span.finished_s for span in updates) - min(span.started_s for span in updates)
+        t_actor, t_critic = (sum(span.duration_s for span in own) for own in (actor, critic))
+        shorter, hidden = min(t_actor, t_critic), t_actor + t_critic - t_wall
+        metrics["overlap/efficiency"] = min(max(hidden / shorter, 0.0), 1.0) if shorter > 0.0 else 0.0
+    return metrics
+
+
+def _mean_max_min(name: str, values: NDArray[Any]) -> dict[str, float]:
+    """Mean, max and min under `name`; nothing of nothing."""
+    if not values.size:
+        return {}
+    return {
+        f"{name}/mean": float(np.mean(values, dtype=np.float64)),
+        f"{name}/max": float(np.max(values)),
+        f"{name}/min": float(np.min(values)),
+    }

@@ -1,0 +1,123 @@
+"""The record of one step while it runs, and the metrics line that it becomes."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from controller.ppo.experience import Experience
+from controller.rollout.results import ScoredResponses, ValidationResult
+from controller.tracking.metric_names import check_declared
+from controller.tracking.step_metrics import (
+    balance_metrics,
+    learning_metrics,
+    length_metrics,
+    overlap_metrics,
+    reward_extra_metrics,
+    timing_metrics,
+)
+from controller.workers.client import Traffic
+from controller.workers.command import CommandReply
+from controller.workers.span import Span
+from rewards.samples import Failure
+from splitppo.config import Config
+
+
+@dataclass
+class StepRecord:
+    """The record of one step while it runs. Times are unix seconds of the controller's clock.
+
+    Attributes:
+        started_s, ended_s: the step's own time, without validation and checkpoints; not ended: still running.
+        epoch: data epoch, from 0.
+        metrics: what the services reported.
+        timings_s: seconds per phase, as the controller saw them, or an engine for what is its own.
+        spans: who worked when.
+        traffic_before, traffic: bytes moved before the step, and for it.
+    """
+
+    step: int
+    started_s: float
+    ended_s: float | None = None
+    epoch: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    timings_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    spans: list[Span] = field(default_factory=list)
+    scored: ScoredResponses | None = None
+    experience: Experience | None = None
+    validation: ValidationResult | None = None
+    traffic_before: Traffic = field(default_factory=Traffic)
+    traffic: Traffic = field(default_factory=Traffic)
+
+    @property
+    def step_s(self) -> float:
+        """Wall time of the step so far."""
+        return (time.time() if self.ended_s is None else self.ended_s) - self.started_s
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the time of a block to the timing of that name."""
+        started_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.timings_s[name] += time.perf_counter() - started_s
+
+    @contextmanager
+    def span(self, pool: str, name: str) -> Iterator[None]:
+        """Records a block of the controller's own work, or of its reward workers, on the timeline."""
+        started_s = time.time()
+        yield
+        self.spans.append(Span(pool, name, self.step, started_s, time.time()))
+
+    def add_reply(self, pool: str, name: str, reply: CommandReply) -> None:
+        """Takes over what an engine did for this step: its span, its metrics, and the times that it took itself."""
+        self.spans.append(reply.span(pool, name, self.step))
+        self.metrics |= {metric: value for metric, value in reply.metrics.items() if not metric.startswith("timing_s/")}
+        for timing, seconds in reply.timings_s.items():
+            self.timings_s[timing] += seconds
+
+
+def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> dict[str, float]:
+    """All metrics of a step whose record is closed and whose updates are done; `spans` at least since it began."""
+    experience, scored = record.experience, record.scored
+    assert experience is not None
+    assert scored is not None
+    prompt_lengths, response_lengths = (experience.batch[name].lengths for name in ("prompts", "responses"))
+    num_ranks = config.services.actor.num_processes
+    metrics = {
+        **record.metrics,
+        **experience.metrics,
+        **learning_metrics(experience),
+        **length_metrics(
+            prompt_lengths,
+            response_lengths,
+            scored.ended,
+            max_prompt_length=config.data.max_prompt_length,
+            max_response_length=config.data.max_response_length,
+        ),
+        **balance_metrics(prompt_lengths + response_lengths, num_ranks),
+        **reward_extra_metrics(scored.extra),
+        "reward/num_timeouts": float(scored.failures[Failure.TIMEOUT]),
+        "reward/num_crashes": float(scored.failures[Failure.CRASH]),
+        "reward/num_errors": float(scored.failures[Failure.ERROR]),
+        **timing_metrics(
+            record.timings_s,
+            num_response_tokens=int(response_lengths.sum()),
+            num_tokens=experience.num_tokens,
+            step_s=record.step_s,
+            num_ranks=num_ranks + (config.services.critic.num_processes if config.uses_critic else 0),
+        ),
+        **overlap_metrics(spans, step=record.step, started_s=record.started_s, step_s=record.step_s),
+        "rpc/bytes_sent": float(record.traffic.bytes_sent),
+        "rpc/bytes_received": float(record.traffic.bytes_received),
+        "training/global_step": float(record.step),
+        "training/epoch": float(record.epoch),
+    }
+    if record.step_s > 0.0:
+        metrics["rpc/time_fraction"] = record.traffic.transfer_s / record.step_s
+    if record.validation is not None:
+        metrics |= record.validation.metrics
+    check_declared(metrics)
+    return metrics

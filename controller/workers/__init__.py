@@ -1,0 +1,1 @@
+"""The worker groups as the controller knows them: started, called, watched, restarted."""

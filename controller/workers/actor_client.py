@@ -1,0 +1,62 @@
+"""The actor as the controller calls it: policy, rollouts and reference."""
+
+from collections.abc import Callable
+
+from controller.workers.client import WorkerClient
+from controller.workers.command import CommandReply
+from splitppo.rpc.errors import Place, WrongPolicy
+from splitppo.v1 import actor_pb2, actor_pb2_grpc, batch_pb2, worker_pb2
+
+
+class ActorClient(WorkerClient):
+    """The actor: one method per RPC, under the RPC's name."""
+
+    role = "actor"
+    role_service = actor_pb2_grpc.ActorServiceStub
+
+    async def generate(
+        self,
+        slot: batch_pb2.Slot,
+        sampling: actor_pb2.SamplingParams,
+        *,
+        base_step: int,
+        num_parts: int = 1,
+        on_part: Callable[[int], None] = lambda _: None,
+    ) -> CommandReply:
+        """Samples responses for the slot's prompts with its seeds; then the slot holds one row per response.
+
+        Each of `num_parts` contiguous slices of the prompts (np.array_split) can be fetched, as a part of the slot, as
+        soon as its last response has ended. `on_part` takes its number, from 1, perhaps more than once, or not at all
+        before this returns.
+
+        Raises:
+            WrongPolicy: the responses come from the weights of another step.
+        """
+
+        def check_policy(version: int) -> None:
+            if version != base_step:  # they would train as if they were on-policy
+                found = f"the responses were sampled with the weights of step {version}"
+                place = Place(role=self.role, step=slot.step, method="Generate")
+                raise WrongPolicy(f"{found}, expected those of step {base_step}", place)
+
+        def on_ready(part: worker_pb2.PartReady) -> None:
+            check_policy(part.policy_version)
+            on_part(part.part)
+
+        num_parts = num_parts if num_parts > 1 else 0
+        request = actor_pb2.GenerateRequest(slot=slot, sampling=sampling, num_parts=num_parts)
+        reply = await self._slot_command("Generate", request, base_step, on_part=on_ready)
+        check_policy(reply.policy_version)
+        return reply
+
+    async def compute_log_probs(
+        self, slot: batch_pb2.Slot, model: actor_pb2.PolicyModel, *, base_step: int
+    ) -> CommandReply:
+        """Adds old_log_probs (policy) or ref_log_probs (reference) to the slot."""
+        request = actor_pb2.ComputeLogProbsRequest(slot=slot, model=model)
+        return await self._slot_command("ComputeLogProbs", request, base_step, model)
+
+    async def update(self, slot: batch_pb2.Slot, *, base_step: int, advance_only: bool = False) -> CommandReply:
+        """One PPO update, which commits the slot's step; with `advance_only` the weights stay."""
+        request = actor_pb2.ActorUpdateRequest(slot=slot, advance_only=advance_only)
+        return await self._slot_command("Update", request, base_step)

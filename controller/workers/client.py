@@ -1,0 +1,289 @@
+"""A worker of any role, as the controller calls it: handshake, batches, checkpoints; one method per RPC."""
+
+import asyncio
+import operator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, ClassVar, TypeVar
+
+import grpc
+import grpc.aio
+
+from controller.workers.command import (
+    DEFAULT_LIMITS,
+    CommandReply,
+    Limits,
+    PartCallback,
+    ProgressCallback,
+    ReconnectDeadline,
+    RunningCommand,
+    repeat_until_answered,
+)
+from splitppo import __version__
+from splitppo.batch import Batch
+from splitppo.config.section import RoleName
+from splitppo.rpc.codec import encode_messages, receive_batch
+from splitppo.rpc.credentials import PLAINTEXT, Credentials, connection_hint, handshake_failure
+from splitppo.rpc.errors import Internal, Place, Unauthenticated, Unavailable, WrongState, WrongStep, error_from_rpc
+from splitppo.rpc.request_id import PROTOCOL_VERSION, request_id
+from splitppo.v1 import batch_pb2, worker_pb2, worker_pb2_grpc
+
+T = TypeVar("T")
+
+# One attempt to reach a worker while it starts; a black-holed address must not eat the whole deadline.
+_REACH_TIMEOUT_S = 5.0
+_REACH_PAUSE_S = 0.1
+_UNARY_TIMEOUT_S = 10.0
+# States of a worker that takes no more commands and ends soon.
+_ENDING = {
+    worker_pb2.WORKER_STATE_DRAINING: "it is draining",
+    worker_pb2.WORKER_STATE_FAILED: "it has failed and ends",
+}
+_MAX_LOAD_ATTEMPTS = 5
+_WORKER_SERVICE = "/splitppo.v1.WorkerService"
+# The commands after which the worker is at another step.
+_MOVES_THE_STEP = ("Update", "LoadCheckpoint")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """What a client introduces itself with.
+
+    Attributes:
+        epoch: the controller's fencing token.
+        config_digest: of the sections that shape the worker (splitppo/config/worker_digest.py).
+        nonce: name of a file in the run folder that the worker must see.
+        connection: counts the connections of this controller; what is replayed over a new one are other commands.
+    """
+
+    run_id: str
+    epoch: int
+    config_digest: str = ""
+    nonce: str = ""
+    connection: int = 0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a client has moved so far: bytes of batch columns, and seconds in which PutBatch and GetBatch ran."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    transfer_s: float = 0.0
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(*map(operator.add, astuple(self), astuple(other)))
+
+    def __sub__(self, other: "Traffic") -> "Traffic":
+        return Traffic(*map(operator.sub, astuple(self), astuple(other)))
+
+
+class WorkerClient:
+    """A worker of any role; for one event loop.
+
+    Every method raises WireError (splitppo/rpc/errors.py) with role, step and method in its message. Calls that find
+    the worker unreachable are repeated for `limits.reconnect_timeout_s`; a command is repeated under its request id,
+    so it joins the running one or gets the stored reply.
+    """
+
+    role: ClassVar[RoleName]
+    role_service: ClassVar[type[Any]] = worker_pb2_grpc.WorkerServiceStub  # the role's own service, as a stub
+
+    def __init__(
+        self,
+        address: str,
+        caller: Caller,
+        limits: Limits = DEFAULT_LIMITS,
+        on_progress: ProgressCallback = lambda *_: None,
+        credentials: Credentials = PLAINTEXT,
+    ) -> None:
+        self.address = address
+        self.worker = worker_pb2.HandshakeResponse()
+        self.committed_step = 0
+        self.traffic = Traffic()
+        self._caller = caller
+        self._limits = limits
+        self._on_progress = on_progress
+        self._status = worker_pb2.GetStatusResponse()
+        self._clock_offset_s = 0.0  # worker minus controller
+        self._num_loads = 0
+        self._channel = credentials.channel(address)
+        self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._role = self.role_service(self._channel)
+        # The batch streams, with messages that the codec serialises and parses.
+        self._put_parts = self._channel.stream_unary(
+            f"{_WORKER_SERVICE}/PutBatch", None, worker_pb2.PutBatchResponse.FromString
+        )
+        self._get_parts = self._channel.unary_stream(
+            f"{_WORKER_SERVICE}/GetBatch", worker_pb2.GetBatchRequest.SerializeToString, None
+        )
+
+    async def close(self) -> None:
+        """Closes the channel; running commands go on in the worker."""
+        await self._channel.close(None)
+
+    async def handshake(self, timeout_s: float) -> worker_pb2.HandshakeResponse:
+        """Takes the worker over for this controller, as soon as it can be reached.
+
+        Raises:
+            Unavailable: it could not be reached in time; the message names the address.
+            WireError: it refuses this controller, or is not the one that was meant.
+        """
+        await self._wait_until_reached(timeout_s)
+        worker = await self._repeat("Handshake", None, self._introduce)
+        if (role := worker_pb2.Role.Name(worker.role).removeprefix("ROLE_").lower()) != self.role:
+            raise WrongState(f"the worker at {self.address} is a {role}, expected the {self.role}")
+        self.worker, self.committed_step = worker, worker.committed_step
+        self._status = await self.get_status()
+        return worker
+
+    async def _wait_until_reached(self, timeout_s: float) -> None:
+        """Returns when the worker answers and stays; one that is about to end is not reached yet."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            remaining_s = deadline - time.monotonic()
+            try:
+                timeout_left_s = max(0.1, min(_REACH_TIMEOUT_S, remaining_s))
+                status = await self._worker.GetStatus(worker_pb2.GetStatusRequest(), timeout=timeout_left_s)
+            except grpc.RpcError as failed:
+                error = error_from_rpc(failed)
+                if failed.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise error.at(Place(role=self.role, method="Handshake")) from failed
+                if because := handshake_failure(error.message):
+                    raise Unauthenticated(f"the {self.role} at {self.address} is not trusted: {because}") from failed
+                reason = f"{error.message}{connection_hint(error.message)}"
+            else:
+                if status.state not in _ENDING:
+                    return
+                reason = _ENDING[status.state]
+            if remaining_s <= _REACH_PAUSE_S:
+                where = f"the {self.role} at {self.address}"
+                raise Unavailable(f"{where} cannot be reached within {timeout_s:g} s: {reason}")
+            await asyncio.sleep(_REACH_PAUSE_S)
+
+    async def _introduce(self) -> worker_pb2.HandshakeResponse:
+        request = worker_pb2.HandshakeRequest(
+            protocol_version=PROTOCOL_VERSION,
+            software_version=__version__,
+            run_id=self._caller.run_id,
+            epoch=self._caller.epoch,
+            config_digest=self._caller.config_digest,
+            nonce=self._caller.nonce,
+        )
+        sent_s = time.time()
+        worker: worker_pb2.HandshakeResponse = await self._worker.Handshake(request, timeout=_UNARY_TIMEOUT_S)
+        # The worker read its clock half-way between request and answer, as far as the controller can know.
+        self._clock_offset_s = worker.unix_ns / 1e9 - (sent_s + time.time()) / 2
+        return worker
+
+    async def get_status(self) -> worker_pb2.GetStatusResponse:
+        """What the worker is doing; answered at once, also while the engine is busy."""
+        request = worker_pb2.GetStatusRequest()
+        return await self._repeat("GetStatus", None, lambda: self._worker.GetStatus(request, timeout=_UNARY_TIMEOUT_S))
+
+    def is_fresh_at(self, step: int) -> bool:
+        """True when the worker is as loading `step` would leave it: at its initial model, idle, without any rows."""
+        status = self._status
+        is_untouched = status.state == worker_pb2.WORKER_STATE_IDLE and status.committed_step == 0 and not status.slots
+        return step == self._num_loads == 0 and is_untouched
+
+    async def put_batch(self, slot: batch_pb2.Slot, batch: Batch) -> None:
+        """Creates the slot, or adds columns to it (same number of rows)."""
+
+        async def put() -> None:
+            header, chunks = encode_messages(batch, slot)
+            opening = worker_pb2.PutBatchHeader(run_id=self._caller.run_id, epoch=self._caller.epoch, batch=header)
+
+            async def messages() -> AsyncIterator[bytes]:
+                yield worker_pb2.PutBatchRequest(header=opening).SerializeToString()
+                for chunk in chunks:
+                    yield chunk
+
+            started_s = time.perf_counter()
+            response = await self._put_parts(messages(), timeout=self._limits.progress_timeout_s)
+            if response.received_bytes != batch.num_bytes:
+                raise Internal(f"the worker took {response.received_bytes} of {batch.num_bytes} bytes")
+            self.traffic += Traffic(bytes_sent=batch.num_bytes, transfer_s=time.perf_counter() - started_s)
+
+        await self._repeat("PutBatch", slot.step, put)
+
+    async def get_batch(self, slot: batch_pb2.Slot, columns: Sequence[str]) -> Batch:
+        """The named columns of a slot."""
+        caller, limits = self._caller, self._limits
+        request = worker_pb2.GetBatchRequest(run_id=caller.run_id, epoch=caller.epoch, slot=slot, columns=columns)
+
+        async def get() -> Batch:
+            started_s = time.perf_counter()
+            call = self._get_parts(request, timeout=limits.progress_timeout_s)
+            header, batch = await receive_batch(call, limits.max_batch_bytes, message_type=worker_pb2.GetBatchResponse)
+            if header.slot != slot or set(batch.columns) != set(columns):
+                raise Internal(f"the worker sent {', '.join(batch.columns)}, asked for {', '.join(columns)}")
+            self.traffic += Traffic(bytes_received=batch.num_bytes, transfer_s=time.perf_counter() - started_s)
+            return batch
+
+        return await self._repeat("GetBatch", slot.step, get)
+
+    async def save_checkpoint(self, *, base_step: int, with_hf_model: bool = False) -> CommandReply:
+        """Writes this role's part of the checkpoint of `base_step`; answers when it is durable."""
+        request = worker_pb2.SaveCheckpointRequest(with_hf_model=with_hf_model)
+        return await self._command(self._worker, "SaveCheckpoint", request, base_step, base_step)
+
+    async def load_checkpoint(self, step: int) -> CommandReply:
+        """Loads this role's part of the checkpoint of `step` (0: the initial model), whatever is committed now."""
+        for attempt in range(1, _MAX_LOAD_ATTEMPTS + 1):
+            base_step = (await self.get_status()).committed_step
+            self._num_loads += 1
+            request = worker_pb2.LoadCheckpointRequest(step=step)
+            try:
+                return await self._command(self._worker, "LoadCheckpoint", request, step, base_step)
+            except WrongStep:
+                # An update that was still under way has committed in between.
+                if attempt == _MAX_LOAD_ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def compute_weights_digest(self, base_step: int | None = None) -> str:
+        """sha256 over the weights; `base_step` is the committed step by default."""
+        base_step = self.committed_step if base_step is None else base_step
+        request = worker_pb2.ComputeWeightsDigestRequest()
+        reply = await self._command(self._worker, "ComputeWeightsDigest", request, base_step, base_step)
+        return reply.weights_sha256
+
+    async def _slot_command(
+        self, method: str, request: Any, base_step: int, *parts: str | int, on_part: PartCallback = lambda _: None
+    ) -> CommandReply:
+        """A command of the role's own service on the slot that its request names; else as `_command`."""
+        slot = request.slot
+        parts = (slot.kind, slot.part, *parts)
+        return await self._command(self._role, method, request, slot.step, base_step, *parts, on_part=on_part)
+
+    async def _command(
+        self,
+        service: Any,
+        method: str,
+        request: Any,
+        step: int,
+        base_step: int,
+        *parts: str | int,
+        on_part: PartCallback = lambda _: None,
+    ) -> CommandReply:
+        """Fills in the header of a request, sends it and follows the command to its reply.
+
+        `parts` are what else tells two commands of one step apart.
+        """
+        run_id, epoch = self._caller.run_id, self._caller.epoch
+        # After a checkpoint was loaded, the steps that follow are other commands than those before.
+        key = request_id(run_id, epoch, step, method, self._caller.connection, self._num_loads, *parts)
+        header = worker_pb2.CommandHeader(run_id=run_id, epoch=epoch, base_step=base_step, request_id=key)
+        request.header.CopyFrom(header)
+        place = Place(role=self.role, step=step, method=method)
+        command = RunningCommand(place, self._limits, self._clock_offset_s, self.get_status, self._on_progress, on_part)
+        reply = await command.run(lambda: getattr(service, method)(request))
+        if method in _MOVES_THE_STEP:  # a checkpoint may be durable when later steps are done
+            self.committed_step = reply.committed_step
+        return reply
+
+    async def _repeat(self, method: str, step: int | None, attempt: Callable[[], Awaitable[T]]) -> T:
+        place = Place(role=self.role, step=step, method=method)
+        return await repeat_until_answered(attempt, ReconnectDeadline(self._limits.reconnect_timeout_s), place)

@@ -1,0 +1,244 @@
+"""One command, followed to its reply: its progress, its silences, and its repetition over lost connections."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from controller.workers.span import Span
+from splitppo import failpoints
+from splitppo.rpc.errors import DeadlineExceeded, Internal, Place, Unavailable, WireError, error_from_rpc
+from splitppo.v1 import worker_pb2
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+ProgressCallback = Callable[[str, str, worker_pb2.Progress], None]  # role, method, progress
+PartCallback = Callable[[worker_pb2.PartReady], None]
+
+_RETRY_PAUSE_S = 0.1
+_END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a client's calls.
+
+    Attributes:
+        progress_timeout_s: longest silence of a running command, and longest duration of any other call.
+        reconnect_timeout_s: how long an unreachable worker is called again under the same request id.
+        max_batch_bytes: largest batch taken from a worker.
+        grace_s: waited longer for a silent command: the worker's own heartbeat can name the rank that hangs.
+    """
+
+    progress_timeout_s: float = 600.0
+    reconnect_timeout_s: float = 5.0
+    max_batch_bytes: int = 4 << 30
+    grace_s: float = 0.0
+
+    @property
+    def silence_s(self) -> float:
+        """Longest time without an event of a command."""
+        return self.progress_timeout_s + self.grace_s
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class CommandReply:
+    """The result of one command.
+
+    Attributes:
+        started_s, finished_s: when the engine worked, between request and reply; controller's clock, unix seconds.
+        committed_step: after the command.
+        replayed: the reply came from the ledger, the command had been applied before.
+        weights_sha256: answer of ComputeWeightsDigest and LoadCheckpoint, else empty.
+        policy_version: the step whose weights made the responses (Generate).
+        manifest_sha256: of the manifest of what was saved (SaveCheckpoint).
+    """
+
+    metrics: Mapping[str, float]
+    started_s: float
+    finished_s: float
+    committed_step: int
+    replayed: bool
+    weights_sha256: str
+    policy_version: int = 0
+    manifest_sha256: str = ""
+
+    @property
+    def timings_s(self) -> Mapping[str, float]:
+        """Seconds that the worker names in its metrics, timing_s/<name>, by name."""
+        prefix = "timing_s/"
+        return {name.removeprefix(prefix): s for name, s in self.metrics.items() if name.startswith(prefix)}
+
+    def span(self, pool: str, name: str, step: int) -> Span:
+        """The engine's work on it, for the timeline."""
+        return Span(pool, name, step, self.started_s, self.finished_s)
+
+
+class ReconnectDeadline:
+    """Until when an unreachable worker is called again: the first failure since its last sign of life sets it."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._ends_at: float | None = None
+
+    def clear(self) -> None:
+        """A sign of life: the next failure is the first one again."""
+        self._ends_at = None
+
+    def has_passed(self) -> bool:
+        """Notes a failure; True when those since the last sign of life have lasted for the timeout."""
+        now = time.monotonic()
+        if self._ends_at is None:
+            self._ends_at = now + self._timeout_s
+        return now >= self._ends_at
+
+
+async def repeat_until_answered(attempt: Callable[[], Awaitable[T]], deadline: ReconnectDeadline, place: Place) -> T:
+    """Makes a call, again after UNAVAILABLE and DEADLINE_EXCEEDED, until the worker answers or the deadline has passed.
+
+    Only for calls that may be made twice: reads, and commands that carry a request id. Raises WireError: what the
+    worker answered, or the last failure to reach it.
+    """
+    is_repeated = False
+    while True:
+        try:
+            return await attempt()
+        except grpc.RpcError as failed:
+            error = error_from_rpc(failed, place)
+            if not isinstance(error, Unavailable | DeadlineExceeded) or deadline.has_passed():
+                raise error from failed
+            if not is_repeated:
+                log.warning("calling again: %s", error)
+            is_repeated = True
+        except WireError as error:
+            raise error.at(place)  # noqa: B904 - the same error
+        await asyncio.sleep(_RETRY_PAUSE_S)
+
+
+@dataclass
+class RunningCommand:
+    """A command on its way to its reply.
+
+    Attributes:
+        place: role, step and method.
+        clock_offset_s: the worker's clock minus ours.
+        on_part: takes every part that is ready; perhaps more than once.
+        last: the newest progress.
+    """
+
+    place: Place
+    limits: Limits
+    clock_offset_s: float
+    get_status: Callable[[], Awaitable[worker_pb2.GetStatusResponse]]
+    on_progress: ProgressCallback
+    on_part: PartCallback
+    last: worker_pb2.Progress | None = None
+
+    async def run(self, call: Callable[[], Any]) -> CommandReply:
+        """Sends the request, again if the connection breaks, and follows the stream of events that `call` returns.
+
+        Raises:
+            DeadlineExceeded: no progress for too long, with the last phase.
+            WireError: what the worker answered, or the last failure to reach it.
+        """
+        deadline = ReconnectDeadline(self.limits.reconnect_timeout_s)
+        self._hit(".begin")
+        sent_s = time.time()
+        try:
+            result = await repeat_until_answered(lambda: self._follow(call(), deadline), deadline, self.place)
+        except Unavailable as error:
+            last = self.last or worker_pb2.Progress()
+            reached = f" (its last progress was {last.done} of {last.total})" if last.total else ""
+            at = Place(rank=0, phase=last.phase)  # rank 0 is who does not answer any more
+            raise Unavailable(f"{error.message}{reached}", error.place.or_else(at)) from error
+        self._hit(".replied")
+        started_s, finished_s = _on_our_clock(result.engine_time, self.clock_offset_s, sent_s, time.time())
+        return CommandReply(
+            metrics=dict(result.metrics),
+            started_s=started_s,
+            finished_s=finished_s,
+            committed_step=result.committed_step,
+            replayed=result.replayed,
+            weights_sha256=result.weights_sha256,
+            policy_version=result.policy_version,
+            manifest_sha256=result.manifest_sha256,
+        )
+
+    @property
+    def _phase(self) -> str:
+        return self.last.phase if self.last is not None else ""
+
+    def _hit(self, moment: str = "") -> None:
+        failpoints.hit(f"{self.place.role}.{failpoints.point_of(self.place.method)}{moment}", self.place.step)
+
+    async def _follow(self, call: Any, deadline: ReconnectDeadline) -> worker_pb2.CommandResult:
+        """Reads the events of a call up to the result; cancelled, it ends the call, but not the worker's command."""
+        status: worker_pb2.GetStatusResponse | None = None
+        reading = asyncio.ensure_future(call.read())
+        try:
+            while True:
+                done, _ = await asyncio.wait({reading}, timeout=self.limits.silence_s)
+                if not done:
+                    status = await self._check_silence(status)
+                    continue
+                if (event := reading.result()) is _END_OF_STREAM:
+                    raise Internal("the worker ended the command without a result", Place(phase=self._phase))
+                deadline.clear()
+                match event.WhichOneof("event"):
+                    case "result":
+                        result: worker_pb2.CommandResult = event.result
+                        return result
+                    case "part":
+                        self.on_part(event.part)
+                    case "progress":
+                        self.last = event.progress
+                        self._hit()
+                        self.on_progress(self.place.role, self.place.method, event.progress)
+                reading = asyncio.ensure_future(call.read())
+        finally:
+            if not call.done():
+                call.cancel()
+            with suppress(asyncio.CancelledError, grpc.RpcError):
+                await reading
+
+    async def _check_silence(self, before: worker_pb2.GetStatusResponse | None) -> worker_pb2.GetStatusResponse:
+        """The worker's status after a silence; `before` is that after the previous one.
+
+        A command that is queued, or waits for the disk, is silent, too: it may wait on while the worker works on
+        others, that is, while the status changes between silences.
+
+        Raises:
+            DeadlineExceeded: the worker does not answer, stands still, or runs this very command without progress.
+        """
+        now: worker_pb2.GetStatusResponse | None = None
+        with suppress(WireError):
+            now = await self.get_status()
+        if now is not None and now != before and (now.running_method, now.progress) != (self.place.method, self.last):
+            return now
+        reached = f"; it had reached {self.last.done} of {self.last.total}" if self.last else " and has not begun"
+        unanswered = ", and rank 0 does not answer" if now is None else ""
+        message = f"the command made no progress for {self.limits.silence_s:g} s{reached}{unanswered}"
+        raise DeadlineExceeded(message, Place(phase=self._phase, rank=0 if now is None else None))
+
+
+def _on_our_clock(
+    engine: worker_pb2.EngineTime, clock_offset_s: float, sent_s: float, answered_s: float
+) -> tuple[float, float]:
+    """When the engine began and ended its work, on the controller's clock.
+
+    The offset is known to half a round trip only, but the work lies between request and reply: calls made one after
+    the other never seem to overlap.
+    """
+    started_s = engine.started_unix_ns / 1e9 - clock_offset_s
+    finished_s = engine.finished_unix_ns / 1e9 - clock_offset_s
+    shift_s = max(sent_s - started_s, 0.0) or min(answered_s - finished_s, 0.0)
+    return max(started_s + shift_s, sent_s), min(finished_s + shift_s, answered_s)

@@ -1,0 +1,86 @@
+"""Calls at the same time: the first error is raised as it is, and no task is left behind."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+
+async def gather_calls(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
+    """The calls' results, in order; the first one that fails cancels the others, and its error is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except BaseExceptionGroup as failures:
+        error: BaseException = failures
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+    return [task.result() for task in tasks]
+
+
+async def run_watched(work: Coroutine[Any, Any, Any], watch: Coroutine[Any, Any, Any], *, grace_s: float = 2.0) -> None:
+    """Does the work, unless the watch, which ends by raising only, raises first.
+
+    The work then has `grace_s` seconds to fail by itself: its error says more about what has happened.
+    """
+    working, watching = asyncio.create_task(work), asyncio.create_task(watch)
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            await asyncio.wait({working}, timeout=grace_s)
+        (working if working.done() else watching).result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+class BackgroundTask:
+    """Work that goes on while its caller does other things: one piece at a time, whose error is raised once joined.
+
+    `on_done` is called once after each piece of work that has succeeded, by whoever joins it.
+    """
+
+    def __init__(self, on_done: Callable[[], None] = lambda: None) -> None:
+        self._on_done = on_done
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether work was started that nobody has joined yet."""
+        return self._task is not None
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts the work; what was started before must have been joined."""
+        assert self._task is None
+        self._task = asyncio.create_task(work)
+
+    def check(self) -> None:
+        """Raises the error of work that has ended already; does not wait for any that has not."""
+        if self._task is not None and self._task.done():
+            self._finish(self._task)
+
+    async def join(self, timer: AbstractContextManager[object] | None = None) -> None:
+        """Waits for the work, which goes on when the wait is cancelled; all who wait at the same time get its error.
+
+        `timer` is entered for the wait alone, and left before `on_done` is called.
+        """
+        if (task := self._task) is not None:
+            with timer or nullcontext():
+                await asyncio.wait([task])
+            self._finish(task)
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        if is_first := task is self._task:
+            self._task = None
+        task.result()
+        if is_first:
+            self._on_done()
+
+    async def abandon(self) -> None:
+        """Cancels the work, whatever becomes of it."""
+        if (task := self._task) is not None:
+            self._task = None
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

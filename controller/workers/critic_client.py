@@ -1,0 +1,20 @@
+"""The critic as the controller calls it: the value model."""
+
+from controller.workers.client import WorkerClient
+from controller.workers.command import CommandReply
+from splitppo.v1 import batch_pb2, critic_pb2, critic_pb2_grpc
+
+
+class CriticClient(WorkerClient):
+    """The critic: one method per RPC, under the RPC's name."""
+
+    role = "critic"
+    role_service = critic_pb2_grpc.CriticServiceStub
+
+    async def compute_values(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
+        """Adds values to the slot."""
+        return await self._slot_command("ComputeValues", critic_pb2.ComputeValuesRequest(slot=slot), base_step)
+
+    async def update(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
+        """One update of the value model, which commits the slot's step."""
+        return await self._slot_command("Update", critic_pb2.CriticUpdateRequest(slot=slot), base_step)

@@ -1,0 +1,273 @@
+"""Starts the groups on this machine (`services.launch: local`) and ends them on every exit path.
+
+Each group is a torchrun process with its own session, CPU/GPU set and thread count. Its standard input is a pipe that
+only the controller writes to: torchrun passes it on to every rank, and a rank that reads its end exits at once, so
+the groups end even when the controller is killed.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_urlsafe
+from typing import Any
+
+from controller.workers.concurrency import gather_calls
+from controller.workers.process_tree import is_running, kill, kill_tree, start_time, wait_gone
+from splitppo.config import Config
+from splitppo.config.section import RoleName
+from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE, BearerTokens
+from splitppo.rpc.secret_files import write_secret
+
+log = logging.getLogger(__name__)
+
+STOP_GRACE_S = 30.0
+LIFELINE_TIMEOUT_S = 5.0
+KILL_TIMEOUT_S = 30.0  # a process that is deep in a driver may need a while
+POLL_INTERVAL_S = 0.05
+TAIL_LINES = 20
+BAD_INPUT_EXIT = 2
+TORCHRUN = (sys.executable, "-m", "controller.workers.torchrun_lifeline")
+
+# What torchrun reports of the first rank that failed, and where that report begins.
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+_REPORT = re.compile(r"^.*failed \(exitcode: .*$", re.MULTILINE)
+_BAD_INPUT = re.compile(r"^error: (.*)$", re.MULTILINE)
+
+
+class GroupFailed(Exception):
+    """A group ended, or did not come up; the message says which rank and shows its last words.
+
+    Attributes:
+        is_bad_input: the rank ended because of what it was given (a config key, a model folder), not of a fault.
+        was_killed: a signal from outside ended it.
+    """
+
+    def __init__(self, message: str, *, role: str = "", is_bad_input: bool = False, was_killed: bool = False) -> None:
+        super().__init__(message)
+        self.role, self.is_bad_input, self.was_killed = role, is_bad_input, was_killed
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a group can be reached and which processes it consists of, as its rank 0 announced it."""
+
+    role: RoleName
+    address: str
+    instance_id: str
+    processes: Sequence[dict[str, Any]]
+
+
+class LocalGroup:
+    """One torchrun group on this machine.
+
+    Args:
+        config, config_file: of the run, as the run folder has resolved it; the ranks read the file.
+        torchrun: the command that starts torchrun.
+        secrets: environment variables that only the ranks are given.
+    """
+
+    def __init__(
+        self, role: RoleName, config: Config, config_file: Path, torchrun: Sequence[str], secrets: Mapping[str, str]
+    ) -> None:
+        self.role: RoleName = role
+        self.endpoint: Endpoint | None = None
+        self._service = config.services.of(role)
+        self._start_timeout_s = config.services.start_timeout_s
+        self._announcement = config.run.dir / "services" / f"{role}.json"
+        self._logs = config.run.dir / "logs"
+        self._torchrun_log = self._logs / f"{role}_torchrun.log"
+        self._command = (
+            *torchrun,
+            *("--standalone", "--nproc-per-node", str(self._service.num_processes), "--max-restarts", "0"),
+            *("-m", f"services.{role}", "--config", str(config_file), "--lifeline"),
+        )
+        self._secrets = secrets
+        self._process: asyncio.subprocess.Process | None = None
+        self._rank_starts: dict[int, int] = {}  # of each announced rank, by its pid
+
+    @property
+    def has_ended(self) -> bool:
+        """True once torchrun has exited, or was never started."""
+        return self._process is None or self._process.returncode is not None
+
+    @property
+    def is_gone(self) -> bool:
+        """True when nobody answers any more: torchrun has exited, or a rank that has announced itself has ended."""
+        return self.has_ended or len(self._living_ranks()) < len(self._rank_starts)
+
+    def _living_ranks(self) -> list[int]:
+        return [pid for pid, started in self._rank_starts.items() if is_running(pid, started)]
+
+    async def start(self) -> Endpoint:
+        """Starts the group, unless it runs, and waits until its rank 0 takes calls; else GroupFailed."""
+        if self.has_ended:
+            await self._start_torchrun()
+        if self.endpoint is None:
+            self.endpoint = await self._announced()
+            self._rank_starts = {process["pid"]: start_time(process["pid"]) for process in self.endpoint.processes}
+        return self.endpoint
+
+    async def _start_torchrun(self) -> None:
+        self.endpoint, self._rank_starts = None, {}
+        self._announcement.unlink(missing_ok=True)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        for old_log in self._logs.glob(f"{self.role}_[0-9]*.log"):
+            old_log.replace(old_log.with_suffix(".log.old"))
+        assert self._service.threads != "auto", "the run folder resolves it"
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(self._service.threads),
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, self._service.devices)),
+            "TOKENIZERS_PARALLELISM": "false",
+            **self._secrets,
+        }
+        # Containers often set it; without bytecode every rank compiles torch and transformers at every start.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        with self._torchrun_log.open("wb") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+        log.info("started the %s group, torchrun pid %d", self.role, self._process.pid)
+
+    async def _announced(self) -> Endpoint:
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                while not (announcement := _read(self._announcement)):  # it is gone again where the group leaves
+                    if self.has_ended:
+                        raise self._failure("ended at start")
+                    await asyncio.sleep(POLL_INTERVAL_S)
+        except TimeoutError as error:
+            raise self._failure(f"did not come up in {self._start_timeout_s:g} s") from error
+        return Endpoint(**json.loads(announcement))
+
+    def _failure(self, what: str) -> GroupFailed:
+        """Why the group is not there: the sentence of the rank that refused its input, else its log's last lines."""
+        output = _read(self._torchrun_log)
+        words = _REPORT.split(output, maxsplit=1)[0].strip()
+        cause = _ROOT_CAUSE.search(output)
+        rank, exit_code = (int(cause[1]), int(cause[2])) if cause else (0, None)
+        if exit_code == BAD_INPUT_EXIT and (said := _BAD_INPUT.findall(words)):
+            return GroupFailed(f"{self.role}: {said[0]}", role=self.role, is_bad_input=True)
+        source = self._logs / f"{self.role}_{rank}.log"
+        text = _read(source)
+        if not text.strip():
+            source, text = self._torchrun_log, words or output
+        tail = "\n".join(f"  {line}" for line in text.splitlines()[-TAIL_LINES:])
+        culprit = f" (rank {rank}, exit code {exit_code})" if cause else ""
+        torchrun_code = self._process.returncode if self._process else None
+        return GroupFailed(
+            f"the {self.role} group {what}{culprit}; last lines of {source}:\n{tail}",
+            role=self.role,
+            is_bad_input=exit_code == BAD_INPUT_EXIT,
+            was_killed=any(code is not None and code < 0 for code in (exit_code, torchrun_code)),
+        )
+
+    async def stop(self) -> None:
+        """Ends the group: drain by SIGTERM, then the lifeline, then SIGKILL."""
+        if self._process is None:
+            return
+        if not self.has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+            await self._ended_within(STOP_GRACE_S)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if not await self._ended_within(LIFELINE_TIMEOUT_S):
+            log.warning("the %s group did not end in time: SIGKILL", self.role)
+        # Also where torchrun has ended: a rank that was stopped outlives it.
+        await self.discard()
+
+    async def discard(self) -> None:
+        """Ends what is left of a lost group at once, by SIGKILL: there is nothing in it to save, it may be frozen."""
+        victims = self.kill()
+        if not await self._ended_within(KILL_TIMEOUT_S):
+            pid = self._process.pid if self._process else None
+            log.error("torchrun (pid %s) of the %s group cannot be ended", pid, self.role)
+        elif left := await wait_gone(victims, KILL_TIMEOUT_S):
+            log.error("processes %s of the %s group cannot be ended", left, self.role)
+        self._process, self.endpoint, self._rank_starts = None, None, {}
+
+    def kill(self) -> list[int]:
+        """SIGKILL to torchrun and every rank of it that still runs, without waiting; returns their pids."""
+        ranks = self._living_ranks()
+        return kill(ranks) if self._process is None or self.has_ended else kill_tree(self._process.pid, ranks)
+
+    async def _ended_within(self, seconds: float) -> bool:
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), seconds)
+        return self.has_ended
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+class LocalLauncher:
+    """All groups of a run on this machine. Arguments as for `LocalGroup`.
+
+    Attributes:
+        tokens: what the groups ask of callers: `tokens` as given, or made for this run; then the run folder has them
+            in services/token, for its owner alone, as long as the groups run.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        config_file: Path,
+        torchrun: Sequence[str] = TORCHRUN,
+        *,
+        tokens: BearerTokens | None = None,
+    ) -> None:
+        security = config.services.security
+        self.tokens = tokens or BearerTokens((token_urlsafe(32),))
+        self._token_file = None if tokens else config.run.dir / "services" / "token"
+        variable = security.token_env or RUN_TOKEN_VARIABLE
+        secrets = {} if security.token_file else {variable: "\n".join(self.tokens.accepted)}
+        self.groups = {role: LocalGroup(role, config, config_file, torchrun, secrets) for role in config.roles}
+        self._shared_devices = config.shared_devices
+
+    async def start(self) -> dict[RoleName, Endpoint]:
+        """Starts every group that is not running and waits until all answer; returns their endpoints by role."""
+        if self._shared_devices:
+            log.warning("both groups use the GPUs %s: they share memory and compute", list(self._shared_devices))
+        if self._token_file is not None:
+            write_secret(self._token_file, self.tokens.accepted[0])
+        endpoints = await gather_calls(*(group.start() for group in self.groups.values()))
+        return dict(zip(self.groups, endpoints, strict=True))
+
+    async def discard(self, roles: Iterable[str]) -> None:
+        """Ends what is left of lost groups; the next `start` brings them up again."""
+        await asyncio.gather(*(group.discard() for role, group in self.groups.items() if role in roles))
+
+    async def stop(self) -> None:
+        """Ends every group."""
+        await asyncio.gather(*(group.stop() for group in self.groups.values()))
+        self._remove_token_file()
+
+    def kill(self) -> None:
+        """Ends every group at once."""
+        for group in self.groups.values():
+            group.kill()
+        self._remove_token_file()
+
+    def _remove_token_file(self) -> None:
+        if self._token_file is not None:
+            with contextlib.suppress(OSError):  # it opens nothing any more
+                self._token_file.unlink(missing_ok=True)

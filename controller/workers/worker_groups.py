@@ -1,0 +1,218 @@
+"""The worker groups of a run: started or found, greeted, restored to one step, watched, started again."""
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from controller.workers.actor_client import ActorClient
+from controller.workers.client import Caller, WorkerClient
+from controller.workers.command import CommandReply, Limits, ProgressCallback
+from controller.workers.concurrency import gather_calls, run_watched
+from controller.workers.critic_client import CriticClient
+from controller.workers.launcher import GroupFailed, LocalLauncher
+from controller.workers.recovery import LOST_GROUP, ends_by_restart
+from controller.workers.span import Span
+from splitppo.config import Config, ConfigError
+from splitppo.config.section import RoleName
+from splitppo.config.worker_digest import worker_digest
+from splitppo.manifest import DamagedCheckpoint, Manifest
+from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE
+from splitppo.rpc.credentials import load_credentials
+from splitppo.rpc.errors import AccessDenied, DataLoss, InvalidArgument, NotFound, Place, Unavailable, WrongState
+
+WATCH_INTERVAL_S = 0.2
+# A group's own heartbeat can name the rank that hangs: it has this much longer to do so.
+MIN_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The groups that a run trains with; estimators without values have no critic."""
+
+    actor: ActorClient
+    critic: CriticClient | None
+
+    @property
+    def clients(self) -> Sequence[ActorClient | CriticClient]:
+        """Actor first."""
+        return [self.actor] if self.critic is None else [self.actor, self.critic]
+
+
+class WorkerGroups:
+    """Owns the processes (where `services.launch` is local) and the channels to them.
+
+    The config is as the run folder has resolved it; the ranks read it from the file.
+    """
+
+    def __init__(self, config: Config, config_file: Path, caller: Caller, on_progress: ProgressCallback) -> None:
+        self._config = config
+        self._caller = caller
+        self._on_progress = on_progress
+        services = config.services
+        self._limits = Limits(
+            services.progress_timeout_s,
+            services.reconnect_timeout_s,
+            max_batch_bytes=services.max_batch_bytes,
+            grace_s=max(MIN_GRACE_S, services.progress_timeout_s / 10),
+        )
+        self._credentials = load_credentials(services.security, "controller")
+        self._launcher: LocalLauncher | None = None
+        if services.launch == "local":
+            self._launcher = LocalLauncher(config, config_file, tokens=self._credentials.tokens)
+            self._credentials = replace(self._credentials, tokens=self._launcher.tokens)
+        # Scoring processes, which run users' code, inherit this process's environment.
+        for variable in filter(None, (services.security.token_env, RUN_TOKEN_VARIABLE)):
+            os.environ.pop(variable, None)
+        self._workers: Workers | None = None
+        self._was_connected = False
+
+    @property
+    def clients(self) -> Sequence[WorkerClient]:
+        """Of the connected workers, actor first."""
+        return [] if self._workers is None else self._workers.clients
+
+    async def connect(self) -> Workers:
+        """Starts the groups that do not run, and greets all.
+
+        Raises:
+            GroupFailed: a group that we started did not come up.
+            ConfigError: a configured worker cannot be reached, or is not the one that was meant (other role, config,
+                version, or claimed by a newer controller).
+            WireError: a worker that was connected before is lost.
+        """
+        if self._launcher is None:
+            addresses = self._configured_addresses()
+        else:
+            addresses = {role: endpoint.address for role, endpoint in (await self._launcher.start()).items()}
+        await self._close_channels()
+        self._caller = replace(self._caller, connection=self._caller.connection + 1)
+        callers = {role: replace(self._caller, config_digest=worker_digest(self._config, role)) for role in addresses}
+        shared = (self._limits, self._on_progress, self._credentials)
+        self._workers = Workers(
+            ActorClient(addresses["actor"], callers["actor"], *shared),
+            CriticClient(addresses["critic"], callers["critic"], *shared) if "critic" in addresses else None,
+        )
+        # A group may have died while the other one started.
+        await run_watched(self._greet(), self.watch())
+        return self._workers
+
+    async def _greet(self) -> None:
+        try:
+            await gather_calls(*(client.handshake(self._config.services.start_timeout_s) for client in self.clients))
+        except (WrongState, AccessDenied, Unavailable) as error:
+            if isinstance(error, Unavailable) and (self._launcher is not None or self._was_connected):
+                raise
+            raise ConfigError(str(error)) from error
+        self._was_connected = True
+
+    def _configured_addresses(self) -> dict[RoleName, str]:
+        addresses = {role: self._config.services.of(role).address for role in self._config.roles}
+        for role, address in addresses.items():
+            if not address:
+                raise ConfigError(f"services.{role}.address: expected host:port, because services.launch is external")
+        return addresses
+
+    def can_recover(self, error: Exception) -> bool:
+        """Whether the run can go on after this error, from the last common checkpoint."""
+        return ends_by_restart(error, was_connected=self._was_connected, has_lost_group=bool(self._gone_roles()))
+
+    def _gone_roles(self) -> set[str]:
+        """Roles whose group we started, and which has ended, or one of its ranks has."""
+        groups = self._launcher.groups if self._launcher else {}
+        return {role for role, group in groups.items() if group.is_gone}
+
+    async def watch(self) -> NoReturn:
+        """Never returns; so that a group that ends is noticed at once, not by the next call to it.
+
+        Raises:
+            Unavailable: a group that we started has ended, or one of its ranks has.
+        """
+        while True:
+            for role in self._gone_roles():
+                raise Unavailable("the group has ended", Place(role=role))
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def recover(self, error: Exception) -> None:
+        """Ends what is left of lost groups that we started, so that `connect` brings them up again.
+
+        A group is lost if `error` says so, if it or one of its ranks has ended, or if it does not answer. The other
+        one stays, with its models loaded.
+        """
+        if self._launcher is None:
+            await self._close_channels()
+            return
+        lost = self._gone_roles()
+        if isinstance(error, LOST_GROUP):
+            lost.add(error.place.role)
+        elif isinstance(error, GroupFailed):
+            lost.add(error.role)
+        others = [client for client in self.clients if client.role not in lost]
+        answers = await asyncio.gather(*(client.get_status() for client in others), return_exceptions=True)
+        lost |= {client.role for client, answer in zip(others, answers, strict=True) if isinstance(answer, Exception)}
+        await self._close_channels()
+        await self._launcher.discard(lost)
+
+    async def restore(self, step: int, manifests: Mapping[str, Manifest]) -> list[Span]:
+        """Brings every role to the pair checkpoint of `step`, at the same time; 0 is the initial model.
+
+        Returns the spans of what the engines loaded: nothing of a role that was there already.
+
+        Raises:
+            DamagedCheckpoint: a part is not as it was written, or gives other weights than were saved.
+            ConfigError: the checkpoint does not fit the model, or lacks a role.
+            WireError: a worker is lost.
+        """
+        stale = {client.role: client for client in self.clients if not client.is_fresh_at(step)}
+        if step and (missing := stale.keys() - manifests.keys()):
+            raise ConfigError(
+                f"the checkpoint of step {step} holds {' and '.join(sorted(manifests))}, expected also the"
+                f" {' and the '.join(sorted(missing))} of this run"
+            )
+        try:
+            replies = dict(zip(stale, await _load(stale.values(), step), strict=True))
+        except DataLoss as error:
+            raise DamagedCheckpoint(str(error)) from error
+        except (InvalidArgument, NotFound) as error:
+            raise ConfigError(f"the checkpoint of step {step} cannot be loaded: {error}") from error
+        for role, reply in replies.items():
+            if step and reply.weights_sha256 != (expected := manifests[role].weights_sha256):
+                raise DamagedCheckpoint(
+                    f"{role}: expected weights with sha256 {expected[:16]}..., found {reply.weights_sha256[:16]}..."
+                    " after loading"
+                )
+        return [reply.span(role, "load_checkpoint", step) for role, reply in replies.items()]
+
+    async def weights_digests(self) -> dict[str, str]:
+        """sha256 of each role's weights."""
+        digests = await gather_calls(*(client.compute_weights_digest() for client in self.clients))
+        return {client.role: digest for client, digest in zip(self.clients, digests, strict=True)}
+
+    async def close(self) -> None:
+        """Closes the channels and ends the groups that we started."""
+        await self._close_channels()
+        if self._launcher:
+            await self._launcher.stop()
+
+    def kill(self) -> None:
+        """Ends the groups that we started at once, without waiting."""
+        if self._launcher:
+            self._launcher.kill()
+
+    async def _close_channels(self) -> None:
+        await asyncio.gather(*(client.close() for client in self.clients))
+        self._workers = None
+
+
+async def _load(clients: Iterable[WorkerClient], step: int) -> list[CommandReply]:
+    """Loads at the same time, and leaves no load behind when another one fails: its files may be moved afterwards.
+
+    A lost group outweighs a damaged file: the group that comes back looks at the file again.
+    """
+    loads = [asyncio.create_task(client.load_checkpoint(step)) for client in clients]
+    errors = [error for error in await asyncio.gather(*loads, return_exceptions=True) if isinstance(error, Exception)]
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, DataLoss))
+    return [load.result() for load in loads]

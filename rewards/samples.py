@@ -1,0 +1,35 @@
+"""What goes into a scorer and what comes out. Imported by the scoring processes, so it stays light."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A response to score."""
+
+    data_source: str  # chooses the scorer
+    response: str  # decoded, without the prompt and without special tokens
+    ground_truth: Any  # the row's `reward_model.ground_truth`
+    extra_info: Any = None
+    prompt: str = ""  # decoded; only for the log
+
+
+class Failure(Enum):
+    """Why a call gave no score."""
+
+    ERROR = "error"  # it raised, or returned something that is no finite score
+    TIMEOUT = "timeout"  # it took longer than its time limit
+    CRASH = "crash"  # it ended its process
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a call gave: score and the other fields of its dict; after a failure 0, and a sentence."""
+
+    score: float
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
+    message: str = ""

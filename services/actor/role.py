@@ -1,0 +1,115 @@
+"""The actor: the policy in training, its frozen reference and the rollout backend, as commands of a service.
+
+Every command runs on every rank at the same time, each with its own rows; their results are gathered.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+
+from services.actor.losses import actor_loss
+from services.engine.frozen_model import FrozenModel
+from services.engine.memory_metrics import memory_metrics
+from services.engine.model.forward import policy_forward
+from services.engine.train_engine import TrainEngine
+from services.roles.trained_role import TrainedRole
+from services.rollout.backends import BACKENDS
+from services.rollout.generation import Generation
+from services.runtime.context import RankContext
+from services.runtime.ranks.sharding import shard_by_mini_batch, shard_by_tokens
+from services.runtime.role import Command, CommandProgress, Outcome
+from splitppo.batch import Batch
+from splitppo.rpc.errors import WrongState
+from splitppo.v1 import actor_pb2, worker_pb2
+
+_POLICY, _REFERENCE = actor_pb2.POLICY_MODEL_POLICY, actor_pb2.POLICY_MODEL_REFERENCE
+_COLUMN_OF = {_POLICY: "old_log_probs", _REFERENCE: "ref_log_probs"}
+
+
+class ActorRole:
+    """Behind ActorService; see `services.runtime.role.Role`. ValueError: a model cannot be loaded."""
+
+    role = worker_pb2.ROLE_ACTOR
+
+    def __init__(self, context: RankContext) -> None:
+        config = context.config
+        self._config, self._device = config.actor, context.device
+        BACKENDS[config.rollout.backend].check(config)
+        self._forward, loss = policy_forward(config.rollout.temperature), actor_loss(config.actor)
+        self._trained = TrainedRole(context, config.actor, kind="policy", forward=self._forward, loss=loss)
+        self._policy = self._trained.engine
+        self._models: dict[int, TrainEngine | FrozenModel] = {_POLICY: self._policy}
+        if config.uses_reference:
+            self._models[_REFERENCE] = FrozenModel(config.actor, device=context.device)
+        self._generation = Generation(context, self._policy)
+        self.num_parameters, self.model = self._policy.num_parameters, self._policy.architecture
+        self.check_checkpoint = self._policy.check_checkpoint
+
+    def commands(self) -> Sequence[Command]:
+        """Generate, ComputeLogProbs, Update."""
+        compute_log_probs = Command(
+            "ComputeLogProbs",
+            actor_pb2.ComputeLogProbsRequest,
+            self.compute_log_probs,
+            columns=("prompts", "responses"),
+            prepare=self._prepare_compute_log_probs,
+            shard=shard_by_tokens,
+        )
+        update = Command(
+            "Update",
+            actor_pb2.ActorUpdateRequest,
+            self.update,
+            columns=("prompts", "responses"),
+            optional_columns=("advantages", "response_mask", "old_log_probs", "ref_log_probs", "rollout_is_weights"),
+            prepare=self._prepare_update,
+            shard=shard_by_mini_batch,
+            commits=True,
+        )
+        return (self._generation.command(), compute_log_probs, update)
+
+    def compute_log_probs(
+        self, request: actor_pb2.ComputeLogProbsRequest, batch: Batch, progress: CommandProgress
+    ) -> Outcome:
+        """Log-probs of the responses under the policy (old_log_probs) or the reference (ref_log_probs)."""
+        self._generation.suspend()
+        model, column = self._models[request.model], _COLUMN_OF[request.model]
+        computed = model.compute(batch, self._forward, outputs=("log_probs",), progress=progress)
+        return Outcome(columns=Batch(batch.num_rows, {column: computed["log_probs"]}))
+
+    def update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
+        """One PPO update: all mini-batches of all epochs. In critic warm-up nothing but the step advances."""
+        if request.advance_only:
+            return Outcome()
+        self._generation.suspend(weights_change=True)
+        kl_coef = {"actor/kl_coef": self._config.kl_loss_coef} if self._config.use_kl_loss else {}
+        return Outcome(metrics={**self._trained.update(batch, progress), **memory_metrics(self._device), **kl_coef})
+
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
+        """See `Role.save_checkpoint`; the reference and the rollout backend have nothing to save."""
+        self._generation.suspend()
+        return self._policy.save_checkpoint(directory, service_state, with_hf_model=with_hf_model)
+
+    def load_checkpoint(self, directory: Path | None) -> bytes:
+        self._generation.suspend(weights_change=True)
+        return self._policy.load_checkpoint(directory)
+
+    def compute_weights_digest(self) -> str:
+        self._generation.suspend()
+        return self._policy.compute_weights_digest()
+
+    def _prepare_compute_log_probs(self, request: actor_pb2.ComputeLogProbsRequest, batch: Batch) -> Batch:
+        if request.model not in _COLUMN_OF:
+            raise ValueError(f"model must be POLICY or REFERENCE, got {request.model}")
+        if request.model not in self._models:
+            raise ValueError("this actor holds no reference: neither algorithm.use_kl_in_reward nor actor.use_kl_loss")
+        return self._trained.prepare_forward(request, batch)
+
+    def _prepare_update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch) -> Batch:
+        if request.advance_only:
+            return batch.take(np.empty(0, np.int64))
+        needed = ("advantages", "ref_log_probs") if self._config.use_kl_loss else ("advantages",)
+        if missing := [name for name in needed if name not in batch]:
+            raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
+        return self._trained.prepare_update(request, batch)

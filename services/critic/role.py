@@ -1,0 +1,62 @@
+"""The critic: the value model in training, as commands of a service.
+
+Every command runs on every rank at the same time, each with its own rows; their results are gathered.
+"""
+
+from collections.abc import Sequence
+
+from services.critic.losses import critic_loss
+from services.engine.model.forward import value_forward
+from services.roles.trained_role import TrainedRole
+from services.runtime.context import RankContext
+from services.runtime.ranks.sharding import shard_by_mini_batch, shard_by_tokens
+from services.runtime.role import Command, CommandProgress, Outcome
+from splitppo.batch import Batch
+from splitppo.v1 import critic_pb2, worker_pb2
+
+
+class CriticRole:
+    """Behind CriticService; see `services.runtime.role.Role`. ValueError: the model cannot be loaded."""
+
+    role = worker_pb2.ROLE_CRITIC
+
+    def __init__(self, context: RankContext) -> None:
+        config = context.config.critic
+        self._trained = TrainedRole(context, config, kind="value", forward=value_forward, loss=critic_loss(config))
+        self._engine = engine = self._trained.engine
+        self.num_parameters, self.model = engine.num_parameters, engine.architecture
+        self.save_checkpoint, self.check_checkpoint = engine.save_checkpoint, engine.check_checkpoint
+        self.load_checkpoint, self.compute_weights_digest = engine.load_checkpoint, engine.compute_weights_digest
+
+    def commands(self) -> Sequence[Command]:
+        """ComputeValues, Update."""
+        compute_values = Command(
+            "ComputeValues",
+            critic_pb2.ComputeValuesRequest,
+            self.compute_values,
+            columns=("prompts", "responses"),
+            prepare=self._trained.prepare_forward,
+            shard=shard_by_tokens,
+        )
+        update = Command(
+            "Update",
+            critic_pb2.CriticUpdateRequest,
+            self.update,
+            columns=("prompts", "responses", "values", "returns"),
+            optional_columns=("response_mask",),
+            prepare=self._trained.prepare_update,
+            shard=shard_by_mini_batch,
+            commits=True,
+        )
+        return (compute_values, update)
+
+    def compute_values(
+        self, _request: critic_pb2.ComputeValuesRequest, batch: Batch, progress: CommandProgress
+    ) -> Outcome:
+        """Values of the states before each response token."""
+        computed = self._engine.compute(batch, value_forward, outputs=("values",), progress=progress)
+        return Outcome(columns=Batch(batch.num_rows, computed))
+
+    def update(self, _request: critic_pb2.CriticUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
+        """One update of the value model: all mini-batches of all epochs."""
+        return Outcome(metrics=self._trained.update(batch, progress))

@@ -1,0 +1,57 @@
+"""How token losses become one number: a weight per token, from totals of the whole mini-batch (pure).
+
+With such weights a loss is just sum(weight * token loss): its value and gradient do not depend on how the mini-batch is
+split over ranks and micro-batches.
+"""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitppo.batch import Batch, Column
+
+LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+def response_mask(batch: Batch) -> Column:
+    """The column `response_mask` as float32; every response token counts where it is absent."""
+    responses = batch["responses"]
+    counts = batch["response_mask"].values != 0 if "response_mask" in batch else np.ones(len(responses.values))
+    return Column(counts.astype(np.float32), responses.lengths)
+
+
+def masked_lengths(mask: Column) -> NDArray[np.float64]:
+    """[num_rows] how many tokens of each row count."""
+    row_of_token = np.repeat(np.arange(mask.num_rows), mask.lengths)
+    return np.bincount(row_of_token, weights=mask.values, minlength=mask.num_rows).astype(np.float64)
+
+
+def row_weights(
+    mode: LossAggMode,
+    tokens: NDArray[np.float64],
+    total_tokens: float,
+    total_sequences: float,
+    max_response_length: int,
+) -> NDArray[np.float32]:
+    """[num_rows] the weight of every counting token of each row.
+
+        token-mean               1 / total_tokens                              all tokens count the same
+        seq-mean-token-sum       1 / total_sequences                           mean over sequences of their sums
+        seq-mean-token-mean      1 / (total_sequences tokens)                  mean over sequences of their means
+        seq-mean-token-sum-norm  1 / (total_sequences max_response_length)
+
+    `tokens` [num_rows] count in each row; the totals are those of the mini-batch on all ranks, sequences that have any.
+    """
+    sequences = max(total_sequences, 1.0)
+    weights: NDArray[np.float64] | float
+    match mode:
+        case "token-mean":
+            weights = 1.0 / max(total_tokens, 1.0)
+        case "seq-mean-token-sum":
+            weights = 1.0 / sequences
+        case "seq-mean-token-mean":
+            weights = 1.0 / (sequences * np.maximum(tokens, 1.0))
+        case "seq-mean-token-sum-norm":
+            weights = 1.0 / (sequences * max_response_length)
+    return np.full_like(tokens, weights, np.float32)

@@ -1,0 +1,90 @@
+"""Optimizer steps of one update: which rows each consists of, on this rank, and what each token's loss weighs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from services.engine.batching.loss_aggregation import masked_lengths, response_mask, row_weights
+from services.engine.batching.packing import MicroBatchLimits, Rows, plan_micro_batches, row_lengths
+from services.engine.parallel import reduce_array
+from splitppo.batch import Batch, Column
+from splitppo.config.models import TrainedModelConfig
+
+
+@dataclass(frozen=True, eq=False)
+class MiniBatch:
+    """One optimizer step: this rank's rows that have counting tokens, in as many micro-batches as every rank has."""
+
+    micro_batches: list[Rows]  # the last ones may be empty
+    weights: NDArray[np.float32]  # [num_rows] of the whole batch: what each counting token of a row weighs in the loss
+    num_tokens: int  # that count, on all ranks
+
+
+def assign_mini_batches(
+    num_rows: int, mini_batch_rows: int | None, num_epochs: int, *, shuffle: bool, seed: int, step: int
+) -> Column:
+    """The column `mini_batches`: the index of each row's mini-batch in every epoch, decided before rows go to ranks.
+
+    A mini-batch is `mini_batch_rows` consecutive rows (None: all), with `shuffle` as many drawn by (seed, step, epoch).
+
+    Raises:
+        ValueError: the rows do not divide into mini-batches.
+    """
+    width = mini_batch_rows or max(num_rows, 1)
+    if num_rows == 0 or num_rows % width:
+        raise ValueError(
+            f"{num_rows} rows do not divide into mini-batches of {width} (ppo_mini_batch_size x rollout.n)"
+        )
+    indices = np.empty((num_rows, num_epochs), np.int32)
+    for epoch in range(num_epochs):
+        rows = np.random.default_rng([seed, step, epoch]).permutation(num_rows) if shuffle else np.arange(num_rows)
+        indices[rows, epoch] = np.arange(num_rows) // width
+    return Column(indices.reshape(-1), np.full(num_rows, num_epochs, np.int32))
+
+
+def plan_mini_batches(
+    batch: Batch, config: TrainedModelConfig, limits: MicroBatchLimits, max_response_length: int, device: torch.device
+) -> list[MiniBatch]:
+    """All optimizer steps of an update with this rank's rows, epoch by epoch; all ranks must call it.
+
+    The column `mini_batches` holds ppo_epochs entries per row; without it there is one mini-batch per epoch.
+    """
+    assigned = np.zeros((batch.num_rows, config.ppo_epochs), np.int64)
+    if "mini_batches" in batch:
+        assigned = batch["mini_batches"].values.astype(np.int64).reshape(batch.num_rows, config.ppo_epochs)
+    [num_mini_batches] = reduce_array([assigned.max(initial=0) + 1], device, dist.ReduceOp.MAX)
+    tokens = masked_lengths(response_mask(batch))
+    rows_of_steps = [
+        np.flatnonzero((epoch == index) & (tokens > 0))
+        for epoch in assigned.T
+        for index in range(int(num_mini_batches))
+    ]
+    totals = reduce_array([[tokens[rows].sum(), len(rows)] for rows in rows_of_steps], device)
+    micro_batches = agree_on_micro_batches(rows_of_steps, row_lengths(batch), limits, device)
+    mode = config.loss_agg_mode
+    return [
+        MiniBatch(parts, row_weights(mode, tokens, num_tokens, num_rows, max_response_length), int(num_tokens))
+        for parts, (num_tokens, num_rows) in zip(micro_batches, totals, strict=True)
+    ]
+
+
+def agree_on_micro_batches(
+    sets: Sequence[Rows], lengths: NDArray[np.int32], limits: MicroBatchLimits, device: torch.device
+) -> list[list[Rows]]:
+    """The micro-batches of each set of rows, equally many on every rank; all ranks must call it, with as many sets.
+
+    `lengths` are the tokens of all rows of this rank, whatever set they are in.
+    """
+    plans = [plan_micro_batches(lengths[rows], limits) for rows in sets]
+    counts = reduce_array([len(parts) for parts in plans], device, dist.ReduceOp.MAX).astype(int)
+    return [
+        [
+            rows[part]
+            for part in (parts if len(parts) == count else plan_micro_batches(lengths[rows], limits, at_least=count))
+        ]
+        for rows, parts, count in zip(sets, plans, counts, strict=True)
+    ]

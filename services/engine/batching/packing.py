@@ -1,0 +1,159 @@
+"""Micro-batches: which rows run together, and the tensors they become (pure; knows no model and no rank).
+
+Legend: B rows, S positions (prompt + response), N response tokens of the micro-batch, all rows back to back.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.engine.batching.loss_aggregation import response_mask
+from splitppo.balance import attention_cost, partition
+from splitppo.batch import RESPONSE_ALIGNED, Batch
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MicroBatchLimits:
+    """How large a micro-batch may be."""
+
+    packed: bool  # rows back to back without padding; otherwise right-padded to the longest row
+    max_tokens: int  # budget of a dynamic micro-batch, padding included
+    max_rows: int | None = None  # of a fixed micro-batch; None: dynamic
+
+
+@dataclass(frozen=True, eq=False)
+class ResponseTokens:
+    """What a loss learns of the response tokens of a micro-batch; its rows are whole, back to back and in order."""
+
+    mask: Tensor  # [N] bool, tokens that count
+    weights: Tensor  # [N] float32, what each token's loss is multiplied by; 0 outside the mask
+    row_index: Tensor  # [N] int64, the row of each token inside the micro-batch
+    columns: Mapping[str, Tensor]  # every other response-aligned column of the batch, [N] float32
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """Rows that go through the model together, on the model's device.
+
+    The hidden state of the token *before* a response token predicts it, and is the state whose value counts.
+    """
+
+    input_ids: Tensor  # int64, prompts and responses; padded [B, S] (right-padded with 0) or packed [1, S]
+    position_ids: Tensor  # int64, shape of input_ids; starts at 0 in every row
+    cu_seq_lens: Tensor | None  # packed: [B + 1] int32, where each row starts; None: padded
+    max_length: int  # tokens of the longest row
+    previous: Tensor  # [N] int64, index into the flattened positions of the token before each response token
+    targets: Tensor  # [N] int64, the response tokens
+    tokens: ResponseTokens
+
+
+def row_lengths(batch: Batch) -> NDArray[np.int32]:
+    """[num_rows] tokens per row, prompt and response."""
+    lengths: NDArray[np.int32] = batch["prompts"].lengths + batch["responses"].lengths
+    return lengths
+
+
+def plan_micro_batches(lengths: NDArray[np.int32], limits: MicroBatchLimits, *, at_least: int = 1) -> list[Rows]:
+    """Splits rows of so many tokens into micro-batches: indices that together hold every row once.
+
+    A row longer than the budget has a micro-batch of its own. Where rows need fewer than `at_least`, exactly so many
+    are made, empty ones only if rows are fewer: ranks agree on it, and would wait for each other if one made more.
+    """
+    if limits.max_rows is None and limits.packed:
+        return _plan_packed(lengths, limits.max_tokens, at_least)
+    longest_first = np.argsort(-lengths, kind="stable")
+    parts: list[Rows] = []
+    start = 0
+    while start < len(lengths):
+        num_rows = limits.max_rows or max(1, limits.max_tokens // max(1, int(lengths[longest_first[start]])))
+        parts.append(longest_first[start : start + num_rows])
+        start += num_rows
+    return _split_up(parts, at_least)
+
+
+def _plan_packed(lengths: NDArray[np.int32], max_tokens: int, at_least: int) -> list[Rows]:
+    """Balanced by cost; one more part until every part is within the budget or a single row."""
+    costs = attention_cost(lengths)
+
+    def within_budget(parts: list[Rows]) -> bool:
+        return all(len(part) <= 1 or lengths[part].sum() <= max_tokens for part in parts)
+
+    num_parts = max(1, -(-int(lengths.sum(dtype=np.int64)) // max_tokens))
+    while not within_budget(parts := partition(costs, num_parts)):
+        num_parts += 1
+    if num_parts >= at_least:
+        return parts
+    # Balance is by cost and the budget in tokens, so more parts may be over it where fewer are not.
+    balanced = partition(costs, at_least)
+    return balanced if within_budget(balanced) else _split_up(parts, at_least)
+
+
+def _split_up(parts: list[Rows], num_parts: int) -> list[Rows]:
+    """Halves the parts with most rows until there are num_parts; fills up with empty ones where rows are fewer."""
+    parts = list(parts)
+    while len(parts) < num_parts and any(len(part) > 1 for part in parts):
+        largest = max(range(len(parts)), key=lambda index: len(parts[index]))
+        half = len(parts[largest]) // 2
+        parts[largest : largest + 1] = [parts[largest][:half], parts[largest][half:]]
+    return parts + [np.empty(0, np.int64)] * (num_parts - len(parts))
+
+
+def collate(batch: Batch, weights: NDArray[np.float32] | None, *, packed: bool, device: torch.device) -> MicroBatch:
+    """The tensors of a micro-batch; no rows give a dummy of one masked response token with weight 0.
+
+    `weights` [num_rows] are those of each counting token of a row (None: 1); no prompt may be empty.
+    """
+    if batch.num_rows == 0:
+        batch, weights = _dummy(batch), None
+    prompts, responses = batch["prompts"], batch["responses"]
+    lengths = row_lengths(batch).astype(np.int64)
+    max_length = int(lengths.max())
+    cu_seq_lens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    starts: Rows = cu_seq_lens[:-1] if packed else np.arange(batch.num_rows) * max_length
+    shape = (1, int(cu_seq_lens[-1])) if packed else (batch.num_rows, max_length)
+
+    response_positions = _positions(starts + prompts.lengths, responses.lengths)
+    input_ids = np.zeros(math.prod(shape), np.int64)
+    input_ids[_positions(starts, prompts.lengths)] = prompts.values
+    input_ids[response_positions] = responses.values
+    position_ids = np.arange(input_ids.size) - np.repeat(starts, lengths if packed else max_length)
+    mask = response_mask(batch).values
+
+    def tensor(array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+
+    columns = sorted(RESPONSE_ALIGNED & batch.columns.keys() - {"response_mask"})
+    return MicroBatch(
+        input_ids=tensor(input_ids.reshape(shape)),
+        position_ids=tensor(position_ids.reshape(shape)),
+        cu_seq_lens=tensor(cu_seq_lens.astype(np.int32)) if packed else None,
+        max_length=max_length,
+        previous=tensor(response_positions - 1),
+        targets=tensor(responses.values.astype(np.int64)),
+        tokens=ResponseTokens(
+            mask=tensor(mask != 0),
+            weights=tensor(mask if weights is None else np.repeat(weights, responses.lengths) * mask),
+            row_index=tensor(np.repeat(np.arange(batch.num_rows), responses.lengths)),
+            columns={name: tensor(batch[name].values) for name in columns},
+        ),
+    )
+
+
+def _positions(starts: Rows, lengths: NDArray[np.int32]) -> Rows:
+    """[sum(lengths)] consecutive indices from each start."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    positions: Rows = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+    return positions
+
+
+def _dummy(empty: Batch) -> Batch:
+    """One row of two tokens with the columns of an empty batch, all zero."""
+    names = (RESPONSE_ALIGNED & empty.columns.keys()) | {"prompts", "responses", "response_mask"}
+    return Batch.from_rows(**{name: [[0]] for name in names})

@@ -1,0 +1,32 @@
+"""A policy that only computes: the reference."""
+
+from collections.abc import Sequence
+
+import torch
+
+from services.engine import parallel
+from services.engine.inference import ReportProgress, compute_columns, micro_batch_limits
+from services.engine.model.forward import RESPONSE_METHOD, Forward
+from services.engine.model.loading import load_model
+from splitppo.batch import Batch, Column
+from splitppo.config.models import TrainedModelConfig
+
+
+class FrozenModel:
+    """A policy without optimizer or gradient, sharded; its weights are kept in the compute dtype."""
+
+    def __init__(self, config: TrainedModelConfig, *, device: torch.device) -> None:
+        dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
+        self.model = load_model(config.model, "policy", dtype=dtype)
+        self.model.requires_grad_(requires_grad=False)
+        self.device = device
+        self.limits = micro_batch_limits(config, self.model, device)
+        parallel.shard(self.model, device=device, bf16=False, forward_method=RESPONSE_METHOD)
+
+    def compute(
+        self, batch: Batch, forward: Forward, *, outputs: Sequence[str], progress: ReportProgress
+    ) -> dict[str, Column]:
+        """See `compute_columns`."""
+        return compute_columns(
+            self.model, batch, forward, outputs=outputs, limits=self.limits, device=self.device, progress=progress
+        )

@@ -1,0 +1,93 @@
+"""Attention for training: causal over right-padded rows, or over packed rows without padding.
+
+Registered with transformers under the name ATTENTION. No mask is ever built: right padding comes after every real
+token, so causality alone hides it, and packed rows are told apart by `cu_seq_lens_q`.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+ATTENTION = "splitppo_causal"
+
+# What changes a score or a weight and is not implemented here.
+_UNSUPPORTED = ("s_aux", "softcap", "position_bias")
+# Where the option is missing, grouped heads need none.
+_GROUPED_HEADS: Any = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+
+class PackedCalls:
+    """How often packed rows reached this attention: a model that loses `cu_seq_lens_q` on the way would mix rows."""
+
+    count = 0
+
+
+def causal_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 (transformers' signature; none is built for this attention)
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Transformers' attention function: query, key, value [B, heads, S, head_dim] to ([B, S, heads, head_dim], None).
+
+    Key and value may have fewer heads than the query (grouped-query attention). A token sees `sliding_window`
+    positions, itself included (None: all before it). `cu_seq_lens_q` [rows + 1] int32 is where each packed row starts,
+    of which the longest has `max_length_q` tokens; without it the rows are the batch.
+
+    Raises:
+        NotImplementedError: attention sinks, soft-capped scores or a position bias.
+    """
+    if unsupported := [name for name in _UNSUPPORTED if others.get(name) is not None]:
+        raise NotImplementedError(f"{type(module).__name__} needs {unsupported[0]}, which training cannot do")
+    if cu_seq_lens_q is None:
+        return _causal(module, query, key, value, scaling=scaling, sliding_window=sliding_window), None
+    PackedCalls.count += 1
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        output: Any = varlen_attn(
+            query[0].transpose(0, 1),
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            cu_seq_lens_q,
+            cu_seq_lens_q,
+            max_length_q or 0,
+            max_length_q or 0,
+            scale=scaling,
+            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+            **_GROUPED_HEADS,
+        )
+        return output.unsqueeze(0), None
+    lengths = cu_seq_lens_q.diff().tolist()
+    rows = zip(*(torch.split(tensor, lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    outputs = [_causal(module, *qkv, scaling=scaling, sliding_window=sliding_window) for qkv in rows]
+    return torch.cat(outputs, dim=1), None
+
+
+def _causal(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, sliding_window: int | None
+) -> Tensor:
+    """[B, S, heads, head_dim]."""
+    mask = None
+    length = query.shape[2]
+    if sliding_window is not None and length > sliding_window:
+        distance = torch.arange(length, device=query.device)
+        distance = distance[:, None] - distance
+        mask = ((distance >= 0) & (distance < sliding_window))[None, None]
+    output: Tensor = sdpa_attention_forward(
+        module, query, key, value, mask, dropout=0.0, scaling=scaling, is_causal=True
+    )[0]
+    return output
+
+
+AttentionInterface.register(ATTENTION, causal_attention)

@@ -1,0 +1,73 @@
+"""What the engine runs a model for: log-probabilities of responses, or values of the states before their tokens."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from services.engine.batching.packing import MicroBatch
+from services.engine.model.attention import PackedCalls
+from services.engine.model.log_probs import log_probs_and_entropy
+
+# The method that every model gets; it runs inside the sharded root, like `forward`.
+RESPONSE_METHOD = "compute_responses"
+
+# Runs the model; returns named [N] float32 tensors, one value per response token of the micro-batch.
+Forward = Callable[[nn.Module, MicroBatch], dict[str, Tensor]]
+
+
+def policy_forward(temperature: float) -> Forward:
+    """Outputs "log_probs" and "entropy" of each response token; temperature divides the logits."""
+
+    def forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        log_probs, entropy = model.compute_responses(micro_batch, temperature)  # type: ignore[operator]
+        return {"log_probs": log_probs, "entropy": entropy}
+
+    return forward
+
+
+def value_forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+    """Output "values": the value of the state before each response token."""
+    return {"values": model.compute_responses(micro_batch)}  # type: ignore[operator]
+
+
+def response_log_probs(self: Any, micro_batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    """`RESPONSE_METHOD` of a causal language model; only response positions go through its head.
+
+    Cohere multiplies its logits by `logit_scale`, Granite divides them by `logits_scaling`, Gemma 2 soft-caps them.
+    """
+    head, config = self.get_output_embeddings(), self.config.get_text_config()
+    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    return log_probs_and_entropy(
+        _hidden_states(self, micro_batch),
+        head.weight,
+        micro_batch.targets,
+        temperature=temperature / scale,
+        bias_V=head.bias,
+        softcap=getattr(config, "final_logit_softcapping", None),
+    )
+
+
+def response_values(self: Any, micro_batch: MicroBatch) -> Tensor:
+    """`RESPONSE_METHOD` of a token classifier with one label; the head computes in fp32."""
+    head = self.score if hasattr(self, "score") else self.classifier
+    hidden_ND = _hidden_states(self, micro_batch)
+    bias = None if head.bias is None else head.bias.float()
+    return functional.linear(hidden_ND.float(), head.weight.float(), bias).squeeze(-1).clone()  # FSDP2 hooks no views
+
+
+def _hidden_states(model: Any, micro_batch: MicroBatch) -> Tensor:
+    """[N, D] final hidden states of the tokens before the response tokens."""
+    packed: dict[str, Any] = {}
+    if micro_batch.cu_seq_lens is not None:
+        for of in "qk":
+            packed |= {f"cu_seq_lens_{of}": micro_batch.cu_seq_lens, f"max_length_{of}": micro_batch.max_length}
+    calls = PackedCalls.count
+    output = model.base_model(
+        input_ids=micro_batch.input_ids, position_ids=micro_batch.position_ids, use_cache=False, **packed
+    )
+    if packed and calls == PackedCalls.count:
+        raise NotImplementedError(f"{type(model).__name__} cannot pack rows: set use_remove_padding to false")
+    hidden: Tensor = output.last_hidden_state.flatten(0, 1)[micro_batch.previous]
+    return hidden

@@ -1,0 +1,113 @@
+"""Log-probabilities and entropies of given tokens, without the fp32 logits of all tokens at once.
+
+Legend: N tokens, D hidden, V vocabulary, C tokens of a chunk.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# Logits that exist at once, in elements: 512 MiB in fp32. A small vocabulary is one chunk.
+MAX_LOGITS = 1 << 27
+
+
+def log_probs_and_entropy(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    targets_N: Tensor,
+    *,
+    temperature: float,
+    bias_V: Tensor | None = None,
+    softcap: float | None = None,
+    max_logits: int = MAX_LOGITS,
+) -> tuple[Tensor, Tensor]:
+    """Log p(target) and entropy of softmax(logits / temperature), logits = softcap * tanh((hidden W^T + b) / softcap).
+
+    Logits are made chunk by chunk along the tokens, at most `max_logits` at once, in the forward pass and again in the
+    backward pass. `softcap` None: logits = hidden W^T + b.
+
+    Returns:
+        (log_probs, entropy), each [N] float32 (float64 for float64 input), in nats.
+    """
+    chunk = max(1, max_logits // weight_VD.shape[0])
+    outputs: tuple[Tensor, Tensor] = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, weight_VD, bias_V, targets_N, temperature, softcap, chunk
+    )
+    return outputs
+
+
+class _ChunkedHead(torch.autograd.Function):
+    """Saves the hidden states and two numbers per token; the logits are recomputed for the gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        temperature: float,
+        softcap: float | None,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        log_probs, entropies, normalisers = [], [], []
+        for start in range(0, max(1, len(hidden_ND)), chunk):
+            part = slice(start, start + chunk)
+            logits_CV, _ = _scaled_logits(hidden_ND[part], weight_VD, bias_V, temperature, softcap)
+            normaliser_C = logits_CV.logsumexp(-1)
+            log_probs.append(logits_CV.gather(-1, targets_N[part, None]).squeeze(-1) - normaliser_C)
+            probs_CV = (logits_CV - normaliser_C[:, None]).exp_()
+            entropies.append(normaliser_C - (probs_CV * logits_CV).sum(-1))
+            normalisers.append(normaliser_C)
+        log_probs_N, entropy_N, normaliser_N = map(torch.cat, (log_probs, entropies, normalisers))
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, entropy_N, normaliser_N)
+        ctx.temperature, ctx.softcap, ctx.chunk = temperature, softcap, chunk
+        ctx.set_materialize_grads(False)
+        return log_probs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_log_probs_N, grad_entropy_N = gradients
+        hidden_ND, weight_VD, bias_V, targets_N, entropy_N, normaliser_N = ctx.saved_tensors
+        grad_hidden_ND = torch.empty_like(hidden_ND)
+        wide = normaliser_N.dtype
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide) if ctx.needs_input_grad[1] else None
+        grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if ctx.needs_input_grad[2] else None
+        for start in range(0, len(hidden_ND), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            logits_CV, slope_CV = _scaled_logits(hidden_ND[part], weight_VD, bias_V, ctx.temperature, ctx.softcap)
+            log_softmax_CV = logits_CV.sub_(normaliser_N[part, None])
+            probs_CV = log_softmax_CV.exp()
+            # d log p(target) / d logit = 1[target] - p;  d entropy / d logit = -p (log p + entropy)
+            grad_CV = torch.zeros_like(probs_CV)
+            if grad_entropy_N is not None:
+                grad_CV = log_softmax_CV.add_(entropy_N[part, None]).mul_(-grad_entropy_N[part, None])
+            if grad_log_probs_N is not None:
+                grad_CV.sub_(grad_log_probs_N[part, None])
+            grad_CV.mul_(probs_CV)
+            if grad_log_probs_N is not None:
+                grad_CV.scatter_add_(-1, targets_N[part, None], grad_log_probs_N[part, None])
+            grad_CV.mul_(slope_CV)
+            grad_CV_low = grad_CV.to(hidden_ND.dtype)
+            grad_hidden_ND[part] = grad_CV_low @ weight_VD
+            if grad_weight_VD is not None:
+                grad_weight_VD += grad_CV_low.T @ hidden_ND[part]
+            if grad_bias_V is not None:
+                grad_bias_V += grad_CV.sum(0)
+        grad_weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
+        grad_bias = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
+        return grad_hidden_ND, grad_weight, grad_bias, None, None, None, None
+
+
+def _scaled_logits(
+    hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float, softcap: float | None
+) -> tuple[Tensor, Tensor | float]:
+    """([C, V] logits / temperature in fp32 at least, their slope with respect to hidden W^T + b)."""
+    logits_CV = functional.linear(hidden_CD, weight_VD, bias_V)
+    logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+    if softcap is None:
+        return logits_CV.div_(temperature), 1.0 / temperature
+    squashed_CV = logits_CV.div_(softcap).tanh_()
+    return squashed_CV * (softcap / temperature), (1.0 - squashed_CV**2) / temperature

@@ -1,0 +1,1 @@
+"""What actor and critic have in common: a model in training."""

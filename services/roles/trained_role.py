@@ -1,0 +1,58 @@
+"""What every trained model does behind its service: demands on rows, updates, metrics under the role's names."""
+
+from typing import Any
+
+from services.engine.batching.mini_batches import assign_mini_batches
+from services.engine.batching.row_checks import check_rows
+from services.engine.model.forward import Forward
+from services.engine.model.loading import Kind
+from services.engine.token_metrics import metrics_of_role
+from services.engine.train_engine import TokenLoss, TrainEngine
+from services.runtime.context import RankContext
+from services.runtime.role import CommandProgress
+from splitppo.batch import Batch
+from splitppo.config.models import TrainedModelConfig
+
+
+class TrainedRole:
+    """A model under training; built on every rank together.
+
+    Raises:
+        ValueError: the model cannot be loaded.
+    """
+
+    def __init__(
+        self, context: RankContext, config: TrainedModelConfig, *, kind: Kind, forward: Forward, loss: TokenLoss
+    ) -> None:
+        self._context, self._config, self._forward, self._loss = context, config, forward, loss
+        self.engine = TrainEngine(
+            config,
+            kind=kind,
+            seed=context.config.run.seed,
+            max_response_length=context.config.data.max_response_length,
+            device=context.device,
+        )
+
+    def prepare_forward(self, _request: Any, batch: Batch) -> Batch:
+        """Refuses rows that the model cannot take; see `Command.prepare`."""
+        check_rows(batch, self.engine.model)
+        return batch
+
+    def prepare_update(self, request: Any, batch: Batch) -> Batch:
+        """Refuses rows that cannot be trained on; assigns the others to mini-batches."""
+        check_rows(batch, self.engine.model)
+        prompts = self._config.ppo_mini_batch_size
+        mini_batches = assign_mini_batches(
+            batch.num_rows,
+            prompts and prompts * self._context.config.rollout.n,
+            self._config.ppo_epochs,
+            shuffle=self._config.shuffle,
+            seed=self._context.config.run.seed,
+            step=request.slot.step,
+        )
+        return batch.merge(Batch(batch.num_rows, {"mini_batches": mini_batches}))
+
+    def update(self, batch: Batch, progress: CommandProgress) -> dict[str, float]:
+        """All mini-batches of all epochs of one PPO step; metrics under the names of the role."""
+        metrics = self.engine.update(batch, self._forward, self._loss, progress=progress)
+        return metrics_of_role(self._context.role_name, metrics)

@@ -1,0 +1,101 @@
+"""Sampling as a command: Generate, whichever backend samples, and what other commands do to the backend."""
+
+import time
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.engine.batching.row_checks import check_rows
+from services.rollout.backends import BACKENDS
+from services.rollout.protocol import GenerationCancelled, PolicyWeights, Response, Sampling
+from services.rollout.streamed_parts import StreamedParts, response_rows
+from services.runtime.context import RankContext
+from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome
+from splitppo.batch import Batch
+from splitppo.v1 import actor_pb2
+
+
+class Generation:
+    """The rollout backend of a rank, beside the policy that it samples with. Built on every rank together."""
+
+    def __init__(self, context: RankContext, policy: PolicyWeights) -> None:
+        self._policy, self._device = policy, context.device
+        self._backend = BACKENDS[context.config.rollout.backend].build(context, policy)
+
+    def command(self) -> Command:
+        """Generate."""
+        return Command(
+            "Generate",
+            actor_pb2.GenerateRequest,
+            self.generate,
+            columns=("prompts", "seeds"),
+            prepare=self._prepare,
+            shard=lambda batch, num_ranks: deal_prompts(batch, num_ranks, self._backend.ranks_per_engine),
+            cancellable=True,
+        )
+
+    def suspend(self, *, weights_change: bool = False) -> None:
+        """Makes room for what else computes on this device, and may change the policy's weights."""
+        self._backend.sleep()
+        if weights_change:
+            self._backend.policy_version = None
+
+    def generate(self, request: actor_pb2.GenerateRequest, batch: Batch, report: CommandProgress) -> Outcome:
+        """Samples one response per seed of each prompt; rows are ordered by prompt, then sample."""
+        version = request.header.base_step
+        metrics = self._update_weights(version)
+        parts = StreamedParts(batch, report, version)
+        ended: list[Response] = []
+        try:
+            for step in self._backend.generate(batch, _sampling(request), lambda: report.is_cancelled):
+                ended += step.ended
+                for response in step.ended:
+                    parts.add(response)
+                report(step.done, step.total, "generate")
+        except GenerationCancelled as error:
+            raise CommandCancelled from error
+        return Outcome(columns=response_rows(ended), metrics=metrics, policy_version=version)
+
+    def _update_weights(self, version: int) -> dict[str, float]:
+        """Renews the backend's weights if they are not the policy's; how long that took, if it was done."""
+        if self._backend.policy_version == version:
+            return {}
+        started_s = time.perf_counter()
+        self._backend.sync_weights(version)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return {"timing_s/update_weights": time.perf_counter() - started_s}
+
+    def _prepare(self, request: actor_pb2.GenerateRequest, batch: Batch) -> Batch:
+        """Refuses what cannot be sampled; the column `groups` says in which parts responses are sent on."""
+        sampling = _sampling(request)
+        check_rows(batch, self._policy.model, room=sampling.max_response_length)
+        longest = int(batch["prompts"].lengths.max()) + sampling.max_response_length
+        self._backend.check_request(sampling, longest)
+        per_prompt = np.unique(batch["seeds"].lengths)
+        if len(per_prompt) != 1 or per_prompt[0] < 1:
+            raise ValueError(f"every prompt needs the same number of seeds, at least 1; got {per_prompt.tolist()}")
+        if not 0 <= request.num_parts <= batch.num_rows:
+            raise ValueError(f"num_parts must be 0 (not streamed) to {batch.num_rows} prompts, got {request.num_parts}")
+        if request.num_parts <= 1:
+            return batch
+        parts = np.array_split(np.arange(batch.num_rows), request.num_parts)
+        return batch.merge(Batch.from_rows(groups=[[part] for part, rows in enumerate(parts) for _ in rows]))
+
+
+def deal_prompts(batch: Batch, num_ranks: int, ranks_per_engine: int = 1) -> list[NDArray[np.int64]]:
+    """Rows of each rank for sampling: equally many, dealt by length, for the time goes into tokens not yet there.
+
+    Of what is streamed, every engine gets a share of each group. Of ranks that share an engine the first has the rows.
+    """
+    groups = batch["groups"].values if "groups" in batch else np.zeros(batch.num_rows, np.int32)
+    order = np.lexsort((-batch["prompts"].lengths, groups))
+    num_engines = num_ranks // ranks_per_engine
+    empty = [np.empty(0, np.int64)] * (ranks_per_engine - 1)
+    return [rows for engine in range(num_engines) for rows in (np.sort(order[engine::num_engines]), *empty)]
+
+
+def _sampling(request: actor_pb2.GenerateRequest) -> Sampling:
+    params = request.sampling
+    return Sampling(params.temperature, params.top_p, params.top_k, params.max_response_length)

@@ -1,0 +1,114 @@
+"""Rollout on the trained model itself: batched decoding over any Hugging Face causal LM's forward with a KV cache.
+
+Needs no second copy of the weights and no second engine. Rows wait in the order of their groups, prompts and samples;
+one that has ended makes place for the next, and once none waits it leaves.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+from torch import Tensor, nn
+
+from services.rollout.hf_backend.decoding import DecodedRows
+from services.rollout.hf_backend.grouped_attention import grouped_attention
+from services.rollout.protocol import DecodingStep, GenerationCancelled, Response, Sampling, empty_responses
+from services.rollout.sampling import sample_tokens, uniforms
+from services.rollout.stopping import StopRule, StopWatch
+from splitppo.batch import Batch
+
+# Ended rows leave or are replaced once they are this share of the batch: the one copies the cache of the others, the
+# other is a forward of its own, and both cost about as much as decoding one more token.
+_ENDED_SHARE = 1 / 8
+
+
+@dataclass(eq=False)
+class HfRollout:
+    """Samples with the policy's own module."""
+
+    gathered: Callable[[], AbstractContextManager[nn.Module]]  # see `PolicyWeights`
+    stop_rule: StopRule
+    max_batch_size: int  # rows decoded together
+    device: torch.device
+    policy_version: int | None = None
+    ranks_per_engine: int = 1
+
+    def sync_weights(self, version: int) -> None:
+        """Notes the version: generation reads the policy's own weights."""
+        self.policy_version = version
+
+    def check_request(self, sampling: Sampling, num_tokens: int) -> None:
+        """Nothing to refuse beyond what the model itself cannot do."""
+
+    def sleep(self) -> None:
+        """Nothing to do: a KV cache lives as long as its `generate`."""
+
+    @torch.no_grad()
+    def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
+        """See `RolloutBackend.generate`."""
+        waiting = deque(_Row(response, self.stop_rule.begin(response.prompt)) for response in empty_responses(rows))
+        done, total = 0, len(waiting) * sampling.max_response_length
+        with self.gathered() as model, grouped_attention(model):
+            while waiting:
+                for longer in self._decode(model, waiting, sampling):
+                    ended = [row.response for row in longer if row.has_ended]
+                    done += len(longer) + sum(sampling.max_response_length - len(response.tokens) for response in ended)
+                    if is_cancelled():
+                        raise GenerationCancelled
+                    yield DecodingStep(done, total, ended)
+
+    def _decode(self, model: nn.Module, waiting: "deque[_Row]", sampling: Sampling) -> "Iterator[list[_Row]]":
+        """Decodes rows from the front of the queue until none is open; gives the rows that have got one more token.
+
+        The queue is then empty, or the model's cache takes no new rows beside others.
+        """
+
+        def prefill(rows: "Sequence[_Row]") -> DecodedRows:
+            return DecodedRows(model, [row.response.prompt for row in rows], self.device)
+
+        batch = _take(waiting, self.max_batch_size)
+        decoded = prefill(batch)
+        while True:
+            was_open = [row for row in batch if not row.has_ended]
+            tokens_R = self._sample(batch, decoded.logits, sampling)
+            yield was_open
+            ended = [place for place, row in enumerate(batch) if row.has_ended]
+            if len(ended) == len(batch):
+                return
+            may_join = waiting and decoded.can_join
+            if not may_join and len(ended) >= len(batch) * _ENDED_SHARE:
+                kept = [place for place, row in enumerate(batch) if not row.has_ended]
+                decoded.keep(kept)
+                batch, tokens_R = [batch[place] for place in kept], tokens_R[kept]
+            decoded.append(tokens_R)
+            if may_join and len(ended) >= min(len(waiting), ceil(len(batch) * _ENDED_SHARE)):
+                new = _take(waiting, len(ended))
+                places = ended[: len(new)]
+                decoded.put(places, prefill(new))
+                for place, row in zip(places, new, strict=True):
+                    batch[place] = row
+
+    def _sample(self, batch: "Sequence[_Row]", logits_RV: Tensor, sampling: Sampling) -> Tensor:
+        """Draws the next token of each row, [R], and adds it to those that have not ended."""
+        seeds_and_positions = [(row.response.seed, len(row.response.tokens)) for row in batch]
+        numbers_R = uniforms(*torch.tensor(seeds_and_positions, device=self.device).unbind(1))
+        tokens_R, log_probs_R = sample_tokens(logits_RV, numbers_R, sampling)
+        for row, token, log_prob in zip(batch, tokens_R.tolist(), log_probs_R.tolist(), strict=True):
+            if not row.has_ended:
+                row.response.extend((token,), (log_prob,))
+                row.has_ended = row.stop.ends_with(token) or len(row.response.tokens) == sampling.max_response_length
+        return tokens_R
+
+
+@dataclass(eq=False)
+class _Row:
+    response: Response
+    stop: StopWatch
+    has_ended: bool = False
+
+
+def _take(waiting: deque[_Row], num_rows: int) -> list[_Row]:
+    return [waiting.popleft() for _ in range(min(num_rows, len(waiting)))]

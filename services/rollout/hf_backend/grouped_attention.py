@@ -1,0 +1,50 @@
+"""Attention of one new token per row over keys and values whose heads serve several query heads each.
+
+Hugging Face's sdpa repeats keys and values for every query head, which for one query costs far more than the attention
+itself. Here the query heads of a key-value head take the place of queries.
+
+Shapes: R rows, H query heads, K key-value heads, L positions, D head dimension.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+_GROUPED = "splitppo-grouped"
+
+
+@contextmanager
+def grouped_attention(model: Any) -> Iterator[None]:
+    """Inside, a Hugging Face model that computes attention by sdpa decodes as described above; others stay as are."""
+    if model.config._attn_implementation != "sdpa":  # noqa: SLF001 - there is no public name
+        yield
+        return
+    model.set_attn_implementation(_GROUPED)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """What `sdpa_attention_forward` computes: ([R, queries, H, D], None)."""
+    num_rows, num_heads, num_queries, head_dim = query.shape
+    is_plain = options.get("position_bias") is None and (attention_mask is None or attention_mask.shape[1] == 1)
+    if num_queries > 1 or key.shape[1] == num_heads or not is_plain:
+        output: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0]
+        return output, None
+    grouped = query.reshape(num_rows, key.shape[1], num_heads // key.shape[1], head_dim)
+    scale = options.get("scaling")
+    output = nn.functional.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scale)
+    return output.reshape(num_rows, 1, num_heads, value.shape[3]), None
+
+
+AttentionInterface.register(_GROUPED, _attention)
+AttentionMaskInterface.register(_GROUPED, sdpa_mask)

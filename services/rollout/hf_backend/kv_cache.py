@@ -1,0 +1,120 @@
+"""A KV cache that grows in place and whose rows come and go.
+
+The cache of Hugging Face copies all keys and values for every token, and all of its rows begin together. Here a row
+that has ended makes place for another, whose keys and values are put where they end with those of the other rows; the
+attention mask must hide what lies before them.
+
+Shapes: R rows, H key-value heads, L positions shown, D head dimension.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
+
+# Positions of room that are made at once.
+_ROOM = 64
+
+
+class GrowingCache(DynamicCache):  # type: ignore[misc]
+    """The cache of a model of this config; layers with a state of their own keep Hugging Face's."""
+
+    layers: list[Any]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config=config)
+        self.layers = [_growing(layer) for layer in self.layers]
+        self.can_join = bool(self.layers) and all(isinstance(layer, _GrowingLayer) for layer in self.layers)
+
+    def put(self, places: Tensor, other: GrowingCache) -> None:
+        """Replaces the rows at `places` by those of another cache, in order; shows the longer length of the two."""
+        for layer, other_layer in zip(self.layers, other.layers, strict=True):
+            layer.put(places, other_layer)
+
+    def show(self, num_positions: int) -> None:
+        """Shows only the last positions from now on: the longest row has no more of them."""
+        for layer in self.layers:
+            layer.length = num_positions
+
+
+class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
+    """Keys and values at the end of buffers with room for more.
+
+    With a window a token sees itself and window - 1 before it.
+    """
+
+    keys: Tensor  # [R, H, L, D] (with a window: its part), a view of the buffers
+    values: Tensor
+    _buffers: list[Tensor]  # of keys and of values
+
+    def __init__(self, window: int | None = None) -> None:
+        super().__init__()
+        self.is_sliding = window is not None
+        self.length = 0  # L, positions of the longest row
+        self._window = window
+        self._end = 0  # of the positions in use; all before it are finite numbers, shown or not
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self._buffers = [key_states[:, :, :0], value_states[:, :, :0]]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Appends new positions; returns all that the new ones may see."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        num_new, num_held = key_states.shape[2], self._num_held
+        if self._end + num_new > self._buffers[0].shape[2]:
+            self._make_room(num_held, num_new)
+        start, new, self._end = self._end - num_held, self._end, self._end + num_new
+        self.length += num_new
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, new : self._end] = states
+        self.keys, self.values = (buffer[:, :, start : self._end] for buffer in self._buffers)
+        return self.keys, self.values
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keeps the rows at these indices, in that order; a row may be taken several times."""
+        start = self._end - self._num_held
+        self._buffers = [buffer[:, :, start:][beam_idx] for buffer in self._buffers]
+        self._end -= start
+
+    def put(self, places: Tensor, other: _GrowingLayer) -> None:
+        """See `GrowingCache.put`."""
+        num_put = other._num_held
+        if num_put > self._end:
+            self._make_room(num_put, 0)
+        here, there = slice(self._end - num_put, self._end), slice(other._end - num_put, other._end)
+        for buffer, other_buffer in zip(self._buffers, other._buffers, strict=True):
+            buffer[places, :, here] = other_buffer[:, :, there]
+        self.length = max(self.length, other.length)
+
+    def get_seq_length(self) -> int:
+        """Positions of the longest row."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys that the next queries meet, and the positions before the first of them."""
+        return self._num_held + query_length, self.length - self._num_held
+
+    @property
+    def _num_held(self) -> int:
+        """Positions that the next token may see."""
+        return self.length if self._window is None else min(self.length, self._window - 1)
+
+    def _make_room(self, end: int, num_new: int) -> None:
+        """New buffers, in which the held positions end at `end`."""
+        held, moved = slice(self._end - self._num_held, self._end), slice(end - self._num_held, end)
+        for index, buffer in enumerate(self._buffers):
+            num_rows, num_heads, _, head_dim = buffer.shape
+            self._buffers[index] = buffer.new_zeros((num_rows, num_heads, end + num_new + _ROOM, head_dim))
+            self._buffers[index][:, :, moved] = buffer[:, :, held]
+        self._end = end
+
+
+def _growing(layer: CacheLayerMixin) -> CacheLayerMixin:
+    if type(layer) is DynamicSlidingWindowLayer:
+        return _GrowingLayer(layer.sliding_window)
+    return _GrowingLayer() if type(layer) is DynamicLayer else layer

@@ -1,0 +1,139 @@
+"""What a backend that samples responses must do, whichever it is, and what it is given."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splitppo.batch import Array, Batch
+from splitppo.config.rollout import MIN_TEMPERATURE
+
+
+class PolicyWeights(Protocol):
+    """What a backend gets of the policy that it samples with."""
+
+    model: Any  # of Hugging Face; its weights may be sharded over the ranks
+
+    def gathered(self) -> AbstractContextManager[Any]:
+        """The model with whole weights, in eval mode, for generation under torch.no_grad. Collective."""
+        ...
+
+    def whole_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter under its Hugging Face name, whole, one after the other; tied ones once. Collective."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn: temperature first, then top-k, then top-p on what is left.
+
+    Raises:
+        ValueError: a value lies outside its range.
+    """
+
+    temperature: float  # at least MIN_TEMPERATURE as a float32, in which it travels; 0: greedy, without top_p and top_k
+    top_p: float  # nucleus, in (0, 1]; 1 keeps every token
+    top_k: int  # most likely tokens kept; 0 keeps every token
+    max_response_length: int  # tokens, at least 1; the stop token counts
+
+    def __post_init__(self) -> None:
+        if self.temperature != 0.0 and not np.float32(MIN_TEMPERATURE) <= self.temperature < float("inf"):
+            raise ValueError(
+                f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, and finite, got {self.temperature:g}"
+            )
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (every token) or positive, got {self.top_k}")
+        if self.max_response_length < 1:
+            raise ValueError(f"max_response_length must be at least 1, got {self.max_response_length}")
+
+
+@dataclass(eq=False)
+class Response:
+    """A response in the making.
+
+    Its log_probs are those of log-softmax(logits / temperature) (greedy: of the logits) before top-k and top-p cut it:
+    what the training forward computes for the same token, up to rounding.
+    """
+
+    index: int  # among the responses of its rank, which are ordered by prompt, then seed
+    prompt: Array  # token ids, at least one; responses to the same prompt share the array
+    seed: int  # int64, of its draws
+    group: int  # of its prompt, for streaming; ascending with `index`
+    tokens: array[int] = field(default_factory=lambda: array("i"))  # int32; a stop token is the last one
+    log_probs: array[float] = field(default_factory=lambda: array("f"))  # float32, one per token
+
+    def extend(self, tokens: Iterable[int], log_probs: Sequence[float]) -> None:
+        """Adds tokens; FloatingPointError: a log-prob is not finite."""
+        if not all(map(isfinite, log_probs)):
+            raise FloatingPointError(
+                "the policy gives a sampled token no finite log-prob: its weights hold NaN or infinity"
+            )
+        self.tokens.extend(tokens)
+        self.log_probs.extend(log_probs)
+
+
+def empty_responses(rows: Batch) -> list[Response]:
+    """One per seed of each prompt; see `RolloutBackend.generate` for the rows."""
+    groups = rows["groups"].values.tolist() if "groups" in rows else [0] * rows.num_rows
+    prompts = zip(rows["prompts"].rows(), rows["seeds"].rows(), groups, strict=True)
+    wanted = ((prompt, seed, group) for prompt, seeds, group in prompts for seed in seeds.tolist())
+    return [Response(index, *one) for index, one in enumerate(wanted)]
+
+
+@dataclass(frozen=True)
+class DecodingStep:
+    """One more token for each of the responses that are decoded together."""
+
+    done: int  # token positions of `total`; what an early end leaves out is done
+    total: int
+    ended: Sequence[Response]  # that have all their tokens now
+
+
+class GenerationCancelled(Exception):
+    """`generate` ended early because nobody wants the responses any more; the backend can be used again."""
+
+
+class RolloutBackend(Protocol):
+    """Samples responses with the policy's weights. Every rank of the group owns one and calls every method."""
+
+    # The step whose weights it samples with; None: none, or not the policy's any more, which its owner may set as well.
+    policy_version: int | None
+    ranks_per_engine: int  # that sample the same rows; the lowest of them is given the rows
+
+    def sync_weights(self, version: int) -> None:
+        """Takes over the policy's weights of step `version`. Collective; before `generate` whenever they changed."""
+        ...
+
+    def sleep(self) -> None:
+        """Gives back device memory until the next `sync_weights` or `generate`, before anything else computes."""
+        ...
+
+    def check_request(self, sampling: Sampling, num_tokens: int) -> None:
+        """ValueError: it cannot sample like this, or no prompt and response of num_tokens; asked on one rank."""
+        ...
+
+    def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
+        """Samples one response per seed of this rank's prompts; every one of `empty_responses` ends in some step.
+
+        Ranks may hold different numbers of prompts, none included, and finish at different times: an implementation
+        may synchronise at the beginning, never between tokens (but for ranks that share one engine, of which only the
+        one with the rows tells what has ended). The same weights, prompts and seeds give the same responses; what is
+        sampled together does not depend on timing. `is_cancelled` is asked at token boundaries.
+
+        `rows` hold prompts, seeds and, where responses are streamed, groups: one ascending number per prompt.
+
+        Raises:
+            GenerationCancelled: `is_cancelled`, for nobody wants the responses any more.
+            FloatingPointError: see `Response.extend`.
+        """
+        ...

@@ -1,0 +1,82 @@
+"""Drawing tokens: a random number that belongs to (seed, position), and the distribution that it is put into.
+
+A random number is a pure function of the response's seed and the token's position, so a response depends neither on the
+rows that it is batched with nor on the rank that samples it.
+
+Shapes: R rows decoded together, T response tokens, V vocabulary.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.rollout.protocol import Sampling
+
+# The constants of SplitMix64, as the int64 numbers with the same bits.
+_GOLDEN, _MIX_1, _MIX_2 = (
+    np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64).view(np.int64).tolist()
+)
+
+
+def _shift_right(bits: Tensor, count: int) -> Tensor:
+    """Logical right shift of int64, whose own shift copies the sign bit."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """The output function of SplitMix64 (Steele et al., 2014); int64 products wrap as uint64 ones do."""
+    bits = (bits ^ _shift_right(bits, 30)) * _MIX_1
+    bits = (bits ^ _shift_right(bits, 27)) * _MIX_2
+    return bits ^ _shift_right(bits, 31)
+
+
+def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
+    """A number in [0, 1) for each seed and position: SplitMix64 started at the mixed seed, one output per position.
+
+    Seeds and positions (of response tokens, from 0) are int64 and broadcast; numbers are float64 with 53 random bits.
+    """
+    bits = _mix(_mix(seeds + _GOLDEN) + (positions + 1) * _GOLDEN)
+    return _shift_right(bits, 11).double() * 2.0**-53
+
+
+def sample_tokens(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Draws one token per row by inverting the cumulative distribution in vocabulary order.
+
+    `uniforms_R` are float64 in [0, 1), ignored when greedy.
+
+    Returns:
+        (tokens [R] int64, log_probs [R] float32, see `Response`).
+    """
+    logits_RV = logits_RV.float()
+    if sampling.temperature not in (0.0, 1.0):
+        logits_RV = logits_RV / sampling.temperature
+    max_R1 = logits_RV.amax(dim=-1, keepdim=True)
+    weights_RV = (logits_RV - max_R1).exp_()
+    log_normaliser_R1 = weights_RV.sum(dim=-1, keepdim=True).log() + max_R1
+    if sampling.temperature == 0.0:
+        tokens_R1 = logits_RV.argmax(dim=-1, keepdim=True)
+    else:
+        cumulative_RV = _truncate(weights_RV, sampling).cumsum(dim=-1, dtype=torch.float64)
+        # Strictly under the total, so the first entry above it is always a token of positive probability.
+        targets_R1 = uniforms_R[:, None] * cumulative_RV[:, -1:]
+        tokens_R1 = torch.searchsorted(cumulative_RV, targets_R1, right=True)
+        tokens_R1 = tokens_R1.clamp_(max=logits_RV.shape[-1] - 1)  # NaN logits must not become an index
+    return tokens_R1.squeeze(-1), (logits_RV.gather(-1, tokens_R1) - log_normaliser_R1).squeeze(-1)
+
+
+def _truncate(weights_RV: Tensor, sampling: Sampling) -> Tensor:
+    """Sets what top-k and top-p cut off to 0; weights are probabilities up to a factor.
+
+    top-p keeps the smallest set of most likely tokens that holds at least that share of what top-k has left.
+    """
+    keeps_all_k = sampling.top_k == 0 or sampling.top_k >= weights_RV.shape[-1]
+    if keeps_all_k and sampling.top_p == 1.0:
+        return weights_RV
+    sorted_RV, order_RV = weights_RV.sort(dim=-1, descending=True, stable=True)
+    if not keeps_all_k:
+        sorted_RV[:, sampling.top_k :] = 0.0
+    if sampling.top_p < 1.0:
+        cumulative_RV = sorted_RV.cumsum(dim=-1, dtype=torch.float64)
+        before_RV = cumulative_RV - sorted_RV
+        sorted_RV = sorted_RV.masked_fill(before_RV >= sampling.top_p * cumulative_RV[:, -1:], 0.0)
+    return torch.zeros_like(weights_RV).scatter_(-1, order_RV, sorted_RV)

@@ -1,0 +1,90 @@
+"""When a response ends before its maximal length.
+
+The rule, which every engine follows: a response ends with the first token
+* that is one of the stop tokens, or
+* that completes a stop text: the text of the response up to and including that token contains it.
+
+That token stays in the response, and so does what it says beyond the stop text. Special tokens have no text. A
+character whose bytes are spread over tokens appears with the last of them. A stop text may begin in the middle of a
+token, but not in the prompt. With vLLM this is `stop=texts, include_stop_str_in_output=True`.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+from torch import nn
+
+from services.rollout.stop_tokens import load_tokenizer, stop_token_ids
+from splitppo.batch import Array
+from splitppo.config import Config
+
+log = logging.getLogger(__name__)
+
+
+def load_stop_rule(model: nn.Module, config: Config) -> "StopRule":
+    """The rule of a Hugging Face model: its stop tokens (see `stop_token_ids`) and the texts of `rollout.stop`.
+
+    Raises:
+        ValueError: see `StopRule`; or texts, and no tokenizer.
+    """
+    texts = config.rollout.stop
+    try:
+        tokenizer = load_tokenizer(config.data.tokenizer or config.actor.model)
+    except ValueError as error:
+        if texts:
+            raise ValueError(f"rollout.stop needs a tokenizer: {error}") from error
+        log.warning("nobody to ask for the tokenizer's end-of-sequence id: %s", error)
+        tokenizer = None
+    return StopRule(stop_token_ids(model, tokenizer), texts, tokenizer)
+
+
+class StopRule:
+    """Stop tokens and stop texts; the Hugging Face tokenizer is not needed without texts.
+
+    Raises:
+        ValueError: a text is empty, or the tokenizer cannot decode token by token.
+    """
+
+    def __init__(self, token_ids: Iterable[int], texts: Sequence[str] = (), tokenizer: Any = None) -> None:
+        if not all(texts):
+            raise ValueError(f"rollout.stop must hold no empty text, got {list(texts)}")
+        self.token_ids, self.texts = frozenset(token_ids), tuple(texts)
+        self.tokenizer: Any = getattr(tokenizer, "backend_tokenizer", None)
+        if texts and self.tokenizer is None:
+            raise ValueError(f"rollout.stop needs a fast (tokenizer.json) tokenizer, got {type(tokenizer).__name__}")
+
+    def begin(self, prompt: Array) -> "StopWatch":
+        """Watches a new response to the prompt."""
+        return StopWatch(self, prompt)
+
+
+class StopWatch:
+    """Watches one response; made by `StopRule.begin`. Decodes texts like vLLM."""
+
+    def __init__(self, rule: StopRule, prompt: Array) -> None:
+        self._rule = rule
+        self._num_kept = max(map(len, rule.texts), default=1) - 1  # characters of which a text may still become
+        self._tail = ""
+        # The prompt matters for tokenizers whose first token loses its leading space.
+        self._stream = DecodeStream(ids=prompt.tolist() if rule.texts else [], skip_special_tokens=True)
+
+    def ends_with(self, token: int) -> bool:
+        """Whether the response ends with this token, its next one."""
+        return token in self._rule.token_ids or (bool(self._rule.texts) and self._completes_a_text(token))
+
+    def _completes_a_text(self, token: int) -> bool:
+        text = self._tail + (self._decode(token) or "")
+        self._tail = text[max(0, len(text) - self._num_kept) :]
+        return any(stop in text for stop in self._rule.texts)
+
+    def _decode(self, token: int) -> str | None:
+        try:
+            return self._stream.step(self._rule.tokenizer, token)
+        except Exception as error:
+            if not str(error).startswith("Invalid prefix encountered"):
+                raise
+            # Bytes that are no character: begin anew behind them, as vLLM does.
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return self._stream.step(self._rule.tokenizer, token)

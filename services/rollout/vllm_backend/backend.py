@@ -1,0 +1,203 @@
+"""Rollout on vLLM, inside the actor's processes: paged attention, continuous batching, weights of its own.
+
+One engine per rank, or one per replica of `rollout.vllm.tensor_model_parallel_size` ranks. The engine is built once, in
+the process group that the runtime has made, and lives as long as the process: dropping it would take the process group
+with it.
+"""
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from services.engine.model.loading import resolve_folder
+from services.rollout.protocol import (
+    DecodingStep,
+    GenerationCancelled,
+    PolicyWeights,
+    Response,
+    Sampling,
+    empty_responses,
+)
+from services.rollout.stopping import StopRule
+from services.rollout.vllm_backend.checks import check_temperature, kv_cache_bytes, log_probs_mode, max_model_len
+from services.rollout.vllm_backend.process import import_vllm, kept_random_state, pack_heads
+from services.rollout.vllm_backend.sampler import SeededSampler
+from services.rollout.vllm_backend.tensor_parallel import Replica
+from services.runtime.context import RankContext
+from splitppo.batch import Batch
+from splitppo.config import Config
+
+
+class VllmRollout:
+    """Samples with an engine of its own; the policy gives its weights at every sync, its folder the architecture alone.
+
+    Raises:
+        ValueError: vLLM refuses the configuration: one sentence of it.
+    """
+
+    def __init__(self, context: RankContext, policy: PolicyWeights, stop_rule: StopRule) -> None:
+        config, device = context.config, context.device
+        self._settings = config.rollout.vllm
+        self._policy, self._stop_rule = policy, stop_rule
+        self.ranks_per_engine = self._settings.tensor_model_parallel_size
+        self._replica = Replica(context.rank, self.ranks_per_engine)
+        self._dtype = torch.float32 if config.actor.dtype == "fp32" else torch.bfloat16
+        self._max_model_len = max_model_len(config)
+        self._sleeps = device.type == "cuda" and self._settings.sleep_level > 0
+        self._is_asleep = False
+        self.policy_version: int | None = None
+        self._vllm = import_vllm()
+        self._engine = self._build_engine(config, device)
+        runner = self._engine.model_executor.driver_worker.model_runner
+        self._sampler = SeededSampler(runner) if device.type == "cpu" else None
+
+    def _build_engine(self, config: Config, device: torch.device) -> Any:
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        settings, model = self._settings, str(resolve_folder(config.actor.model))
+        arguments = self._vllm.EngineArgs(
+            model=model,
+            tokenizer=config.data.tokenizer or model,
+            skip_tokenizer_init=not self._stop_rule.texts,
+            generation_config="vllm",  # sampling is ours alone to say
+            load_format="dummy",  # the policy's weights come by sync_weights
+            dtype="float32" if self._dtype is torch.float32 else "bfloat16",
+            seed=0,  # every response has its own
+            max_model_len=self._max_model_len,
+            tensor_parallel_size=self.ranks_per_engine,
+            distributed_executor_backend="external_launcher",
+            kv_cache_memory_bytes=kv_cache_bytes(config),
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=self._max_num_batched_tokens(),
+            enable_chunked_prefill=settings.enable_chunked_prefill,
+            enable_prefix_caching=settings.enable_prefix_caching,
+            enforce_eager=settings.enforce_eager or device.type == "cpu",
+            enable_sleep_mode=self._sleeps,
+            logprobs_mode=log_probs_mode(config),
+            disable_log_stats=True,
+        )
+        os.environ["LOCAL_RANK"] = str(device.index or 0)  # the GPU that vLLM computes on; torchrun's may be another
+        with kept_random_state():
+            try:
+                return LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
+            except (ValueError, RuntimeError) as error:
+                if isinstance(error, torch.OutOfMemoryError | torch.distributed.DistError):
+                    raise
+                raise ValueError(f"vLLM refuses the rollout (rollout.vllm): {' '.join(str(error).split())}") from error
+
+    def _max_num_batched_tokens(self) -> int:
+        """What is configured, but no more than there can be, and no less than vLLM needs for one step of all rows."""
+        settings = self._settings
+        least = 0 if settings.enable_chunked_prefill else self._max_model_len
+        most = settings.max_num_seqs * self._max_model_len
+        return max(min(settings.max_num_batched_tokens, most), least, settings.max_num_seqs)
+
+    def sync_weights(self, version: int) -> None:
+        """See `RolloutBackend.sync_weights`; one tensor after the other, never a second whole model."""
+        self.policy_version = None
+        if self._is_asleep:
+            self._engine.wake_up(tags=["weights"])
+        self._engine.collective_rpc(
+            "reload_weights", kwargs={"weights_iterator": self._policy.whole_weights(self._dtype)}
+        )
+        self._engine.apply_model(pack_heads)
+        self._wake()
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM could not forget the prefixes that it computed with older weights")
+        self.policy_version = version
+
+    def sleep(self) -> None:
+        """See `RolloutBackend.sleep`."""
+        if not self._sleeps or self._is_asleep:
+            return
+        self._engine.sleep(level=self._settings.sleep_level)
+        self._is_asleep = True
+        if self._settings.sleep_level == 2:  # the weights are gone
+            self.policy_version = None
+
+    def check_request(self, sampling: Sampling, num_tokens: int) -> None:
+        """See `RolloutBackend.check_request`."""
+        check_temperature(sampling.temperature, "the request's temperature")
+        if num_tokens > self._max_model_len:
+            raise ValueError(
+                f"the longest prompt and its response have {num_tokens} tokens, the engine takes {self._max_model_len}"
+                " (rollout.vllm.max_model_len)"
+            )
+
+    def _wake(self) -> None:
+        if self._is_asleep:
+            self._engine.wake_up()
+            self._is_asleep = False
+
+    def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
+        """See `RolloutBackend.generate`."""
+        self._wake()
+        responses = empty_responses(self._replica.share(rows))
+        try:
+            self._submit(responses, sampling)
+            yield from self._run(responses, sampling, is_cancelled)
+        except BaseException:
+            self._drop()
+            raise
+
+    def _submit(self, responses: Sequence[Response], sampling: Sampling) -> None:
+        """Hands over all rows at once, in order: what is computed together is a function of the rows alone."""
+        from vllm.inputs.engine import tokens_input
+
+        prompts: dict[int, list[int]] = {}
+        seeds: dict[str, int] = {}
+        for response in responses:
+            prompt = prompts.setdefault(id(response.prompt), response.prompt.tolist())
+            params = self._sampling_params(sampling, response.seed)
+            seeds[self._engine.add_request(str(response.index), tokens_input(prompt), params)] = response.seed
+        if self._sampler is not None:
+            self._sampler.begin(sampling, seeds)
+
+    def _sampling_params(self, sampling: Sampling, seed: int) -> Any:
+        greedy = sampling.temperature == 0.0
+        texts = list(self._stop_rule.texts)
+        return self._vllm.SamplingParams(
+            temperature=sampling.temperature,
+            top_p=1.0 if greedy else sampling.top_p,
+            top_k=0 if greedy else sampling.top_k,
+            seed=None if greedy or self._sampler is not None else seed,
+            max_tokens=sampling.max_response_length,
+            stop_token_ids=sorted(self._stop_rule.token_ids),
+            ignore_eos=True,  # the rule knows all end-of-sequence tokens
+            stop=texts,
+            include_stop_str_in_output=True,
+            detokenize=bool(texts),
+            logprobs=0,  # of the sampled token only
+            flat_logprobs=True,
+            output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _run(
+        self, responses: Sequence[Response], sampling: Sampling, is_cancelled: Callable[[], bool]
+    ) -> Iterator[DecodingStep]:
+        """Steps the engine until every response has ended."""
+        total = math.ceil(len(responses) / self._settings.max_num_seqs) * sampling.max_response_length
+        for step in itertools.count():
+            if not self._engine.has_unfinished_requests():
+                return
+            if self._replica.agree(is_cancelled, step):
+                raise GenerationCancelled
+            ended = []
+            for output in self._engine.step():
+                [completion] = output.outputs
+                response = responses[int(output.request_id)]
+                response.extend(completion.token_ids, completion.logprobs.logprobs)
+                ended.append(response)
+            yield DecodingStep(min(step + 1, total), total, ended if self._replica.is_leader else [])
+
+    def _drop(self) -> None:
+        """Forgets what is still being generated."""
+        unfinished = list(self._engine.output_processor.request_states)
+        self._engine.abort_request(unfinished, internal=True)
+        while self._engine.has_unfinished_requests():
+            self._engine.step()

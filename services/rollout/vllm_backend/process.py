@@ -1,0 +1,84 @@
+"""vLLM as a guest in a process that trains: what must be set before it is imported, and after.
+
+Written for vLLM 0.32 (pinned in pyproject.toml). Everything here that reaches into its modules is in `_adapt`, with the
+reason.
+"""
+
+import logging
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core runs in this process and dies with it
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # services.*.cpus and threads say where this process computes
+    "VLLM_CONFIGURE_LOGGING": "0",  # its records go where ours go
+    # On a CPU: each weight sync has all matrix products compiled anew, and the last 1024 would stay in memory, 0.3 GB
+    # after a hundred steps of the quickstart. The engine keeps those that it uses itself.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+    "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
+    "DO_NOT_TRACK": "1",
+}
+
+
+def import_vllm() -> Any:
+    """The package, made ready for this process. Call it instead of importing vllm."""
+    os.environ.update(_ENVIRONMENT)
+    with kept_random_state():
+        import vllm
+
+        _quieten()
+        _adapt()
+    return vllm
+
+
+def _quieten() -> None:
+    """What goes wrong is said, what goes on is not; and a reload may leave out what has no weights of its own."""
+    logging.getLogger("vllm").setLevel(logging.WARNING)
+    reload = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+    reload.addFilter(lambda record: not set(map(str, record.args or ())) & {"RotaryEmbedding", "ParallelLMHead"})
+
+
+def _adapt() -> None:
+    from vllm.distributed.device_communicators import cpu_communicator
+    from vllm.v1.sample import sampler
+
+    # The rank of each sampled token, which nobody reads: it would be compiled in every process, for some seconds, by a
+    # C++ compiler that must be installed.
+    sampler.batched_count_greater_than = lambda logprobs, _: torch.zeros(
+        len(logprobs), dtype=torch.int64, device=logprobs.device
+    )
+    # Tensor parallelism on a CPU: shared memory of a fixed name outlives a killed rank, so that the next group cannot
+    # start, and waiting in it never notices that a peer has died. Ranks that name it differently get gloo instead.
+    cpu_communicator._CPUSHMDistributed.make_group_name = staticmethod(lambda own: f"{own.rank}")  # noqa: SLF001
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Every generator of the process is afterwards as before: vLLM seeds them all while it starts."""
+    python, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numbers)  # noqa: NPY002
+
+
+def pack_heads(model: nn.Module) -> None:
+    """Makes output layers that are tied to the embedding take over its new weights.
+
+    On a CPU vLLM multiplies with a packed copy of the weights, and a reload does not pack those of a tied output layer
+    again, for it has no weights of its own.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)

@@ -1,0 +1,47 @@
+"""Ranks that share one engine (tensor parallelism): neighbours in the actor's group, led by the lowest of them.
+
+The leader is given all rows of a replica. The others get a copy here, run the same engine steps, and throw their copy
+of the results away.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from services.runtime.ranks.control_channel import ControlChannel
+from splitppo.batch import Batch
+
+_STEPS_PER_QUESTION = 8
+
+
+class Replica:
+    """This rank's place among the num_ranks that share its engine; made by all ranks of the actor's group together."""
+
+    def __init__(self, rank: int, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._leader = rank - rank % num_ranks
+        self.is_leader = rank == self._leader
+        if num_ranks > 1:
+            self._group, _ = dist.new_subgroups(num_ranks, backend="gloo")  # type: ignore[no-untyped-call]
+            self._channel = ControlChannel(rank, num_ranks, self._group)
+
+    def share(self, rows: Batch) -> Batch:
+        """The leader's rows, on all of its ranks."""
+        if not self.is_leader:
+            shared = self._channel.receive(self._leader)
+            assert shared is not None
+            return shared
+        for other in range(self._leader + 1, self._leader + self._num_ranks):
+            self._channel.send(rows, other)
+        return rows
+
+    def agree(self, is_cancelled: Callable[[], bool], step: int) -> bool:
+        """The leader's answer, on all of its ranks; where they are several, it is asked at some steps only."""
+        if self._num_ranks == 1:
+            return is_cancelled()
+        if step % _STEPS_PER_QUESTION:
+            return False
+        answer = torch.tensor([is_cancelled()])
+        dist.broadcast(answer, self._leader, group=self._group)
+        return bool(answer)

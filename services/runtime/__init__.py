@@ -1,0 +1,1 @@
+"""What every service is: launch, command queue, gRPC server, ledger."""

@@ -1,0 +1,34 @@
+"""What a process of a group knows about its place in it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.distributed import ProcessGroup
+
+from splitppo.config import Config, ServiceConfig
+from splitppo.config.section import RoleName
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """One rank of a torchrun group; given to whoever builds the role.
+
+    Attributes:
+        rank, world_size: over all nodes of the group.
+        device: already the current CUDA device where it is one.
+        control_group: gloo, for the runtime alone.
+        parts_group: gloo, for the runtime's threads: what ranks send while a command runs. None in a group of one.
+    """
+
+    role_name: RoleName
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    control_group: ProcessGroup
+    config: Config
+    parts_group: ProcessGroup | None = None
+
+    @property
+    def service(self) -> ServiceConfig:
+        return self.config.services.of(self.role_name)

@@ -1,0 +1,1 @@
+"""How a group notices that it has failed, and what it does then."""

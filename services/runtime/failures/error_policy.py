@@ -1,0 +1,73 @@
+"""Which error of a command ends the group, which leaves its weights in an unknown state, and which does neither."""
+
+import re
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from splitppo.manifest import DamagedCheckpoint
+from splitppo.rpc.errors import Internal, OutOfMemory, Place, WireError, wire_error
+
+_PEER_LOSS = re.compile(r"gloo/|nccl|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """Whether this is what a collective raises when another rank has gone."""
+    is_said = isinstance(error, RuntimeError) and bool(_PEER_LOSS.search(str(error)))
+    return is_said or isinstance(error, dist.DistError)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on the host or on a device."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, torch.AcceleratorError):
+        return "out of memory" in str(error)
+    return isinstance(error, RuntimeError) and "not enough memory" in str(error)
+
+
+def cannot_go_on(error: BaseException, *, num_ranks: int, repairs: bool) -> bool:
+    """Whether the group has to end because a command failed in the engine.
+
+    Other ranks would wait for the one that failed. A group of one ends where only a new process helps: its device is
+    broken (an illegal access, a lost GPU), or a load (`repairs`) failed by itself and not for its input (WireError,
+    ValueError, OSError).
+    """
+    if num_ranks > 1 or (isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)):
+        return True
+    return repairs and not isinstance(error, WireError | ValueError | OSError)
+
+
+def cannot_save(error: BaseException, *, num_ranks: int) -> bool:
+    """Whether the group has to end because its ranks could not finish a save together.
+
+    Where storage failed they can go on, and the error says so; any other one is what a rank raises that has lost
+    another one meanwhile, or that the others do not know of.
+    """
+    return num_ranks > 1 and not isinstance(error, OSError | WireError | DamagedCheckpoint)
+
+
+def engine_error(error: Exception, *, has_stepped: bool, repairs: bool) -> WireError:
+    """What the caller is told about a command that failed in the engine, where the group goes on.
+
+    The optimizer `has_stepped` before the error; a load `repairs`, and its input may be the caller's mistake.
+    """
+    here = Place(rank=0)
+    if is_out_of_memory(error) and not has_stepped and not repairs:
+        return OutOfMemory(f"out of memory: {error}", here)
+    if isinstance(error, WireError) or repairs:
+        return wire_error(error, here)
+    return Internal(f"{type(error).__name__}: {error}", here)
+
+
+class OptimizerStepCounter:
+    """Counts the optimizer steps of this process: an update that fails before its first one has changed no weight."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        register_optimizer_step_pre_hook(self._count)
+
+    def _count(self, _: Optimizer, __: object, ___: object) -> None:
+        self.num_steps += 1

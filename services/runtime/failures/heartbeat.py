@@ -1,0 +1,193 @@
+"""Nothing waits for ever: a rank that is frozen, or stuck in a command or at the start, ends its group, by name.
+
+A thread of each rank leaves a sign of life in the group's store, with what the main thread is doing. Rank 0 watches all
+ranks, every other one watches rank 0 and itself. The limits are `services.start_timeout_s` until a rank is ready, and
+`services.progress_timeout_s` for the silence of a command and of a process. In a hang all ranks wait for the one that
+is stuck, so the one to name is whoever shows no sign of life, else whoever has been silent longest.
+"""
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from typing import NamedTuple
+
+from torch.distributed.distributed_c10d import Store
+
+from services.runtime.failures.peer_watch import PeerWatch, RankHangs
+from splitppo.rpc.errors import Place
+
+log = logging.getLogger(__name__)
+
+_KEY = "splitppo/alive/{}"
+_MAX_INTERVAL_S = 1.0
+# A sign of life that is this many intervals, and seconds, old is missing.
+_NUM_MISSED = 3
+_MIN_MISSED_S = 2.0
+
+
+@contextmanager
+def start_limit(limit_s: float) -> Iterator[None]:
+    """Ends this process if the block, in which the ranks find each other, takes longer."""
+
+    def give_up() -> None:
+        log.error("the ranks have not found each other within %g s (services.start_timeout_s)", limit_s)
+        logging.shutdown()
+        os._exit(1)
+
+    timer = threading.Timer(limit_s, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@dataclass(frozen=True)
+class Doing:
+    """A moment of the main thread; empty when it waits for the next order.
+
+    Attributes:
+        progress: how far it is, e.g. "3 of 8"; empty before the first progress.
+        limit_s: longest silence that is allowed there.
+        silent_s: since the last progress.
+    """
+
+    place: Place = field(default_factory=Place)
+    progress: str = ""
+    limit_s: float = 0.0
+    silent_s: float = 0.0
+
+
+class Activity:
+    """What the main thread of a rank is doing, and since when it has made no progress. Thread-safe.
+
+    Args:
+        start_limit_s: until the rank is ready.
+        limit_s: between two signs of progress of a command.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self, start_limit_s: float = math.inf, limit_s: float = math.inf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limit_s = limit_s
+        self._clock = clock
+        self._set(Doing(Place(phase="start"), limit_s=start_limit_s))
+
+    def idle(self) -> None:
+        """The rank waits for its next order."""
+        self._set(None)
+
+    @contextmanager
+    def command(self, place: Place) -> Iterator[None]:
+        """Within the block it works on a command; an error leaves on record where it happened."""
+        self._set(Doing(place, limit_s=self._limit_s))
+        yield
+        self.idle()
+
+    def progress(self, done: int, total: int, phase: str) -> None:
+        doing = self._moment[0] or Doing(limit_s=self._limit_s)
+        self._set(replace(doing, place=replace(doing.place, phase=phase), progress=f"{done} of {total}"))
+
+    def now(self) -> Doing:
+        doing, since = self._moment
+        return Doing() if doing is None else replace(doing, silent_s=self._clock() - since)
+
+    def _set(self, doing: Doing | None) -> None:
+        self._moment = (doing, self._clock())  # replaced as a whole: the other thread never sees half of it
+
+
+class _Sign(NamedTuple):
+    """The last sign of life of another rank, and when it came, on this rank's clock."""
+
+    number: int
+    doing: Doing
+    seen_at: float
+
+
+@dataclass
+class Heartbeat:
+    """The signs of life of the other ranks, as one rank sees them.
+
+    Attributes:
+        store: a client of the group's store that no other thread uses.
+        activity: of this rank's main thread.
+        limit_s: longest time without a sign of life of a process.
+        clock: seconds that never go back.
+    """
+
+    rank: int
+    world_size: int
+    store: Store
+    activity: Activity
+    failure: PeerWatch
+    _: KW_ONLY
+    limit_s: float
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        others = range(1, self.world_size) if self.rank == 0 else range(1)
+        self._signs = {other: _Sign(0, Doing(Place(phase="start")), self.clock()) for other in others}
+        self._num_sent = 0
+        self._interval_s = min(_MAX_INTERVAL_S, self.limit_s / 5)
+        self._missed_s = max(_NUM_MISSED * self._interval_s, _MIN_MISSED_S)
+
+    def start(self) -> None:
+        """Starts the watching thread; it ends with `PeerWatch.stop`."""
+        threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
+
+    def _watch(self) -> None:
+        try:
+            self.look()
+            while not self.failure.stopped.wait(self._interval_s):
+                self.look()
+        except RuntimeError:
+            log.warning("the group's store is gone")  # the failure watch sees it, too
+
+    def look(self) -> None:
+        """Leaves a sign of life and looks at those of the others. Ends the group if one of them hangs."""
+        mine = self.activity.now()
+        self._num_sent += 1
+        sign = {"number": self._num_sent, "doing": asdict(mine)}
+        self.store.set(_KEY.format(self.rank), json.dumps(sign))
+        for rank in self._signs:
+            self._receive(rank)
+        if self._hangs(mine):
+            rank, doing, what = self._culprit(mine)
+            progress = f", its last progress was {doing.progress}" if doing.progress else ""
+            self.failure.end_group(RankHangs(f"{what}{progress}"), replace(doing.place, rank=rank))
+
+    def _hangs(self, mine: Doing) -> bool:
+        now = self.clock()
+        # Rank 0 sees all ranks and names the right one: the others give it time to do so.
+        limit_s = mine.limit_s + (self._missed_s if self.rank else 0.0)
+        return mine.silent_s > limit_s or any(now - sign.seen_at > self.limit_s for sign in self._signs.values())
+
+    def _culprit(self, mine: Doing) -> tuple[int, Doing, str]:
+        """Which rank it is, what it was doing, and what is wrong with it."""
+        now = self.clock()
+        rank, sign = min(self._signs.items(), key=lambda item: item[1].seen_at, default=(self.rank, None))
+        if sign is not None and now - sign.seen_at > min(self._missed_s, self.limit_s):
+            # Its last sign may be older than the command that all ranks are in.
+            its, own = sign.doing.place, mine.place
+            doing = sign.doing if own.method and (its.method, its.step) == (own.method, own.step) else mine
+            return rank, doing, f"it has given no sign of life for {now - sign.seen_at:.0f} s"
+        everyone = {self.rank: mine, **{rank: sign.doing for rank, sign in self._signs.items()}}
+        rank = max(everyone, key=lambda one: everyone[one].silent_s)
+        return rank, everyone[rank], f"no progress for {everyone[rank].silent_s:.0f} s"
+
+    def _receive(self, rank: int) -> None:
+        key = _KEY.format(rank)
+        if not self.store.check([key]):
+            return
+        sign = json.loads(self.store.get(key))
+        if self._signs[rank].number != sign["number"]:
+            doing = Doing(**{**sign["doing"], "place": Place(**sign["doing"]["place"])})
+            self._signs[rank] = _Sign(sign["number"], doing, self.clock())

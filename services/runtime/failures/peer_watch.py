@@ -1,0 +1,187 @@
+"""When a rank fails: the group ends, and the caller is told which rank it was and why.
+
+A rank that fails inside a collective section would leave the others waiting in it. So it writes what happened to the
+group's store and exits; a watcher on every rank sees that, or sees a process of its node gone, and leaves as well. Rank
+0 answers ABORTED before it goes. That a command is cancelled, which is no failure, stands in the same store.
+"""
+
+import json
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NoReturn
+
+from torch.distributed.distributed_c10d import Store
+
+from services.runtime.context import RankContext
+from services.runtime.failures.error_policy import is_peer_loss
+from splitppo.logs import FILE_ONLY
+from splitppo.rpc.errors import PeerDied, Place, WireError
+from splitppo.v1 import worker_pb2
+
+log = logging.getLogger(__name__)
+
+_FAILURE_KEY = "splitppo/failure"
+_CANCELLED_KEY = "splitppo/cancelled/{}"  # the number of the order
+_LEAVING_KEY = "splitppo/leaving/{}"  # the rank
+_POLL_INTERVAL_S = 0.5
+# How long rank 0 looks for the cause, and how long the others wait for rank 0 to answer its callers.
+_CAUSE_WAIT_S = 2.0
+_FOLLOWER_GRACE_S = 5.0
+
+
+class RankHangs(RuntimeError):
+    """A rank is frozen or stuck; the message says since when."""
+
+
+class PeerWatch:
+    """Watches over the ranks of one group; one on each rank.
+
+    Args:
+        store: a client of the group's store that no other thread uses.
+        processes: all ranks.
+        same_node: ranks whose processes this one can watch.
+
+    Attributes:
+        stopped: set by `stop`.
+        on_failure: rank 0: answers the callers; the process exits when it returns.
+    """
+
+    def __init__(
+        self, context: RankContext, store: Store, processes: Sequence[worker_pb2.Process], same_node: Sequence[int]
+    ) -> None:
+        self._context = context
+        self._store = store
+        self._store_lock = threading.Lock()
+        self._pids = {process.rank: process.pid for process in processes}
+        self._watched = {os.pidfd_open(self._pids[rank]): rank for rank in same_node if rank != context.rank}
+        self._agent = os.pidfd_open(os.getppid())
+        self.stopped = threading.Event()
+        self._ending = threading.Lock()
+        self._cancelled = (-1, False, 0.0)  # an order, whether it is cancelled, when that was looked up
+        self.on_failure: Callable[[WireError], None] = lambda _: None
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, name="failure-watch", daemon=True).start()
+
+    def cancel(self, order: int) -> None:
+        """Rank 0, any thread: tells the other ranks to give up the command of an order. Does not wait."""
+        threading.Thread(target=self._set, args=(_CANCELLED_KEY.format(order),), daemon=True).start()
+
+    def is_cancelled(self, order: int) -> bool:
+        """Every other rank: whether the command of an order was cancelled half a second ago."""
+        known, is_cancelled, at = self._cancelled
+        now = time.monotonic()
+        if known != order or now - at >= _POLL_INTERVAL_S:
+            is_cancelled = bool(self._get(_CANCELLED_KEY.format(order)))
+            self._cancelled = (order, is_cancelled, now)
+        return is_cancelled
+
+    def stop(self) -> None:
+        """The group leaves in good order: processes that end are no failure any more."""
+        self.stopped.set()
+
+    def end_group(self, error: BaseException | None, place: Place) -> NoReturn:
+        """Ends this rank, and with it the group.
+
+        Args:
+            error: what happened here; None if it happened to another rank.
+            place: method, step and phase that this rank was in; with a rank if it is another one that fails.
+        """
+        self._ending.acquire()  # a second thread that comes here waits for the exit
+        try:
+            self._tell(error, place)
+            logging.shutdown()
+        finally:
+            os._exit(1)  # whatever kept it from telling: the others wait for its end
+
+    def _tell(self, error: BaseException | None, place: Place) -> None:
+        """Says what happened: to the store and the log, on rank 0 to the callers."""
+        if error is not None and not is_peer_loss(error):
+            hangs = isinstance(error, RankHangs)
+            self._record(f"it hangs: {error}" if hangs else f"{type(error).__name__}: {error}", place)
+            log.error("failed in %s: %s", place, error, exc_info=None if hangs else error)
+        if self._context.rank == 0:
+            cause = self._cause(error, place)
+            log.error("the group ends: %s", cause)
+            self.on_failure(cause)
+        elif error is None or is_peer_loss(error):
+            log.error("another rank has failed: leaving (%s)", _one_line(error), extra=FILE_ONLY)
+            self._set(_LEAVING_KEY.format(self._context.rank))
+
+    def _record(self, error: str, place: Place) -> None:
+        """The first rank that fails by itself is the cause."""
+        rank = self._context.rank if place.rank is None else place.rank
+        record = {"rank": rank, "phase": str(replace(place, rank=None)), "error": error}
+        with _warning_if_store_is_gone(), self._store_lock:
+            self._store.compare_set(_FAILURE_KEY, "", json.dumps(record))
+
+    def _set(self, key: str) -> None:
+        with _warning_if_store_is_gone(), self._store_lock:
+            self._store.set(key, "1")
+
+    def _get(self, key: str) -> str:
+        """What is in the store; empty if nothing is."""
+        with self._store_lock:
+            return self._store.get(key).decode() if self._store.check([key]) else ""
+
+    def _cause(self, error: BaseException | None, place: Place) -> WireError:
+        """Which rank it was and why, as far as can be found out within a moment."""
+        role = Place(role=self._context.role_name, method=place.method, step=place.step)
+        deadline = time.monotonic() + _CAUSE_WAIT_S
+        with _warning_if_store_is_gone():
+            while (found := self._known_cause()) is None and time.monotonic() < deadline:
+                self.stopped.wait(0.05)
+            if found is not None:
+                return found.at(role)
+        detail = f" ({_one_line(error)})" if error else ""
+        return PeerDied(f"a peer rank died or cannot be reached{detail}; the group ends", role)
+
+    def _known_cause(self) -> WireError | None:
+        """The failure that a rank has recorded, or the rank that died without a word."""
+        if failure := self._get(_FAILURE_KEY):
+            record = json.loads(failure)
+            rank, where = record["rank"], f" in {record['phase']}" if record["phase"] else ""
+            return PeerDied(f"rank {rank} failed{where}: {record['error']}; the group ends", Place(rank=rank))
+        for rank in sorted(self._watched[fd] for fd, _ in _poll(self._watched).poll(0)):
+            if not self._get(_LEAVING_KEY.format(rank)):
+                died = f"a peer rank died: rank {rank}, pid {self._pids[rank]}; the group ends"
+                return PeerDied(died, Place(rank=rank))
+        return None
+
+    def _watch(self) -> None:
+        """Ends this rank when another one has failed or died, or when torchrun's agent has."""
+        poll = _poll((*self._watched, self._agent))
+        with _warning_if_store_is_gone():
+            while not (self.stopped.is_set() or poll.poll(_POLL_INTERVAL_S * 1000) or self._get(_FAILURE_KEY)):
+                pass
+        if self._context.rank != 0:
+            self.stopped.wait(_FOLLOWER_GRACE_S)
+        if not self.stopped.is_set():
+            self.end_group(None, Place())
+
+
+@contextmanager
+def _warning_if_store_is_gone() -> Iterator[None]:
+    """The block may fail where the store is gone: its host is a process of the group, or of torchrun."""
+    try:
+        yield
+    except RuntimeError:
+        log.warning("the group's store is gone")
+
+
+def _poll(pidfds: Iterable[int]) -> select.poll:
+    """What says which processes have ended."""
+    poll = select.poll()
+    for fd in pidfds:
+        poll.register(fd, select.POLLIN)
+    return poll
+
+
+def _one_line(error: BaseException | None) -> str:
+    return " ".join(str(error or "").split())[:200]

@@ -1,0 +1,212 @@
+"""The entry point of every rank of a service: from the command line to the loop, and out again."""
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from services.runtime.context import RankContext
+from services.runtime.failures.heartbeat import Activity, Heartbeat, start_limit
+from services.runtime.failures.peer_watch import PeerWatch
+from services.runtime.logs import set_up_logging, show_progress_on_stderr
+from services.runtime.process_group import Launch, introduce, join_group, place_process
+from services.runtime.ranks.checkpoint_commands import CheckpointCommands
+from services.runtime.ranks.control_channel import ControlChannel
+from services.runtime.ranks.follower import Follower
+from services.runtime.ranks.leader import Leader
+from services.runtime.role import Role
+from services.runtime.rpc.server import Server
+from services.runtime.signals import drain_on_signal, hold_lifeline, ignore_signals
+from services.runtime.state.batch_store import BatchStore
+from services.runtime.state.ledger import Ledger
+from services.runtime.state.worker import Worker
+from splitppo import failpoints
+from splitppo.atomic_write import write_atomically
+from splitppo.config import Config, ConfigError, load_config
+from splitppo.config.batch_plan import batch_plan
+from splitppo.config.section import RoleName
+from splitppo.config.threads import crowding_of_group, permitted_cores, threads_of_rank
+from splitppo.logs import FILE_ONLY
+from splitppo.rpc.credentials import PLAINTEXT, Credentials, load_credentials
+from splitppo.rpc.errors import WireError
+
+log = logging.getLogger(__name__)
+
+BuildRole = Callable[[RankContext], Role]
+CheckConfig = Callable[[Config], None]
+_FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
+
+
+def run_service(role_name: RoleName, build_role: BuildRole, *, check_config: CheckConfig = lambda _: None) -> NoReturn:
+    """Runs one rank of a service, and leaves the process with what `run` returns, or 3 where the launcher has gone."""
+    code = run(role_name, build_role, check_config=check_config)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without the clean-up of libraries, which takes seconds and may wait for ranks that are gone.
+    os._exit(code)
+
+
+def run(
+    role_name: RoleName,
+    build_role: BuildRole,
+    arguments: Sequence[str] | None = None,
+    *,
+    check_config: CheckConfig = lambda _: None,
+) -> int:
+    """Runs one rank until the group ends; returns 0 drained, 1 failed, 2 bad input (one sentence on stderr).
+
+    Without `arguments`, those of the command line. Every rank calls `check_config`, which raises ConfigError, before
+    the group is joined, and with --check; and `build_role` when the process groups stand: its ValueError and OSError
+    are bad input.
+    """
+    try:
+        options = _parse(role_name, arguments)
+        config = load_config(options.config, options.overrides)
+        plan = batch_plan(config)
+        if role_name == "critic" and not config.uses_critic:
+            raise ConfigError(f"algorithm.adv_estimator {config.algorithm.adv_estimator!r} uses no critic")
+        check_config(config)
+        if not options.check:
+            _serve(role_name, config, build_role, lifeline=options.lifeline)
+        elif int(os.environ.get("RANK", "0")) == 0:
+            load_credentials(config.services.security, role_name)
+            sys.stdout.write(f"{_describe(role_name, config)}\n{plan}\n")
+    except (ValueError, OSError) as error:
+        _say_once(" ".join(str(error).split()))
+        return _BAD_INPUT
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except Exception:
+        log.exception("this rank failed outside of any command")
+        return _FAILED
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; {' '.join(self.format_usage().split())}")
+
+
+def _parse(role_name: RoleName, arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _Parser(prog=f"services.{role_name}", description=f"One rank of the {role_name} service.")
+    parser.add_argument("--config", type=Path, required=True, help="YAML file of the run")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="replaces a value of the file")
+    parser.add_argument("--check", action="store_true", help="validate the configuration and exit")
+    parser.add_argument("--lifeline", action="store_true", help="exit at once when standard input ends")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _describe(role_name: RoleName, config: Config) -> str:
+    service = config.services.of(role_name)
+    where = f"GPUs {list(service.devices)}" if service.devices else "the CPU"
+    model = config.model_of(role_name).model
+    return f"{role_name}: {model}, {service.num_processes} processes on {where}, listening on {service.bind}"
+
+
+def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeline: bool) -> None:
+    """Joins the group, builds the role, and takes part in commands until the group is drained."""
+    launch, services = Launch.from_environment(), config.services
+    set_up_logging(role_name, launch.rank, config.run.dir)
+    if lifeline:
+        hold_lifeline()
+    failpoints.arm(config.debug, config.run.dir, role_name, launch.rank)
+    # What rank 0 serves with; the others open no port.
+    credentials = load_credentials(services.security, role_name) if launch.rank == 0 else PLAINTEXT
+    device = _place(launch, role_name, config)
+    with start_limit(services.start_timeout_s):
+        store = launch.connect_store()
+        context = join_group(launch, store, role_name, config, device)
+        members = introduce(launch, store)
+    rank, world_size, limit_s = launch.rank, launch.world_size, services.progress_timeout_s
+    failure = PeerWatch(context, launch.connect_store(may_host=False), *members)
+    failure.start()
+    activity = Activity(services.start_timeout_s, limit_s)
+    signs = launch.connect_store(may_host=False)
+    Heartbeat(rank, world_size, signs, activity, failure, limit_s=limit_s).start()
+    placed = f"rank {rank} of {world_size} on {device}, {torch.get_num_threads()} threads"
+    log.info("%s: building the %s", placed, role_name)
+    role = build_role(context)
+    ledger, slots = Ledger(), BatchStore(services.max_held_bytes)
+    commands = [*role.commands(), *CheckpointCommands(role, context, ledger, slots).commands()]
+    channel = ControlChannel(rank, world_size, context.control_group)
+    parts_channel = ControlChannel(rank, world_size, context.parts_group)
+    activity.idle()
+    if rank == 0:
+        worker = Worker(context, role.role, role.num_parameters, members.processes, ledger, slots)
+        _lead(Leader(commands, channel, failure, worker, parts_channel, activity), credentials)
+    else:
+        ignore_signals()
+        show_progress_on_stderr()
+        Follower(commands, channel, failure, parts_channel, activity).serve()
+    log.info("leaving")
+    dist.destroy_process_group()
+
+
+def _place(launch: Launch, role_name: RoleName, config: Config) -> torch.device:
+    """Gives this rank its cores and its GPU; warns of what is not as the configuration has it."""
+    service = config.services.of(role_name)
+    cores = permitted_cores()  # the group's, before this rank is bound to its own
+    num_threads = threads_of_rank(service, launch.local_world_size, cores)
+    device = place_process(launch, service, num_threads)
+    warning = crowding_of_group(role_name, service, launch.local_world_size, cores)
+    if warning and launch.local_rank == 0 and config.services.launch == "external":  # else the controller says it
+        log.warning("%s", warning)
+    if launch.world_size != service.num_processes:
+        wanted = f"services.{role_name}.num_processes is {service.num_processes}"
+        log.warning("%d ranks, but %s", launch.world_size, wanted)
+    return device
+
+
+def _lead(leader: Leader, credentials: Credentials) -> None:
+    """Rank 0: serves until drained, announced in `<run.dir>/services/<role>.json` to whoever started the group."""
+    worker, context = leader.worker, leader.worker.context
+    server = Server(worker, leader.commands, context.service.bind, context.config.services.security, credentials)
+    if credentials == PLAINTEXT:
+        risk = f"any user of this machine can give orders to the {context.role_name}"
+        log.warning("neither services.security.tls nor a token is set: %s", risk)
+    announcement = context.config.run.dir / "services" / f"{context.role_name}.json"
+    announcement.parent.mkdir(parents=True, exist_ok=True)
+    announcement.unlink(missing_ok=True)
+    address = server.start()
+
+    def answer_and_stop(error: WireError) -> None:
+        worker.mark_failed(error)
+        server.stop()
+        with suppress(OSError):  # whoever reads it finds nobody there
+            announcement.unlink(missing_ok=True)
+
+    leader.failure.on_failure = answer_and_stop
+    drain_on_signal(worker.drain)
+    content = {
+        "role": context.role_name,
+        "address": address,
+        "instance_id": worker.instance_id,
+        "processes": [{"rank": one.rank, "pid": one.pid, "host": one.host} for one in worker.processes],
+    }
+    write_atomically(announcement, json.dumps(content, indent=1))
+    show_progress_on_stderr()
+    log.info("ready on %s, instance %s", address, worker.instance_id)
+    leader.serve()
+    announcement.unlink(missing_ok=True)
+    server.stop()
+
+
+def _say_once(sentence: str) -> None:
+    """Prints what the user must change, on one rank of the group, and logs it on all."""
+    if logging.getLogger().hasHandlers():
+        log.error("%s", sentence, extra=FILE_ONLY)
+    is_first = os.environ.get("RANK", "0") == "0"
+    if os.environ.get("WORLD_SIZE", "1") != "1":  # the first rank to fail must say it, torchrun ends the others
+        with suppress(RuntimeError, ConfigError):
+            is_first = Launch.from_environment().connect_store(may_host=False).add("said", 1) == 1
+    if is_first:
+        sys.stderr.write(f"error: {sentence}\n")

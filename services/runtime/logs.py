@@ -1,0 +1,49 @@
+"""Where a rank's log lines go, and what every one of them says: service, rank, step, request."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+_STDERR_HANDLER = "splitppo-stderr"
+_work: ContextVar[str] = ContextVar("work", default="")
+
+
+@contextmanager
+def working_on(step: int, request_id: str) -> Iterator[None]:
+    """Log lines of this thread name the request that it works on."""
+    token = _work.set(f" step {step} {request_id}")
+    try:
+        yield
+    finally:
+        _work.reset(token)
+
+
+def set_up_logging(role_name: str, rank: int, run_dir: Path) -> None:
+    """Logs to `<run.dir>/logs/{role}_{rank}.log`, and warnings to stderr."""
+    directory = run_dir / "logs"
+    directory.mkdir(parents=True, exist_ok=True)
+    to_file = logging.FileHandler(directory / f"{role_name}_{rank}.log", encoding="utf-8")
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.set_name(_STDERR_HANDLER)
+    to_stderr.setLevel(logging.WARNING)
+    to_stderr.addFilter(lambda record: not getattr(record, "file_only", False))
+    form = logging.Formatter(f"%(asctime)s %(levelname)s {role_name} rank {rank}%(work)s %(name)s: %(message)s")
+    for handler in (to_file, to_stderr):
+        handler.setFormatter(form)
+        handler.addFilter(_add_work)
+    logging.basicConfig(level=logging.INFO, handlers=(to_file, to_stderr), force=True)
+
+
+def show_progress_on_stderr() -> None:
+    """From now on stderr has every line. Before, while bad input may show, it has one clear sentence and no more."""
+    for handler in logging.getLogger().handlers:
+        if handler.get_name() == _STDERR_HANDLER:
+            handler.setLevel(logging.INFO)
+
+
+def _add_work(record: logging.LogRecord) -> bool:
+    record.work = _work.get()
+    return True

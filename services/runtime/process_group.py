@@ -1,0 +1,150 @@
+"""Joining the torchrun group: store, process groups, device, CPU cores."""
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from services.runtime.context import RankContext
+from splitppo.config import Config, ConfigError, ServiceConfig
+from splitppo.config.section import RoleName
+from splitppo.v1 import worker_pb2
+
+# A rank that is done waits in a collective for the slowest one; a dead rank is noticed at once, by other means.
+_MIN_GROUP_TIMEOUT_S = 1800.0
+# Rank 0 waits as long as a command runs for what the others send meanwhile.
+_PARTS_TIMEOUT = timedelta(days=7)
+_STORE_TIMEOUT = timedelta(seconds=60)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What torchrun tells a rank, by environment variables."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node: int
+    restart: str
+    store_host: str
+    store_port: int
+    hosts_store: bool
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Launch":
+        """Raises ConfigError outside of torchrun."""
+        try:
+            rank = int(environment["RANK"])
+            return cls(
+                rank=rank,
+                world_size=int(environment["WORLD_SIZE"]),
+                local_rank=int(environment["LOCAL_RANK"]),
+                local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
+                node=int(environment.get("GROUP_RANK", "0")),
+                restart=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+                store_host=environment["MASTER_ADDR"],
+                store_port=int(environment["MASTER_PORT"]),
+                hosts_store=rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            )
+        except KeyError as error:
+            start = "torchrun --standalone --nproc-per-node N --max-restarts 0 -m services.ROLE --config FILE"
+            raise ConfigError(f"environment variable {error.args[0]} is missing: start this with {start}") from error
+
+    def connect_store(self, *, may_host: bool = True) -> Store:
+        """A new client of the group's store. Keys do not outlive a restart of the group."""
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            self.store_host,
+            self.store_port,
+            is_master=self.hosts_store and may_host,
+            timeout=_STORE_TIMEOUT,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        return PrefixStore(f"splitppo/{self.restart}", store)
+
+
+def place_process(launch: Launch, service: ServiceConfig, num_threads: int) -> torch.device:
+    """Binds this process to its CPU cores and GPU; ConfigError for those that this machine does not have."""
+    if cpus := cpus_of_rank(service.cpus, launch.local_rank, launch.local_world_size):
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            raise ConfigError(f"services.*.cpus: this machine does not offer cores {sorted(cpus)}") from error
+    torch.set_num_threads(num_threads)
+    if not service.devices:
+        return torch.device("cpu")
+    index = gpu_of_rank(service.devices, launch, torch.cuda.device_count())
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def gpu_of_rank(devices: Sequence[int], launch: Launch, num_visible: int) -> int:
+    """The GPU of a rank, as an index into those that its process sees; ConfigError if there is none.
+
+    A process that sees as many as its node has ranks was given those of its group (CUDA_VISIBLE_DEVICES, a container),
+    and counts them from 0; one that sees others as well takes its own by `devices`.
+    """
+    if len(devices) < launch.world_size:
+        raise ConfigError(f"services.*.devices lists {len(devices)} GPUs for {launch.world_size} ranks")
+    index = launch.local_rank if num_visible == launch.local_world_size else devices[launch.rank]
+    if index >= num_visible:
+        raise ConfigError(
+            f"services.*.devices is {list(devices)}, but this machine offers {num_visible} GPUs;"
+            " leave it empty to compute on the CPU"
+        )
+    return index
+
+
+def cpus_of_rank(cpus: tuple[int, ...], local_rank: int, local_world_size: int) -> set[int]:
+    """An equal slice of the cores for each rank of the node; all of them where they do not divide."""
+    if not cpus or len(cpus) % local_world_size:
+        return set(cpus)
+    num_cpus = len(cpus) // local_world_size
+    return set(cpus[local_rank * num_cpus : (local_rank + 1) * num_cpus])
+
+
+def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config, device: torch.device) -> RankContext:
+    """Creates the compute group (the default one), the control group and the group for parts."""
+    timeout = timedelta(seconds=max(_MIN_GROUP_TIMEOUT_S, 2 * config.services.progress_timeout_s))
+    is_cuda = device.type == "cuda"
+    # A collective that fails or times out ends its process; a hang is found long before, by the heartbeat.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
+        store=store,
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=timeout,
+        device_id=device if is_cuda else None,
+    )
+    control_group = dist.new_group(backend="gloo", timeout=timeout)
+    parts_group = dist.new_group(backend="gloo", timeout=_PARTS_TIMEOUT) if launch.world_size > 1 else None
+    return RankContext(
+        role_name, launch.rank, launch.world_size, launch.local_rank, device, control_group, config, parts_group
+    )
+
+
+class Members(NamedTuple):
+    """All ranks of the group, and those whose processes run beside this one."""
+
+    processes: tuple[worker_pb2.Process, ...]
+    same_node: tuple[int, ...]
+
+
+def introduce(launch: Launch, store: Store) -> Members:
+    """Tells every rank of every other one."""
+    mine = {"pid": os.getpid(), "host": socket.gethostname(), "node": launch.node}
+    store.set(f"process/{launch.rank}", json.dumps(mine))
+    known = [json.loads(store.get(f"process/{rank}")) for rank in range(launch.world_size)]
+    return Members(
+        tuple(worker_pb2.Process(rank=rank, pid=one["pid"], host=one["host"]) for rank, one in enumerate(known)),
+        tuple(rank for rank, one in enumerate(known) if one["node"] == launch.node),
+    )

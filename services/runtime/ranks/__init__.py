@@ -1,0 +1,1 @@
+"""Commands, carried out by all ranks of a group."""

@@ -1,0 +1,133 @@
+"""Commands that every role has: save, load, digest. They run through the command queue like the role's own.
+
+A part of a checkpoint ends with its manifest: rank 0 writes it when the files of all ranks are there, and before a load
+compares every file with it. Nothing of a file is read for its meaning before that.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from services.runtime.context import RankContext
+from services.runtime.role import Command, CommandProgress, Outcome, Role
+from services.runtime.state.batch_store import BatchStore
+from services.runtime.state.ledger import Ledger
+from splitppo import failpoints
+from splitppo.manifest import DamagedCheckpoint, Manifest, describe_files, read_manifest, verify_files, write_manifest
+from splitppo.rpc.errors import DataLoss, InvalidArgument, NotFound, StorageFailed
+from splitppo.v1 import worker_pb2
+
+# After the last command, checkpoints that are still being written get this long.
+DURABLE_TIMEOUT_S = 25.0
+
+
+class CheckpointCommands:
+    """Checkpoints and digests of one rank's role; the ledger travels with the weights."""
+
+    def __init__(self, role: Role, context: RankContext, ledger: Ledger, slots: BatchStore) -> None:
+        self._role = role
+        self._role_name = context.role_name
+        self._rank = context.rank
+        self._checkpoints = context.config.run.dir / "checkpoints"
+        self._ledger = ledger
+        self._slots = slots
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="manifest")
+
+    def commands(self) -> Sequence[Command]:
+        """SaveCheckpoint, LoadCheckpoint and ComputeWeightsDigest."""
+        save, load = worker_pb2.SaveCheckpointRequest, worker_pb2.LoadCheckpointRequest
+        return (
+            Command("SaveCheckpoint", save, self._save, check=self._check_save, attach=self._ledger.serialise),
+            Command("LoadCheckpoint", load, self._load, check=self._check_load, repairs=True),
+            Command("ComputeWeightsDigest", worker_pb2.ComputeWeightsDigestRequest, self._digest),
+        )
+
+    def _directory(self, step: int) -> Path:
+        return self._checkpoints / f"global_step_{step}" / self._role_name
+
+    def _check_save(self, request: worker_pb2.SaveCheckpointRequest) -> None:
+        """A folder that cannot be written is refused while that costs no more than this command."""
+        directory = self._directory(request.header.base_step)
+        probe = directory / f".probe-{secrets.token_hex(4)}"
+        with _storage_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            probe.write_bytes(bytes(1))
+            probe.unlink()
+
+    def _save(self, request: worker_pb2.SaveCheckpointRequest, ledger: bytes, _: CommandProgress) -> Outcome:
+        step = request.header.base_step
+        directory = self._directory(step)
+        saved = self._role.save_checkpoint(directory, ledger, with_hf_model=request.with_hf_model)
+        durable: Future[str] = saved if self._rank else Future()
+        # The first of its callbacks: the reply comes after it.
+        durable.add_done_callback(lambda _: failpoints.hit("save_checkpoint.durable", step))
+        if self._rank == 0:
+            describe = partial(self._describe, directory, step, ledger, durable)
+            saved.add_done_callback(lambda done: self._thread.submit(describe, done))
+        return Outcome(durable=durable)
+
+    def _describe(self, directory: Path, step: int, ledger: bytes, durable: Future[str], saved: Future[str]) -> None:
+        """Resolves `durable` with the sha256 of the manifest, which describes the files of all ranks."""
+        try:
+            with _storage_errors(directory):
+                weights_sha256 = saved.result()
+                files, ledger_sha256 = describe_files(directory), hashlib.sha256(ledger).hexdigest()
+                manifest = Manifest(self._role_name, step, self._role.model, files, weights_sha256, ledger_sha256)
+                manifest_sha256 = write_manifest(directory, manifest)
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the future is told
+            durable.set_exception(error)
+        else:
+            durable.set_result(manifest_sha256)
+
+    def _check_load(self, request: worker_pb2.LoadCheckpointRequest) -> None:
+        """Compares every file with the manifest; the initial model (step 0) has none."""
+        step = request.step
+        if step < 0:
+            raise InvalidArgument(f"step must be 0 or more, got {step}")
+        if step == 0:
+            return
+        directory = self._directory(step)
+        if not directory.is_dir():
+            raise NotFound(f"there is no checkpoint {directory}")
+        try:
+            with _storage_errors(directory):
+                manifest = read_manifest(directory)
+                if (manifest.role, manifest.step) != (self._role_name, step):
+                    raise InvalidArgument(
+                        f"{directory} holds the {manifest.role} of step {manifest.step}, expected the"
+                        f" {self._role_name} of step {step}"
+                    )
+                if manifest.model != self._role.model:
+                    raise InvalidArgument(f"{directory} holds {manifest.model}, expected {self._role.model}")
+                verify_files(directory, manifest)
+                self._role.check_checkpoint(directory)
+        except DamagedCheckpoint as error:
+            raise DataLoss(str(error)) from error
+
+    def _load(self, request: worker_pb2.LoadCheckpointRequest, _: bytes, __: CommandProgress) -> Outcome:
+        """Every rank; answers what the weights are now, which the controller compares with the manifest."""
+        directory = self._directory(request.step) if request.step else None
+        ledger = self._role.load_checkpoint(directory)
+        if directory and hashlib.sha256(ledger).hexdigest() != read_manifest(directory).ledger_sha256:
+            raise DataLoss(f"the ledger in {directory} is not the one that its manifest names")
+        self._ledger.restore(ledger if directory else b"", request.step)
+        self._slots.clear()
+        return Outcome(weights_sha256=self._role.compute_weights_digest() if directory else "")
+
+    def _digest(self, _: worker_pb2.ComputeWeightsDigestRequest, __: Any, ___: CommandProgress) -> Outcome:
+        return Outcome(weights_sha256=self._role.compute_weights_digest())
+
+
+@contextmanager
+def _storage_errors(directory: Path) -> Iterator[None]:
+    """An OSError of the block becomes one sentence that names the file, or at least the folder."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.strerror}: {error.filename2 or error.filename or directory}"
+        raise StorageFailed(str(error) if error.strerror is None else where) from error

@@ -1,0 +1,75 @@
+"""What every rank but rank 0 does: it takes part in the commands that rank 0 announces (leader.py)."""
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from services.runtime.failures.heartbeat import Activity
+from services.runtime.failures.peer_watch import PeerWatch
+from services.runtime.logs import working_on
+from services.runtime.ranks.checkpoint_commands import DURABLE_TIMEOUT_S
+from services.runtime.ranks.control_channel import ControlChannel, Order, OrderKind
+from services.runtime.ranks.streaming import sending
+from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, step_of
+from splitppo import failpoints
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Follower:
+    """Attributes as for `Leader`."""
+
+    commands: Sequence[Command]
+    channel: ControlChannel
+    failure: PeerWatch
+    parts_channel: ControlChannel
+    activity: Activity
+    durable: list[Future[str]] = field(default_factory=list)
+
+    def serve(self) -> None:
+        """Returns when rank 0 announces the end. Ends the process if this or another rank fails."""
+        try:
+            while (order := self.channel.next_order()).kind is not OrderKind.LEAVE:
+                if order.kind is OrderKind.COMMAND:
+                    self._take_part(order)
+        except Exception as error:  # noqa: BLE001 - the others must not wait for this rank
+            self.failure.end_group(error, self.activity.now().place)
+        self.failure.stop()
+        wait(self.durable, DURABLE_TIMEOUT_S)
+
+    def _take_part(self, order: Order) -> None:
+        command = self.commands[order.command]
+        request: Any = command.request_type.FromString(order.request)
+        step = step_of(request)
+        with self.activity.command(command.place_of(request)):
+            share = self.channel.receive(0) if command.works_on_slot else order.attachment
+            with working_on(step, request.header.request_id), failpoints.at_step(step):
+                outcome = self._run(command, request, share)
+            if outcome is None:
+                self.channel.send_cancelled(0)
+                return
+            self.channel.send(outcome.columns, 0)
+            if command.commits:
+                failpoints.hit(f"{command.point}.committed", step)
+        if outcome.durable is not None:
+            outcome.durable.add_done_callback(_log_if_failed)
+            self.durable = [*(future for future in self.durable if not future.done()), outcome.durable]
+
+    def _run(self, command: Command, request: Any, share: Any) -> Outcome | None:
+        """The command's outcome; None if it was given up."""
+        with sending(self.parts_channel, share) as send, suppress(CommandCancelled):
+            is_cancelled = partial(self.failure.is_cancelled, self.channel.num_orders)
+            progress = CommandProgress(command.point, (self.activity.progress,), send, is_cancelled)
+            failpoints.hit(f"{command.point}.begin")
+            return command.run(request, share, progress)
+        return None
+
+
+def _log_if_failed(durable: Future[str]) -> None:
+    if error := durable.exception():
+        log.error("this rank's part could not be made durable", exc_info=error)

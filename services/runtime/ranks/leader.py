@@ -1,0 +1,248 @@
+"""The loop that rank 0's main thread runs: one command after the other, on all ranks together.
+
+    rank 0                                                   ranks 1..N-1 (follower.py)
+    take the next call from the command queue
+    check who asks, and for which step (preconditions.py)
+    select its rows, let the role prepare them
+    announce the command            --- order ------------>  receive the order
+    deal out the rows               --- rows ------------->  receive own rows
+    run                             <-- parts -------------  run (a streamed command; streaming.py)
+    collect the results             <-- columns -----------  send own columns
+    restore the order of the rows
+    keep them in the slot, commit
+    answer
+
+When there is nothing to do, rank 0 says so every few seconds, lest the others take it for dead. Whatever can be
+refused is refused before the order goes out. A rank that fails afterwards ends the group (peer_watch.py), because
+the others wait for it; a group of one can go on, unless its device is broken or its weights are in an unknown state
+(error_policy.py). A command that nobody needs any more is no failure: every rank gives it up when it learns of it, or
+finishes it, and nothing is kept.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from services.runtime.failures.error_policy import OptimizerStepCounter, cannot_go_on, cannot_save, engine_error
+from services.runtime.failures.heartbeat import Activity
+from services.runtime.failures.peer_watch import PeerWatch
+from services.runtime.logs import working_on
+from services.runtime.ranks.checkpoint_commands import DURABLE_TIMEOUT_S
+from services.runtime.ranks.control_channel import ControlChannel, Order, OrderKind
+from services.runtime.ranks.preconditions import check_identity, prepared_rows
+from services.runtime.ranks.sharding import Indices, join_shards, shard_rows
+from services.runtime.ranks.streaming import PartGatherer, is_streamed
+from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, step_of
+from services.runtime.state.command_call import CommandCall
+from services.runtime.state.command_queue import CommandQueueClosed
+from services.runtime.state.worker import Worker
+from splitppo import failpoints
+from splitppo.batch import Batch
+from splitppo.rpc.errors import Internal, OutOfMemory, Place, Unavailable, WireError, wire_error
+from splitppo.v1 import worker_pb2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Leader:
+    """Rank 0: takes calls from the command queue and leads the group through them.
+
+    Attributes:
+        commands: the table of commands, the same on every rank.
+        channel: for orders and rows.
+        parts_channel: on a process group of its own, for what the ranks send while they work.
+        idle_interval_s: between orders to do nothing.
+    """
+
+    commands: Sequence[Command]
+    channel: ControlChannel
+    failure: PeerWatch
+    worker: Worker
+    parts_channel: ControlChannel
+    activity: Activity
+    idle_interval_s: float = 5.0
+    steps: OptimizerStepCounter = field(default_factory=OptimizerStepCounter)
+
+    def serve(self) -> None:
+        """Returns when the service has been drained. Ends the process if a rank fails."""
+        with suppress(CommandQueueClosed):
+            while True:
+                call = self.worker.command_queue.take(self.idle_interval_s)
+                if call is None:
+                    self._announce(Order(OrderKind.NOTHING))
+                    continue
+                step = step_of(call.request)
+                with self.activity.command(call.place), working_on(step, call.request_id), failpoints.at_step(step):
+                    self.answer(call)
+        self.worker.command_queue.wait_open(DURABLE_TIMEOUT_S)
+        self.failure.stop()
+        self._announce(Order(OrderKind.LEAVE))
+
+    def answer(self, call: CommandCall) -> None:
+        """Runs a call that has left the queue, up to its reply or its error."""
+        method = call.command.method
+        log.info("%s begins", method)
+        try:
+            check_identity(self.worker, call)
+            rows = prepared_rows(self.worker, call)
+            started_ns = time.time_ns()
+            outcome = self._run(call, rows)
+            engine_time = worker_pb2.EngineTime(started_unix_ns=started_ns, finished_unix_ns=time.time_ns())
+            reply = self._keep(call, outcome, engine_time)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
+            _refuse(call, error, "failed")
+            return
+        log.info("%s done in %.3f s", method, (engine_time.finished_unix_ns - started_ns) / 1e9)
+        if outcome.durable is None:
+            call.resolve(reply)
+        else:
+            outcome.durable.add_done_callback(lambda durable: self._answer_when_durable(call, reply, durable))
+
+    def _answer_when_durable(self, call: CommandCall, reply: worker_pb2.CommandResult, durable: Future[str]) -> None:
+        if error := durable.exception():
+            if cannot_save(error, num_ranks=self.channel.world_size):
+                self.failure.end_group(error, call.place)
+            _refuse(call, error, "could not be made durable")
+            return
+        reply.manifest_sha256 = durable.result()
+        self.worker.ledger.remember_save(call.request_id, reply)
+        call.resolve(reply)
+
+    def _run(self, call: CommandCall, rows: Batch | None) -> Outcome:
+        """Runs the command on all ranks; returns rank 0's outcome, with what all have made in the order of the rows.
+
+        Raises:
+            Unavailable: it was cancelled, and not every rank had finished it before; nothing of it is kept.
+            WireError: it failed.
+        """
+        command, slots = call.command, self.worker.slots
+        shards = shard_rows(rows, self.channel.world_size, command.shard) if rows is not None else []
+
+        def deliver(part: worker_pb2.PartReady, columns: Batch) -> None:
+            # Also after a cancellation: all ranks may have finished before they learn of it.
+            slots.add_part(call.request.slot, part.part, columns)
+            call.part_ready(part)
+
+        gatherer = PartGatherer(shards, rows, deliver)
+        steps_before = self.steps.num_steps
+        if is_streamed(rows):
+            slots.drop_parts(call.request.slot)  # of an attempt that failed
+        try:
+            outcome, results = self._run_on_all_ranks(call, rows, shards, gatherer)
+        except CommandCancelled as cancelled:
+            if is_streamed(rows):
+                slots.drop_parts(call.request.slot)
+            raise Unavailable(f"the command was cancelled: {call.cancelled_because}") from cancelled
+        except Exception as error:
+            raise self._after_failure(call, error, has_stepped=self.steps.num_steps > steps_before) from error
+        has_columns = rows is not None and not command.commits
+        return replace(outcome, columns=join_shards(shards, results) if has_columns else None)
+
+    def _run_on_all_ranks(
+        self, call: CommandCall, rows: Batch | None, shards: Sequence[Indices], gatherer: PartGatherer
+    ) -> tuple[Outcome, list[Batch | None]]:
+        """Rank 0's outcome, and the columns of each rank; CommandCancelled if one has given up, as it was asked to."""
+        command, outcome = call.command, None
+        tell = (self.activity.progress, call.report)
+        add_own = partial(gatherer.add, 0)
+        progress = CommandProgress(command.point, tell, add_own, lambda: bool(call.cancelled_because))
+        share = self._deal(call, rows, shards)
+        parts = gatherer.receiving(self.parts_channel, lambda error: self.failure.end_group(error, call.place))
+        with parts, suppress(CommandCancelled):
+            failpoints.hit(f"{command.point}.begin")
+            outcome = command.run(call.request, share, progress)
+            outcome = replace(outcome, metrics={name: float(value) for name, value in outcome.metrics.items()})
+        try:
+            results = self.channel.gather(outcome.columns if outcome else None)
+            if outcome is None:
+                raise CommandCancelled
+        except CommandCancelled as given_up:
+            if call.cancelled_because:
+                raise
+            raise RuntimeError(f"a rank gave {command.method} up, but it was not cancelled") from given_up
+        if gatherer.missing:
+            raise RuntimeError(f"{command.method} has ended without its parts {gatherer.missing}")
+        return outcome, results
+
+    def _deal(self, call: CommandCall, rows: Batch | None, shards: Sequence[Indices]) -> Any:
+        """Announces the command, sends each rank its rows, and returns what is for this rank."""
+        command, attachment = call.command, call.command.attach()
+        request = call.request.SerializeToString()
+        self._announce(Order(OrderKind.COMMAND, self.commands.index(command), request, attachment))
+        if command.cancellable and self.channel.world_size > 1:
+            call.on_cancel(partial(self.failure.cancel, self.channel.num_orders))
+        if rows is None:
+            return attachment
+        if len(shards) == 1:
+            return rows
+        shares = [rows.take(shard) for shard in shards]
+        self.channel.scatter(shares)
+        return shares[0]
+
+    def _keep(
+        self, call: CommandCall, outcome: Outcome, engine_time: worker_pb2.EngineTime
+    ) -> worker_pb2.CommandResult:
+        """Enters what the command made: columns into the slot; an update into the ledger, or it would come again."""
+        worker, command = self.worker, call.command
+        step = worker.ledger.committed_step + (1 if command.commits else 0)
+        try:
+            reply = worker_pb2.CommandResult(
+                engine_time=engine_time,
+                metrics=outcome.metrics,
+                committed_step=step,
+                weights_sha256=outcome.weights_sha256,
+                policy_version=outcome.policy_version,
+            )
+            if command.commits:
+                worker.ledger.commit(step, call.request_id, reply)
+                worker.slots.commit(step)
+            elif outcome.columns is not None:
+                worker.slots.absorb(call.request.slot, outcome.columns, call.reply_key, reply)
+        except Exception as error:
+            if not command.commits:
+                raise
+            because = f"{command.method} is in no ledger ({type(error).__name__}: {error})"
+            worker.mark_dirty(because)
+            raise Internal(because) from error
+        if command.repairs:
+            worker.mark_clean()
+        if command.commits:
+            failpoints.hit(f"{command.point}.committed")
+        return reply
+
+    def _announce(self, order: Order) -> None:
+        """Tells the other ranks what comes next; the group ends if they cannot be told."""
+        try:
+            self.channel.announce(order)
+        except RuntimeError as error:
+            self.failure.end_group(error, Place())
+
+    def _after_failure(self, call: CommandCall, error: Exception, *, has_stepped: bool) -> WireError:
+        """What the caller is told about a command that failed in the engine, if the group can go on at all."""
+        command = call.command
+        if cannot_go_on(error, num_ranks=self.channel.world_size, repairs=command.repairs):
+            self.failure.end_group(error, call.place)
+        log.error("%s failed in the engine", command.method, exc_info=error)
+        if (command.commits and has_stepped) or command.repairs:
+            self.worker.mark_dirty(f"{command.method} failed half-way ({type(error).__name__}: {error})")
+        answer = engine_error(error, has_stepped=has_stepped, repairs=command.repairs)
+        if isinstance(answer, OutOfMemory) and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return answer
+
+
+def _refuse(call: CommandCall, error: BaseException, what: str) -> None:
+    """Answers with the error, and writes it down; a bug of ours with its traceback."""
+    refusal = wire_error(error)
+    is_bug = isinstance(refusal, Internal)
+    level = logging.ERROR if is_bug else logging.WARNING
+    log.log(level, "%s %s: %s", call.command.method, what, refusal.message, exc_info=error if is_bug else None)
+    call.fail(refusal)

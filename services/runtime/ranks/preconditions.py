@@ -1,0 +1,41 @@
+"""What is checked between the command queue and the order to all ranks: who asks, for which step, with which rows."""
+
+from services.runtime.ranks.streaming import is_streamed
+from services.runtime.state.batch_store import describe
+from services.runtime.state.command_call import CommandCall
+from services.runtime.state.worker import Worker
+from splitppo.batch import Batch
+from splitppo.rpc.errors import InvalidArgument, WrongState, WrongStep
+from splitppo.v1 import batch_pb2
+
+
+def check_identity(worker: Worker, call: CommandCall) -> None:
+    """The caller must be the newest controller, and mean the step that this service is at."""
+    header, command, committed = call.request.header, call.command, worker.ledger.committed_step
+    worker.fencing.check(header.run_id, header.epoch)
+    if not command.repairs:
+        worker.check_clean()
+    if header.base_step != committed:
+        raise WrongStep(f"the caller expects committed step {header.base_step}, it is {committed}")
+    if command.commits and call.request.slot.step != committed + 1:
+        raise WrongStep(f"step {call.request.slot.step} cannot be committed, step {committed + 1} comes next")
+
+
+def prepared_rows(worker: Worker, call: CommandCall) -> Batch | None:
+    """The columns of the slot that the command needs, checked and completed by the role; None without a slot."""
+    command, request = call.command, call.request
+    command.check(request)
+    if not command.works_on_slot:
+        return None
+    stored = worker.slots.get(request.slot)
+    if missing := [name for name in command.columns if name not in stored]:
+        raise WrongState(f"the slot lacks {', '.join(missing)}; it has {', '.join(stored.columns)}")
+    if stored.num_rows == 0:
+        raise InvalidArgument("the slot has no rows")
+    optional = [name for name in command.optional_columns if name in stored and name not in command.columns]
+    rows = command.prepare(request, stored.select([*command.columns, *optional]))
+    if is_streamed(rows) and (request.slot.kind != batch_pb2.SLOT_KIND_EXPERIENCE or request.slot.part):
+        raise InvalidArgument(
+            f"only a whole experience slot can be worked on in parts, not the {describe(request.slot)}"
+        )
+    return rows

@@ -1,0 +1,80 @@
+"""Which rank works on which rows, and how their results come back into the order of the slot."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitppo.balance import attention_cost, partition
+from splitppo.batch import Batch, concatenate
+
+Indices = NDArray[np.int64]
+Shard = Callable[[Batch, int], Sequence[Indices]]
+
+
+def row_costs(batch: Batch) -> NDArray[np.float64]:
+    """[num_rows] cost of each row's prompt and response; prompts alone before there are responses."""
+    lengths = np.zeros(batch.num_rows, dtype=np.int32)
+    for name in ("prompts", "responses"):
+        if name in batch:
+            lengths += batch[name].lengths
+    return attention_cost(lengths)
+
+
+def shard_by_tokens(batch: Batch, num_ranks: int) -> list[Indices]:
+    """Rows of each rank, with nearly equal cost."""
+    return partition(row_costs(batch), num_ranks)
+
+
+def shard_by_mini_batch(batch: Batch, num_ranks: int) -> list[Indices]:
+    """Rows of each rank for an update: balanced within each mini-batch of the first epoch, hence also in total.
+
+    Reads the column `mini_batches` [num_rows x epochs]; without it all rows are one mini-batch.
+    """
+    if "mini_batches" not in batch:
+        return shard_by_tokens(batch, num_ranks)
+    costs = row_costs(batch)
+    mini_batches = batch["mini_batches"]
+    first_epoch = mini_batches.values[mini_batches.offsets[:-1]]
+    rows: list[list[Indices]] = [[] for _ in range(num_ranks)]
+    load = np.zeros(num_ranks)
+    for mini_batch in np.unique(first_epoch):
+        members = np.flatnonzero(first_epoch == mini_batch)
+        parts = [members[part] for part in partition(costs[members], num_ranks)]
+        # The heaviest part goes to the rank that has least so far.
+        parts.sort(key=lambda part: -float(costs[part].sum()))
+        for rank, part in zip(np.argsort(load, kind="stable"), parts, strict=True):
+            rows[rank].append(part)
+            load[rank] += costs[part].sum()
+    return [np.sort(np.concatenate(parts)) for parts in rows]
+
+
+def shard_rows(batch: Batch, num_ranks: int, shard: Shard | None) -> Sequence[Indices]:
+    """Rows of each rank as `shard` places them, by default with nearly equal cost; one rank has them all in order."""
+    num_rows = batch.num_rows
+    if num_ranks == 1:
+        return [np.arange(num_rows)]
+    shards = (shard or shard_by_tokens)(batch, num_ranks)
+    if len(shards) != num_ranks or not np.array_equal(np.sort(np.concatenate(shards)), np.arange(num_rows)):
+        raise RuntimeError(f"shard must place {num_rows} rows once on {num_ranks} ranks, got {list(map(len, shards))}")
+    return shards
+
+
+def join_shards(shards: Sequence[Indices], parts: Sequence[Batch | None]) -> Batch | None:
+    """The ranks' results in the order of the rows that were sharded.
+
+    Args:
+        shards: rows that each rank was given.
+        parts: what it made of them: k rows per row, grouped by row, the same k on every rank; None for no columns.
+    """
+    worked = [(rows, part) for rows, part in zip(shards, parts, strict=True) if len(rows)]
+    if all(part is None for _, part in worked):
+        return None
+    factors = {-1 if part is None else part.num_rows / len(rows) for rows, part in worked}
+    factor = factors.pop()
+    if factors or factor < 1 or factor != int(factor):
+        made = ", ".join(f"{len(rows)} -> {part.num_rows if part else 'none'}" for rows, part in worked)
+        raise RuntimeError(f"every rank must return the same multiple of its rows, got {made}")
+    expanded = [(rows[:, None] * int(factor) + np.arange(int(factor))).reshape(-1) for rows, _ in worked]
+    order = np.argsort(np.concatenate(expanded), kind="stable")
+    return concatenate([part for _, part in worked if part is not None]).take(order)

@@ -1,0 +1,133 @@
+"""Streamed commands: each rank sends its rows of a part as soon as they are done, rank 0 puts the parts together.
+
+    rank 0, main thread          rank 0, a thread per other rank          ranks 1..N-1
+    run                          receive  <---- part, its rows ---------- run
+      own rows of a part ---+------+
+                            v
+              all rows of the part are there: keep them, tell the callers
+    run has ended                receive  <---- the end ----------------- run has ended
+
+A rank has rows of some parts only; which, rank 0 knows, because it dealt them out. The threads live as long as the
+command; what they receive on is a process group of its own, so that they disturb nobody.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.runtime.ranks.control_channel import ControlChannel
+from services.runtime.ranks.sharding import Indices, join_shards
+from splitppo.batch import Batch
+from splitppo.v1 import worker_pb2
+
+_END = 0
+
+
+@dataclass
+class _Part:
+    """A part that is not complete yet: the rows that each rank was given, and what it has made of them."""
+
+    shards: Sequence[Indices]
+    columns: dict[int, Batch] = field(default_factory=dict)
+    versions: set[int] = field(default_factory=set)
+
+
+def is_streamed(rows: object) -> bool:
+    """Whether a command that was prepared to work on these rows has parts."""
+    return isinstance(rows, Batch) and "groups" in rows
+
+
+class PartGatherer:
+    """Rank 0: the parts of one command, as the ranks' shares of them come in. Thread-safe.
+
+    Args:
+        shards: rows that each rank was given.
+        rows: all of them; without the column `groups` there are no parts.
+        deliver: takes a complete part: what the callers are told of it, and all its rows in order. Called in any
+            thread, for one part at a time.
+    """
+
+    def __init__(
+        self, shards: Sequence[Indices], rows: Batch | None, deliver: Callable[[worker_pb2.PartReady, Batch], None]
+    ) -> None:
+        groups = rows["groups"].values if rows is not None and "groups" in rows else np.empty(0, np.int32)
+        known = np.unique(groups)
+        if not np.array_equal(known, np.arange(len(known))):
+            raise RuntimeError(f"groups must be numbered from 0 without gaps, got {known.tolist()}")
+        self._num_parts = len(known)
+        self._missing = {
+            group + 1: _Part([shard[groups[shard] == group] for shard in shards]) for group in range(self._num_parts)
+        }
+        self._deliver = deliver
+        self._lock = threading.Lock()
+
+    @property
+    def missing(self) -> list[int]:
+        """The parts that are not complete."""
+        with self._lock:
+            return sorted(self._missing)
+
+    def add(self, rank: int, part: int, columns: Batch, policy_version: int) -> None:
+        """Takes a rank's rows of a part; RuntimeError where a role has a bug."""
+        if not self._num_parts:
+            raise RuntimeError(f"part {part} was reported, but the command is not streamed")
+        with self._lock:
+            one = self._missing.get(part)
+            if one is None or rank in one.columns or not len(one.shards[rank]):
+                raise RuntimeError(f"rank {rank} has no rows of part {part} left to report")
+            one.columns[rank] = columns
+            one.versions.add(policy_version)
+            if len(one.columns) < sum(len(shard) > 0 for shard in one.shards):
+                return
+            del self._missing[part]
+            if len(one.versions) > 1:
+                raise RuntimeError(f"part {part} was made with weights of versions {sorted(one.versions)}")
+            rows = join_shards(one.shards, [one.columns.get(rank) for rank in range(len(one.shards))])
+            assert rows is not None
+            ready = worker_pb2.PartReady(part=part, num_parts=self._num_parts, policy_version=policy_version)
+            self._deliver(ready, rows)
+
+    @contextmanager
+    def receiving(self, channel: ControlChannel, on_error: Callable[[Exception], None]) -> Iterator[None]:
+        """Within the block, what the other ranks send is added; ends when all have said that no more will come.
+
+        `on_error` is called in the thread of a rank that cannot be reached any more, or has sent what does not fit.
+        """
+
+        def receive(rank: int) -> None:
+            try:
+                while (message := channel.receive_numbers(2, rank))[0] != _END:
+                    columns = channel.receive(rank)
+                    assert columns is not None
+                    self.add(rank, message[0], columns, message[1])
+            except Exception as error:  # noqa: BLE001 - nothing is above a thread
+                on_error(error)
+
+        threads = [
+            threading.Thread(target=receive, args=(rank,), name=f"parts-{rank}", daemon=True)
+            for rank in range(1, channel.world_size if self._num_parts else 1)
+        ]
+        for thread in threads:
+            thread.start()
+        yield
+        for thread in threads:
+            thread.join()
+
+
+@contextmanager
+def sending(channel: ControlChannel, rows: object) -> Iterator[Callable[[int, Batch, int], None]]:
+    """Every other rank: what sends its rows of a part to rank 0; the end of the block tells it that this was all."""
+    streamed = is_streamed(rows)
+
+    def send(part: int, columns: Batch, policy_version: int) -> None:
+        if not streamed:
+            raise RuntimeError(f"part {part} was reported, but the command is not streamed")
+        channel.send_numbers((part, policy_version), 0)
+        channel.send(columns, 0)
+
+    yield send
+    if streamed:
+        channel.send_numbers((_END, 0), 0)

@@ -1,0 +1,174 @@
+"""The contract between the runtime of a worker group and a role: its commands, and what it must be able to do.
+
+The runtime moves rows and orders work; it knows nothing of PPO. A role (actor, critic) declares its commands; the
+runtime serves each as the RPC of the same name.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+
+from splitppo import failpoints
+from splitppo.batch import Batch
+from splitppo.rpc.errors import Place
+from splitppo.v1 import worker_pb2
+
+
+@dataclass
+class CommandProgress:
+    """What the engine loop of a rank says while a command runs, and is told.
+
+    Attributes:
+        point: the command as a failpoint.
+        on_progress: each takes done, total and phase.
+        on_part: takes a part's number, this rank's rows of it, and the version of its weights.
+        asks_cancelled: whether rank 0 has given the command up.
+    """
+
+    point: str
+    on_progress: Sequence[Callable[[int, int, str], None]]
+    on_part: Callable[[int, Batch, int], None]
+    asks_cancelled: Callable[[], bool]
+
+    def __call__(self, done: int, total: int, phase: str) -> None:
+        """Progress, at token and micro-batch boundaries, on every rank; rank 0's is streamed to the callers."""
+        for tell in self.on_progress:
+            tell(done, total, phase)
+        failpoints.hit(self.point)
+
+    def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:
+        """What `Outcome.columns` will hold for this rank's rows of a part (from 1), as soon as it is complete.
+
+        Only where the rows have the column `groups`, and then once for every part that this rank has rows of, in any
+        order.
+        """
+        self.on_part(part, columns, policy_version)
+        failpoints.hit(f"{self.point}.part")
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True once nobody needs the command any more: a cancellable command then raises CommandCancelled.
+
+        Ranks learn it at different times, up to half a second apart, and some may have finished before: nobody may
+        wait for another rank between the first question and the end of the command.
+        """
+        return self.asks_cancelled()
+
+
+class CommandCancelled(Exception):
+    """A rank gave up a command that was cancelled; its state is as it was before, and the group goes on."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command leaves behind; every rank returns one.
+
+    Attributes:
+        columns: new columns for this rank's rows, in the order received; the runtime gathers them into the slot.
+            A command that expands rows (Generate) returns a multiple of its rows, grouped by input row.
+        metrics: already reduced over ranks.
+        weights_sha256: answer of ComputeWeightsDigest and LoadCheckpoint.
+        policy_version: the committed step whose weights made the columns (Generate).
+        durable: the reply waits for rank 0's, the commands after it do not (SaveCheckpoint); resolves when all ranks
+            are done, rank 0's with the sha256 of the manifest.
+    """
+
+    columns: Batch | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    weights_sha256: str = ""
+    policy_version: int = 0
+    durable: Future[str] | None = None
+
+
+def step_of(request: Any) -> int:
+    """The step that a request works on: of its slot, or that it names (the one to load), or the committed one."""
+    fields = request.DESCRIPTOR.fields_by_name
+    if "slot" in fields and request.HasField("slot"):
+        return int(request.slot.step)
+    return int(request.step if "step" in fields else request.header.base_step)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One RPC that goes through the command queue.
+
+    Attributes:
+        request_type: has `header` and, where it works on rows, `slot`.
+        run: every rank, with its rows; without a slot, with the bytes of `attach`. A ValueError in here is a bug; what
+            the caller can get wrong belongs into `check` and `prepare`.
+        columns: without them in the slot the call is refused (FAILED_PRECONDITION).
+        optional_columns: passed on where the slot has them.
+        check: rank 0, before anything is broadcast: refuses a request by ValueError or any WireError.
+        prepare: rank 0, after `check`: refuses rows in the same way, may add columns or drop rows. The column `groups`
+            (one number per row, ascending, from 0 without gaps) makes the command a streamed one: part g + 1 is sent
+            on while others are still worked on.
+        attach: rank 0; bytes that go to every rank.
+        shard: (batch, num_ranks) -> num_ranks index arrays that hold every row once; default
+            sharding.shard_by_tokens; for updates there is sharding.shard_by_mini_batch.
+        commits: an Update: requires step == committed + 1 and commits it.
+        cancellable: it changes nothing but the slot, and asks `CommandProgress.is_cancelled`.
+        repairs: it brings the service to a known state, whatever was before (LoadCheckpoint); what waits or can be
+            cancelled makes way for it.
+    """
+
+    method: str
+    request_type: type[Message]
+    run: Callable[[Any, Any, CommandProgress], Outcome]
+    columns: Sequence[str] = ()
+    optional_columns: Sequence[str] = ()
+    check: Callable[[Any], None] = lambda _: None
+    prepare: Callable[[Any, Batch], Batch] = lambda _, rows: rows
+    attach: Callable[[], bytes] = bytes
+    shard: Callable[[Batch, int], Sequence[NDArray[np.int64]]] | None = None
+    commits: bool = False
+    cancellable: bool = False
+    repairs: bool = False
+
+    @property
+    def works_on_slot(self) -> bool:
+        return "slot" in self.request_type.DESCRIPTOR.fields_by_name
+
+    @property
+    def point(self) -> str:
+        """Its name as a failpoint."""
+        return failpoints.point_of(self.method)
+
+    def place_of(self, request: Any) -> Place:
+        """Where every rank says it is while it works on a request."""
+        return Place(method=self.method, step=step_of(request))
+
+
+class Role(Protocol):
+    """A trained or served model. Its methods are called on the main thread of every rank, but for one."""
+
+    role: worker_pb2.Role
+    num_parameters: int
+    model: str  # its architecture in words; a checkpoint of another one is refused
+
+    def commands(self) -> Sequence[Command]:
+        """The role's own RPCs."""
+
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
+        """Snapshots the role and writes it to `directory` in the background, with rank 0's `service_state`.
+
+        Resolves when the files of all ranks are written, on rank 0 with the sha256 of the weights in them (as
+        `compute_weights_digest`), or to the OSError of a storage that has failed.
+        """
+
+    def check_checkpoint(self, directory: Path) -> None:
+        """Rank 0 alone, before all load: DamagedCheckpoint if it is missing or torn, ValueError if of another model."""
+
+    def load_checkpoint(self, directory: Path | None) -> bytes:
+        """Loads what was saved, or the initial model (None), and returns the service state (empty for None).
+
+        ValueError or OSError if it is not a checkpoint of this role, or torn.
+        """
+
+    def compute_weights_digest(self) -> str:
+        """sha256 over sorted named_parameters, values only, little-endian fp32; tied weights once."""

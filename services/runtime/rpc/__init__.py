@@ -1,0 +1,1 @@
+"""The gRPC thread of a rank 0."""

@@ -1,0 +1,80 @@
+"""Bearer tokens: a call without the right one goes no further, and is written down."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from splitppo.rpc.bearer_tokens import BearerTokens
+from splitppo.rpc.errors import Place, Unauthenticated, abort
+
+Handler = Any  # grpc.RpcMethodHandler
+_HEALTH = "/grpc.health.v1.Health/"
+# Lines that are written at once, and seconds until there is room for another one: guessing must not fill the disk.
+_MAX_LINES = 10
+_LINE_EVERY_S = 6.0
+
+
+class LineLimit(logging.Filter):
+    """Lets some lines through at once, then one every few seconds, which says how many were left out before it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._room = float(_MAX_LINES)
+        self._filled_at = clock()
+        self._num_left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = self._clock()
+        self._room = min(_MAX_LINES, self._room + (now - self._filled_at) / _LINE_EVERY_S)
+        self._filled_at = now
+        if self._room < 1.0:
+            self._num_left_out += 1
+            return False
+        self._room -= 1.0
+        if self._num_left_out:
+            record.msg = f"{record.msg} ({self._num_left_out} lines like it before were not written down)"
+            self._num_left_out = 0
+        return True
+
+
+# Of refused calls, in which nothing that the caller has sent is written down but the name of a method that exists; and
+# of gRPC's own services (health, reflection), which log a traceback for every message that they cannot read.
+refusals = logging.getLogger(f"{__name__}.refusals")
+for _flooded in (refusals, logging.getLogger("grpc._cython.cygrpc")):
+    _flooded.addFilter(LineLimit())
+
+
+class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # not subscriptable at run time
+    """Refuses calls without one of the tokens; with `open_health`, health checks need none."""
+
+    def __init__(self, tokens: BearerTokens, role: str, *, open_health: bool) -> None:
+        self._tokens = tokens
+        self._role = role
+        self._open = (_HEALTH,) if open_health else ()
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Handler]], details: Any) -> Handler:
+        handler = await continuation(details)
+        if handler is None or details.method.startswith(self._open):
+            return handler
+        because = self._tokens.why_refused(details.invocation_metadata or ())
+        return self._refusing(handler, details.method, because) if because else handler
+
+    def _refusing(self, handler: Handler, method: str, because: str) -> Handler:
+        """A handler that sends replies as the method does, and waits for no request.
+
+        One that did would hold a call for as long as its caller sends nothing, and the right ones would find no room.
+        """
+
+        async def refuse(_: Any, context: Any) -> None:
+            refusals.warning("refused %s: %s calls %s", because, context.peer(), method)
+            wanted = "this service wants a bearer token (services.security.token_file or token_env)"
+            place = Place(role=self._role, method=method.rpartition("/")[2])
+            await abort(context, Unauthenticated(f"{because}: {wanted}", place))
+
+        streaming, single = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
+        return (streaming if handler.response_streaming else single)(refuse)

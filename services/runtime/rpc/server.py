@@ -1,0 +1,132 @@
+"""The gRPC server of rank 0, on a thread and an event loop of its own, so that it answers while the engine works."""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+import uvloop
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.runtime.role import Command
+from services.runtime.rpc.auth_interceptor import TokenInterceptor
+from services.runtime.rpc.limits import CallLimit
+from services.runtime.rpc.method_adapter import Method, service_handler
+from services.runtime.rpc.servicer import WorkerServicer, command_method, service_of
+from services.runtime.state.worker import Worker
+from splitppo.config import SecurityConfig
+from splitppo.rpc.channel_options import SERVER_OPTIONS
+from splitppo.rpc.credentials import PLAINTEXT, Credentials
+from splitppo.v1 import worker_pb2
+
+log = logging.getLogger(__name__)
+
+_START_TIMEOUT_S = 30.0
+# Streams that still run when the server stops: answers on their way get this long.
+_STOP_GRACE_S = 2.0
+# Beyond services.max_calls: health checks, which must be answered then too, reflection, and calls that are refused.
+_ROOM_FOR_OTHERS = 64
+
+
+@dataclass
+class Server:
+    """Serves a worker: WorkerService, the role's own service of `commands`, health and reflection."""
+
+    worker: Worker
+    commands: Sequence[Command]
+    bind: str
+    security: SecurityConfig
+    credentials: Credentials = PLAINTEXT
+
+    def __post_init__(self) -> None:
+        worker_service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
+        methods = WorkerServicer(self.worker).methods()
+        self._services: dict[ServiceDescriptor, dict[str, Method]] = {worker_service: methods}
+        for command in self.commands:
+            self._services.setdefault(service_of(command), {})[command.method] = command_method(self.worker, command)
+        self._names = [service.full_name for service in self._services]
+        self._address: Future[str] = Future()
+        self._thread = threading.Thread(target=self._run, name="grpc", daemon=True)
+
+    def start(self) -> str:
+        """Starts the thread; returns the address that it listens on. ValueError if it cannot listen there."""
+        self._thread.start()
+        return self._address.result(_START_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """Sends the answers that are on their way, then ends the thread."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(_STOP_GRACE_S + 2.0)
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._serve())
+        except Exception as error:
+            if self._address.done():
+                log.exception("the gRPC thread failed")
+            else:
+                self._address.set_exception(error)
+
+    async def _serve(self) -> None:
+        _check_free(self.bind)
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        role_name, max_calls = self.worker.context.role_name, self.worker.context.config.services.max_calls
+        tokens, open_health = self.credentials.tokens, self.security.open_health
+        server = grpc.aio.server(
+            interceptors=[TokenInterceptor(tokens, role_name, open_health=open_health)] if tokens else [],
+            options=list(SERVER_OPTIONS),
+            maximum_concurrent_rpcs=max_calls + _ROOM_FOR_OTHERS,
+        )
+        limit = CallLimit(max_calls)
+        for service, methods in self._services.items():
+            server.add_generic_rpc_handlers((service_handler(service, methods, role_name, limit),))
+        health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+        if self.security.reflection:
+            reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        port = self.credentials.listen(server, self.bind)
+        await server.start()
+        await self._publish_health(health_servicer)
+
+        def publish() -> None:
+            asyncio.run_coroutine_threadsafe(self._publish_health(health_servicer), self._loop)
+
+        self.worker.on_change = publish
+        self._address.set_result(_reachable(self.bind, port))
+        await self._stopping.wait()
+        self.worker.on_change = lambda: None
+        await health_servicer.enter_graceful_shutdown()
+        await server.stop(_STOP_GRACE_S)
+
+    async def _publish_health(self, servicer: Any) -> None:
+        serving = health_pb2.HealthCheckResponse
+        status = serving.SERVING if self.worker.is_serving else serving.NOT_SERVING
+        for name in ("", *self._names):
+            await servicer.set(name, status)
+
+
+def _reachable(bind: str, port: int) -> str:
+    """host:port for callers; a wildcard host stands for this machine."""
+    host = bind.rpartition(":")[0]
+    return f"{socket.gethostname() if host in ('0.0.0.0', '[::]', '') else host}:{port}"  # noqa: S104
+
+
+def _check_free(bind: str) -> None:
+    """Raises ValueError if nothing can listen there: gRPC itself would say so in a dump of many lines."""
+    host, _, port = bind.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host.strip("[]"), int(port)))
+    except (OSError, ValueError, OverflowError) as error:
+        raise ValueError(f"cannot listen on {bind!r}: {getattr(error, 'strerror', None) or error}") from error

@@ -1,0 +1,193 @@
+"""What the service answers, on the gRPC thread. Commands go into the command queue, the rest is immediate."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from typing import Any, cast
+
+from google.protobuf.descriptor import ServiceDescriptor
+
+from services.runtime.role import Command
+from services.runtime.rpc.method_adapter import Method
+from services.runtime.state.batch_store import describe
+from services.runtime.state.command_call import CommandCall
+from services.runtime.state.worker import Worker
+from splitppo import __version__
+from splitppo.rpc.codec import encode_messages, receive_batch
+from splitppo.rpc.errors import InvalidArgument, LimitExceeded, WireError, WrongState
+from splitppo.rpc.request_id import PROTOCOL_VERSION
+from splitppo.v1 import batch_pb2, worker_pb2
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_MAX_REQUEST_ID_LENGTH = 256
+
+
+class WorkerServicer:
+    """The RPCs of WorkerService that do not go through the command queue."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def methods(self) -> dict[str, Method]:
+        return {
+            "Handshake": self.handshake,
+            "GetStatus": self.get_status,
+            "PutBatch": self.put_batch,
+            "GetBatch": self.get_batch,
+        }
+
+    async def handshake(self, request: worker_pb2.HandshakeRequest, _: Any) -> worker_pb2.HandshakeResponse:
+        """Checks that controller and worker fit together, then works for this controller and no older one."""
+        worker, run_dir = self._worker, self._worker.context.config.run.dir
+        if request.protocol_version != PROTOCOL_VERSION:
+            raise WrongState(
+                f"the controller speaks protocol {request.protocol_version} (version {request.software_version}),"
+                f" this worker {PROTOCOL_VERSION} (version {__version__}): install the same version on both sides"
+            )
+        if request.config_digest != worker.config_digest:
+            raise WrongState(
+                f"the controller's config digest is {request.config_digest}, this worker's {worker.config_digest}:"
+                f" the sections that shape the {worker.context.role_name} differ;"
+                " restart the worker with the controller's configuration"
+            )
+        if not _FILE_NAME.fullmatch(request.nonce):
+            raise InvalidArgument(f"nonce must be the name of a file in the run folder, got {request.nonce!r}")
+        if not (run_dir / request.nonce).is_file():
+            raise WrongState(
+                f"this worker does not see {request.nonce} in its run folder {run_dir};"
+                " run.dir must be storage that the controller and all ranks share"
+            )
+        if worker.fencing.take(request.run_id, request.epoch):
+            worker.command_queue.supersede("a newer controller has taken over")
+        return worker_pb2.HandshakeResponse(
+            protocol_version=PROTOCOL_VERSION,
+            software_version=__version__,
+            role=worker.role,
+            world_size=worker.context.world_size,
+            instance_id=worker.instance_id,
+            committed_step=worker.ledger.committed_step,
+            config_digest=worker.config_digest,
+            processes=worker.processes,
+            unix_ns=time.time_ns(),
+            num_parameters=worker.num_parameters,
+        )
+
+    async def get_status(self, _: worker_pb2.GetStatusRequest, __: Any) -> worker_pb2.GetStatusResponse:
+        worker = self._worker
+        running = worker.command_queue.running
+        return worker_pb2.GetStatusResponse(
+            role=worker.role,
+            state=worker.state,
+            instance_id=worker.instance_id,
+            committed_step=worker.ledger.committed_step,
+            epoch=worker.fencing.epoch,
+            running_method=running.command.method if running else "",
+            progress=running.progress if running else None,
+            queued_commands=worker.command_queue.num_queued,
+            slots=worker.slots.slots(),
+        )
+
+    async def put_batch(self, requests: AsyncIterator[bytes], _: Any) -> worker_pb2.PutBatchResponse:
+        """Takes a batch into its slot, once it is complete; `requests` are serialised."""
+        services, slots = self._worker.context.config.services, self._worker.slots
+        opening = worker_pb2.PutBatchHeader()
+        room = ExitStack()
+
+        def open_put(header: worker_pb2.PutBatchHeader) -> batch_pb2.BatchHeader:
+            """Refuses a batch before memory is taken for it."""
+            nonlocal opening
+            opening = header
+            self._check_caller(header)
+            slots.check(header.batch.slot, self._worker.ledger.committed_step)
+            # More is refused by the receiver.
+            room.enter_context(slots.reserved(min(header.batch.total_bytes, services.max_batch_bytes)))
+            return header.batch
+
+        with room:
+            try:
+                async with asyncio.timeout(services.max_send_s) as deadline:
+                    header, batch = await receive_batch(requests, services.max_batch_bytes, open_put)
+            except TimeoutError as error:
+                if not deadline.expired():
+                    raise
+                # Not DEADLINE_EXCEEDED: nobody hangs, and sending it again would take as long.
+                raise LimitExceeded(
+                    f"the batch was not complete within {services.max_send_s:g} s (services.max_send_s)"
+                ) from error
+            self._check_caller(opening)  # a newer controller may have come while the chunks arrived
+            slots.put(header.slot, batch, self._worker.ledger.committed_step)
+        return worker_pb2.PutBatchResponse(received_bytes=header.total_bytes)
+
+    async def get_batch(
+        self, request: worker_pb2.GetBatchRequest, _: Any
+    ) -> AsyncIterator[worker_pb2.GetBatchResponse | bytes]:
+        """Sends columns of a slot; chunks are serialised already."""
+        self._check_caller(request)
+        if not request.columns:
+            raise InvalidArgument("columns must name at least one column")
+        rows = self._worker.slots.get(request.slot)
+        if missing := [name for name in request.columns if name not in rows]:
+            raise WrongState(
+                f"the {describe(request.slot)} has no column {missing[0]!r}; it has {', '.join(rows.columns)}"
+            )
+        header, parts = encode_messages(rows.select(request.columns), request.slot)
+        yield worker_pb2.GetBatchResponse(header=header)
+        for part in parts:
+            yield part
+
+    def _check_caller(self, header: worker_pb2.PutBatchHeader | worker_pb2.GetBatchRequest) -> None:
+        self._worker.fencing.check(header.run_id, header.epoch)
+        self._worker.check_open()
+        self._worker.check_clean()
+
+
+def command_method(worker: Worker, command: Command) -> Method:
+    """The RPC of a command: puts it into the queue and streams its progress and its result."""
+
+    async def serve(request: Any, _: Any) -> AsyncIterator[worker_pb2.CommandEvent]:
+        call = CommandCall(command, request)
+        _check_request(call)
+        worker.fencing.check(request.header.run_id, request.header.epoch)
+        call = worker.command_queue.admit(call, worker.stored_reply)
+        async for event in _events(call):
+            yield event
+
+    return serve
+
+
+def _check_request(call: CommandCall) -> None:
+    """What can be said of a request without looking at the state of the worker."""
+    if not 0 < len(call.request_id) <= _MAX_REQUEST_ID_LENGTH:
+        raise InvalidArgument(f"header.request_id must have 1 to {_MAX_REQUEST_ID_LENGTH} characters")
+    if call.command.works_on_slot and call.request.slot.kind == batch_pb2.SLOT_KIND_UNSPECIFIED:
+        raise InvalidArgument("slot must be given")
+    if call.command.commits and call.request.slot.kind != batch_pb2.SLOT_KIND_EXPERIENCE:
+        raise InvalidArgument(f"an update needs an experience slot, got the {describe(call.request.slot)}")
+
+
+async def _events(call: CommandCall) -> AsyncIterator[worker_pb2.CommandEvent]:
+    """What the log of a call holds and will hold; of progress, only the newest. Ending early leaves it running."""
+    num_read = 0
+    while True:
+        events, more = call.read(num_read)
+        num_read += len(events)
+        for event in events:
+            if isinstance(event, WireError):
+                raise event
+            if not event.HasField("progress") or event is call.newest_progress:
+                yield event
+            if event.HasField("result"):
+                return
+        await asyncio.shield(asyncio.wrap_future(more))  # others wait for it, too
+
+
+def service_of(command: Command) -> ServiceDescriptor:
+    """The proto service that declares a command; ValueError if none in the file of the request does."""
+    request = command.request_type.DESCRIPTOR
+    for service in request.file.services_by_name.values():
+        method = service.methods_by_name.get(command.method)
+        if method is not None and method.input_type.full_name == request.full_name:
+            return cast(ServiceDescriptor, service)
+    raise ValueError(f"{request.file.name} declares no RPC {command.method}({request.name})")

@@ -1,0 +1,52 @@
+"""What ends a rank from outside: SIGTERM to the group, and the launcher's end of the lifeline."""
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def drain_on_signal(drain: Callable[[], None]) -> None:
+    """Rank 0, main thread: SIGTERM and SIGINT call `drain`, on a thread of its own.
+
+    The signal reaches that thread through a socket, so it is seen even while the main thread is deep in a collective.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)
+
+    def watch() -> None:
+        while received := reader.recv(16):
+            log.info("signal %d: draining", received[0])
+            drain()
+
+    watcher = threading.Thread(target=watch, name="signals", daemon=True)
+    watcher.writer = writer  # type: ignore[attr-defined] # open as long as the thread lives
+    watcher.start()
+
+
+def ignore_signals() -> None:
+    """Every other rank: torchrun signals all ranks at once, but they leave on rank 0's word, after the running call."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def hold_lifeline() -> None:
+    """Ends this process at once when its standard input ends: whoever started the group is gone."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        log.error("the launcher has gone, leaving at once")
+        logging.shutdown()
+        os._exit(3)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()

@@ -1,0 +1,115 @@
+"""A command on its way to its reply, and the log of what its callers are told."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from services.runtime.role import Command
+from splitppo.rpc.errors import Place, WireError
+from splitppo.v1 import worker_pb2
+
+# Progress is told at most this often, and at each new phase.
+_PROGRESS_INTERVAL_S = 0.05
+
+# Progress, parts, and last of all the result or the error.
+Event = worker_pb2.CommandEvent | WireError
+
+
+class CommandCall:
+    """A command on its way to its reply; what its callers are told is one log that only grows. Thread-safe.
+
+    Callers come and go (they join under the same request id, they time out, they cancel), and each reads the log from
+    its beginning; the command goes on.
+
+    Attributes:
+        progress: the newest; the log has some of it.
+        newest_progress: the last that the log has.
+        answered: set once the result or the error is there.
+        cancelled_because: why the engine is to give the command up; empty while it is wanted.
+    """
+
+    def __init__(self, command: Command, request: Any) -> None:
+        self.command = command
+        self.request = request
+        self.request_id: str = request.header.request_id
+        self.progress: worker_pb2.Progress | None = None
+        self.newest_progress: worker_pb2.CommandEvent | None = None
+        self.answered = threading.Event()
+        self.cancelled_because = ""
+        self._events: list[Event] = []
+        self._more: Future[None] = Future()
+        self._lock = threading.Lock()
+        self._progress_at = 0.0
+        self._on_cancel: Callable[[], None] = lambda: None
+
+    @property
+    def reply_key(self) -> str:
+        """What its reply is kept under: no other method is answered with it."""
+        return f"{self.command.method} {self.request_id}"
+
+    @property
+    def place(self) -> Place:
+        return replace(self.command.place_of(self.request), phase=self.progress.phase if self.progress else "")
+
+    def read(self, start: int) -> tuple[Sequence[Event], Future[None]]:
+        """The events of the log from an index on, and what resolves at the next one."""
+        with self._lock:
+            return self._events[start:], self._more
+
+    def report(self, done: int, total: int, phase: str) -> None:
+        now, known = time.monotonic(), self.progress
+        self.progress = worker_pb2.Progress(done=done, total=total, phase=phase)
+        is_due = known is None or known.phase != phase or known.done < total <= done
+        if is_due or now - self._progress_at >= _PROGRESS_INTERVAL_S:
+            self._progress_at = now
+            self.newest_progress = worker_pb2.CommandEvent(progress=self.progress)
+            self._append(self.newest_progress)
+
+    def part_ready(self, part: worker_pb2.PartReady) -> None:
+        """A part of the slot can be fetched."""
+        self._append(worker_pb2.CommandEvent(part=part))
+
+    def resolve(self, reply: worker_pb2.CommandResult) -> None:
+        """Answers; an answer given before stands."""
+        self._append(worker_pb2.CommandEvent(result=reply), is_last=True)
+
+    def fail(self, error: WireError) -> None:
+        """Answers with an error; an answer given before stands."""
+        self._append(error.at(self.place), is_last=True)
+
+    def result(self) -> worker_pb2.CommandResult:
+        """The reply of a call that is answered, or its error."""
+        last = self._events[-1]
+        if isinstance(last, WireError):
+            raise last
+        return last.result
+
+    def cancel(self, because: str) -> None:
+        """Asks the engine to give the command up, where it can be; it may still be finished."""
+        with self._lock:
+            if not self.command.cancellable or self.cancelled_because or self.answered.is_set():
+                return
+            self.cancelled_because = because
+            tell_ranks = self._on_cancel
+        tell_ranks()
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        """`callback` is called once, in any thread, when the call is cancelled; at once if it is already."""
+        with self._lock:
+            self._on_cancel = callback
+            is_cancelled = bool(self.cancelled_because)
+        if is_cancelled:
+            callback()
+
+    def _append(self, event: Event, *, is_last: bool = False) -> None:
+        with self._lock:
+            if self.answered.is_set():
+                return
+            self._events.append(event)
+            more, self._more = self._more, Future()
+            if is_last:
+                self.answered.set()
+        more.set_result(None)

@@ -1,0 +1,129 @@
+"""The command queue of a service: commands in the order of their arrival, joined by their request ids."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from copy import copy
+
+from services.runtime.state.command_call import CommandCall
+from splitppo.rpc.errors import InvalidArgument, QueueFull, Unavailable, WireError
+from splitppo.v1 import worker_pb2
+
+_CHECKPOINT_IS_LOADED = "a checkpoint is being loaded"
+
+
+class CommandQueueClosed(Exception):
+    """The queue is closed and empty: there is nothing left to do."""
+
+
+class CommandQueue:
+    """A bounded queue of calls, filled by the gRPC thread and emptied by the main thread, one call at a time."""
+
+    def __init__(self, max_queued: int) -> None:
+        self._max_queued = max_queued
+        self._queue: deque[CommandCall] = deque()
+        # Queued, running, and done but not durable yet, by request id; those that are answered go at the next `admit`.
+        self._open: dict[str, CommandCall] = {}
+        self._changed = threading.Condition()
+        self._closed_because: WireError | None = None
+        self._running: CommandCall | None = None
+
+    @property
+    def running(self) -> CommandCall | None:
+        """The call that the main thread works on."""
+        call = self._running
+        return call if call is not None and not call.answered.is_set() else None
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue)
+
+    def admit(
+        self, call: CommandCall, stored_reply: Callable[[CommandCall], worker_pb2.CommandResult | None]
+    ) -> CommandCall:
+        """Queues a call, or joins it to the open one of the same request id, or answers it with its stored reply.
+
+        A call that repairs comes next: what waits is refused, what runs is cancelled where it can be.
+
+        Raises:
+            InvalidArgument: the request id is that of another request.
+            QueueFull, Unavailable: there is no room, or the service takes no more commands.
+        """
+        with self._changed:
+            self._open = {name: one for name, one in self._open.items() if not one.answered.is_set()}
+            if (known := self._open.get(call.request_id)) is not None:
+                if known.command is not call.command or known.request != call.request:
+                    raise InvalidArgument(f"request id {call.request_id!r} belongs to another {known.command.method}")
+                return known
+            # Looked up second: a call is answered only after its reply was stored.
+            if (reply := stored_reply(call)) is not None:
+                call.resolve(reply)
+                return call
+            if self._closed_because is not None:
+                raise copy(self._closed_because)
+            if call.command.repairs:
+                waiting = [one for one in self._queue if not one.command.repairs]
+                self._queue = deque(one for one in self._queue if one.command.repairs)
+                _fail(waiting, Unavailable(_CHECKPOINT_IS_LOADED))
+                self.cancel_running(_CHECKPOINT_IS_LOADED)
+            if len(self._queue) >= self._max_queued:
+                raise QueueFull(f"the command queue holds {self._max_queued} commands (services.max_queued_commands)")
+            self._queue.append(call)
+            self._open[call.request_id] = call
+            self._changed.notify_all()
+            return call
+
+    def take(self, timeout_s: float) -> CommandCall | None:
+        """The next call, which runs until the next `take`; None if none came in time, CommandQueueClosed at the end."""
+        with self._changed:
+            self._running = None
+            self._changed.wait_for(lambda: self._queue or self._closed_because, timeout_s)
+            if self._queue:
+                self._running = self._queue.popleft()
+            elif self._closed_because is not None:
+                raise CommandQueueClosed
+            return self._running
+
+    def supersede(self, because: str) -> None:
+        """Refuses all calls that have not begun, and cancels the one that runs, where it can be."""
+        with self._changed:
+            self._refuse_queued(Unavailable(because))
+        self.cancel_running(because)
+
+    def cancel_running(self, because: str) -> None:
+        if (running := self._running) is not None:
+            running.cancel(because)
+
+    def close(self, because: WireError) -> None:
+        """Refuses all calls that have not begun, now and later; the first reason stands."""
+        with self._changed:
+            self._closed_because = self._closed_because or because
+            self._refuse_queued(self._closed_because)
+            self._changed.notify_all()
+
+    def fail_open(self, error: WireError) -> None:
+        with self._changed:
+            _fail(list(self._open.values()), error)
+
+    def wait_open(self, timeout_s: float) -> None:
+        """Waits until every open call is answered (checkpoints that are still being written)."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            calls = list(self._open.values())
+        for call in calls:
+            call.answered.wait(max(0.0, deadline - time.monotonic()))
+
+    def _refuse_queued(self, because: WireError) -> None:
+        _fail(list(self._queue), because)
+        self._queue.clear()
+
+
+def _fail(calls: Sequence[CommandCall], error: WireError) -> None:
+    for call in calls:
+        call.fail(copy(error))  # each says where its own call was
+
+
+def draining() -> Unavailable:
+    """What a service says that is about to end."""
+    return Unavailable("the service is draining and takes no more commands")

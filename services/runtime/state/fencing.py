@@ -1,0 +1,63 @@
+"""Which controller a service works for: the newest epoch of one run."""
+
+import json
+import threading
+from pathlib import Path
+
+from splitppo.rpc.errors import InvalidArgument, NotIntroduced, StaleEpoch, WrongState
+
+
+class FencingToken:
+    """The fencing token. A newer epoch takes over; from then on every older one is refused. Thread-safe."""
+
+    def __init__(self, epoch_file: Path | None = None) -> None:
+        self._epoch_file = epoch_file
+        self._lock = threading.Lock()
+        self._run_id = ""
+        self.epoch = 0  # before the first handshake
+
+    def take(self, run_id: str, epoch: int) -> bool:
+        """A controller introduces itself; returns whether it takes over from an older one.
+
+        Raises:
+            InvalidArgument: no run id, or an epoch below 1.
+            StaleEpoch: a newer controller has been here, or has claimed the run folder.
+            WrongState: the same epoch of another run.
+        """
+        if not run_id or epoch < 1:
+            raise InvalidArgument(f"a handshake needs a run id and an epoch from 1 on, got {run_id!r} and {epoch}")
+        with self._lock:
+            newest = max(self.epoch, self._epoch_of_folder())
+            if epoch < newest:
+                raise StaleEpoch(f"controller epoch {epoch} is over, epoch {newest} has taken over")
+            if epoch == self.epoch and run_id != self._run_id:
+                raise WrongState(f"epoch {epoch} belongs to run {self._run_id!r}, not to {run_id!r}")
+            takes_over = 0 < self.epoch < epoch
+            self._run_id, self.epoch = run_id, epoch
+            return takes_over
+
+    def check(self, run_id: str, epoch: int) -> None:
+        """Refuses a call that does not come from the controller that has claimed this service.
+
+        Raises:
+            StaleEpoch: it comes from an older one.
+            NotIntroduced: no controller has introduced itself since the service started.
+            WrongState: it comes from another one, which has not introduced itself.
+        """
+        with self._lock:
+            if not self.epoch:
+                raise NotIntroduced("this service has just started and knows no controller: call Handshake first")
+            if epoch < self.epoch:
+                raise StaleEpoch(f"controller epoch {epoch} is over, epoch {self.epoch} has taken over")
+            if epoch > self.epoch or run_id != self._run_id:
+                raise WrongState(
+                    f"run {run_id!r}, epoch {epoch} must call Handshake first;"
+                    f" this service knows run {self._run_id!r}, epoch {self.epoch}"
+                )
+
+    def _epoch_of_folder(self) -> int:
+        """The epoch in the run folder, 0 where there is none."""
+        try:
+            return int(json.loads(self._epoch_file.read_text())["epoch"]) if self._epoch_file else 0
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0

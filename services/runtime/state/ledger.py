@@ -1,0 +1,80 @@
+"""The ledger: which step is committed, by which request, and what was answered. Stored with the weights."""
+
+import json
+from typing import NamedTuple
+
+from google.protobuf import json_format
+
+from splitppo.rpc.errors import DataLoss
+from splitppo.v1 import worker_pb2
+
+_VERSION = 1
+
+
+class _Entry(NamedTuple):
+    """Replaced as a whole: "applied" and "answered" cannot differ, on whichever thread they are read."""
+
+    committed_step: int = 0
+    request_id: str = ""
+    reply: worker_pb2.CommandResult = worker_pb2.CommandResult()
+
+
+class Ledger:
+    """The last request that a role has applied, and the last that it has saved, with their replies. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._entry = self._saved = _Entry()
+
+    @property
+    def committed_step(self) -> int:
+        return self._entry.committed_step
+
+    def commit(self, step: int, request_id: str, reply: worker_pb2.CommandResult) -> None:
+        self._entry = _Entry(step, request_id, reply)
+
+    def reply_of(self, request_id: str) -> worker_pb2.CommandResult | None:
+        """The stored reply, marked as replayed, if this request was the last one applied."""
+        entry = self._entry
+        if not request_id or request_id != entry.request_id:
+            return None
+        reply = worker_pb2.CommandResult(replayed=True)
+        reply.MergeFrom(entry.reply)
+        return reply
+
+    def remember_save(self, request_id: str, reply: worker_pb2.CommandResult) -> None:
+        """A checkpoint is durable; until one is loaded, its request gets this reply, whatever is committed since."""
+        self._saved = _Entry(reply.committed_step, request_id, reply)
+
+    def reply_of_save(self, request_id: str) -> worker_pb2.CommandResult | None:
+        """The reply of the last durable checkpoint, if this request made it."""
+        saved = self._saved
+        return saved.reply if request_id and request_id == saved.request_id else None
+
+    def serialise(self) -> bytes:
+        """The last applied request as JSON, for a checkpoint."""
+        entry = self._entry
+        reply = json_format.MessageToDict(entry.reply, preserving_proto_field_name=True)
+        return json.dumps({"version": _VERSION, **entry._asdict(), "reply": reply}, sort_keys=True).encode()
+
+    def restore(self, state: bytes, step: int) -> None:
+        """Takes the entry of a checkpoint; no bytes stand for a model that was never trained.
+
+        Raises:
+            DataLoss: the entry cannot be read, or belongs to another step than `step`.
+        """
+        entry = _read(state) if state else _Entry()
+        if entry.committed_step != step:
+            raise DataLoss(f"the checkpoint of step {step} holds the ledger of step {entry.committed_step}")
+        # What is saved from here on is another checkpoint, also of a step saved before.
+        self._entry, self._saved = entry, _Entry()
+
+
+def _read(state: bytes) -> _Entry:
+    try:
+        entry = json.loads(state)
+        if entry["version"] != _VERSION or not isinstance(entry["request_id"], str):
+            raise ValueError(f"version {entry['version']}")
+        reply = json_format.ParseDict(entry["reply"], worker_pb2.CommandResult())
+        return _Entry(entry["committed_step"], entry["request_id"], reply)
+    except (ValueError, KeyError, TypeError, json_format.ParseError) as error:
+        raise DataLoss(f"the checkpoint's ledger cannot be read: {error}") from error

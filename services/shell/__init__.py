@@ -1,1 +1,0 @@
-"""What every service is: launch, mailbox, gRPC server, ledger."""

@@ -1,0 +1,91 @@
+"""The section `algorithm`, and the estimators that it can name."""
+
+from collections.abc import Collection, Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from splitppo.config.rejection import Rejection, parse_rejections
+from splitppo.config.section import PositiveInt, Section, Share
+
+# Whether an estimator of advantages needs values: this alone decides whether a run has a critic. The functions of the
+# same names are controller/ppo/advantages.py's.
+NEEDS_VALUES: Mapping[str, bool] = {
+    "gae": True,
+    "grpo": False,
+    "rloo": False,
+    "reinforce_plus_plus": False,
+    "reinforce_plus_plus_baseline": False,
+}
+
+# verl's names and the short ones; the functions are controller/ppo/kl.py's.
+KL_ESTIMATOR_NAMES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+
+
+def _one_of(names: Collection[str]) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"expected one of {', '.join(names)}")
+        return name
+
+    return AfterValidator(check)
+
+
+AdvEstimator = Annotated[str, _one_of(NEEDS_VALUES)]
+KlEstimator = Annotated[str, _one_of(KL_ESTIMATOR_NAMES)]
+
+
+class RolloutCorrectionConfig(Section):
+    """What is done about tokens on which backend's and trainer's probabilities differ; names are verl's.
+
+    r is the trainer's probability of a sampled token over the rollout backend's.
+    """
+
+    rollout_is: Literal["token", "sequence"] | None = Field(
+        None, description="importance weights on the policy loss: r of each token, or its product over the response"
+    )
+    rollout_is_threshold: float = Field(2.0, ge=1.0, description="largest weight; larger ones are truncated to it")
+    rollout_is_batch_normalize: bool = Field(False, description="divide the weights by their mean over the batch")
+    rollout_rs: str | None = Field(
+        None,
+        description="what is rejected, by k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r; a comma between several:"
+        " token_k{1,2,3} rejects tokens, seq_{sum,mean}_k{1,2,3} and seq_max_k{2,3} whole responses",
+    )
+    rollout_rs_threshold: str | float | None = Field(
+        None,
+        description="k1: bounds of 1 / r, the rollout backend's probability over the trainer's: \"0.5_2.0\" in quotes,"
+        " or the upper one, whose reciprocal is the lower one; k2, k3: upper bound, nats",
+    )
+
+    @model_validator(mode="after")
+    def _thresholds_fit(self) -> "RolloutCorrectionConfig":
+        if self.rollout_is_batch_normalize and self.rollout_is is None:
+            raise ValueError("rollout_is_batch_normalize is set, but rollout_is is not")
+        _ = self.rejections
+        return self
+
+    @property
+    def rejections(self) -> tuple[Rejection, ...]:
+        """The criteria that a token must pass; none: nothing is rejected."""
+        return parse_rejections(self.rollout_rs, self.rollout_rs_threshold)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything is weighted or rejected; what differs is measured in any case."""
+        return self.rollout_is is not None or self.rollout_rs is not None
+
+
+class AlgorithmConfig(Section):
+    """Advantages, the KL penalty in the reward, and the correction of rollouts."""
+
+    adv_estimator: AdvEstimator = Field("gae", description=" | ".join(NEEDS_VALUES))
+    gamma: Share = Field(1.0, description="discount")
+    lam: Share = Field(1.0, description="GAE lambda")
+    norm_adv_by_std_in_grpo: bool = Field(True, description="off: Dr. GRPO")
+    use_kl_in_reward: bool = Field(False, description="subtract kl_coef * KL from every token's reward")
+    kl_penalty: KlEstimator = Field("kl", description="kl (k1) | abs | mse (k2) | low_var_kl (k3)")
+    kl_coef: float = Field(0.001, ge=0.0, description="initial coefficient of the KL in the reward")
+    kl_ctrl: Literal["fixed", "adaptive"] = Field("fixed", description="adaptive: Ziegler et al., 2019")
+    kl_target: float = Field(0.1, gt=0.0, description="adaptive: KL to hold, nats")
+    kl_horizon: PositiveInt = Field(10_000, description="adaptive: samples over which the coefficient moves")
+    rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()

@@ -1,0 +1,64 @@
+"""The section `rollout`."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from splitppo.config.section import PositiveInt, Section
+
+# Under it logits divided by the temperature, or their exponentials, may leave float32 (vLLM raises it to this).
+MIN_TEMPERATURE = 0.01
+
+
+class VllmConfig(Section):
+    """The vLLM engine inside the actor's processes (rollout.backend: vllm); names are vLLM's and verl's."""
+
+    tensor_model_parallel_size: PositiveInt = Field(
+        1, description="ranks that share one engine; divides services.actor.num_processes, the rest are replicas"
+    )
+    max_model_len: PositiveInt | None = Field(
+        None, description="tokens of prompt and response; default: data.max_prompt_length + data.max_response_length"
+    )
+    max_num_seqs: PositiveInt = Field(256, description="responses that one engine decodes together")
+    max_num_batched_tokens: PositiveInt = Field(8192, description="tokens that one engine step computes at most")
+    enable_chunked_prefill: bool = Field(True, description="prompts may be prefilled in pieces, beside decoding")
+    enable_prefix_caching: bool = Field(True, description="prompts that begin alike share their KV cache")
+    kv_cache_gb: float | None = Field(
+        None, gt=0.0, description="KV cache per rank, GiB; default: 1 on a CPU, by gpu_memory_utilization on a GPU"
+    )
+    gpu_memory_utilization: float = Field(
+        0.5, gt=0.0, lt=1.0, description="share of a GPU's memory for vLLM's weights and KV cache while it generates"
+    )
+    enforce_eager: bool = Field(False, description="no CUDA graphs (there are none on a CPU)")
+    sleep_level: Literal[0, 1, 2] = Field(
+        1,
+        description="GPU memory given back while it does not generate: 0 none, 1 weights (to the host) and KV cache,"
+        " 2 all",
+    )
+
+
+class RolloutConfig(Section):
+    """Sampling of responses, and the engine that does it."""
+
+    backend: Literal["hf", "vllm"] = Field("hf", description="rollout backend: the policy itself, or vLLM beside it")
+    n: PositiveInt = Field(1, description="responses per prompt")
+    temperature: float = Field(1.0, ge=MIN_TEMPERATURE, description="divides the logits, in sampling and in log-probs")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="nucleus; 1 keeps every token")
+    top_k: int = Field(0, ge=0, description="most likely tokens kept; 0 keeps every token")
+    stop: tuple[str, ...] = Field((), description="texts that end a response, beside the end-of-sequence tokens")
+    max_batch_size: PositiveInt = Field(256, description="rows that one rank decodes together (hf)")
+    stream_groups: PositiveInt = Field(
+        1, description="contiguous groups of prompts whose responses are sent on as soon as the group has ended"
+    )
+    check_freq: int | None = Field(
+        None,
+        ge=0,
+        description="steps between comparisons of the rollout backend's log-probs with the trainer's, from the first"
+        " step on; 0: never; default: 1 for an engine with weights of its own (vllm), else 0",
+    )
+    max_log_prob_diff: float | None = Field(
+        None,
+        gt=0.0,
+        description="largest difference that such a comparison may find, nats; default: 1e-3 (actor.dtype fp32), 2",
+    )
+    vllm: VllmConfig = VllmConfig()

@@ -1,0 +1,78 @@
+"""The section `services`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from splitppo.config.section import OneOrMany, PositiveInt, RoleName, Section
+from splitppo.config.security import SecurityConfig
+
+_Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], OneOrMany]
+
+
+def _number_or_auto(value: Any) -> Any:
+    if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ValueError("expected auto, or a number of at least 1")
+    return value
+
+
+class ServiceConfig(Section):
+    """Where one group runs."""
+
+    num_processes: PositiveInt = Field(1, description="ranks, started by services.launch: local")
+    devices: _Indices = Field((), description="GPU indices, one per rank; empty: CPU")
+    cpus: _Indices = Field((), description="CPU cores of the group; empty: all")
+    threads: Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)] = Field(
+        "auto",
+        description="compute threads per process; auto: the permitted cores, divided between the ranks that compute on"
+        " them (at most 8 beside a GPU); a resumed run keeps its number",
+    )
+    address: str = Field("", description="host:port the controller connects to (launch: external)")
+    bind: str = Field("127.0.0.1:0", description="host:port rank 0 listens on; port 0 takes a free one")
+
+    @model_validator(mode="after")
+    def _one_device_per_rank(self) -> "ServiceConfig":
+        if self.devices and len(self.devices) != self.num_processes:
+            raise ValueError(f"devices lists {len(self.devices)} GPUs for num_processes {self.num_processes}")
+        return self
+
+
+class ServicesConfig(Section):
+    """The groups and how the controller reaches them."""
+
+    launch: Literal["local", "external"] = Field("local", description="local: the controller starts both groups")
+    actor: ServiceConfig = ServiceConfig()
+    critic: ServiceConfig = ServiceConfig()
+    allow_shared_devices: bool = Field(False, description="both groups may use the same GPUs, if memory allows")
+    start_timeout_s: float = Field(300.0, gt=0.0, description="until a group answers")
+    progress_timeout_s: float = Field(600.0, gt=0.0, description="longest silence of a running command")
+    reconnect_timeout_s: float = Field(
+        5.0, gt=0.0, description="how long a worker that cannot be reached is called again before its group is lost"
+    )
+    max_restarts: int = Field(
+        3, ge=0, description="times that lost groups are restarted and restored; every step that is new starts afresh"
+    )
+    restart_backoff_s: float = Field(
+        1.0, ge=0.0, description="pause before a restart; doubles with each one that brings no new step, up to 60 s"
+    )
+    max_queued_commands: PositiveInt = Field(16, description="commands that a service queues at most")
+    max_batch_bytes: PositiveInt = Field(4 << 30, description="largest batch a service takes")
+    max_held_bytes: PositiveInt = Field(
+        16 << 30, description="bytes of all batches that a service holds, and of those on their way to it"
+    )
+    max_send_s: float = Field(300.0, gt=0.0, description="seconds that a client may take to send one batch")
+    max_calls: PositiveInt = Field(64, description="calls that a service answers at a time, health checks aside")
+    security: SecurityConfig = SecurityConfig()
+
+    @model_validator(mode="after")
+    def _a_batch_fits_into_what_is_held(self) -> "ServicesConfig":
+        if self.max_held_bytes < self.max_batch_bytes:
+            raise ValueError(
+                f"max_held_bytes ({self.max_held_bytes}) must be at least max_batch_bytes ({self.max_batch_bytes})"
+            )
+        return self
+
+    def of(self, role: RoleName) -> ServiceConfig:
+        """Where the group of a role runs."""
+        service: ServiceConfig = getattr(self, role)
+        return service

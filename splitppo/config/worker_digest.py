@@ -1,0 +1,28 @@
+"""The digest of what shapes a worker: equal digests mean that controller and worker were given the same model."""
+
+import hashlib
+import json
+
+from splitppo.config.schema import Config
+from splitppo.config.section import RoleName
+
+# Keys of the rollout section that only the controller reads.
+_CONTROLLERS = {"stream_groups", "check_freq", "max_log_prob_diff"}
+
+
+def worker_digest(config: Config, role: RoleName) -> str:
+    """sha256 over the sections that shape this role's weights and samples, and nothing else.
+
+    A longer run, another address or another schedule leaves it unchanged.
+    """
+    sections: dict[str, object] = {
+        "seed": config.run.seed,
+        role: config.model_of(role).model_dump(mode="json"),
+        "rollout.n": config.rollout.n,
+        "data.max_response_length": config.data.max_response_length,
+    }
+    if role == "actor":
+        sections["rollout"] = config.rollout.model_dump(mode="json", exclude=_CONTROLLERS)
+        sections["data.tokenizer"] = config.data.tokenizer
+        sections["reference"] = config.uses_reference
+    return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()

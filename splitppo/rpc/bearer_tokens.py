@@ -1,0 +1,77 @@
+"""Bearer tokens: where they are read, how a caller shows one, how a server tells whether it is right."""
+
+import hmac
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from splitppo.config import ConfigError, SecurityConfig
+from splitppo.rpc.secret_files import read_file
+
+# How the local launcher hands the token of its run to the groups; read where the configuration names no token.
+RUN_TOKEN_VARIABLE = "SPLITPPO_RUN_TOKEN"  # noqa: S105 - a name
+
+# What can travel in a header, and is long enough not to be guessed.
+_TOKEN = re.compile(r"[\x21-\x7e]{16,512}")
+_HEADER = "authorization"
+_SCHEME = "Bearer "
+
+
+@dataclass(frozen=True, repr=False)  # shows no secret
+class BearerTokens:
+    """The tokens of a process; never empty. The first is shown to others, any of them is taken from others."""
+
+    accepted: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str, source: str) -> "BearerTokens":
+        """One token per line; ConfigError if one is unusable, or there is none, without repeating its text."""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if not lines:
+            raise ConfigError(f"{source} is empty, expected a token of 16 to 512 characters on each line")
+        for number, line in enumerate(lines, 1):
+            if not _TOKEN.fullmatch(line):
+                raise ConfigError(
+                    f"{source}: token {number} must be 16 to 512 printable ASCII characters without spaces, it has"
+                    f" {len(line)} characters; python -c 'import secrets; print(secrets.token_urlsafe(32))' makes one"
+                )
+        return cls(tuple(lines))
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((_HEADER, f"{_SCHEME}{self.accepted[0]}"),)
+
+    def why_refused(self, metadata: Iterable[tuple[str, Any]]) -> str:
+        """What is wrong with the token that a call carries; empty if nothing is. Never repeats it."""
+        shown = [value for key, value in metadata if key == _HEADER]
+        if not shown:
+            return "no token"
+        if len(shown) > 1:
+            return "more than one token"
+        value = shown[0] if isinstance(shown[0], bytes) else str(shown[0]).encode(errors="replace")
+        # All are compared, each in constant time: how long it takes says nothing of a token.
+        matches = [hmac.compare_digest(value, f"{_SCHEME}{token}".encode()) for token in self.accepted]
+        return "" if any(matches) else "wrong token"
+
+
+def load_tokens(config: SecurityConfig, environment: Mapping[str, str] = os.environ) -> BearerTokens | None:
+    """The tokens that the configuration names, else those of the launcher that started this process, else None.
+
+    Raises:
+        ConfigError: the file cannot be read, the variable is not set, or there is no usable token in it.
+    """
+    if config.token_file is not None:
+        source = f"services.security.token_file: {config.token_file}"
+        try:
+            text = read_file(config.token_file, "token_file", is_secret=True).decode()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{source} is not a text file") from error
+        return BearerTokens.parse(text, source)
+    variable = config.token_env or RUN_TOKEN_VARIABLE
+    if config.token_env is None and not environment.get(variable):
+        return None
+    if variable not in environment:
+        raise ConfigError(f"services.security.token_env: environment variable {variable} is not set")
+    return BearerTokens.parse(environment[variable], f"environment variable {variable}")

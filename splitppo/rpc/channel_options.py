@@ -1,0 +1,48 @@
+"""Channel and server options, the same in every process.
+
+Keepalive finds a dead peer or network within about 4 s (`ping_timeout_ms` must be set too, or a frozen peer is missed);
+a hung Python process still answers pings and is found by its missing progress instead. Servers allow the pings that
+clients send. gRPC's own retries are off: the client repeats a call under its request id, so that it joins the running
+one.
+"""
+
+from collections.abc import Sequence
+
+Options = Sequence[tuple[str, int]]
+
+# A batch header holds the row lengths of all columns and is the largest message (MAX_BATCH_ROWS rows of 11 columns in
+# three bytes each are 4.3 MB); chunks are 1 MiB. gRPC takes a message into memory before anybody can look at it.
+MAX_MESSAGE_BYTES = 8 << 20
+
+_BOTH: Options = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.http2.max_frame_size", (1 << 24) - 1),  # the most that HTTP/2 knows; fewer frames, less CPU per MiB
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+CLIENT_OPTIONS: Options = (
+    *_BOTH,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 0),
+    # A proxy that the environment names would see plaintext and tokens, also of calls to loopback addresses.
+    ("grpc.enable_http_proxy", 0),
+)
+
+SERVER_OPTIONS: Options = (
+    *_BOTH,
+    ("grpc.so_reuseport", 0),  # else a second worker shares a taken port in silence
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    # A client that vanished without a word gives its calls back after both of these.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.max_concurrent_streams", 128),  # of one connection; services.max_calls bounds those of all together
+    ("grpc.server_handshake_timeout_ms", 10_000),  # TLS and first frames; gRPC's own default is two minutes
+)

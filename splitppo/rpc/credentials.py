@@ -1,0 +1,100 @@
+"""Who may call whom: the credentials of a process, and the channels and ports that are opened with them."""
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from splitppo.config import SecurityConfig
+from splitppo.rpc.bearer_tokens import BearerTokens, load_tokens
+from splitppo.rpc.channel_options import CLIENT_OPTIONS
+
+if TYPE_CHECKING:
+    from splitppo.rpc.certificates import Identity
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a process proves itself with."""
+
+    identity: "Identity | None" = None  # None: plaintext
+    tokens: BearerTokens | None = None  # None: none is sent, and none is asked for
+
+    def channel(self, address: str, api: Any = grpc.aio) -> Any:
+        """A channel that shows certificate and token; the server must show a certificate for `address` (host:port).
+
+        `api` is grpc for callers without an event loop.
+        """
+        if self.identity is None:
+            channel = api.insecure_channel(address, options=list(CLIENT_OPTIONS))
+        else:
+            shown = grpc.ssl_channel_credentials(self.identity.ca, self.identity.key, self.identity.certificate)
+            channel = api.secure_channel(address, shown, options=list(CLIENT_OPTIONS))
+        return channel if self.tokens is None else _TokenChannel(channel, self.tokens)
+
+    def listen(self, server: grpc.aio.Server, bind: str) -> int:
+        """Adds a port to a server and returns its number; with TLS, callers must show a trusted certificate."""
+        if self.identity is None:
+            return server.add_insecure_port(bind)
+        pair = (self.identity.key, self.identity.certificate)
+        required = grpc.ssl_server_credentials([pair], self.identity.ca, require_client_auth=True)
+        return server.add_secure_port(bind, required)
+
+
+# A wire that only this machine sees.
+PLAINTEXT = Credentials()
+
+
+def load_credentials(config: SecurityConfig, role: str, environment: Mapping[str, str] = os.environ) -> Credentials:
+    """Reads what `services.security` names for a role; ConfigError if a file or variable cannot be used."""
+    identity = None
+    if (files := config.tls_files(role)) is not None:
+        # Imported late: without TLS nobody waits for the library behind it.
+        from splitppo.rpc.certificates import load_identity
+
+        identity = load_identity(*files)
+    return Credentials(identity, load_tokens(config, environment))
+
+
+def handshake_failure(details: str) -> str:
+    """What gRPC says of a TLS handshake that cannot succeed, as a sentence; empty for any other failure to connect."""
+    lowered = details.lower()
+    if "handshake failed" not in lowered:
+        return ""
+    if "wrong_version_number" in lowered:
+        return "it does not speak TLS, but services.security.tls is true here"
+    if "certificate_verify_failed" in lowered:
+        because = details.rpartition("CERTIFICATE_VERIFY_FAILED: ")[2].removesuffix(": OK")
+        return f"its certificate is not accepted ({because}; services.security.ca_file)"
+    return f"the TLS handshake with it fails: {details}"
+
+
+def connection_hint(details: str) -> str:
+    """What may be behind a worker that is there but hangs up, as the end of a sentence; empty for other failures."""
+    if "Socket closed" not in details and "Hostname Verification" not in details:
+        return ""
+    return " (it hangs up: does it want TLS, or another certificate? see services.security and the worker's output)"
+
+
+class _TokenChannel:
+    """A channel, blocking or not, whose calls carry the token."""
+
+    def __init__(self, channel: Any, tokens: BearerTokens) -> None:
+        self._channel = channel
+        self._metadata = tokens.metadata
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._channel, name)
+        if name not in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+            return attribute
+        return lambda *args, **kwargs: functools.partial(attribute(*args, **kwargs), metadata=self._metadata)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()

@@ -1,0 +1,16 @@
+"""Who calls, and which call it is."""
+
+import hashlib
+
+# Raised when a message or a rule of the wire changes in a way that the other side must know.
+PROTOCOL_VERSION = 1
+
+
+def request_id(run_id: str, epoch: int, step: int, method: str, *parts: str | int) -> str:
+    """Names a command: the same arguments give the same id, in this process or after a restart.
+
+    `epoch` is the controller's fencing token; `parts` is what else tells two commands of one step apart (slot kind,
+    part, model, attempt).
+    """
+    text = "\x1f".join(map(str, (run_id, epoch, step, method, *parts)))
+    return f"{method}-{step}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

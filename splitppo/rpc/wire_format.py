@@ -1,0 +1,126 @@
+"""Protobuf's wire format, by hand: a view of each field, and one copy of a chunk, where protobuf would make several.
+
+A chunk is written as plain protobuf, a PutBatchRequest or a GetBatchResponse (both have it in field 2), and read in
+only that very layout; everything else is left to protobuf.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import xxhash
+
+from splitppo.rpc.errors import LimitExceeded
+
+# A batch header, run id, epoch and batch; slot, rows, bytes and one entry per column. Repeated fields add up.
+MAX_HEADER_FIELDS = 64
+CHUNK_BYTES = 1 << 20
+
+# Field numbers and wire types of batch.proto and worker.proto.
+_CHUNK = 0x12  # field 2, length-delimited
+_OFFSET = 0x08  # field 1, varint
+_CHECKSUM = 0x19  # field 3, fixed64
+_PAYLOAD = 0x12  # field 2, length-delimited
+
+_VARINT, _FIXED64, _BYTES, _GROUP_BEGIN, _GROUP_END, _FIXED32 = range(6)
+_NUM_BYTES = {_FIXED64: 8, _GROUP_BEGIN: 0, _GROUP_END: 0, _FIXED32: 4}
+_MAX_VARINT_BYTES = 10
+
+
+class MalformedMessage(ValueError):
+    """Bytes that are no protobuf message."""
+
+
+def read_fields(message: memoryview) -> Iterator[tuple[int, Any]]:
+    """(tag, value) of each field in turn: the number of a varint, the bytes of any other field.
+
+    Raises:
+        MalformedMessage: once the fields before have been taken.
+    """
+    position = 0
+    while position < len(message):
+        tag, position = _read_varint(message, position)
+        if tag & 7 == _VARINT:
+            number, position = _read_varint(message, position)
+            yield tag, number
+            continue
+        if tag & 7 == _BYTES:
+            num_bytes, position = _read_varint(message, position)
+        elif (num_bytes := _NUM_BYTES.get(tag & 7, -1)) < 0:
+            raise MalformedMessage(f"tag {tag}")
+        if position + num_bytes > len(message):
+            raise MalformedMessage(f"a field of {num_bytes} bytes, {len(message) - position} are left")
+        yield tag, message[position : position + num_bytes]
+        position += num_bytes
+
+
+def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
+    """(number, position behind it)."""
+    number = 0
+    for index, digit in enumerate(message[position : position + _MAX_VARINT_BYTES]):
+        number |= (digit & 0x7F) << (7 * index)
+        if digit <= 0x7F:
+            return number, position + index + 1
+    raise MalformedMessage(f"no number at byte {position}")
+
+
+def varint(number: int) -> bytes:
+    """A number as protobuf writes it."""
+    digits = bytearray()
+    while number > 0x7F:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    digits.append(number)
+    return bytes(digits)
+
+
+def check_num_fields(message: bytes, path: Sequence[int]) -> None:
+    """Counts the fields of a batch header before protobuf makes an object of each: a small message can hold many.
+
+    `path` has field numbers: the first is looked into in the message, the second in what is found there.
+
+    Raises:
+        LimitExceeded: more than MAX_HEADER_FIELDS in all.
+    """
+    with suppress(MalformedMessage):
+        _count_fields(memoryview(message), path, 0)
+
+
+def _count_fields(message: memoryview, path: Sequence[int], counted: int) -> int:
+    for tag, value in read_fields(message):
+        counted += 1
+        if counted > MAX_HEADER_FIELDS:
+            raise LimitExceeded(f"a batch header has at most {MAX_HEADER_FIELDS} fields")
+        if path and tag == path[0] << 3 | _BYTES:
+            counted = _count_fields(value, path[1:], counted)
+    return counted
+
+
+def checksum(pieces: Sequence[memoryview]) -> int:
+    """xxh3-64 of the pieces, back to back."""
+    digest = xxhash.xxh3_64()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.intdigest()
+
+
+def serialise_chunk(offset: int, pieces: Sequence[memoryview]) -> bytes:
+    """The message with one chunk."""
+    num_bytes = sum(len(piece) for piece in pieces)
+    digest = checksum(pieces).to_bytes(8, "little")
+    parts = (bytes([_OFFSET]), varint(offset), bytes([_CHECKSUM]), digest, bytes([_PAYLOAD]), varint(num_bytes))
+    fields = b"".join(parts)
+    return b"".join((bytes([_CHUNK]), varint(len(fields) + num_bytes), fields, *pieces))
+
+
+def read_chunk(message: bytes) -> tuple[int, int, memoryview] | None:
+    """(offset, checksum, payload) of a message as `serialise_chunk` writes it; None for any other message."""
+    try:
+        ((tag, chunk),) = read_fields(memoryview(message))
+        if tag != _CHUNK:
+            return None
+        (first, offset), (second, digest), (third, payload) = read_fields(chunk)
+    except ValueError:  # malformed, or another number of fields
+        return None
+    is_ours = (first, second, third) == (_OFFSET, _CHECKSUM, _PAYLOAD)
+    return (offset, int.from_bytes(digest, "little"), payload) if is_ours else None

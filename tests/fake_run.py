@@ -1,0 +1,70 @@
+"""A trainer over services without processes, and what it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controller.rollout.evaluation import Evaluator
+from controller.run.checkpoint_store import CheckpointStore
+from controller.run.checkpoint_writer import CheckpointWriter
+from controller.run.state import RunState
+from controller.tracking.recorder import Recorder
+from controller.tracking.trackers import read_metrics
+from controller.trainer import Trainer
+from controller.workers.worker_groups import Workers
+from splitppo.config import Config
+from tests.fake_services import (
+    CallLog,
+    FakeActor,
+    FakeCritic,
+    FakeScorer,
+    make_config,
+    make_prompts,
+    make_table,
+    plain_display,
+)
+
+
+@dataclass
+class FakeRun:
+    """The trainer, what it was made of, and its metrics."""
+
+    config: Config
+    log: CallLog
+    actor: FakeActor
+    critic: FakeCritic
+    scorer: FakeScorer
+    store: CheckpointStore
+    recorder: Recorder
+    trainer: Trainer
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return read_metrics(self.config.run.dir / "metrics.jsonl")
+
+
+def make_run(run_dir: Path, *, at_step: int = 0, validates: bool = False, **changes: Any) -> FakeRun:
+    """A run that has done `at_step` steps; `changes` as for `make_config`."""
+    config = make_config(run_dir, **changes)
+    log = CallLog()
+    actor, critic, scorer = FakeActor(log), FakeCritic(log), FakeScorer(log)
+    actor.committed_step = critic.committed_step = at_step
+    prompts = make_prompts(config)
+    workers = Workers(actor, critic if config.uses_critic else None)
+    recorder = Recorder(config, run_dir, plain_display())
+    recorder.restart_at(at_step, workers.clients, None)
+    store = CheckpointStore(run_dir / "checkpoints")
+    trainer = Trainer(
+        config,
+        workers,
+        prompts,
+        scorer,
+        Evaluator(config, actor, make_table(2) if validates else None, scorer),
+        CheckpointWriter(store, workers.clients, config, on_saved=recorder.add_spans, on_commit=recorder.release),
+        recorder,
+        RunState.initial(config).at_step(at_step),
+    )
+    return FakeRun(config, log, actor, critic, scorer, store, recorder, trainer)

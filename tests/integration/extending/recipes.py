@@ -1,0 +1,121 @@
+"""Reads the recipes of docs/extending.md and follows them in a copy of the source tree.
+
+A recipe is a section; each of its fenced blocks is one action, which the line above the fence names:
+
+    `FILE`, a new file:                    FILE, which is not there yet, is what is in the block
+    `FILE`, at the end:                    the block is added to FILE
+    `FILE`, after the line `LINE`:         likewise, behind the only line that reads LINE, spaces at its ends aside
+    `FILE`, before the line `LINE`:        likewise, before it
+    `FILE`, in place of the line `LINE`:   likewise, and the line goes
+
+and a block of sh is run as it stands, wherever it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[3]
+PAGE = PROJECT / "docs" / "extending.md"
+
+_SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
+_BLOCK = re.compile(r"(?P<above>[^\n]*)\n+```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_PLACE = re.compile(
+    r"`(?P<file>[^`]+)`, (?P<how>a new file|at the end|(?P<where>after|before|in place of) the line `(?P<line>[^`]+)`):"
+)
+# What the make that runs this test hands on to every make inside.
+_OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS", "LOCK", "VENV", "VLLM")
+
+
+@dataclass(frozen=True)
+class Action:
+    """One block: an edit of a file, or commands (no file)."""
+
+    file: str
+    how: str
+    line: str
+    text: str
+
+
+def read_recipes(page: Path = PAGE) -> dict[str, Sequence[Action]]:
+    """The actions of every section that has some, by its title."""
+    text = page.read_text(encoding="utf-8")
+    heads = list(_SECTION.finditer(text))
+    ends = [*(head.start() for head in heads), len(text)]
+    recipes = {
+        head[1]: [_action(found) for found in _BLOCK.finditer(text, head.end(), end)]
+        for head, (_, end) in zip(heads, pairwise(ends), strict=True)
+    }
+    return {title: actions for title, actions in recipes.items() if actions}
+
+
+def _action(found: re.Match[str]) -> Action:
+    if found["language"] == "sh":
+        return Action("", "run", "", found["text"])
+    place = _PLACE.fullmatch(found["above"])
+    if place is None:
+        raise ValueError(f"the line above a block says where it goes, this one does not: {found['above']!r}")
+    return Action(place["file"], place["where"] or place["how"], place["line"] or "", found["text"])
+
+
+class Copy:
+    """A copy of the files that git tracks, to follow recipes in; `.venv` is the environment of this process."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=PROJECT, capture_output=True, text=True, check=True)
+        for name in filter(None, listed.stdout.split("\0")):
+            if (PROJECT / name).is_file():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(PROJECT / name, root / name)
+        (root / ".venv").symlink_to(sys.prefix)
+
+    def follow(self, recipe: Sequence[Action]) -> None:
+        """Does what the blocks say, one after the other."""
+        for action in recipe:
+            if action.how == "run":
+                self.run(action.text)
+            else:
+                self._edit(action)
+
+    def run(self, commands: str) -> None:
+        """Runs lines of sh at the root of the copy; AssertionError with all they have said if one of them fails."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        for name in _OF_MAKE:
+            environment.pop(name, None)
+        # The environment of `make setup-dev` is there: nothing is installed for a test.
+        commands = re.sub(r"^make ", "make --old-file=setup-dev ", commands, flags=re.MULTILINE)
+        ended = subprocess.run(
+            ["sh", "-euc", commands],
+            cwd=self.root,
+            env={**environment, "PYTHONPATH": str(self.root)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, f"{commands}\n{ended.stdout}"
+
+    def _edit(self, action: Action) -> None:
+        file = self.root / action.file
+        if action.how == "a new file":
+            assert not file.exists(), f"{action.file} is there already"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(action.text, encoding="utf-8")
+            return
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        start, end = len(lines), len(lines)
+        if action.how != "at the end":
+            places = [number for number, line in enumerate(lines) if line.strip() == action.line.strip()]
+            assert len(places) == 1, f"{action.file} has {len(places)} lines that read {action.line!r}, expected one"
+            start, end = places[0] + (action.how == "after"), places[0] + (action.how != "before")
+        file.write_text("".join([*lines[:start], action.text, *lines[end:]]), encoding="utf-8")

@@ -1,0 +1,150 @@
+"""A plain blocking gRPC client for tests of the runtime: stock stubs, nothing of the controller."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import grpc
+
+from splitppo.batch import Batch
+from splitppo.config import load_config
+from splitppo.config.worker_digest import worker_digest
+from splitppo.rpc.codec import BatchReceiver
+from splitppo.rpc.credentials import Credentials, load_credentials
+from splitppo.rpc.errors import WireError, error_from_rpc
+from splitppo.v1 import actor_pb2, actor_pb2_grpc, batch_pb2, critic_pb2, critic_pb2_grpc, worker_pb2, worker_pb2_grpc
+from tests.batch_streams import add, encode
+
+TIMEOUT_S = 60.0
+
+
+def experience(step: int) -> batch_pb2.Slot:
+    return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=step)
+
+
+@contextmanager
+def wire_errors() -> Iterator[None]:
+    """Raises what the worker raised."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_from_rpc(error) from error
+
+
+class Client:
+    """Introduces itself as the controller of one epoch."""
+
+    def __init__(
+        self,
+        address: str,
+        config_file: Path,
+        *,
+        role: Literal["actor", "critic"] = "critic",
+        run_id: str = "run",
+        epoch: int = 1,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self.config = load_config(config_file)
+        self.role, self.run_id, self.epoch = role, run_id, epoch
+        credentials = credentials or load_credentials(self.config.services.security, "controller")
+        self.channel = credentials.channel(address, grpc)
+        self.worker: Any = worker_pb2_grpc.WorkerServiceStub(self.channel)
+        self.actor: Any = actor_pb2_grpc.ActorServiceStub(self.channel)
+        self.critic: Any = critic_pb2_grpc.CriticServiceStub(self.channel)
+
+    def close(self) -> None:
+        self.channel.close()
+
+    def handshake(self, **changes: Any) -> worker_pb2.HandshakeResponse:
+        fields: dict[str, Any] = {
+            "protocol_version": 1,
+            "software_version": "test",
+            "run_id": self.run_id,
+            "epoch": self.epoch,
+            "config_digest": worker_digest(self.config, self.role),
+            "nonce": f"nonce-{secrets.token_hex(4)}",
+        }
+        (self.config.run.dir / fields["nonce"]).touch()
+        with wire_errors():
+            return self.worker.Handshake(worker_pb2.HandshakeRequest(**{**fields, **changes}), timeout=TIMEOUT_S)
+
+    def status(self) -> worker_pb2.GetStatusResponse:
+        with wire_errors():
+            return self.worker.GetStatus(worker_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
+
+    def put(self, slot: batch_pb2.Slot, **rows: Any) -> int:
+        header, chunks = encode(Batch.from_rows(**rows), slot)
+        opening = worker_pb2.PutBatchHeader(run_id=self.run_id, epoch=self.epoch, batch=header)
+        parts = [
+            worker_pb2.PutBatchRequest(header=opening),
+            *(worker_pb2.PutBatchRequest(chunk=chunk) for chunk in chunks),
+        ]
+        with wire_errors():
+            return self.worker.PutBatch(iter(parts), timeout=TIMEOUT_S).received_bytes
+
+    def get(self, slot: batch_pb2.Slot, *columns: str) -> Batch:
+        request = worker_pb2.GetBatchRequest(run_id=self.run_id, epoch=self.epoch, slot=slot, columns=columns)
+        with wire_errors():
+            parts = self.worker.GetBatch(request, timeout=TIMEOUT_S)
+            receiver = BatchReceiver(next(parts).header, 1 << 30)
+            add(receiver, *(part.chunk for part in parts))
+        return receiver.finish()
+
+    def header(self, base_step: int, request_id: str = "") -> worker_pb2.CommandHeader:
+        return worker_pb2.CommandHeader(
+            run_id=self.run_id, epoch=self.epoch, base_step=base_step, request_id=request_id or secrets.token_hex(8)
+        )
+
+    def compute_values(self, slot: batch_pb2.Slot, *, base_step: int, request_id: str = "") -> Any:
+        """The stream of events."""
+        request = critic_pb2.ComputeValuesRequest(header=self.header(base_step, request_id), slot=slot)
+        return self.critic.ComputeValues(request, timeout=TIMEOUT_S)
+
+    def update(self, step: int, *, base_step: int | None = None, request_id: str = "") -> Any:
+        header = self.header(step - 1 if base_step is None else base_step, request_id)
+        if self.role == "actor":
+            request = actor_pb2.ActorUpdateRequest(header=header, slot=experience(step))
+            return self.actor.Update(request, timeout=TIMEOUT_S)
+        return self.critic.Update(
+            critic_pb2.CriticUpdateRequest(header=header, slot=experience(step)), timeout=TIMEOUT_S
+        )
+
+    def save(self, base_step: int, *, request_id: str = "") -> Any:
+        return self.worker.SaveCheckpoint(
+            worker_pb2.SaveCheckpointRequest(header=self.header(base_step, request_id)), timeout=TIMEOUT_S
+        )
+
+    def load(self, step: int, *, base_step: int) -> Any:
+        return self.worker.LoadCheckpoint(
+            worker_pb2.LoadCheckpointRequest(header=self.header(base_step), step=step), timeout=TIMEOUT_S
+        )
+
+    def digest(self, base_step: int) -> str:
+        request = worker_pb2.ComputeWeightsDigestRequest(header=self.header(base_step))
+        return result(self.worker.ComputeWeightsDigest(request, timeout=TIMEOUT_S)).weights_sha256
+
+
+def result(stream: Any) -> worker_pb2.CommandResult:
+    """The result of a command, or its error as the worker raised it."""
+    with wire_errors():
+        *_, last = stream
+    return last.result
+
+
+def progress(stream: Any) -> worker_pb2.Progress:
+    """The next progress of a command."""
+    with wire_errors():
+        return next(stream).progress
+
+
+def error_of(stream: Any) -> WireError:
+    """The error that a command ends with."""
+    try:
+        reply = result(stream)
+    except WireError as error:
+        return error
+    raise AssertionError(f"expected an error, got {reply}")

@@ -1,0 +1,186 @@
+"""A group of two ranks: rows go out and come back in order; and what happens when a rank or the launcher dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from splitppo.rpc.errors import DataLoss, OutOfMemory, PeerDied
+from tests.checkpoints import DAMAGES
+from tests.groups import Group, is_alive, wait_until
+from tests.integration.runtime import toy
+from tests.integration.runtime.client import Client, error_of, experience, progress, result
+from tests.integration.runtime.conftest import MODULE, StartToy, Toy, write_config
+
+GENERATOR = np.random.default_rng(1)
+PROMPTS = [[int(token) for token in GENERATOR.integers(1, 9, length)] for length in GENERATOR.integers(1, 40, 23)]
+RESPONSES = [[int(token) for token in GENERATOR.integers(1, 9, length)] for length in GENERATOR.integers(1, 90, 23)]
+RETURNS = [[1.0] * len(response) for response in RESPONSES]
+
+
+@pytest.fixture(scope="module")
+def two(start_module_toy: StartToy) -> Toy:
+    toy = start_module_toy(2)
+    toy.client.put(experience(1), prompts=PROMPTS, responses=RESPONSES, returns=RETURNS)
+    return toy
+
+
+def test_results_of_two_ranks_are_in_the_order_of_the_rows(two: Toy) -> None:
+    result(two.client.compute_values(experience(1), base_step=0))
+    values = two.client.get(experience(1), "values")["values"]
+    assert values.values.tolist() == toy.values_of(PROMPTS, RESPONSES).values.tolist()
+
+
+def test_each_rank_holds_40_to_60_percent_of_the_tokens(two: Toy) -> None:
+    reply = result(two.client.compute_values(experience(1), base_step=0))
+    assert 0.4 <= reply.metrics["token_share"] <= 0.6
+
+
+def test_a_request_of_any_length_reaches_every_rank(two: Toy) -> None:
+    """Longer than what the 512-byte header holds inline."""
+    request = toy.critic_pb2.ComputeValuesRequest(header=two.client.header(0, "x" * 256), slot=experience(1))
+    request.header.run_id = two.client.run_id
+    assert result(two.client.critic.ComputeValues(request, timeout=60)).committed_step == 0
+
+
+def test_two_ranks_update_save_and_load_together(two: Toy) -> None:
+    client = two.client
+    assert result(client.update(1)).metrics["total"] == sum(map(len, RESPONSES))
+    weights = client.digest(1)
+    result(client.save(1))
+    result(client.load(0, base_step=1))
+    assert client.digest(0) != weights
+    result(client.load(1, base_step=0))
+    assert client.digest(1) == weights
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_two_ranks_go_on_after_a_damaged_checkpoint_was_refused(two: Toy, damage: Callable[[Path], None]) -> None:
+    client, step = two.client, two.client.status().committed_step + 1
+    client.put(experience(step), prompts=PROMPTS, responses=RESPONSES, returns=RETURNS)
+    result(client.update(step))
+    weights = client.digest(step)
+    result(client.save(step))
+    file = two.run_dir / "checkpoints" / f"global_step_{step}" / "critic" / "weights"
+    damage(file)
+    refusal = error_of(client.load(step, base_step=step))
+    assert isinstance(refusal, DataLoss)
+    assert f"{file}: expected " in refusal.message
+    assert client.digest(step) == weights
+
+
+def test_out_of_memory_before_the_other_rank_hears_of_the_command_is_refused_and_the_group_goes_on(two: Toy) -> None:
+    client, step = two.client, two.client.status().committed_step + 1
+    rows = {"responses": RESPONSES, "returns": RETURNS}
+    client.put(experience(step), prompts=[[toy.NO_MEMORY_TO_PREPARE], *PROMPTS[1:]], **rows)
+    refusal = error_of(client.update(step))
+    assert isinstance(refusal, OutOfMemory)
+    assert refusal.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    client.put(experience(step), prompts=PROMPTS, **rows)
+    assert result(client.update(step)).committed_step == step
+
+
+def test_sigterm_drains_both_ranks_after_the_running_command(two: Toy) -> None:
+    """Last of those that share the group: it ends here."""
+    client, step = two.client, two.client.status().committed_step + 1
+    client.put(experience(step), prompts=[[toy.BLOCK], [1]], responses=[[1], [2]], returns=[[1.0], [1.0]])
+    running = client.update(step)
+    assert progress(running).phase == "blocked"
+    queued = client.compute_values(experience(step), base_step=step - 1)
+    wait_until(lambda: client.status().queued_commands == 1, what="a command queued")
+    two.group.process.send_signal(signal.SIGTERM)
+    assert error_of(queued).code == grpc.StatusCode.UNAVAILABLE
+    health = health_pb2_grpc.HealthStub(client.channel)
+    assert (
+        health.Check(health_pb2.HealthCheckRequest(service="splitppo.v1.CriticService"), timeout=10).status
+        == health_pb2.HealthCheckResponse.NOT_SERVING
+    )
+    assert error_of(client.compute_values(experience(step), base_step=step - 1)).code == grpc.StatusCode.UNAVAILABLE
+    (two.run_dir / "go").touch()
+    assert result(running).committed_step == step
+    two.group.wait_ended()
+    assert not two.group.announcement.exists()
+    for rank in range(2):
+        assert "leaving" in (two.run_dir / "logs" / f"critic_{rank}.log").read_text().splitlines()[-1]
+
+
+def put_order(client: Client, order: int) -> None:
+    client.put(experience(1), prompts=[[order], [order]], responses=[[1], [2]], returns=[[1.0], [1.0]])
+
+
+def test_an_error_on_one_rank_names_it_and_ends_the_group(start_toy: StartToy) -> None:
+    broken = start_toy(2)
+    put_order(broken.client, toy.RAISE_ON_RANK + 1)
+    error = error_of(broken.client.update(1))
+    assert isinstance(error, PeerDied)
+    assert error.place.rank == 1
+    assert "rank 1 failed in step 1, Update (forward): RuntimeError: a toy has broken" in str(error)
+    assert broken.group.wait_ended() != 0
+    assert "a toy has broken" in (broken.run_dir / "logs" / "critic_1.log").read_text()
+    assert not broken.group.announcement.exists()
+
+
+@pytest.mark.parametrize("ranks", [(1,), (0, 1)], ids=["on rank 1", "on both ranks"])
+def test_a_rank_out_of_memory_in_a_command_ends_the_group_for_the_others_wait_for_it(
+    start_toy: StartToy, ranks: Sequence[int]
+) -> None:
+    point = "critic.update.begin"
+    group = start_toy(2, failpoints={point: [{"rank": rank, "action": "out_of_memory"} for rank in ranks]})
+    put_order(group.client, 1)
+    error = error_of(group.client.update(1))
+    assert isinstance(error, PeerDied)  # ABORTED: to send the update again would find nobody
+    assert error.place.rank in ranks
+    cause = f"MemoryError: failpoint {point} has fired"
+    assert f"rank {error.place.rank} failed in step 1, Update: {cause}; the group ends" in str(error)
+    assert group.group.wait_ended() != 0
+    assert not group.group.announcement.exists()
+    log = (group.run_dir / "logs" / f"critic_{error.place.rank}.log").read_text()
+    assert "MemoryError" in log
+
+
+def test_a_killed_follower_aborts_the_running_command_and_ends_the_group(start_toy: StartToy) -> None:
+    killed = start_toy(2)
+    put_order(killed.client, toy.BLOCK)
+    running = killed.client.update(1)
+    assert progress(running).phase == "blocked"
+    killed.group.kill_rank(1)
+    error = error_of(running)
+    assert isinstance(error, PeerDied)
+    assert "a peer rank died: rank 1" in str(error)
+    assert killed.group.wait_ended() != 0
+
+
+def test_every_rank_ends_when_the_launcher_goes(start_toy: StartToy) -> None:
+    orphaned = start_toy(2, lifeline=True)
+    put_order(orphaned.client, toy.BLOCK)
+    assert progress(orphaned.client.update(1)).phase == "blocked"
+    assert orphaned.group.process.stdin is not None
+    orphaned.group.process.stdin.close()
+    orphaned.group.wait_ended()
+    assert not any(is_alive(pid) for pid in orphaned.group.pids)
+
+
+def test_every_rank_ends_when_torchrun_is_killed(start_toy: StartToy) -> None:
+    orphaned = start_toy(2)
+    os.kill(orphaned.group.process.pid, signal.SIGKILL)
+    orphaned.group.wait_ended()
+
+
+def test_a_model_that_cannot_be_loaded_is_one_sentence_of_one_rank(tmp_path) -> None:
+    (tmp_path / "broken_model").touch()
+    group = Group(MODULE, write_config(tmp_path, 2), tmp_path, "critic", num_processes=2)
+    try:
+        assert group.wait_ended(120) != 0
+        assert group.output.count("error: the model folder is broken: no weights\n") == 1
+        own_lines = [line for line in group.output.splitlines() if "services.runtime" in line or "toy.py" in line]
+        assert own_lines == []
+        assert "the model folder is broken" in (tmp_path / "logs" / "critic_0.log").read_text()
+    finally:
+        group.stop()

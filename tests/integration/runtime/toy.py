@@ -1,0 +1,230 @@
+"""A role of plain tensors behind the real runtime: values are functions of the tokens, weights are a counter.
+
+Run by torchrun as `-m tests.integration.runtime.toy`. Its behaviour is steered by the first prompt token of the batch,
+and by files in the run folder, so that tests decide when it goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from services.runtime.context import RankContext
+from services.runtime.launch import run_service
+from services.runtime.ranks.sharding import Indices, shard_by_mini_batch, shard_by_tokens
+from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome
+from splitppo.batch import COLUMN_DTYPES, Batch, Column
+from splitppo.v1 import critic_pb2, worker_pb2
+
+# First token of the first prompt.
+BLOCK = 900  # until the file "go" exists in the run folder
+BUSY = 905  # likewise, and says all the time that it goes on
+RAISE_ON_RANK = 910  # + rank
+OUT_OF_MEMORY = 920
+FAIL_AFTER_STEP = 930
+REFUSED = 940
+NO_MEMORY_TO_PREPARE = 945  # rank 0, before the others hear of the command
+STREAM = 950  # in NUM_PARTS parts, each when the file "part_<number>" exists, until cancelled
+CANCEL_ON_RANK = 960  # + rank, which waits until it is cancelled; the others finish
+NUM_PARTS = 3
+
+
+class ToyRole:
+    """Values are 10 * rank-independent token sums; an update adds the global sum of returns to the weights."""
+
+    role = worker_pb2.ROLE_CRITIC
+    num_parameters = 1
+    model = "a number"
+
+    def __init__(self, context: RankContext) -> None:
+        if (context.config.run.dir / "broken_model").exists():
+            raise OSError("the model folder is broken: no weights")
+        self._context = context
+        self._weights = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._writer = ThreadPoolExecutor(1)
+        self._write(f"alive_{context.rank}", str(os.getpid()))
+
+    def _write(self, name: str, text: str) -> None:
+        (self._context.config.run.dir / name).write_text(text)
+
+    def commands(self) -> Sequence[Command]:
+        return (
+            Command(
+                "ComputeValues",
+                critic_pb2.ComputeValuesRequest,
+                self._compute_values,
+                columns=("prompts", "responses"),
+                prepare=self._prepare_values,
+                shard=_shard,
+                cancellable=True,
+            ),
+            Command(
+                "Update",
+                critic_pb2.CriticUpdateRequest,
+                self._update,
+                columns=("prompts", "responses", "returns"),
+                prepare=self._prepare,
+                shard=shard_by_mini_batch,
+                commits=True,
+            ),
+        )
+
+    def _prepare(self, request: Any, batch: Batch) -> Batch:
+        if batch["prompts"].values[0] == REFUSED:
+            raise ValueError("the first token is the one that is refused")
+        if batch["prompts"].values[0] == NO_MEMORY_TO_PREPARE:
+            raise MemoryError("no room for the rows")
+        return batch
+
+    def _prepare_values(self, request: Any, batch: Batch) -> Batch:
+        batch = self._prepare(request, batch)
+        if batch["prompts"].values[0] != STREAM:
+            return batch
+        slices = np.array_split(np.arange(batch.num_rows), NUM_PARTS)
+        groups = [[part] for part, rows in enumerate(slices) for _ in rows]
+        return batch.merge(Batch(batch.num_rows, {"groups": Column.from_rows(groups, COLUMN_DTYPES["groups"])}))
+
+    def _compute_values(self, request: Any, batch: Batch, progress: CommandProgress) -> Outcome:
+        if "groups" in batch:
+            return self._stream(batch, progress)
+        if batch["prompts"].values[0] >= CANCEL_ON_RANK:
+            return self._wait_on_rank(int(batch["prompts"].values[0]) - CANCEL_ON_RANK, batch, progress)
+        self._misbehave(batch, progress)
+        values = self._values(batch)
+        progress(batch.num_rows, batch.num_rows, "values")
+        return Outcome(values, self._token_metrics(batch))
+
+    def _values(self, batch: Batch) -> Batch:
+        rows = [
+            row.astype("float32") + 1000 * int(prompt.sum())
+            for prompt, row in zip(batch["prompts"].rows(), batch["responses"].rows(), strict=True)
+        ]
+        return Batch.from_rows(values=rows)
+
+    def _stream(self, batch: Batch, report: CommandProgress) -> Outcome:
+        """Parts in the order in which the test lets them end."""
+        report(0, 1, "streaming")
+        waiting = set(batch["groups"].values.tolist())
+        while waiting:
+            for group in sorted(waiting):
+                self._look_around(report)
+                if (self._context.config.run.dir / f"part_{group + 1}").exists():
+                    rows = batch.take(np.flatnonzero(batch["groups"].values == group))
+                    report.part_ready(group + 1, self._values(rows), policy_version=7)
+                    waiting.remove(group)
+        return Outcome(self._values(batch), policy_version=7)
+
+    def _wait_on_rank(self, rank: int, batch: Batch, report: CommandProgress) -> Outcome:
+        """One rank waits until it is cancelled, the others are done at once."""
+        report(0, 1, "waiting")
+        while self._context.rank == rank:
+            self._look_around(report)
+        return Outcome(self._values(batch))
+
+    def _look_around(self, report: CommandProgress) -> None:
+        time.sleep(0.01)
+        if report.is_cancelled:
+            self._write(f"cancelled_{self._context.rank}", "")
+            raise CommandCancelled
+
+    def _update(self, request: Any, batch: Batch, progress: CommandProgress) -> Outcome:
+        self._misbehave(batch, progress)
+        total = torch.tensor([float(batch["returns"].values.sum())], dtype=torch.float64)
+        self._all_reduce(total)
+        if self._optimizer is None:  # late: its first use imports for seconds
+            self._optimizer = torch.optim.SGD([self._weights], lr=1.0)
+        self._weights.grad = -total
+        self._optimizer.step()
+        if batch["prompts"].values[0] == FAIL_AFTER_STEP:
+            raise RuntimeError("the second optimizer step failed")
+        progress(1, 1, "update")
+        return Outcome(None, {"total": float(total)})
+
+    def _token_metrics(self, batch: Batch) -> dict[str, float]:
+        tokens = torch.tensor([len(batch["prompts"].values) + len(batch["responses"].values)], dtype=torch.float64)
+        all_tokens = tokens.clone()
+        self._all_reduce(all_tokens)
+        return {"token_share": float(tokens / all_tokens)}
+
+    def _all_reduce(self, tensor: torch.Tensor) -> None:
+        dist.all_reduce(tensor)
+
+    def _misbehave(self, batch: Batch, progress: CommandProgress) -> None:
+        """Does what the largest prompt token of all ranks asks for."""
+        order = torch.tensor([int(batch["prompts"].values.max())])
+        dist.all_reduce(order, op=dist.ReduceOp.MAX)
+        match int(order):
+            case token if token == BLOCK:
+                progress(0, 1, "blocked")
+                self._wait_for(self._context.config.run.dir / "go")
+            case token if token == BUSY:
+                self._wait_for(self._context.config.run.dir / "go", lambda: progress(0, 1, "blocked"))
+            case token if RAISE_ON_RANK <= token < RAISE_ON_RANK + 10:
+                progress(0, 1, "forward")
+                if self._context.rank == token - RAISE_ON_RANK:
+                    raise RuntimeError("a toy has broken")
+                self._all_reduce(torch.zeros(1))
+            case token if token == OUT_OF_MEMORY:
+                raise torch.OutOfMemoryError("no room for 1 TiB")
+
+    def _wait_for(self, file: Path, meanwhile: Callable[[], None] = lambda: None) -> None:
+        deadline = time.monotonic() + 60.0
+        while not file.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{file} never came")
+            meanwhile()
+            time.sleep(0.01)
+
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
+        snapshot, digest = float(self._weights.detach()), self.compute_weights_digest()
+
+        def write() -> str:
+            if (self._context.config.run.dir / "hold_save").exists():
+                self._wait_for(self._context.config.run.dir / "release_save")
+            if self._context.rank == 0:
+                (directory / "weights").write_text(repr(snapshot))
+                (directory / "state").write_bytes(service_state)
+            return digest
+
+        return self._writer.submit(write)
+
+    def check_checkpoint(self, directory: Path) -> None:
+        if not (directory / "state").exists():
+            raise ValueError(f"{directory} is torn")
+
+    def load_checkpoint(self, directory: Path | None) -> bytes:
+        with torch.no_grad():
+            self._weights.fill_(0.0 if directory is None else float((directory / "weights").read_text()))
+        return b"" if directory is None else (directory / "state").read_bytes()
+
+    def compute_weights_digest(self) -> str:
+        return hashlib.sha256(self._weights.detach().numpy().tobytes()).hexdigest()
+
+
+def _shard(batch: Batch, num_ranks: int) -> list[Indices]:
+    """What is streamed is dealt in turn, so that each of two ranks has rows of every part."""
+    if "groups" not in batch:
+        return shard_by_tokens(batch, num_ranks)
+    return [np.arange(rank, batch.num_rows, num_ranks) for rank in range(num_ranks)]
+
+
+def values_of(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> Column:
+    """What ComputeValues answers."""
+    rows = [[1000.0 * sum(p) + token for token in r] for p, r in zip(prompts, responses, strict=True)]
+    return Batch.from_rows(values=rows)["values"]
+
+
+build: Callable[[RankContext], ToyRole] = ToyRole
+
+if __name__ == "__main__":
+    run_service("critic", build)

@@ -1,0 +1,67 @@
+"""`make same-weights REF=commit`: the same runs, here and at that commit, end with the same weights, bit for bit.
+
+The quickstart, and short runs of every schedule with one and with two actor ranks, several mini-batches and epochs, KL
+in the reward and in the loss. For changes that must not change what is computed. Both trees run in this environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+QUICKSTART = ("recipes.sort_letters.quickstart",)
+SHORT = (
+    *("controller", "--config", "recipes/sort_letters/cpu.yaml", "run.total_steps=4"),
+    *("data.train_batch_size=64", "rollout.n=2", "actor.ppo_mini_batch_size=16", "actor.ppo_epochs=2"),
+    *("actor.use_kl_loss=true", "checkpoint.save_freq=2", "evaluation.min_accuracy=0"),
+)
+RUNS = {"quickstart": QUICKSTART} | {
+    f"{schedule}, {ranks} actor rank{'s' * (ranks > 1)}": (
+        *SHORT,
+        f"run.schedule={schedule}",
+        f"services.actor.num_processes={ranks}",
+    )
+    for ranks in (1, 2)
+    for schedule in ("serial", "gather", "overlap")
+}
+
+
+def weights_of(tree: Path, run: tuple[str, ...], folder: Path) -> str:
+    """sha256 of the actor's and the critic's weights at the end of a run in `tree`."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", *run, f"run.dir={folder}"]
+    ended = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    if ended.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} in {tree} exited with {ended.returncode}:\n{ended.stderr}")
+    digests = json.loads((folder / "summary.json").read_text())["weights_sha256"]
+    return f"{digests['actor'][:16]} {digests['critic'][:16]}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints both trees' digests run by run; 1 if any of them differ."""
+    parser = argparse.ArgumentParser(prog="python -m tests.same_weights", description=__doc__)
+    parser.add_argument("ref", help="the commit whose weights are expected")
+    ref = parser.parse_args(arguments).ref
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder) / "tree"
+        subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(other)], check=True)
+        subprocess.run(["git", "-C", str(other), "checkout", "--quiet", ref], check=True)
+        is_same = True
+        for number, (name, run) in enumerate(RUNS.items()):
+            before, now = (
+                weights_of(tree, run, Path(folder) / f"{number}-{which}")
+                for which, tree in (("before", other), ("now", ROOT))
+            )
+            is_same &= before == now
+            print(f"{'same' if before == now else 'DIFFERS'}  {name:24} {before}  {now}", flush=True)  # noqa: T201
+    return 0 if is_same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""The actor's commands on one rank: log-probs, updates and checkpoints, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from services.rollout.backends import BACKENDS, Backend
+from services.rollout.protocol import DecodingStep, Sampling, empty_responses
+from splitppo.batch import Batch, Column
+from splitppo.rpc.errors import WrongState
+from splitppo.v1 import actor_pb2
+from tests.models import EOS, VOCABULARY
+from tests.roles import (
+    RecordedProgress,
+    build_actor,
+    call,
+    experience,
+    generate_request,
+    log_probs_request,
+    prompts,
+    update_request,
+)
+
+
+class SleepyRollout:
+    """A rollout backend that knows whether it is awake; every response is one token."""
+
+    ranks_per_engine = 1
+
+    def __init__(self) -> None:
+        self.is_awake = True
+        self.policy_version: int | None = None
+
+    def sync_weights(self, version: int) -> None:
+        self.is_awake, self.policy_version = True, version
+
+    def sleep(self) -> None:
+        self.is_awake = False
+
+    def check_request(self, sampling: Sampling, num_tokens: int) -> None:
+        pass
+
+    def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
+        self.is_awake = True
+        responses = empty_responses(rows)
+        for response in responses:
+            response.extend([EOS], [0.0])
+        yield DecodingStep(len(responses), len(responses), responses)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda role, batch, report, _: call(role, "ComputeLogProbs", log_probs_request(), batch, report),
+        lambda role, batch, report, _: call(
+            role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_REFERENCE), batch, report
+        ),
+        lambda role, batch, report, _: call(role, "Update", update_request(), batch, report),
+        lambda role, _, __, folder: role.save_checkpoint(folder, b"", with_hf_model=True).result(timeout=60),
+        lambda role, _, __, ___: role.load_checkpoint(None),
+        lambda role, _, __, ___: role.compute_weights_digest(),
+    ],
+    ids=["log-probs of the policy", "of the reference", "update", "save", "load", "digest"],
+)
+def test_the_rollout_engine_sleeps_before_anything_else_computes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[..., object]
+) -> None:
+    rollout = SleepyRollout()
+    monkeypatch.setitem(cast(Any, BACKENDS), "hf", Backend(lambda _: None, lambda *_: rollout))
+    role = build_actor(model, use_kl_loss=True)
+    batch = experience(role)
+    batch = batch.merge(Batch(batch.num_rows, {"ref_log_probs": batch["rollout_log_probs"]}))
+    assert rollout.is_awake
+
+    class AsleepReport(RecordedProgress):
+        def __call__(self, done: int, total: int, phase: str) -> None:
+            assert not rollout.is_awake
+
+    work(role, batch, AsleepReport(), tmp_path)
+
+    assert not rollout.is_awake
+    call(role, "Generate", generate_request(), prompts())
+    assert rollout.is_awake
+
+
+def test_rollout_log_probs_equal_the_training_forwards(model: Path) -> None:
+    role = build_actor(model)
+    rollout = call(role, "Generate", generate_request(), prompts()).columns
+    assert rollout is not None
+
+    outcome = call(role, "ComputeLogProbs", log_probs_request(), rollout)
+
+    assert outcome.columns is not None
+    np.testing.assert_allclose(outcome.columns["old_log_probs"].values, rollout["rollout_log_probs"].values, atol=1e-5)
+
+
+def test_the_reference_starts_equal_to_the_policy_and_stays(model: Path) -> None:
+    role = build_actor(model, use_kl_loss=True)
+    batch = experience(role)
+    first = call(role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_REFERENCE), batch).columns
+    old = call(role, "ComputeLogProbs", log_probs_request(), batch).columns
+    assert first is not None
+    assert old is not None
+
+    call(role, "Update", update_request(), batch.merge(first))
+
+    again = call(role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_REFERENCE), batch).columns
+    moved = call(role, "ComputeLogProbs", log_probs_request(), batch).columns
+    assert again is not None
+    assert moved is not None
+    np.testing.assert_array_equal(first["ref_log_probs"].values, old["old_log_probs"].values)
+    np.testing.assert_array_equal(first["ref_log_probs"].values, again["ref_log_probs"].values)
+    assert np.abs(moved["old_log_probs"].values - old["old_log_probs"].values).max() > 1e-4
+
+
+def test_update_reports_the_actors_metrics_and_moves_the_weights(model: Path) -> None:
+    role = build_actor(model, use_kl_loss=True)
+    batch = experience(role)
+    reference = call(role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_REFERENCE), batch).columns
+    assert reference is not None
+    before = role.compute_weights_digest()
+
+    metrics = call(role, "Update", update_request(), batch.merge(reference)).metrics
+
+    assert role.compute_weights_digest() != before
+    names = (
+        "pg_loss",
+        "pg_clipfrac",
+        "pg_clipfrac_lower",
+        "ppo_kl",
+        "entropy",
+        "kl_loss",
+        "kl_coef",
+        "grad_norm",
+        "lr",
+    )
+    assert {f"actor/{name}" for name in names} <= set(metrics)
+    assert metrics["actor/lr"] == 1e-3
+    assert 0 < metrics["actor/entropy"] < np.log(len(VOCABULARY))
+    assert not any("sum/" in name or "num_tokens" in name for name in metrics)
+    assert not any("mfu" in name for name in metrics)  # on a CPU
+
+
+def test_in_the_first_mini_batch_the_ratio_is_exactly_one(model: Path) -> None:
+    role = build_actor(model, ppo_mini_batch_size=4)
+    batch = experience(role)
+    old = call(role, "ComputeLogProbs", log_probs_request(), batch).columns
+    assert old is not None
+
+    metrics = call(role, "Update", update_request(), batch.merge(old)).metrics
+
+    assert metrics["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["actor/pg_clipfrac"] == 0.0
+
+
+def test_without_old_log_probs_one_mini_batch_gives_the_same_weights(model: Path) -> None:
+    digests = []
+    for with_old in (True, False):
+        role = build_actor(model, ppo_mini_batch_size=4)
+        batch = experience(role)
+        if with_old:
+            old = call(role, "ComputeLogProbs", log_probs_request(), batch).columns
+            assert old is not None
+            batch = batch.merge(old)
+        call(role, "Update", update_request(), batch)
+        digests.append(role.compute_weights_digest())
+
+    assert digests[0] == digests[1]
+
+
+def test_advance_only_leaves_the_weights_and_needs_no_advantages(model: Path) -> None:
+    role = build_actor(model)
+    batch = experience(role).select(["prompts", "responses"])
+    before = role.compute_weights_digest()
+
+    outcome = call(role, "Update", update_request(advance_only=True), batch)
+
+    assert role.compute_weights_digest() == before
+    assert outcome.metrics == {}
+
+
+def test_two_runs_give_the_same_weights_bit_for_bit_and_the_initial_model_can_be_restored(model: Path) -> None:
+    role = build_actor(model, ppo_epochs=2, shuffle=True)
+    initial, digests = role.compute_weights_digest(), []
+    for _ in range(2):
+        call(role, "Update", update_request(), experience(role))
+        digests.append(role.compute_weights_digest())
+        assert role.load_checkpoint(None) == b""
+
+    assert digests[0] == digests[1] != initial
+    assert role.compute_weights_digest() == initial
+
+
+def test_a_checkpoint_brings_back_weights_and_state(model: Path, tmp_path: Path) -> None:
+    role = build_actor(model)
+    call(role, "Update", update_request(), experience(role))
+    saved = role.compute_weights_digest()
+    role.save_checkpoint(tmp_path / "actor", b"ledger", with_hf_model=False).result(timeout=60)
+    call(role, "Update", update_request(2), experience(role))
+
+    assert role.load_checkpoint(tmp_path / "actor") == b"ledger"
+    assert role.compute_weights_digest() == saved
+
+
+def test_compute_log_probs_refuses_a_model_that_is_not_there(model: Path) -> None:
+    role = build_actor(model)
+    batch = Batch.from_rows(prompts=[[5]], responses=[[6, 7]])
+
+    with pytest.raises(ValueError, match="this actor holds no reference"):
+        call(role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_REFERENCE), batch)
+    with pytest.raises(ValueError, match="model must be POLICY or REFERENCE"):
+        call(role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_UNSPECIFIED), batch)
+
+
+def test_update_refuses_what_it_cannot_train_on(model: Path) -> None:
+    role = build_actor(model, use_kl_loss=True)
+    whole = experience(role)
+    bad = np.array([np.nan, *whole["advantages"].values[1:]], np.float32)
+    poisoned = Batch(whole.num_rows, {"advantages": Column(bad, whole["advantages"].lengths)})
+    reference = call(role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_REFERENCE), whole).columns
+    assert reference is not None
+
+    with pytest.raises(WrongState, match="Update needs advantages, ref_log_probs, which the slot lacks"):
+        call(role, "Update", update_request(), whole.select(["prompts", "responses"]))
+    with pytest.raises(WrongState, match="Update needs ref_log_probs, which the slot lacks"):
+        call(role, "Update", update_request(), whole)
+    with pytest.raises(ValueError, match="column 'advantages', row 0: expected a finite number, got nan"):
+        call(role, "Update", update_request(), whole.merge(reference).merge(poisoned))
+    with pytest.raises(ValueError, match="9 rows do not divide into mini-batches of 6"):
+        call(role, "Update", update_request(), whole.merge(reference).take(np.arange(9)))

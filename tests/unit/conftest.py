@@ -1,0 +1,15 @@
+"""What the tests of several rooms share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.models import save_policy
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy of random weights."""
+    return save_policy(tmp_path_factory.mktemp("models") / "policy")

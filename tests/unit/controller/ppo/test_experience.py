@@ -1,0 +1,179 @@
+"""From scores to rewards, advantages and returns, on rows worked by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.ppo.experience import Experience, assemble_experience
+from splitppo.batch import Batch
+from tests.fake_services import make_config
+
+# Four responses to two prompts: of 3, 1, 0 and 2 tokens.
+RESPONSES = [[5, 6, 7], [5], [], [5, 6]]
+SCORES = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
+
+
+def assemble(tmp_path: Path, columns: dict[str, Any], *, num_samples: int = 2, **changes: Any) -> Experience:
+    rollouts = Batch.from_rows(prompts=[[1], [1], [2, 3], [2, 3]], responses=RESPONSES, **columns)
+    algorithm = make_config(tmp_path, **changes).algorithm
+    return assemble_experience(algorithm, rollouts, SCORES, num_samples=num_samples, kl_coef=0.5)
+
+
+def like_responses(number: float) -> list[list[float]]:
+    return [[number] * len(row) for row in RESPONSES]
+
+
+def test_the_score_sits_on_the_last_token_of_its_response(tmp_path: Path) -> None:
+    experience = assemble(tmp_path, {}, algorithm__adv_estimator="grpo")
+    assert experience.rewards.tolist() == [[0, 0, 1], [2, 0, 0], [0, 0, 0], [0, 4, 0]]
+
+
+def test_an_empty_response_gets_no_reward_anywhere(tmp_path: Path) -> None:
+    experience = assemble(tmp_path, {"values": like_responses(0.0)})
+    assert not experience.rewards[2].any()
+    assert not experience.mask[2].any()
+    assert len(experience.batch["advantages"].rows()[2]) == 0
+
+
+def test_holes_in_the_response_mask_get_no_reward_and_no_advantage(tmp_path: Path) -> None:
+    mask = [[1, 0, 0], [1], [], [0, 1]]
+    experience = assemble(tmp_path, {"response_mask": mask}, algorithm__adv_estimator="reinforce_plus_plus")
+    assert experience.rewards.tolist() == [[1, 0, 0], [2, 0, 0], [0, 0, 0], [0, 4, 0]]
+    advantages = experience.advantages
+    assert np.count_nonzero(advantages[~experience.mask]) == 0
+    assert [len(row) for row in experience.batch["advantages"].rows()] == [3, 1, 0, 2]
+
+
+def test_the_kl_is_subtracted_from_every_tokens_reward(tmp_path: Path) -> None:
+    columns = {
+        "old_log_probs": like_responses(-1.0),
+        "ref_log_probs": like_responses(-1.25),
+        "values": like_responses(0.0),
+    }
+    experience = assemble(tmp_path, columns, algorithm__use_kl_in_reward=True)
+    # k1 is 0.25 nats on every token, times a coefficient of 0.5.
+    assert experience.rewards.tolist() == [[-0.125, -0.125, 0.875], [1.875, 0, 0], [0, 0, 0], [-0.125, 3.875, 0]]
+    assert experience.kl == pytest.approx(0.25 * 3 / 4, abs=1e-6)  # the empty row counts as 0
+    assert experience.metrics == {"actor/reward_kl_penalty": experience.kl, "actor/reward_kl_penalty_coeff": 0.5}
+
+
+def test_without_kl_in_the_reward_there_is_no_kl(tmp_path: Path) -> None:
+    experience = assemble(tmp_path, {"ref_log_probs": like_responses(-9.0)}, algorithm__adv_estimator="grpo")
+    assert experience.kl is None
+    assert experience.rewards.sum() == 7.0
+
+
+def test_returns_with_gamma_and_lambda_one_are_the_rewards_to_go(tmp_path: Path) -> None:
+    experience = assemble(tmp_path, {"values": like_responses(0.5)})
+    returns = [row.tolist() for row in experience.batch["returns"].rows()]
+    assert returns == [[1, 1, 1], [2], [], [4, 4]]
+
+
+def test_gae_advantages_are_whitened_over_all_tokens_and_returns_are_not(tmp_path: Path) -> None:
+    experience = assemble(tmp_path, {"values": like_responses(0.5)}, algorithm__lam=0.9)
+    advantages = experience.batch["advantages"].values
+    assert advantages.mean() == pytest.approx(0.0, abs=1e-6)
+    assert advantages.std(ddof=1) == pytest.approx(1.0, abs=1e-6)
+    assert experience.batch["returns"].values.mean() > 1.0
+
+
+def test_neighbouring_rows_are_the_samples_of_one_prompt(tmp_path: Path) -> None:
+    experience = assemble(tmp_path, {}, algorithm__adv_estimator="grpo", algorithm__norm_adv_by_std_in_grpo=False)
+    # Rows 0 and 1 have scores 1 and 2; rows 2 and 3 have 0 (no token to put it on) and 4.
+    assert [row.tolist() for row in experience.batch["advantages"].rows()] == [[-0.5] * 3, [0.5], [], [2.0] * 2]
+
+
+# Rollout correction.
+
+OFF = {"old_log_probs": like_responses(-1.0), "values": like_responses(0.5)}
+# The trainer finds the last token of row 0, and row 1, far less likely than the rollout backend did.
+ROLLOUT = [[-1.0, -1.0, 3.0], [3.0], [], [-1.0, -1.0]]
+
+
+def test_a_rejected_token_gets_nothing_and_the_score_moves_to_the_last_one_that_is_left(tmp_path: Path) -> None:
+    correction = {"rollout_rs": "token_k1", "rollout_rs_threshold": 2.0}
+    experience = assemble(tmp_path, {**OFF, "rollout_log_probs": ROLLOUT}, algorithm__rollout_correction=correction)
+    assert [row.tolist() for row in experience.batch["response_mask"].rows()] == [[1, 1, 0], [0], [], [1, 1]]
+    assert experience.learned.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 0], [1, 1, 0]]
+    assert experience.rewards.tolist() == [[0, 1, 0], [2, 0, 0], [0, 0, 0], [0, 4, 0]]
+    assert [row.tolist() for row in experience.batch["returns"].rows()] == [[1, 1, 0], [0], [], [4, 4]]
+    advantages = experience.advantages
+    assert not advantages[~experience.learned].any()
+    assert advantages[experience.learned].mean() == pytest.approx(0.0, abs=1e-6)  # whitened over what is learned from
+    assert experience.metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(2 / 6)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus_baseline"])
+def test_a_response_that_is_rejected_still_counts_in_its_groups_baseline(tmp_path: Path, estimator: str) -> None:
+    correction = {"rollout_rs": "seq_max_k3", "rollout_rs_threshold": 1.0}
+    rollout = [[-1.0] * 3, [3.0], [], [-1.0] * 2]
+    columns = {"old_log_probs": like_responses(-1.0), "rollout_log_probs": rollout}
+    changes = {"algorithm__adv_estimator": estimator, "algorithm__norm_adv_by_std_in_grpo": False}
+    all_kept = assemble(tmp_path, columns, **changes)
+    experience = assemble(tmp_path, columns, algorithm__rollout_correction=correction, **changes)
+    assert experience.learned.sum(axis=1).tolist() == [3, 0, 0, 2]
+    if estimator == "reinforce_plus_plus_baseline":
+        assert np.sign(experience.advantages[[0, 3], 0]).tolist() == [-1.0, 1.0]
+    else:
+        expected = np.where(experience.learned, all_kept.advantages, 0.0)
+        np.testing.assert_array_equal(experience.advantages, expected)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize("num_left", [0, 1])
+def test_where_too_little_is_left_nothing_is_learned(tmp_path: Path, estimator: str, num_left: int) -> None:
+    correction = {"rollout_rs": "token_k2", "rollout_rs_threshold": 0.5}
+    rollout = like_responses(-9.0)
+    rollout[1] = [-1.0] * num_left or [-9.0]
+    changes = {"algorithm__adv_estimator": estimator, "algorithm__rollout_correction": correction}
+    experience = assemble(tmp_path, {**OFF, "rollout_log_probs": rollout}, **changes)
+    assert not experience.advantages.any()
+    for name in ("advantages", "returns", "response_mask"):
+        assert not experience.batch[name].values.any()
+    assert experience.rewards.sum() == 7.0
+
+
+def test_the_kl_in_the_reward_is_measured_on_all_tokens(tmp_path: Path) -> None:
+    correction = {"rollout_rs": "token_k1", "rollout_rs_threshold": 2.0}
+    columns = {**OFF, "rollout_log_probs": ROLLOUT, "ref_log_probs": like_responses(-1.25)}
+    changes = {"algorithm__rollout_correction": correction, "algorithm__use_kl_in_reward": True}
+    assert assemble(tmp_path, columns, **changes).kl == pytest.approx(0.25 * 3 / 4, abs=1e-6)
+
+
+def test_weights_go_to_the_actor_alone_and_the_mask_to_both(tmp_path: Path) -> None:
+    columns = {**OFF, "rollout_log_probs": like_responses(-1.5)}
+    weighted = assemble(tmp_path, columns, algorithm__rollout_correction={"rollout_is": "token"})
+    assert set(weighted.actor_columns.columns) == {"advantages", "rollout_is_weights"}
+    assert set(weighted.critic_columns.columns) == {"returns"}
+    np.testing.assert_allclose(weighted.batch["rollout_is_weights"].values, np.exp(0.5), rtol=1e-6)
+    correction = {"rollout_rs": "token_k1", "rollout_rs_threshold": 2.0}
+    masked = assemble(tmp_path, columns, algorithm__rollout_correction=correction)
+    assert set(masked.actor_columns.columns) == {"advantages", "response_mask"}
+    assert set(masked.critic_columns.columns) == {"returns", "response_mask"}
+
+
+def test_without_correction_what_differs_is_measured_and_changes_nothing(tmp_path: Path) -> None:
+    measured = assemble(tmp_path, {**OFF, "rollout_log_probs": ROLLOUT})
+    plain = assemble(tmp_path, OFF)
+    assert measured.metrics["training/rollout_log_probs_diff_max"] == 4.0
+    assert plain.metrics == {}
+    np.testing.assert_array_equal(measured.advantages, plain.advantages)
+    assert set(measured.actor_columns.columns) == {"advantages"}
+
+
+def test_correction_without_both_log_probs_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="rollout correction needs old_log_probs and rollout_log_probs"):
+        assemble(tmp_path, OFF, algorithm__rollout_correction={"rollout_is": "token"})
+
+
+def test_columns_of_the_rollouts_stay_beside_what_was_learned(tmp_path: Path) -> None:
+    experience = assemble(tmp_path, {"values": like_responses(0.5)})
+    assert set(experience.batch.columns) == {"prompts", "responses", "values", "advantages", "returns"}
+    assert all(
+        column.values.dtype == np.float32 for name, column in experience.batch.columns.items() if "p" not in name
+    )
+    assert experience.num_tokens == 6 + 6

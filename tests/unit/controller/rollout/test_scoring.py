@@ -1,0 +1,106 @@
+"""What is judged: decoded responses only, each with its own prompt's truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from controller.data.tokenizer import Tokenizer
+from controller.rollout.results import ScoredResponses, ScoredSample
+from controller.rollout.scoring import Scorer
+from rewards.samples import Failure, Sample, Scored
+from splitppo.batch import Batch
+from tests.fake_services import make_table
+
+EOS, EOS_TOO = 3, 4
+# Prompt 0 is answered by "ab" and "a<eos>", prompt 1 by "" and "b<eos2>".
+RESPONSES = [[1, 2], [1, EOS], [], [2, EOS_TOO]]
+
+
+class LengthReward:
+    """Scores a response by its letters; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self.num_examine = -1
+
+    async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
+        self.samples, self.num_examine = list(samples), num_examine
+        extras: list[dict[str, float]] = [{}, {"acc": 0.5}, {"acc": 1.0}, {}]
+        return [Scored(len(sample.response), extra) for sample, extra in zip(samples, extras, strict=True)]
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    backend = Backend(models.WordLevel({"?": 0, "a": 1, "b": 2, "<eos>": EOS, "<eos2>": EOS_TOO}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(["<eos>", "<eos2>"])
+    return Tokenizer(backend, (EOS, EOS_TOO))
+
+
+async def judge(tokenizer: Tokenizer, reward: LengthReward, *, num_examine: int = 0) -> ScoredResponses:
+    prompts = make_table().take(np.array([0, 1]))
+    rollouts = prompts.repeated(2).merge(Batch.from_rows(responses=RESPONSES))
+    scorer = Scorer(tokenizer, reward)  # type: ignore[arg-type]
+    return await scorer.score(prompts, rollouts, num_samples=2, num_examine=num_examine)
+
+
+async def test_the_reward_sees_the_response_without_prompt_and_special_tokens(tokenizer: Tokenizer) -> None:
+    reward = LengthReward()
+    scored = await judge(tokenizer, reward)
+    assert [sample.response for sample in reward.samples] == ["ab", "a", "", "b"]
+    assert scored.scores.tolist() == [2, 1, 0, 1]
+
+
+async def test_every_response_is_judged_by_its_own_prompts_row(tokenizer: Tokenizer) -> None:
+    reward = LengthReward()
+    await judge(tokenizer, reward, num_examine=3)
+    rows = [(s.data_source, s.ground_truth, s.extra_info, s.prompt) for s in reward.samples]
+    of_first, of_second = ("a", "truth 0", {"row": 0}, "prompt 0"), ("b", "truth 1", {"row": 1}, "prompt 1")
+    assert rows == [of_first, of_first, of_second, of_second]
+    assert reward.num_examine == 3
+
+
+async def test_any_eos_token_ends_a_response_and_an_empty_one_has_not_ended(tokenizer: Tokenizer) -> None:
+    scored = await judge(tokenizer, LengthReward())
+    assert scored.ended.tolist() == [False, True, False, True]
+
+
+async def test_rows_for_the_rollout_files_hold_scores_and_extra_fields(tokenizer: Tokenizer) -> None:
+    scored = await judge(tokenizer, LengthReward())
+    rows = list(scored.as_rows())
+    assert rows[1] == {
+        "data_source": "a",
+        "prompt": "prompt 0",
+        "response": "a",
+        "ground_truth": "truth 0",
+        "score": 1.0,
+        "acc": 0.5,
+    }
+    assert [row["acc"] for row in rows] == [None, 0.5, 1.0, None]
+
+
+def responses(*scores: float, **fields: Any) -> ScoredResponses:
+    return ScoredResponses([ScoredSample("p", f"answer {score}", score, "t", "letters", **fields) for score in scores])
+
+
+def test_responses_of_groups_are_joined_in_their_order() -> None:
+    joined = ScoredResponses.join(
+        [
+            responses(1.0, extra={"acc": 0.5}),
+            responses(2.0, has_ended=False),
+            responses(3.0, extra={"format": 1.0}, failure=Failure.CRASH),
+        ]
+    )
+    assert joined.scores.tolist() == [1.0, 2.0, 3.0]
+    assert joined.scores.dtype == np.float32
+    assert joined.ended.tolist() == [True, False, True]
+    assert joined.extra == {"acc": [0.5, None, None], "format": [None, None, 1.0]}
+    assert joined.failures == {Failure.CRASH: 1}
+    assert [row["response"] for row in joined.as_rows()] == ["answer 1.0", "answer 2.0", "answer 3.0"]

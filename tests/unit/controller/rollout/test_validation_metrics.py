@@ -1,0 +1,124 @@
+"""Validation figures: worked by hand, and the bootstrap against a plain reimplementation of verl's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.rollout.results import ScoredSample
+from controller.rollout.validation_metrics import accuracy_by_source, validation_metrics
+from controller.tracking.metric_names import check_declared
+
+
+def answers(source: str, prompt: int, *fields: dict[str, Any]) -> list[ScoredSample]:
+    """Responses to one prompt, each with its reward and the scorer's other fields."""
+    return [ScoredSample("", "", extra.pop("reward"), "", source, prompt_index=prompt, extra=extra) for extra in fields]
+
+
+def verl_bootstrap(
+    values: Sequence[object], n: int, reduce: Callable[[list[object]], float], seed: int = 42
+) -> tuple[float, float]:
+    """1000 draws of n with replacement, as verl draws them: mean and standard deviation of what they reduce to."""
+    random = np.random.RandomState(seed)
+    results = []
+    for _ in range(1000):
+        drawn = random.choice(len(values), size=n, replace=True)
+        results.append(reduce([values[index] for index in drawn]))
+    return float(np.mean(results)), float(np.std(results))
+
+
+def majority(votes: list[tuple[str, float]]) -> float:
+    counts = Counter(pred for pred, _ in votes)
+    winner = max(counts, key=lambda pred: counts[pred])
+    return next(value for pred, value in votes if pred == winner)
+
+
+def test_one_greedy_sample_per_prompt_gives_the_mean_per_source() -> None:
+    judged = [
+        *answers("gsm8k", 0, {"reward": 1.0}),
+        *answers("gsm8k", 1, {"reward": 0.0}),
+        *answers("math", 0, {"reward": 1.0}),
+    ]
+    metrics = validation_metrics(judged)
+    assert metrics == {
+        "val/accuracy": pytest.approx(2 / 3),
+        "val-core/gsm8k/reward/mean@1": 0.5,
+        "val-core/math/reward/mean@1": 1.0,
+    }
+    check_declared(metrics)
+    accuracy = accuracy_by_source(judged)
+    assert accuracy.overall == pytest.approx(2 / 3)
+    assert accuracy.by_source == {"gsm8k": 0.5, "math": 1.0}
+
+
+def test_where_there_is_an_acc_it_counts_and_the_reward_is_auxiliary() -> None:
+    judged = [
+        *answers("s", 0, {"reward": -1.0, "acc": False}),
+        *answers("s", 1, {"reward": 2.0, "acc": True}),
+    ]
+    metrics = validation_metrics(judged)
+    assert metrics["val-core/s/acc/mean@1"] == 0.5
+    assert metrics["val-aux/s/reward/mean@1"] == 0.5
+    assert accuracy_by_source(judged).overall == 0.5
+
+
+def test_a_failed_scorer_counts_as_wrong_also_where_it_left_no_acc() -> None:
+    judged = [*answers("s", 0, {"reward": 0.0}), *answers("s", 1, {"reward": 1.0, "acc": True})]
+    assert accuracy_by_source(judged).overall == 0.5
+    assert validation_metrics(judged)["val-core/s/acc/mean@1"] == 0.5
+
+
+def test_best_worst_and_majority_equal_verls_bootstrap() -> None:
+    values = [0.0, 1.0, 0.0, 0.5, 1.0]
+    preds = ["x", "y", "x", "z", "y"]
+    metrics = validation_metrics(
+        answers("s", 0, *({"reward": value, "pred": pred} for value, pred in zip(values, preds, strict=True)))
+    )
+    assert metrics["val-core/s/reward/mean@5"] == 0.5
+    assert metrics["val-aux/s/reward/std@5"] == pytest.approx(np.std(values))
+    for n in (2, 4, 5):
+        figures = {
+            "best": verl_bootstrap(values, n, max),
+            "worst": verl_bootstrap(values, n, min),
+            "maj": verl_bootstrap(list(zip(preds, values, strict=True)), n, majority),
+        }
+        for kind, (mean, std) in figures.items():
+            assert metrics[f"val-aux/s/reward/{kind}@{n}/mean"] == pytest.approx(mean)
+            assert metrics[f"val-aux/s/reward/{kind}@{n}/std"] == pytest.approx(std)
+    assert not any("@3" in name for name in metrics)
+    check_declared(metrics)
+
+
+def test_figures_are_taken_per_prompt_and_then_averaged() -> None:
+    metrics = validation_metrics(
+        [
+            *answers("s", 0, {"reward": 1.0}, {"reward": 1.0}),
+            *answers("s", 1, {"reward": 0.0}, {"reward": 0.0}),
+        ]
+    )
+    assert metrics["val-aux/s/reward/best@2/mean"] == 0.5
+    assert metrics["val-aux/s/reward/std@2"] == 0.0
+
+
+def test_without_preds_there_is_no_majority() -> None:
+    metrics = validation_metrics(answers("s", 0, {"reward": 1.0}, {"reward": 0.0}))
+    assert not any("maj" in name for name in metrics)
+
+
+def test_text_fields_are_no_metrics() -> None:
+    metrics = validation_metrics(answers("s", 0, {"reward": 1.0, "comment": "fine"}))
+    assert not any("comment" in name for name in metrics)
+
+
+def test_a_field_that_a_scorer_left_empty_is_no_answer() -> None:
+    metrics = validation_metrics(answers("s", 0, {"reward": 1.0, "acc": None, "pred": None}))
+    assert set(metrics) == {"val/accuracy", "val-core/s/reward/mean@1"}
+
+
+def test_a_validation_without_responses_is_refused() -> None:
+    with pytest.raises(ValueError, match="without any response"):
+        accuracy_by_source([])

@@ -1,0 +1,286 @@
+"""The checkpoints folder: what counts, what is kept, what is removed, what another run left."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from controller.run.checkpoint_store import CheckpointStore, ControllerPart
+from controller.run.state import RunState
+from splitppo.config import ConfigError
+from splitppo.manifest import DamagedCheckpoint
+from tests.checkpoints import DAMAGES, cut, empty, flip, remove, write_part
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints")
+
+
+def write_parts(store: CheckpointStore, step: int) -> dict[str, str]:
+    """What the services leave before the controller commits; the sha256 of their manifests."""
+    return {role: write_part(store.folder(step) / role, role, step) for role in ("actor", "critic")}
+
+
+def save(store: CheckpointStore, *steps: int, keep: int = 10) -> None:
+    for step in steps:
+        manifests = write_parts(store, step)
+        store.commit(step, part(step).state.model_dump(mode="json"), part(step).metrics, manifests=manifests, keep=keep)
+
+
+def part(step: int) -> ControllerPart:
+    return ControllerPart(state=RunState(step=step, kl_coef=0.5), metrics={"training/global_step": float(step)})
+
+
+def folders(store: CheckpointStore) -> set[str]:
+    return {folder.name for folder in store.path.glob("global_step_*")}
+
+
+def test_a_folder_counts_only_with_its_marker(store: CheckpointStore) -> None:
+    assert store.latest_step() == 0
+    save(store, 1, 3)
+    write_parts(store, 4)
+    assert store.steps() == [1, 3]
+    assert store.latest_step() == 3
+    assert store.load(3) == part(3)
+    assert (store.path / "latest").read_text() == "3\n"
+
+
+def test_steps_are_ordered_as_numbers(store: CheckpointStore) -> None:
+    save(store, 9, 10, 100)
+    assert store.steps() == [9, 10, 100]
+
+
+@pytest.mark.parametrize(
+    ("fails", "written"),
+    [
+        ("global_step_1/controller.json", []),
+        ("global_step_1/COMMITTED", ["controller.json"]),
+        ("latest", ["controller.json", "COMMITTED"]),
+    ],
+)
+def test_the_marker_is_written_after_the_state_and_before_latest(
+    store: CheckpointStore, fails: str, written: list[str]
+) -> None:
+    manifests = write_parts(store, 1)
+    (store.path / fails).mkdir()
+    with pytest.raises(IsADirectoryError):
+        store.commit(1, {"step": 1}, {}, manifests=manifests, keep=10)
+    in_order = [store.folder(1) / "controller.json", store.folder(1) / "COMMITTED", store.path / "latest"]
+    assert [file.name for file in in_order if file.is_file()] == written
+
+
+def test_a_commit_that_fails_before_its_end_leaves_a_folder_that_does_not_count(store: CheckpointStore) -> None:
+    save(store, 1)
+    write_parts(store, 2)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        store.commit(2, {"step": object()}, {}, manifests={}, keep=10)
+    assert store.latest_step() == 1
+    assert (store.path / "latest").read_text() == "1\n"
+
+
+def test_only_the_newest_are_kept_also_across_restarts(store: CheckpointStore) -> None:
+    save(store, 1, 2, 3, keep=2)
+    assert folders(store) == {"global_step_2", "global_step_3"}
+    save(CheckpointStore(store.path), 4, keep=2)
+    assert folders(store) == {"global_step_3", "global_step_4"}
+
+
+def test_what_interrupted_saves_have_left_is_removed_by_the_next_commit(store: CheckpointStore) -> None:
+    write_parts(store, 1)
+    write_parts(store, 5)
+    (store.path / ".latest.17.tmp").touch()
+    save(store, 3)
+    assert folders(store) == {"global_step_3"}
+    assert {entry.name for entry in store.path.iterdir()} == {"global_step_3", "latest"}
+
+
+def test_what_interrupted_saves_have_left_is_removed_and_named(store: CheckpointStore) -> None:
+    save(store, 3)
+    write_parts(store, 5)
+    (store.path / "global_step_6").mkdir()
+    (store.path / "global_step_notes").mkdir()
+    assert store.remove_leftovers() == [5, 6]
+    assert folders(store) == {"global_step_3", "global_step_notes"}
+
+
+def test_a_run_that_goes_back_forgets_later_checkpoints_and_half_pairs(store: CheckpointStore) -> None:
+    save(store, 1, 2, 3)
+    write_parts(store, 4)
+    (store.path / "global_step_notes").mkdir()
+    store.forget_after(1)
+    assert folders(store) == {"global_step_1", "global_step_notes"}
+    assert store.latest_step() == 1
+
+
+def test_a_checkpoint_of_this_run_is_adopted_where_it_lies(store: CheckpointStore) -> None:
+    save(store, 1, 2)
+    before = (store.folder(1) / "actor" / "shard").stat().st_ino
+    assert store.adopt(store.folder(1)) == 1
+    assert (store.folder(1) / "actor" / "shard").stat().st_ino == before
+    assert store.steps() == [1, 2]
+
+
+def test_a_checkpoint_of_another_run_is_copied_whole(store: CheckpointStore, tmp_path: Path) -> None:
+    other = CheckpointStore(tmp_path / "other" / "checkpoints")
+    save(other, 7)
+    assert store.adopt(other.folder(7)) == 7
+    shutil.rmtree(tmp_path / "other")
+    assert store.steps() == [7]
+    assert store.load(7) == part(7)
+    assert (store.folder(7) / "critic" / "shard").read_text() == "critic 7"
+
+
+def test_an_adopted_checkpoint_replaces_one_of_the_same_step(store: CheckpointStore, tmp_path: Path) -> None:
+    other = CheckpointStore(tmp_path / "other" / "checkpoints")
+    save(other, 7)
+    before = (other.folder(7) / "actor" / "shard").stat().st_ino
+    save(store, 7)
+    (store.folder(7) / "stale").touch()
+    store.adopt(other.folder(7))
+    assert (store.folder(7) / "actor" / "shard").stat().st_ino == before
+    assert not (store.folder(7) / "stale").exists()
+
+
+def test_a_relative_path_and_a_link_are_adopted_like_the_folder_they_name(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(store, 2)
+    monkeypatch.chdir(store.path)
+    assert store.adopt(Path("global_step_2")) == 2
+    (tmp_path / "best").symlink_to(store.folder(2))
+    assert store.adopt(tmp_path / "best") == 2
+
+
+@pytest.mark.parametrize("missing", ["COMMITTED", "controller.json"])
+def test_a_torn_checkpoint_is_not_adopted(store: CheckpointStore, missing: str) -> None:
+    save(store, 1)
+    (store.folder(1) / missing).unlink()
+    with pytest.raises(ConfigError, match=r"run\.resume: .*global_step_1 is no complete checkpoint; expected auto"):
+        store.adopt(store.folder(1))
+
+
+# Bad luck.
+
+OF_THE_CONTROLLER = ["COMMITTED", "controller.json", "actor/manifest.json", "critic/manifest.json"]
+
+
+# Without its marker it would be no checkpoint at all.
+ALL_BUT_HALF_PAIRS = [
+    (file, one) for file in OF_THE_CONTROLLER for one in DAMAGES if (file, one) != ("COMMITTED", remove)
+]
+
+
+@pytest.mark.parametrize(("file", "damage"), ALL_BUT_HALF_PAIRS)
+def test_the_pair_before_a_damaged_one_is_used_and_nothing_is_lost(
+    store: CheckpointStore, file: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    save(store, 1, 2)
+    damage(store.folder(2) / file)
+    with caplog.at_level(logging.WARNING):
+        assert store.newest_whole_step() == 1
+    (warning,) = caplog.records
+    assert "the checkpoint of step 2 is damaged (" in warning.message
+    assert f"{store.folder(2) / file}: " in warning.message
+    assert warning.message.endswith("renamed to damaged_global_step_2; the one before is used: step 1")
+    assert (store.path / "damaged_global_step_2" / "actor" / "shard").read_text() == "actor 2"
+    assert store.steps() == [1]
+
+
+def test_every_single_bit_of_a_marker_counts(store: CheckpointStore) -> None:
+    save(store, 1)
+    marker = store.folder(1) / "COMMITTED"
+    content = marker.read_bytes()
+    for position in range(len(content)):
+        changed = bytearray(content)
+        changed[position] ^= 1
+        marker.write_bytes(changed)
+        with pytest.raises(DamagedCheckpoint, match="COMMITTED: expected "):
+            store.check(1)
+    marker.write_bytes(content)
+    assert set(store.check(1)) == {"actor", "critic"}
+
+
+def test_the_marker_of_another_checkpoint_does_not_count(store: CheckpointStore) -> None:
+    save(store, 1, 2)
+    shutil.copy(store.folder(1) / "COMMITTED", store.folder(2) / "COMMITTED")
+    with pytest.raises(DamagedCheckpoint, match=r"COMMITTED: expected the commit marker of step 2"):
+        store.check(2)
+
+
+def test_a_whole_part_of_another_checkpoint_does_not_count(store: CheckpointStore) -> None:
+    save(store, 1, 2)
+    shutil.rmtree(store.folder(2) / "critic")
+    shutil.copytree(store.folder(1) / "critic", store.folder(2) / "critic")
+    with pytest.raises(DamagedCheckpoint, match=r"critic/manifest\.json: expected sha256 "):
+        store.check(2)
+
+
+def test_when_all_are_damaged_the_initial_models_are_left(
+    store: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(store, 1, 2)
+    empty(store.folder(1) / "COMMITTED")
+    flip(store.folder(2) / "controller.json")
+    assert store.newest_whole_step() == 0
+    assert "NONE IS LEFT, the run starts again at step 0 with the initial models" in caplog.records[-1].message
+    save(store, 2)
+    cut(store.folder(2) / "COMMITTED")
+    assert store.newest_whole_step() == 0
+    assert {folder.name for folder in store.path.glob("damaged_*")} == {
+        "damaged_global_step_1",
+        "damaged_global_step_2",
+        "damaged_global_step_2.2",
+    }
+
+
+def test_a_damaged_checkpoint_counts_not_among_those_that_are_kept(store: CheckpointStore) -> None:
+    save(store, 1, 2, 3, keep=3)
+    store.set_aside(3, DamagedCheckpoint("the shard is gone"))
+    save(store, 4, keep=2)
+    assert folders(store) == {"global_step_2", "global_step_4"}
+
+
+def test_a_pair_without_a_critic_is_whole(store: CheckpointStore) -> None:
+    store.commit(1, {}, {}, manifests={"actor": write_part(store.folder(1) / "actor", "actor", 1)}, keep=1)
+    assert list(store.check(1)) == ["actor"]
+
+
+def test_a_damaged_checkpoint_of_another_run_is_not_adopted_and_costs_none_of_this_one(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    other = CheckpointStore(tmp_path / "other" / "checkpoints")
+    save(other, 7)
+    save(store, 7)
+    flip(other.folder(7) / "critic" / "shard")
+    with pytest.raises(
+        ConfigError, match=r"run\.resume: .* is damaged: .*/global_step_7/critic/shard: expected sha256"
+    ):
+        store.adopt(other.folder(7))
+    assert set(store.check(7)) == {"actor", "critic"}
+
+
+def test_a_removal_that_is_cut_short_leaves_nothing_that_counts(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(store, 1, 2)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    store.forget_after(1)
+    assert (store.folder(2) / "actor" / "shard").exists()
+    assert store.steps() == [1]
+
+
+@pytest.mark.parametrize("name", ["nowhere/global_step_1", "best", "global_step_x"])
+def test_what_is_no_checkpoint_folder_is_not_adopted(store: CheckpointStore, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    if "nowhere" not in name:
+        folder.mkdir()
+        (folder / "COMMITTED").touch()
+        (folder / "controller.json").touch()
+    with pytest.raises(ConfigError, match="is no complete checkpoint"):
+        store.adopt(folder)
+    assert store.latest_step() == 0

@@ -1,0 +1,243 @@
+"""Who may use a run folder, and with which config."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.run.folder import RunFolder
+from splitppo.config import Config, ConfigError, load_config
+from splitppo.config.threads import permitted_cores, resolve_threads
+from splitppo.v1.worker_pb2 import HandshakeResponse, Process
+from tests.fake_services import CallLog, FakeActor, make_config
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def leave_a_run(run_dir: Path, **changes: Any) -> None:
+    """What a run leaves that recorded step 1."""
+    with RunFolder(make_config(run_dir, **changes)):
+        (run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
+
+
+def reopen(run_dir: Path, **changes: Any) -> None:
+    with RunFolder(make_config(run_dir, **changes)):
+        pass
+
+
+# The config.
+
+
+def test_the_resolved_config_is_stored_and_loads_to_an_equal_one(run_dir: Path) -> None:
+    config = make_config(run_dir, actor__lr=1e-6)
+    with RunFolder(config) as folder:
+        assert load_config(folder.config_file) == folder.config == resolve_threads(config, permitted_cores())
+
+
+def threads(config: Config) -> list[int | str]:
+    return [config.services.actor.threads, config.services.critic.threads]
+
+
+def test_threads_are_stored_as_numbers_which_a_resumed_run_keeps_on_any_machine(run_dir: Path) -> None:
+    with RunFolder(make_config(run_dir)) as folder:
+        assert all(isinstance(number, int) for number in threads(folder.config))
+    leave_a_run(run_dir, services={"actor": {"threads": 61}, "critic": {"threads": 67}})  # on a machine with many cores
+    assert threads(RunFolder(make_config(run_dir)).resolve()) == [61, 67]
+    reopen(run_dir)
+    assert threads(load_config(run_dir / "config.yaml")) == [61, 67]
+    reopen(run_dir, services__critic={"threads": 2})
+    assert threads(load_config(run_dir / "config.yaml")) == [61, 2]
+
+
+def test_a_start_that_failed_leaves_no_threads_to_keep(run_dir: Path) -> None:
+    with RunFolder(make_config(run_dir, services__actor={"threads": 61})):
+        pass
+    with RunFolder(make_config(run_dir)) as folder:
+        assert folder.config == resolve_threads(make_config(run_dir), permitted_cores())
+
+
+def test_threads_of_groups_that_others_start_are_theirs_to_resolve(run_dir: Path) -> None:
+    with RunFolder(make_config(run_dir, services__launch="external")) as folder:
+        assert threads(folder.config) == threads(load_config(folder.config_file)) == ["auto", "auto"]
+
+
+@pytest.mark.parametrize("stored", ["{", "[]", "services: 7", "", "# nothing", "run: {name: 2024-13-45}"])
+def test_a_stored_config_that_somebody_has_broken_is_refused(run_dir: Path, stored: str) -> None:
+    leave_a_run(run_dir)
+    (run_dir / "config.yaml").write_text(stored)
+    with pytest.raises(
+        ConfigError, match=r"run\.dir: .* (is not valid YAML|is no configuration|belongs to a run with another config)"
+    ):
+        reopen(run_dir)
+
+
+def test_another_config_is_refused_with_each_difference_by_key(run_dir: Path) -> None:
+    leave_a_run(run_dir)
+    with pytest.raises(ConfigError, match="belongs to a run with another config") as refused:
+        reopen(run_dir, actor__lr=0.5, algorithm__adv_estimator="grpo", data__val_files="val.jsonl")
+    lines = str(refused.value).splitlines()[1:]
+    assert lines == [
+        "  data.val_files: [] in the folder, ['val.jsonl'] now",
+        "  algorithm.adv_estimator: 'gae' in the folder, 'grpo' now",
+        "  actor.lr: 1e-06 in the folder, 0.5 now",
+    ]
+
+
+def test_a_refused_config_leaves_the_stored_one(run_dir: Path) -> None:
+    leave_a_run(run_dir)
+    before = (run_dir / "config.yaml").read_bytes(), (run_dir / "controller.epoch").read_bytes()
+    with pytest.raises(ConfigError):
+        reopen(run_dir, actor__lr=0.5)
+    assert ((run_dir / "config.yaml").read_bytes(), (run_dir / "controller.epoch").read_bytes()) == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run__total_steps": 99},
+        {"run__stop_after_step": 1},
+        {"run__schedule": "serial"},
+        {"run__name": "other"},
+        {"evaluation__test_freq": 7},
+        {"checkpoint__save_freq": 7},
+        {"checkpoint__keep": 9},
+        {"tracking__sample_freq": 7},
+        {"services__actor": {"num_processes": 2}},
+        {"services__launch": "external"},
+        {"actor__ppo_max_token_len_per_gpu": 4096},
+    ],
+)
+def test_how_long_where_and_how_often_may_change(run_dir: Path, changes: dict[str, Any]) -> None:
+    leave_a_run(run_dir)
+    reopen(run_dir, **changes)
+    expected = resolve_threads(make_config(run_dir, **changes), permitted_cores())
+    assert load_config(run_dir / "config.yaml") == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run__seed": 2},
+        {"data__train_batch_size": 3},
+        {"rollout__temperature": 0.5},
+        {"actor__ppo_epochs": 2},
+        {"critic__warmup_steps": 2},
+        {"algorithm__gamma": 0.5},
+        {"reward__custom_function_path": "mine.py"},
+    ],
+)
+def test_what_is_computed_may_not_change(run_dir: Path, changes: dict[str, Any]) -> None:
+    leave_a_run(run_dir)
+    with pytest.raises(ConfigError, match=" in the folder, "):
+        reopen(run_dir, **changes)
+
+
+def test_a_start_that_recorded_nothing_does_not_bind_the_folder(run_dir: Path) -> None:
+    reopen(run_dir, actor__model="models/mistyped")
+    reopen(run_dir, actor__model="models/policy", run__resume="disable")
+    assert load_config(run_dir / "config.yaml").actor.model == "models/policy"
+
+
+def test_a_fresh_run_is_refused_where_a_run_is(run_dir: Path) -> None:
+    leave_a_run(run_dir)
+    with pytest.raises(ConfigError, match=r"holds a run already; remove it, .* or set run\.resume=auto"):
+        reopen(run_dir, run__resume="disable")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"run\.dir: cannot use the run folder .*file/run: Not a directory"):
+        reopen(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "controller.epoch"])
+def test_a_file_that_cannot_be_written_is_named_and_the_folder_left(run_dir: Path, name: str) -> None:
+    (run_dir / name).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=rf"run\.dir: cannot use the run folder .*: Is a directory \(.*{name}\)"):
+        reopen(run_dir)
+    (run_dir / name).rmdir()
+    reopen(run_dir)
+
+
+def test_a_nonce_that_cannot_be_removed_does_not_keep_the_folder(run_dir: Path) -> None:
+    with RunFolder(make_config(run_dir)) as folder:
+        nonce = run_dir / folder.lease.nonce
+        nonce.unlink()
+        nonce.mkdir()
+    nonce.rmdir()
+    reopen(run_dir)
+
+
+# One controller at a time.
+
+
+def test_a_second_controller_is_refused_while_the_first_one_lives(run_dir: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from controller.run.folder import RunFolder\n"
+        "from tests.fake_services import make_config\n"
+        "with RunFolder(make_config(Path(sys.argv[1]))): print('mine', flush=True); sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code, str(run_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "mine\n"
+        with pytest.raises(ConfigError, match=r"run\.dir: another controller is running in "):
+            reopen(run_dir)
+        other.communicate("")
+    reopen(run_dir)
+
+
+def test_a_refusal_leaves_the_folder_to_others(run_dir: Path) -> None:
+    leave_a_run(run_dir)
+    with pytest.raises(ConfigError):
+        reopen(run_dir, actor__lr=0.5)
+    reopen(run_dir)
+
+
+def test_every_start_raises_the_epoch_and_keeps_the_run_id(run_dir: Path) -> None:
+    leases = []
+    for _ in range(3):
+        with RunFolder(make_config(run_dir)) as folder:
+            leases.append(folder.lease)
+    assert [lease.epoch for lease in leases] == [1, 2, 3]
+    assert len({lease.run_id for lease in leases}) == 1
+    assert len({lease.nonce for lease in leases}) == 3
+
+
+def test_two_folders_are_two_runs(tmp_path: Path) -> None:
+    with RunFolder(make_config(tmp_path / "a")) as one, RunFolder(make_config(tmp_path / "b")) as other:
+        assert one.lease.run_id != other.lease.run_id
+
+
+def test_the_nonce_is_there_while_the_folder_is_held_and_gone_afterwards(run_dir: Path) -> None:
+    with RunFolder(make_config(run_dir)) as folder:
+        assert (run_dir / folder.lease.nonce).exists()
+    assert not list(run_dir.glob("nonce-*"))
+
+
+def test_a_nonce_that_a_crash_has_left_is_removed(run_dir: Path) -> None:
+    run_dir.mkdir()
+    (run_dir / "nonce-0123").touch()
+    with RunFolder(make_config(run_dir)) as folder:
+        assert [file.name for file in run_dir.glob("nonce-*")] == [folder.lease.nonce]
+
+
+def test_processes_json_lists_every_process_and_the_controller(run_dir: Path) -> None:
+    actor = FakeActor(CallLog())
+    ranks = [Process(rank=rank, pid=100 + rank, host="here") for rank in range(2)]
+    actor.address, actor.worker = "127.0.0.1:5000", HandshakeResponse(instance_id="abc", processes=ranks)
+    with RunFolder(make_config(run_dir)) as folder:
+        folder.write_processes([actor])
+    rows = json.loads((run_dir / "processes.json").read_text())
+    known = {"role": "actor", "address": "127.0.0.1:5000", "instance_id": "abc", "host": "here"}
+    assert rows[:2] == [{**known, "rank": 0, "pid": 100}, {**known, "rank": 1, "pid": 101}]
+    assert [row["role"] for row in rows] == ["actor", "actor", "controller"]
+    assert all(row.keys() == rows[0].keys() for row in rows)

@@ -1,0 +1,146 @@
+"""What a run reads: every mistake in models, tokenizer and data is one sentence, before anything is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+
+from controller.preflight import check_config, check_models, load_inputs
+from splitppo.config import Config, ConfigError
+from tests.fake_services import make_config
+
+LETTERS = "abcdefghij"
+
+
+def write_model(folder: Path, *, vocab_size: int = 20, nested: bool = False, **more: int) -> str:
+    """A model folder as far as the controller reads it."""
+    folder.mkdir(parents=True)
+    backend = Backend(models.WordLevel({letter: index for index, letter in enumerate(LETTERS)}, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.save(str(folder / "tokenizer.json"))
+    sizes = {"vocab_size": vocab_size, **more}
+    (folder / "config.json").write_text(json.dumps({"text_config": sizes} if nested else sizes))
+    return str(folder)
+
+
+def write_rows(file: Path, *data_sources: str) -> str:
+    rows = [{"prompt": "abc", "data_source": source, "reward_model": {"ground_truth": "c"}} for source in data_sources]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Any:
+    """A config whose files are all there; changes replace them."""
+    actor = write_model(tmp_path / "actor")
+    train = write_rows(tmp_path / "train.jsonl", *["sort_letters"] * 4)
+
+    def config(**changes: Any) -> Config:
+        return make_config(tmp_path / "run", **{"actor__model": actor, "data__train_files": train} | changes)
+
+    return config
+
+
+def test_a_run_reads_tokenizer_and_prompts_and_knows_their_sources(tmp_path: Path, make: Any) -> None:
+    val = write_rows(tmp_path / "val.jsonl", "openai/gsm8k")
+    inputs = load_inputs(make(data__val_files=val))
+    assert inputs.data_sources == {"sort_letters", "openai/gsm8k"}
+    assert inputs.prompts.table.num_prompts == 4
+    assert inputs.val_prompts is not None
+    assert inputs.tokenizer.vocab_size == len(LETTERS)
+
+
+@pytest.mark.parametrize("key", ["actor", "critic"])
+def test_a_missing_model_folder_is_named_with_its_key(make: Any, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^model folder /no/such/model does not exist \(key {key}\.model\)$"):
+        load_inputs(make(**{f"{key}__model": "/no/such/model"}))
+
+
+def test_a_folder_without_a_config_is_no_model(tmp_path: Path, make: Any) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"^critic\.model: .*empty has no config\.json$"):
+        load_inputs(make(critic__model=str(tmp_path / "empty")))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_vocabularies_that_differ_are_refused_with_both_sizes(tmp_path: Path, make: Any, nested: bool) -> None:
+    critic = write_model(tmp_path / "critic", vocab_size=30, nested=nested)
+    with pytest.raises(ConfigError, match=r"^actor\.model has a vocabulary of 20 tokens, critic\.model one of 30$"):
+        load_inputs(make(critic__model=critic))
+
+
+@pytest.mark.parametrize("key", ["actor", "critic"])
+@pytest.mark.parametrize("backend", ["hf", "vllm"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_longer_than_a_models_positions_are_refused(
+    tmp_path: Path, make: Any, key: str, backend: str, nested: bool
+) -> None:
+    model = write_model(tmp_path / "short", nested=nested, max_position_embeddings=515)
+    fits = {f"{key}__model": model, "rollout__backend": backend, "data__max_response_length": 3}
+    assert check_models(make(**fits)) == 20
+    with pytest.raises(ConfigError, match=rf"^{key}\.model has max_position_embeddings 515, .*\(516 tokens\)"):
+        check_models(make(**fits | {"data__max_response_length": 4}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"max_model_len": 1025}, r"max_model_len \(1025\) must not exceed .* actor\.model \(1024\); lower rollout"),
+        ({"tensor_model_parallel_size": 4}, r"num_attention_heads of actor\.model \(6\) must be a multiple .*\(4\)"),
+        ({"tensor_model_parallel_size": 3}, r"num_key_value_heads of actor\.model \(2\) must be a multiple or .*\(3\)"),
+    ],
+)
+def test_what_vllm_could_not_load_is_refused_with_both_numbers_and_the_key(
+    tmp_path: Path, make: Any, changes: dict[str, int], sentence: str
+) -> None:
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    model = write_model(tmp_path / "heads", max_position_embeddings=1024, **heads)
+    with pytest.raises(ConfigError, match=sentence):
+        check_models(make(actor__model=model, rollout__backend="vllm", rollout__vllm=changes))
+    assert check_models(make(actor__model=model, rollout__backend="hf", rollout__vllm=changes)) == 20
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 6])
+def test_ranks_of_an_engine_may_share_a_key_value_head(tmp_path: Path, make: Any, ranks: int) -> None:
+    model = write_model(tmp_path / "heads", num_attention_heads=6, num_key_value_heads=2)
+    vllm = {"tensor_model_parallel_size": ranks}
+    assert check_models(make(actor__model=model, rollout__backend="vllm", rollout__vllm=vllm)) == 20
+
+
+def test_only_ranks_that_are_started_here_must_find_their_engine_here(make: Any) -> None:
+    elsewhere = {"rollout__backend": "vllm", "services__actor__devices": [0]}  # no test environment has the CUDA build
+    with pytest.raises(ConfigError, match="make setup VLLM=1 LOCK=cuda"):
+        check_config(make(**elsewhere))
+    check_config(make(**elsewhere, services__launch="external"))
+
+
+def test_an_estimator_without_critic_does_not_read_its_model(make: Any) -> None:
+    assert load_inputs(make(algorithm__adv_estimator="grpo", critic__model="/no/such/model"))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path, make: Any) -> None:
+    small = write_model(tmp_path / "small", vocab_size=5)
+    with pytest.raises(ConfigError, match=r"the tokenizer .* has 10 tokens, actor\.model a vocabulary of 5"):
+        load_inputs(make(actor__model=small))
+
+
+def test_external_services_may_have_their_models_elsewhere(tmp_path: Path, make: Any) -> None:
+    tokenizer = write_model(tmp_path / "tokenizer")
+    external = {"services__launch": "external", "actor__model": "/there/policy", "data__tokenizer": tokenizer}
+    assert load_inputs(make(**external)).tokenizer.vocab_size == len(LETTERS)
+
+
+def test_a_data_source_without_a_reward_is_named(tmp_path: Path, make: Any) -> None:
+    train = write_rows(tmp_path / "odd.jsonl", "sort_letters", "riddles")
+    with pytest.raises(ConfigError, match="riddles"):
+        load_inputs(make(data__train_files=train))
+
+
+def test_a_missing_reward_file_is_named(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"reward\.custom_function_path.*mine\.py"):
+        load_inputs(make(reward__custom_function_path="mine.py"))

@@ -1,0 +1,235 @@
+"""Declared names, and the metrics of a step worked by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.ppo.experience import Experience
+from controller.tracking.metric_names import METRICS, check_declared
+from controller.tracking.step_metrics import (
+    balance_metrics,
+    explained_variance,
+    learning_metrics,
+    length_metrics,
+    overlap_metrics,
+    reward_extra_metrics,
+    timing_metrics,
+)
+from controller.workers.span import Span
+from splitppo.batch import Batch
+
+
+def test_names_that_dashboards_know_are_declared() -> None:
+    check_declared(
+        [
+            "critic/score/mean",
+            "actor/pg_clipfrac_lower",
+            "timing_s/update_actor_critic",
+            "perf/mfu/critic",
+            "global_seqlen/minmax_diff",
+            "val-core/openai/gsm8k/acc/mean@1",
+            "val-aux/openai/gsm8k/reward/best@4/std",
+            "val-aux/math/acc/std@8",
+            "reward_extra/my_field/max",
+            "rollout_corr/k3_kl",
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", ["critic/scores/mean", "critic/score", "val-core/mean@1", "reward_extra//x", ""])
+def test_an_undeclared_name_is_an_error(name: str) -> None:
+    with pytest.raises(ValueError, match="is not declared"):
+        check_declared(["critic/score/mean", name])
+
+
+def test_every_name_is_declared_once_with_a_unit_and_a_meaning() -> None:
+    metrics = [metric for section in METRICS.values() for metric in section]
+    assert len({names for names, _, _ in metrics}) == len(metrics)
+    assert all(unit and meaning for _, unit, meaning in metrics)
+
+
+def experience(**changes: Any) -> Experience:
+    """Responses of 2, no and 3 tokens, of which the middle one of the last is rejected."""
+    learned_BT = np.array([[1, 1, 0], [0, 0, 0], [1, 0, 1]], bool)
+    advantages_BT = np.array([[1, 2, 0], [0, 0, 0], [-3, 0, 4]], np.float32)
+    made = Experience(
+        batch=Batch.from_rows(prompts=[[1]] * 3, responses=[[5, 6], [], [5, 6, 7]]),
+        scores=np.array([1.0, 0.0, 0.5], np.float32),
+        rewards=np.array([[-0.5, 1, 0], [0, 0, 0], [0, 0, 0.25]], np.float32),
+        mask=np.array([[1, 1, 0], [0, 0, 0], [1, 1, 1]], bool),
+        learned=learned_BT,
+        advantages=advantages_BT,
+        returns=np.abs(advantages_BT),
+    )
+    return replace(made, **changes)
+
+
+def test_learning_metrics_by_hand() -> None:
+    metrics = learning_metrics(experience())
+    assert {name: metrics[f"critic/{name}"] for name in ("score/mean", "score/max", "score/min")} == {
+        "score/mean": 0.5,
+        "score/max": 1.0,
+        "score/min": 0.0,
+    }
+    assert (metrics["critic/rewards/mean"], metrics["critic/rewards/max"]) == (0.25, 0.5)
+    assert (metrics["critic/advantages/mean"], metrics["critic/advantages/min"]) == (1.0, -3.0)
+    assert (metrics["critic/returns/mean"], metrics["critic/returns/max"]) == (2.5, 4.0)
+    assert not any("values" in name or "explained" in name for name in metrics)
+    check_declared(metrics)
+
+
+def test_explained_variance_is_one_for_a_perfect_critic_and_zero_for_a_constant_one() -> None:
+    returns_N = np.array([1.0, 2.0, 3.0, 4.0])
+    assert explained_variance(returns_N + 7.0, returns_N) == 1.0
+    assert explained_variance(np.full(4, 2.0), returns_N) == pytest.approx(0.0, abs=1e-4)
+    # var(returns - values) = 5 on a variance of 1.25.
+    assert explained_variance(-returns_N, returns_N) == pytest.approx(1.0 - 5.0 / 1.25001)
+
+
+def with_values() -> Batch:
+    return experience().batch.merge(Batch.from_rows(values=[[1, 2], [], [3, 9, 4]]))
+
+
+def test_values_and_their_explained_variance_count_only_tokens_that_are_learned_from() -> None:
+    metrics = learning_metrics(experience(batch=with_values()))
+    assert metrics["critic/vf_explained_var"] == 1.0
+    assert metrics["critic/values/mean"] == 2.5
+    check_declared(metrics)
+
+
+def test_metrics_over_no_token_are_left_out() -> None:
+    metrics = learning_metrics(experience(batch=with_values(), learned=np.zeros((3, 3), bool)))
+    assert {name.split("/")[1] for name in metrics} == {"score", "rewards"}
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_length_metrics_by_hand() -> None:
+    metrics = length_metrics(
+        np.array([3, 5, 4, 4]),
+        np.array([8, 0, 2, 6]),
+        np.array([False, False, True, True]),
+        max_prompt_length=5,
+        max_response_length=8,
+    )
+    assert metrics == {
+        "response_length/mean": 4.0,
+        "response_length/max": 8.0,
+        "response_length/min": 0.0,
+        "response_length/clip_ratio": 0.25,
+        "prompt_length/mean": 4.0,
+        "prompt_length/max": 5.0,
+        "prompt_length/min": 3.0,
+        "prompt_length/clip_ratio": 0.25,
+        "response/aborted_ratio": 0.25,
+        "response/no_eos_ratio": 0.5,
+    }
+    check_declared(metrics)
+
+
+def test_balance_metrics_compare_rows_in_order_with_balanced_ones() -> None:
+    metrics = balance_metrics(np.array([10, 9, 2, 1]), 2)
+    assert metrics == {
+        "global_seqlen/min": 3.0,
+        "global_seqlen/max": 19.0,
+        "global_seqlen/minmax_diff": 16.0,
+        "global_seqlen/balanced_min": 11.0,
+        "global_seqlen/balanced_max": 11.0,
+        "global_seqlen/mean": 11.0,
+    }
+    check_declared(metrics)
+
+
+def test_numeric_fields_of_scorers_become_metrics_and_others_do_not() -> None:
+    metrics = reward_extra_metrics({"acc": [True, None, False], "pred": ["a", "b", "c"], "none": [None, None, None]})
+    assert metrics == {"reward_extra/acc/mean": 0.5, "reward_extra/acc/max": 1.0, "reward_extra/acc/min": 0.0}
+    check_declared(metrics)
+
+
+def test_timings_per_token_and_throughput_by_hand() -> None:
+    metrics = timing_metrics(
+        {"gen": 2.0, "values": 1.0, "reward": 0.5}, num_response_tokens=1000, num_tokens=4000, step_s=5.0, num_ranks=2
+    )
+    assert metrics == {
+        "timing_s/gen": 2.0,
+        "timing_s/values": 1.0,
+        "timing_s/reward": 0.5,
+        "timing_s/step": 5.0,
+        "timing_per_token_ms/gen": 2.0,
+        "timing_per_token_ms/values": 0.25,
+        "perf/total_num_tokens": 4000.0,
+        "perf/time_per_step": 5.0,
+        "perf/throughput": 400.0,
+    }
+    check_declared(metrics)
+
+
+def overlap(*spans: tuple[str, str, float, float], until: float = 10.0, step: int = 3) -> dict[str, float]:
+    """overlap/... of step 3, which lasts from 0 to `until`; names ending in "before" belong to step 2."""
+    made = [
+        Span(pool, name.removesuffix(" before"), 2 if name.endswith(" before") else 3, start, end)
+        for pool, name, start, end in spans
+    ]
+    metrics = overlap_metrics(made, step=step, started_s=0.0, step_s=until)
+    check_declared(metrics)
+    return {name.removeprefix("overlap/"): pytest.approx(value) for name, value in metrics.items()}
+
+
+def test_updates_at_the_same_time_hide_the_shorter_one() -> None:
+    assert overlap(("actor", "gen", 0, 4), ("actor", "update_actor", 6, 10), ("critic", "update_critic", 6, 9)) == {
+        "efficiency": 1.0,
+        "bubble_actor": 0.2,
+        "bubble_critic": 0.7,
+        "idle_fraction": 0.2,
+    }
+
+
+def test_updates_one_after_the_other_hide_nothing() -> None:
+    assert overlap(("actor", "update_actor", 0, 4), ("critic", "update_critic", 5, 10)) == {
+        "efficiency": 0.0,
+        "bubble_actor": 0.6,
+        "bubble_critic": 0.5,
+        "idle_fraction": 0.1,
+    }
+
+
+def test_updates_that_overlap_in_part_hide_that_part() -> None:
+    # t_actor = 4, t_critic = 6, wall = 8: (4 + 6 - 8) / 4.
+    assert overlap(("actor", "update_actor", 0, 4), ("critic", "update_critic", 2, 8))["efficiency"] == 0.5
+
+
+def test_a_critic_update_that_runs_into_the_next_step_counts_in_each_step_as_far_as_it_lies_there() -> None:
+    assert overlap(
+        ("critic", "update_critic before", -3, 2),
+        ("actor", "gen", 0, 5),
+        ("actor", "update_actor", 5, 10),
+        ("critic", "update_critic", 5, 15),
+    ) == {"efficiency": 1.0, "bubble_actor": 0.0, "bubble_critic": 0.3, "idle_fraction": 0.0}
+
+
+def test_without_a_critic_there_is_no_efficiency_and_other_pools_do_not_count() -> None:
+    assert overlap(("actor", "gen", 0, 5), ("reward", "score", 5, 10)) == {"bubble_actor": 0.5, "idle_fraction": 0.5}
+
+
+def test_validations_checkpoints_and_restores_are_no_calls_of_a_step() -> None:
+    calls = [("actor", "gen", 0, 5), ("actor", "update_actor", 6, 10), ("critic", "update_critic", 6, 9)]
+    beside = [
+        ("actor", "testing before", 5, 6),
+        ("actor", "save_checkpoint before", 5, 6),
+        ("critic", "save_checkpoint before", 0, 6),
+        ("critic", "load_checkpoint before", 0, 6),
+    ]
+    assert overlap(*calls, *beside) == overlap(*calls)  # type: ignore[arg-type]
+    assert overlap(*beside) == {}  # type: ignore[arg-type]
+
+
+def test_calls_of_one_pool_that_overlap_are_not_counted_twice() -> None:
+    assert overlap(("actor", "ref", 0, 5), ("actor", "old_log_prob", 2, 6))["bubble_actor"] == 0.4
+
+
+def test_an_interval_without_length_has_no_overlap_metrics() -> None:
+    assert overlap(("actor", "gen", 0, 5), until=0.0) == {}

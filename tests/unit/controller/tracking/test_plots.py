@@ -1,0 +1,114 @@
+"""The report: which charts a run can fill, which step is shown, and a picture of the promised size."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from controller.tracking.plots import charts_of, render_report, step_to_show, times_of, write_report
+from controller.tracking.timeline import Trace
+from controller.tracking.trackers import JsonlTracker
+from controller.workers.span import Span
+
+T0 = 1_760_000_000.0
+
+
+def metrics_of(num_steps: int, *, critic: bool = True) -> list[dict[str, float | None]]:
+    rows: list[dict[str, float | None]] = [{"step": 0, "val-core/sort_letters/acc/mean@1": 0.25}]
+    for step in range(1, num_steps + 1):
+        row: dict[str, float | None] = {"step": step, "critic/score/mean": step / 10, "actor/ppo_kl": 0.001 * step}
+        if critic:
+            row |= {"critic/vf_loss": 1 / step, "critic/vf_explained_var": -30.0 if step == 1 else 0.9}
+        rows.append(row)
+    rows[-1]["val-core/sort_letters/acc/mean@1"] = 0.95
+    return rows
+
+
+def spans_of(num_steps: int) -> list[Span]:
+    """Overlap: the critic's update reaches into the next step."""
+    spans = []
+    for step in range(1, num_steps + 1):
+        start = T0 + step
+        spans += [
+            Span("actor", "gen", step, start, start + 0.4),
+            Span("critic", "values", step, start + 0.4, start + 0.5),
+            Span("actor", "update_actor", step, start + 0.5, start + 0.95),
+            Span("critic", "update_critic", step, start + 0.5, start + 1.2),
+        ]
+    return spans
+
+
+def size_of(png: bytes) -> tuple[int, ...]:
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", png[16:24])
+
+
+def test_charts_follow_the_metrics() -> None:
+    titles = [chart.title for chart in charts_of(metrics_of(4))]
+    assert titles == ["Reward", "Validation accuracy", "KL", "Value loss", "Explained variance"]
+    without_critic = [chart.title for chart in charts_of(metrics_of(4, critic=False))]
+    assert without_critic == ["Reward", "Validation accuracy", "KL"]
+    assert charts_of([]) == []
+
+
+def test_a_curve_holds_the_steps_that_have_the_metric_as_a_number() -> None:
+    rows = metrics_of(3)
+    rows[2]["critic/score/mean"] = None
+    reward, accuracy = charts_of(rows)[:2]
+    assert reward.curves == {"score": [(1, 0.1), (3, 0.3)]}
+    assert accuracy.curves == {"sort_letters/acc/mean@1": [(0, 0.25), (3, 0.95)]}
+
+
+def test_the_step_shown_is_typical_and_has_neighbours() -> None:
+    spans = [
+        Span("actor", "gen", step, T0 + step, T0 + step + length) for step, length in enumerate((9, 1, 5, 2, 3), 1)
+    ]
+    assert step_to_show(spans) == 4
+    assert step_to_show(spans[:1]) == 1
+    assert step_to_show([]) is None
+
+
+def test_what_happens_beside_a_step_makes_it_no_longer() -> None:
+    spans = [
+        Span("actor", "gen", step, T0 + step, T0 + step + length) for step, length in enumerate((9, 1, 5, 2, 3), 1)
+    ]
+    beside = [
+        Span("actor", "testing", 0, T0 - 9, T0),
+        Span("critic", "save_checkpoint", 4, T0 + 8, T0 + 9),
+        Span("actor", "load_checkpoint", 4, T0 + 1000, T0 + 1001),
+    ]
+    assert step_to_show([*spans, *beside]) == 4
+    assert step_to_show(beside) is None
+
+
+def test_a_step_lasts_until_the_next_one_begins_unless_the_run_paused_in_between() -> None:
+    first = [
+        Span("actor", "gen", 1, 10.0, 15.0),
+        Span("actor", "testing", 1, 15.0, 20.0),
+        Span("actor", "load_checkpoint", 1, 100.0, 101.0),
+    ]
+    assert times_of([*first, Span("actor", "gen", 2, 20.5, 25.0)], 1) == (10.0, 20.0, 20.5)
+    assert times_of([*first, Span("actor", "gen", 2, 102.0, 105.0)], 1) == (10.0, 20.0, 20.0)
+    assert times_of(first, 1) == (10.0, 20.0, 20.0)
+
+
+@pytest.mark.parametrize(("num_steps", "critic"), [(120, True), (3, False), (1, True), (0, False)])
+def test_the_picture_has_its_size_whatever_is_missing(num_steps: int, critic: bool) -> None:
+    png = render_report(metrics_of(num_steps, critic=critic), spans_of(num_steps), title="a run · overlap · 1 min 2 s")
+    assert size_of(png) == (1600, 1000)
+
+
+def test_the_report_is_drawn_from_the_files_of_the_run_folder(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    for row in metrics_of(3):
+        tracker.log(int(row["step"] or 0), {name: value for name, value in row.items() if name != "step" and value})
+    Trace(tmp_path / "trace.json", restored_step=-1).add(spans_of(3))
+    path = write_report(tmp_path, name="quickstart", schedule="overlap", wall_s=3723.0)
+    assert path == tmp_path / "report.png"
+    assert size_of(path.read_bytes()) == (1600, 1000)
+
+
+def test_an_interrupted_run_without_files_still_gets_a_picture(tmp_path: Path) -> None:
+    assert size_of(write_report(tmp_path, name="n", schedule="serial", wall_s=0.0).read_bytes()) == (1600, 1000)

@@ -1,0 +1,287 @@
+"""What steps leave on record: one line each, in order, spans, rollouts; and how a resumed run goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.ppo.experience import assemble_experience
+from controller.rollout.results import Accuracy, ScoredResponses, ScoredSample, ValidationResult
+from controller.tracking.display import open_display
+from controller.tracking.recorder import Recorder
+from controller.tracking.step_record import StepRecord
+from controller.tracking.timeline import read_trace
+from controller.tracking.trackers import read_metrics
+from controller.workers.command import CommandReply
+from controller.workers.span import Span
+from splitppo.batch import Batch
+from splitppo.config import Config
+from splitppo.v1.batch_pb2 import Slot
+from tests.fake_services import CallLog, FakeActor, make_config
+
+
+class Book:
+    """A recorder, its files and its display."""
+
+    def __init__(self, run_dir: Path, *, at_step: int = 0, metrics: dict[str, float] | None = None, **changes: Any):
+        self.run_dir = run_dir
+        self.config = make_config(run_dir, **changes)
+        self.stream = io.StringIO()
+        self.client = FakeActor(CallLog())
+        self.recorder = Recorder(self.config, run_dir, open_display(self.stream))
+        self.recorder.restart_at(at_step, [self.client], metrics)
+
+    @property
+    def steps(self) -> list[int]:
+        return [row["step"] for row in self.rows]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return read_metrics(self.run_dir / "metrics.jsonl")
+
+    def begin(self, step: int) -> StepRecord:
+        record = self.recorder.begin(step, epoch=(step - 1) // 3)
+        fill(record, self.config)
+        return record
+
+    def run_step(self, step: int) -> None:
+        self.recorder.close(self.begin(step))
+        self.recorder.complete_oldest()
+
+
+@pytest.fixture
+async def book(tmp_path: Path) -> Book:
+    return Book(tmp_path)
+
+
+def sample(response: str, score: float) -> ScoredSample:
+    return ScoredSample("", response, score, "t", "a")
+
+
+def fill(record: StepRecord, config: Config) -> None:
+    """What a step produces: two responses; both updates, one second apart, on a clock of their own."""
+    rollouts = Batch.from_rows(prompts=[[1], [1]], responses=[[5, 6], [5]], values=[[0.0, 0.0], [0.0]])
+    scores = np.array([1.0, 0.0], np.float32)
+    record.experience = assemble_experience(config.algorithm, rollouts, scores, num_samples=2, kl_coef=0.0)
+    record.scored = ScoredResponses([sample("good", 1.0), sample("bad", 0.0)])
+    start_s = record.started_s
+    record.add_reply("actor", "update_actor", CommandReply({}, start_s, start_s + 4.0, record.step, False, ""))
+    record.add_reply("critic", "update_critic", CommandReply({}, start_s + 3.0, start_s + 5.0, 1, False, ""))
+
+
+def validation(accuracy: float) -> ValidationResult:
+    responses = ScoredResponses([sample("held out", 1.0)])
+    return ValidationResult(Accuracy(overall=accuracy), {"val/accuracy": accuracy}, responses, {"testing": 1.5})
+
+
+# Lines.
+
+
+async def test_every_step_leaves_one_line_in_order(book: Book) -> None:
+    for step in (1, 2, 3, 4):
+        book.run_step(step)
+    assert book.steps == [1, 2, 3, 4]
+    assert [row["training/epoch"] for row in book.rows] == [0, 0, 0, 1]
+    assert book.recorder.last_step == 4
+
+
+async def test_a_line_is_written_when_the_step_is_completed_not_when_it_is_closed(book: Book) -> None:
+    book.recorder.close(book.begin(1))
+    assert book.steps == []
+    book.recorder.complete_oldest()
+    assert book.steps == [1]
+
+
+async def test_two_open_steps_are_completed_in_their_order(book: Book) -> None:
+    first = book.begin(1)
+    book.recorder.close(first)
+    second = book.begin(2)
+    assert book.recorder.current is second
+    book.recorder.complete_oldest()
+    assert book.steps == [1]
+    book.recorder.close(second)
+    book.recorder.complete_oldest()
+    assert book.steps == [1, 2]
+
+
+async def test_a_held_line_and_those_after_it_wait_for_the_release(book: Book) -> None:
+    book.run_step(1)
+    record = book.begin(2)
+    metrics = book.recorder.hold(2)
+    book.recorder.close(record)
+    assert not metrics.done()
+    book.recorder.complete_oldest()
+    book.run_step(3)
+    assert book.steps == [1]
+    assert (await metrics)["training/global_step"] == 2.0
+    book.recorder.release(2)
+    assert book.steps == [1, 2, 3]
+
+
+async def test_a_line_that_still_waits_is_written_at_the_end(book: Book) -> None:
+    record = book.begin(1)
+    book.recorder.hold(1)
+    book.recorder.close(record)
+    book.recorder.complete_oldest()
+    book.recorder.close_files()
+    assert book.steps == [1]
+
+
+async def test_bytes_moved_during_a_step_are_the_steps(book: Book) -> None:
+    batch = Batch.from_rows(prompts=[[1, 2, 3]])
+    await book.client.put_batch(Slot(step=1), batch)
+    record = book.begin(1)
+    await book.client.put_batch(Slot(step=2), batch)
+    book.recorder.close(record)
+    await book.client.put_batch(Slot(step=3), batch)
+    book.recorder.complete_oldest()
+    assert book.rows[0]["rpc/bytes_sent"] == 12.0
+
+
+# Validation.
+
+
+async def test_validation_before_the_run_has_a_line_of_its_own(book: Book) -> None:
+    book.recorder.add_validation(0, validation(0.25))
+    book.run_step(1)
+    assert [(row["step"], row.get("val/accuracy")) for row in book.rows] == [(0, 0.25), (1, None)]
+    assert book.rows[0]["timing_s/testing"] == 1.5
+
+
+async def test_validation_after_a_step_joins_the_steps_line(book: Book) -> None:
+    book.recorder.close(book.begin(1))
+    book.recorder.add_validation(1, validation(0.75))
+    book.recorder.complete_oldest()
+    assert [(row["step"], row["val/accuracy"], row["timing_s/testing"]) for row in book.rows] == [(1, 0.75, 1.5)]
+    assert "validation after step 1: accuracy 0.750" in book.stream.getvalue()
+
+
+# Spans and overlap.
+
+
+async def test_the_spans_of_completed_steps_are_in_the_trace(book: Book, tmp_path: Path) -> None:
+    book.run_step(1)
+    book.begin(2)
+    spans = read_trace(tmp_path / "trace.json")
+    assert [(span.pool, span.name, span.step) for span in spans] == [
+        ("actor", "update_actor", 1),
+        ("critic", "update_critic", 1),
+    ]
+
+
+async def test_a_validation_is_in_the_trace_before_the_run_and_after_a_step(book: Book, tmp_path: Path) -> None:
+    spans = [Span("actor", "testing", step, float(step), step + 0.5) for step in (0, 1)]
+    book.recorder.add_validation(0, replace(validation(0.25), spans=spans[:1]))
+    assert read_trace(tmp_path / "trace.json") == spans[:1]
+    book.recorder.close(book.begin(1))
+    book.recorder.add_validation(1, replace(validation(0.75), spans=spans[1:]))
+    book.recorder.complete_oldest()
+    assert [span for span in read_trace(tmp_path / "trace.json") if not span.is_call] == spans
+
+
+async def test_the_restore_of_a_step_survives_the_next_one(tmp_path: Path) -> None:
+    Book(tmp_path).run_step(1)
+    for start_s in (10.0, 20.0):
+        book = Book(tmp_path, at_step=1)
+        book.recorder.restart_at(1, [], None, [Span("actor", "load_checkpoint", 1, start_s, start_s + 1.0)])
+        book.run_step(2)
+    restored = [span for span in read_trace(tmp_path / "trace.json") if span.name == "load_checkpoint"]
+    assert [(span.step, span.started_s) for span in restored] == [(1, 10.0), (1, 20.0)]
+
+
+async def test_the_overlap_of_a_run_is_the_mean_over_its_steps(book: Book) -> None:
+    assert book.recorder.overlap() is None
+    book.run_step(1)  # the critic's update of 2 s has 1 s in common with the actor's
+    record = book.begin(2)
+    record.spans[:] = [Span("actor", "update_actor", 2, 0.0, 1.0), Span("critic", "update_critic", 2, 0.0, 1.0)]
+    book.recorder.close(record)
+    book.recorder.complete_oldest()
+    overlap = book.recorder.overlap()
+    assert overlap is not None
+    assert overlap.efficiency == pytest.approx((0.5 + 1.0) / 2)
+
+
+async def test_a_run_without_a_critic_has_no_overlap(book: Book) -> None:
+    record = book.begin(1)
+    record.spans[:] = [span for span in record.spans if span.pool == "actor"]
+    book.recorder.close(record)
+    book.recorder.complete_oldest()
+    assert book.recorder.overlap() is None
+
+
+# Generations.
+
+
+async def test_rollouts_are_dumped_if_asked(tmp_path: Path) -> None:
+    book = Book(tmp_path, tracking__dump_rollouts=True)
+    book.recorder.add_validation(0, validation(0.25))
+    book.run_step(1)
+    train = [json.loads(line) for line in (tmp_path / "rollouts" / "train" / "1.jsonl").read_text().splitlines()]
+    assert [(row["response"], row["score"]) for row in train] == [("good", 1.0), ("bad", 0.0)]
+    assert "held out" in (tmp_path / "rollouts" / "val" / "0.jsonl").read_text()
+
+
+async def test_samples_are_shown_every_few_steps(tmp_path: Path) -> None:
+    book = Book(tmp_path, tracking__sample_freq=2, tracking__num_samples=1)
+    for step in (1, 2, 3):
+        book.run_step(step)
+    shown = book.stream.getvalue()
+    assert shown.count("sample 1 of step 2") == 1
+    assert "of step 1 " not in shown
+    assert "good" in shown
+    assert "bad" not in shown
+
+
+# Going on with a run.
+
+
+async def test_a_resumed_run_cuts_every_record_back_and_goes_on(tmp_path: Path) -> None:
+    first = Book(tmp_path, tracking__dump_rollouts=True)
+    for step in (1, 2, 3):
+        first.run_step(step)
+    again = Book(tmp_path, at_step=1, tracking__dump_rollouts=True)
+    assert again.steps == [1]
+    assert {span.step for span in read_trace(tmp_path / "trace.json")} == {1}
+    assert [file.stem for file in (tmp_path / "rollouts" / "train").iterdir()] == ["1"]
+    again.run_step(2)
+    assert again.steps == [1, 2]
+
+
+async def test_a_line_that_a_kill_prevented_comes_from_the_checkpoint(tmp_path: Path) -> None:
+    Book(tmp_path).run_step(1)
+    again = Book(tmp_path, at_step=2, metrics={"critic/score/mean": 0.5})
+    assert again.rows[1] == {"step": 2, "critic/score/mean": 0.5}
+    assert Book(tmp_path, at_step=2, metrics={"critic/score/mean": 0.5}).steps == [1, 2]
+
+
+async def test_a_run_that_starts_afresh_forgets_what_was_there(tmp_path: Path) -> None:
+    first = Book(tmp_path)
+    first.recorder.add_validation(0, validation(0.25))
+    first.run_step(1)
+    assert Book(tmp_path).steps == []
+    assert read_trace(tmp_path / "trace.json") == []
+
+
+async def test_recovery_drops_open_steps_and_what_came_after_the_restored_one(book: Book) -> None:
+    book.run_step(1)
+    overlap_of_first = book.recorder.overlap()
+    record = book.begin(2)
+    record.spans[:] = [Span("actor", "update_actor", 2, 0.0, 1.0), Span("critic", "update_critic", 2, 0.0, 1.0)]
+    book.recorder.close(record)
+    book.recorder.complete_oldest()
+    book.begin(3)
+    book.recorder.restart_at(1, [book.client], None)
+    assert book.recorder.last_step == 1
+    assert book.recorder.overlap() == overlap_of_first
+    assert book.steps == [1]
+    book.run_step(2)
+    assert book.steps == [1, 2]
+    before, after = book.rows
+    assert (before["recovery/num_restarts"], before["recovery/num_repeated_steps"]) == (0, 0)
+    assert (after["recovery/num_restarts"], after["recovery/num_repeated_steps"]) == (1, 1)

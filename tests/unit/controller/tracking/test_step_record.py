@@ -1,0 +1,162 @@
+"""One step's record: timings, spans, replies, and the metrics line that it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.ppo.experience import assemble_experience
+from controller.rollout.results import Accuracy, ScoredResponses, ScoredSample, ValidationResult
+from controller.tracking.metric_names import check_declared
+from controller.tracking.step_record import StepRecord, metrics_line
+from controller.workers.client import Traffic
+from controller.workers.command import CommandReply
+from controller.workers.span import Span
+from rewards.samples import Failure
+from splitppo.batch import Batch
+from splitppo.config import Config
+from tests.fake_services import make_config
+
+
+def reply(started_s: float, finished_s: float, **metrics: float) -> CommandReply:
+    return CommandReply(metrics, started_s, finished_s, 1, False, "")
+
+
+def closed_record(config: Config, **changes: Any) -> StepRecord:
+    """Step 3, from second 100 to 110: two responses of 1 and 3 tokens, scores 1 and 2."""
+    rollouts = Batch.from_rows(
+        prompts=[[1, 2], [1, 2]],
+        responses=[[5], [5, 6, 7]],
+        values=[[0.5], [0.0, 0.0, 0.0]],
+        old_log_probs=[[-1.0], [-1.0] * 3],
+        ref_log_probs=[[-1.5], [-1.5] * 3],
+    )
+    scores = np.array([1.0, 2.0], np.float32)
+    record = StepRecord(3, 100.0, 110.0, epoch=1)
+    record.experience = assemble_experience(config.algorithm, rollouts, scores, num_samples=2, kl_coef=0.25)
+    sample = ScoredSample("p", "x", 1.0, "y", "a", extra={"acc": 1.0, "note": "x"})
+    record.scored = ScoredResponses([sample, replace(sample, score=2.0, has_ended=False, extra={"acc": 0.0})])
+    record.traffic = Traffic(bytes_sent=100, bytes_received=50, transfer_s=0.5)
+    for name, value in changes.items():
+        setattr(record, name, value)
+    return record
+
+
+# While the step runs.
+
+
+def test_times_of_one_name_add_up() -> None:
+    record = StepRecord(1, 0.0)
+    for _ in range(2):
+        with record.timed("gen"):
+            pass
+    first_two = record.timings_s["gen"]
+    with record.timed("gen"):
+        pass
+    assert record.timings_s["gen"] > first_two > 0.0
+
+
+def test_a_block_that_fails_is_timed_but_leaves_no_span() -> None:
+    record = StepRecord(1, 0.0)
+    with pytest.raises(OSError, match="gone"), record.timed("reward"), record.span("reward", "score"):
+        raise OSError("gone")
+    assert "reward" in record.timings_s
+    assert record.spans == []
+
+
+def test_a_reply_leaves_the_engines_span_and_its_metrics() -> None:
+    record = StepRecord(7, 0.0)
+    record.add_reply("actor", "gen", reply(1.0, 3.0))
+    record.add_reply("critic", "update_critic", reply(4.0, 5.0, **{"critic/vf_loss": 0.5}))
+    assert record.spans == [Span("actor", "gen", 7, 1.0, 3.0), Span("critic", "update_critic", 7, 4.0, 5.0)]
+    assert record.metrics == {"critic/vf_loss": 0.5}
+
+
+def test_a_closed_step_lasts_from_its_start_to_its_end() -> None:
+    assert StepRecord(1, 100.0, 104.5).step_s == 4.5
+
+
+# The line.
+
+
+def test_the_line_holds_what_was_learned_generated_and_moved(tmp_path: Path) -> None:
+    config = make_config(tmp_path, algorithm__use_kl_in_reward=True)
+    record = closed_record(config, metrics={"actor/pg_loss": 0.125}, timings_s={"gen": 2.0})
+    metrics = metrics_line(record, [], config)
+    expected = {
+        "actor/pg_loss": 0.125,
+        "critic/score/mean": 1.5,
+        "critic/values/max": 0.5,
+        "response_length/max": 3.0,
+        "prompt_length/mean": 2.0,
+        "response/no_eos_ratio": 0.5,
+        "reward_extra/acc/mean": 0.5,
+        "reward/num_errors": 0.0,
+        "actor/reward_kl_penalty": 0.5,
+        "actor/reward_kl_penalty_coeff": 0.25,
+        "timing_s/gen": 2.0,
+        "timing_s/step": 10.0,
+        "perf/total_num_tokens": 8.0,
+        "perf/throughput": 8.0 / (10.0 * 2),
+        "rpc/bytes_sent": 100.0,
+        "rpc/bytes_received": 50.0,
+        "rpc/time_fraction": 0.05,
+        "training/global_step": 3.0,
+        "training/epoch": 1.0,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+    check_declared(metrics)
+
+
+@pytest.mark.parametrize(
+    ("failure", "metric"),
+    [(Failure.TIMEOUT, "num_timeouts"), (Failure.CRASH, "num_crashes"), (Failure.ERROR, "num_errors")],
+)
+def test_failures_of_the_scorers_are_counted_by_reason(tmp_path: Path, failure: Failure, metric: str) -> None:
+    config = make_config(tmp_path)
+    failed = ScoredSample("p", "x", 0.0, "y", "a", failure=failure)
+    record = closed_record(config, scored=ScoredResponses([failed, failed]))
+    metrics = metrics_line(record, [], config)
+    counts = {name: metrics[f"reward/{name}"] for name in ("num_timeouts", "num_crashes", "num_errors")}
+    assert counts == {"num_timeouts": 0.0, "num_crashes": 0.0, "num_errors": 0.0} | {metric: 2.0}
+
+
+def test_validation_of_the_step_joins_its_line(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    validation = ValidationResult(Accuracy(overall=0.5), {"val/accuracy": 0.5}, ScoredResponses([]), {"testing": 1.0})
+    assert metrics_line(closed_record(config, validation=validation), [], config)["val/accuracy"] == 0.5
+    assert "val/accuracy" not in metrics_line(closed_record(config), [], config)
+
+
+def test_without_a_critic_there_are_no_values_and_one_pool(tmp_path: Path) -> None:
+    config = make_config(tmp_path, algorithm__adv_estimator="grpo", services__actor={"num_processes": 2})
+    record = closed_record(config)
+    assert record.experience is not None
+    batch = record.experience.batch
+    without_values = Batch(batch.num_rows, {name: batch[name] for name in batch.columns if name != "values"})
+    record.experience = assemble_experience(
+        config.algorithm, without_values, record.experience.scores, num_samples=2, kl_coef=0.0
+    )
+    metrics = metrics_line(record, [], config)
+    assert not [name for name in metrics if name.startswith(("critic/values", "critic/vf"))]
+    assert metrics["perf/throughput"] == pytest.approx(8.0 / (10.0 * 2))
+
+
+def test_the_overlap_of_the_updates_comes_from_the_spans(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    spans = [Span("actor", "update_actor", 3, 104.0, 108.0), Span("critic", "update_critic", 3, 105.0, 107.0)]
+    metrics = metrics_line(closed_record(config), spans, config)
+    assert metrics["overlap/efficiency"] == 1.0
+    assert metrics["overlap/bubble_actor"] == pytest.approx(0.6)
+    assert metrics["overlap/idle_fraction"] == pytest.approx(0.6)
+
+
+def test_a_metric_that_nobody_declared_is_an_error(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    record = closed_record(config, metrics={"actor/surprise": 1.0})
+    with pytest.raises(ValueError, match="'actor/surprise' is not declared"):
+        metrics_line(record, [], config)

@@ -1,0 +1,68 @@
+"""summary.json and the atomic writing that it rests on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from controller.rollout.results import Accuracy
+from controller.tracking.summary import Overlap, Summary, Validation, WeightsDigests
+from splitppo.atomic_write import write_atomically
+
+
+def test_a_summary_is_read_back_equal(tmp_path: Path) -> None:
+    summary = Summary(
+        global_step=30,
+        validation=Validation(
+            before=Accuracy(overall=0.25, by_source={"sort_letters": 0.25}), after=Accuracy(overall=0.95)
+        ),
+        wall_s=91.5,
+        train_s=70.25,
+        tokens=123_456,
+        overlap=Overlap(efficiency=0.9, bubble_actor=0.1, bubble_critic=0.5),
+        weights_sha256=WeightsDigests(actor="ab", critic="cd"),
+        exit_reason="completed",
+    )
+    summary.write(tmp_path / "runs" / "summary.json")
+    assert Summary.model_validate_json((tmp_path / "runs" / "summary.json").read_text()) == summary
+
+
+def test_what_did_not_happen_is_null(tmp_path: Path) -> None:
+    Summary(global_step=0, wall_s=1.0, train_s=0.0, tokens=0, exit_reason="bad_input").write(tmp_path / "summary.json")
+    assert json.loads((tmp_path / "summary.json").read_text()) == {
+        "global_step": 0,
+        "validation": {"before": None, "after": None},
+        "wall_s": 1.0,
+        "train_s": 0.0,
+        "tokens": 0,
+        "overlap": None,
+        "weights_sha256": {"actor": None, "critic": None},
+        "exit_reason": "bad_input",
+    }
+
+
+def test_an_unknown_exit_reason_and_a_number_that_is_not_finite_are_refused() -> None:
+    with pytest.raises(ValidationError, match="exit_reason"):
+        Summary.model_validate({"global_step": 0, "wall_s": 1, "train_s": 0, "tokens": 0, "exit_reason": "tired"})
+    with pytest.raises(ValidationError, match="finite number"):
+        Accuracy(overall=float("nan"))
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "\ud800")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    write_atomically(path, "grün")
+    assert path.read_bytes() == "grün".encode()
+    write_atomically(path, b"\x00")
+    assert path.read_bytes() == b"\x00"

@@ -1,0 +1,81 @@
+"""The timeline: spans in memory and in a file that Perfetto reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from controller.tracking.timeline import Trace, read_trace
+from controller.workers.span import Span, busy_s
+
+T0 = 1_760_000_000.0
+
+
+def span(pool: str, name: str, step: int, start: float, end: float) -> Span:
+    return Span(pool, name, step, T0 + start, T0 + end)
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+
+
+def test_busy_time_counts_simultaneous_work_once_and_only_inside_the_interval() -> None:
+    spans = [span("a", "x", 1, 0, 2), span("b", "y", 1, 1, 3), span("b", "y", 1, 5, 6), span("a", "x", 1, 1.2, 1.5)]
+    assert busy_s(spans, T0 + 0.5, T0 + 5.5) == 3.0
+    assert busy_s([], T0, T0 + 1) == 0.0
+
+
+def test_the_file_is_valid_json_after_every_addition(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    trace = Trace(path, restored_step=-1)
+    assert events(path) == []
+    trace.add([span("actor", "gen", 1, 0.0, 0.25), span("critic", "values", 1, 0.25, 0.5)])
+    trace.add([])
+    trace.add([span("actor", "update", 1, 0.5, 0.75)])
+    first = events(path)[0]
+    assert (first["name"], first["ts"], first["dur"], first["args"]) == ("gen", T0 * 1e6, 250_000.0, {"step": 1})
+    assert [event["name"] for event in events(path)] == ["gen", "values", "update"]
+    assert [s.name for s in read_trace(path)] == ["gen", "values", "update"]
+
+
+def test_every_pool_is_a_named_process(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "trace.json", restored_step=-1)
+    trace.add([span("critic", "values", 1, 0, 1)])
+    content = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in content if event["name"] == "process_name"}
+    assert list(names.values()) == ["actor", "critic", "controller", "reward"]
+    assert names[events(tmp_path / "trace.json")[0]["pid"]] == "critic"
+
+
+def test_work_of_one_pool_at_the_same_time_lies_on_different_lines(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "trace.json", restored_step=-1)
+    trace.add([span("reward", "r", 1, 0, 2), span("reward", "r", 1, 1, 3), span("reward", "r", 1, 2, 4)])
+    assert [event["tid"] for event in events(tmp_path / "trace.json")] == [1, 2, 1]
+
+
+def test_work_that_is_told_late_lies_where_the_line_was_free(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "trace.json", restored_step=-1)
+    trace.add([span("actor", "save_checkpoint", 1, 3, 4)])
+    trace.add([span("actor", "gen", 2, 1, 3), span("actor", "update_actor", 2, 4, 5), span("actor", "ref", 2, 3, 4)])
+    assert [event["tid"] for event in events(tmp_path / "trace.json")] == [1, 1, 1, 2]
+
+
+def test_a_resumed_run_keeps_earlier_steps_and_drops_later_ones(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    first = Trace(path, restored_step=-1)
+    first.add([span("actor", "gen", step, step, step + 0.5) for step in (1, 2, 3)])
+    second = Trace(path, restored_step=2)
+    second.add([span("actor", "gen", 3, 10, 11)])
+    assert [(s.step, round(s.started_s - T0, 3)) for s in read_trace(path)] == [(1, 1), (2, 2), (3, 10)]
+    assert [s.step for s in second.spans] == [1, 2, 3]
+    Trace(path, restored_step=-1)
+    assert events(path) == []
+
+
+def test_a_file_torn_by_a_crash_gives_its_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    Trace(path, restored_step=-1).add([span("actor", "gen", step, step, step + 0.5) for step in (1, 2)])
+    path.write_bytes(path.read_bytes()[:-20])
+    Trace(path, restored_step=5).add([span("actor", "gen", 2, 2, 3)])
+    assert [event["args"]["step"] for event in events(path)] == [1, 2]

@@ -1,0 +1,330 @@
+"""Groups on this machine: started, found, ended, and what is said of one that dies. A script stands in for torchrun."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.workers.launcher import GroupFailed, LocalLauncher
+from controller.workers.process_tree import start_time
+from splitppo.config.threads import PermittedCores, resolve_threads
+from splitppo.rpc.bearer_tokens import BearerTokens
+from tests.fake_services import make_config
+from tests.groups import is_alive, wait_until
+
+# Takes torchrun's arguments; what `behaviour` does is up to the test.
+TORCHRUN = """
+import json, os, pathlib, signal, sys, time
+role = next(argument for argument in sys.argv if argument.startswith("services.")).partition(".")[2]
+run_dir = pathlib.Path(sys.argv[sys.argv.index("--config") + 1]).parent
+
+def serve(pid=os.getpid()):
+    ranks = [{"rank": 0, "pid": pid}]
+    content = {"role": role, "address": "here:" + role, "instance_id": str(os.getpid()), "processes": ranks}
+    (run_dir / "services" / (role + ".part")).write_text(json.dumps(content))
+    os.replace(run_dir / "services" / (role + ".part"), run_dir / "services" / (role + ".json"))
+    sys.stdin.read()
+
+"""
+REPORT = """
+E0101 00:00:00.000 1 api.py:1002] failed (exitcode: {code}) local_rank: {rank} (pid: 7) of binary: python
+Traceback (most recent call last):
+  a long traceback of torchrun's own
+Root Cause (first observed failure):
+[0]:
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : {code} (pid: 7)
+"""
+SERVE_UNTIL_SIGTERM = """
+def drain(*_):
+    (run_dir / (role + ".drained")).touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, drain)
+serve()
+"""
+
+Launch = Callable[..., LocalLauncher]
+
+
+@pytest.fixture
+async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
+    """Makes a launcher whose torchrun does what `behaviour` says; its groups are ended with the test."""
+    launchers: list[LocalLauncher] = []
+    (tmp_path / "services").mkdir()
+    (tmp_path / "logs").mkdir()
+
+    def make(behaviour: str, *, tokens: BearerTokens | None = None, **changes: Any) -> LocalLauncher:
+        script = tmp_path / "torchrun.py"
+        script.write_text(TORCHRUN + behaviour)
+        config = make_config(tmp_path, **{"services__start_timeout_s": 30, **changes})
+        config = resolve_threads(config, PermittedCores(frozenset(range(6))))
+        torchrun = (sys.executable, "-S", str(script))
+        launchers.append(LocalLauncher(config, tmp_path / "config.yaml", torchrun, tokens=tokens))
+        return launchers[-1]
+
+    yield make
+    for launcher in launchers:
+        launcher.kill()
+        await launcher.stop()
+
+
+async def failure(start: Awaitable[Any]) -> GroupFailed:
+    with pytest.raises(GroupFailed) as failed:
+        await start
+    return failed.value
+
+
+# Start and end.
+
+
+async def test_groups_are_found_where_their_rank_0_announced_them(launch: Launch) -> None:
+    endpoints = await launch(SERVE_UNTIL_SIGTERM).start()
+    assert {role: endpoint.address for role, endpoint in endpoints.items()} == {
+        "actor": "here:actor",
+        "critic": "here:critic",
+    }
+    assert endpoints["actor"].processes == [{"rank": 0, "pid": int(endpoints["actor"].instance_id)}]
+
+
+async def test_an_estimator_without_critic_starts_no_critic(launch: Launch) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM, algorithm__adv_estimator="grpo")
+    assert set(await launcher.start()) == {"actor"}
+
+
+async def test_each_group_gets_its_own_ranks_gpus_and_threads(launch: Launch, tmp_path: Path) -> None:
+    write_down = """
+names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+(run_dir / (role + ".seen")).write_text(json.dumps([sys.argv[1:], {name: os.environ[name] for name in names}]))
+"""
+    services = {
+        "actor": {"num_processes": 2, "devices": [0, 3], "threads": 4},
+        "critic": {"num_processes": 1},  # a third of six cores
+    }
+    await launch(write_down + SERVE_UNTIL_SIGTERM, services=services).start()
+    arguments, environment = json.loads((tmp_path / "actor.seen").read_text())
+    assert arguments[arguments.index("--nproc-per-node") + 1] == "2"
+    assert arguments[arguments.index("--max-restarts") + 1] == "0"
+    assert "--lifeline" in arguments
+    assert environment == {"OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "0,3"}
+    environment = json.loads((tmp_path / "critic.seen").read_text())[1]
+    assert environment == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}
+
+
+async def test_ranks_leave_bytecode_behind_also_where_the_controller_must_not(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    write_down = '(run_dir / (role + ".seen")).write_text(str(sys.dont_write_bytecode))'
+    await launch(write_down + SERVE_UNTIL_SIGTERM).start()
+    assert (tmp_path / "actor.seen").read_text() == "False"
+
+
+NOTE_TOKEN = """
+(run_dir / (role + ".token")).write_text(os.environ.get("SPLITPPO_RUN_TOKEN", ""))
+"""
+
+
+async def test_groups_get_a_token_of_the_run_which_its_owner_finds_while_they_run(
+    launch: Launch, tmp_path: Path
+) -> None:
+    launcher = launch(NOTE_TOKEN + SERVE_UNTIL_SIGTERM)
+    await launcher.start()
+    [token] = launcher.tokens.accepted
+    file = tmp_path / "services" / "token"
+    assert [(tmp_path / f"{role}.token").read_text() for role in ("actor", "critic")] == [token, token]
+    assert (file.read_text(), file.stat().st_mode & 0o777) == (token, 0o600)
+    await launcher.stop()
+    assert not file.exists()
+    assert launch(SERVE_UNTIL_SIGTERM).tokens != launcher.tokens
+
+
+async def test_a_token_that_cannot_be_removed_keeps_no_run_from_ending(launch: Launch, tmp_path: Path) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM)
+    await launcher.start()
+    (tmp_path / "services" / "token").unlink()
+    (tmp_path / "services" / "token").mkdir()
+    await launcher.stop()
+    assert all(group.has_ended for group in launcher.groups.values())
+
+
+async def test_a_token_that_the_configuration_names_is_used_instead(launch: Launch, tmp_path: Path) -> None:
+    tokens = BearerTokens(("one-that-is-configured",))
+    launcher = launch(NOTE_TOKEN + SERVE_UNTIL_SIGTERM, tokens=tokens, services__security={"token_file": "there"})
+    await launcher.start()
+    assert launcher.tokens == tokens
+    assert (tmp_path / "actor.token").read_text() == ""
+    assert not (tmp_path / "services" / "token").exists()
+
+
+async def test_an_announcement_of_an_earlier_start_is_not_believed(launch: Launch, tmp_path: Path) -> None:
+    for role in ("actor", "critic"):
+        (tmp_path / "services" / f"{role}.json").write_text(
+            json.dumps({"role": role, "address": "stale:1", "instance_id": "x", "processes": []})
+        )
+    endpoints = await launch(SERVE_UNTIL_SIGTERM).start()
+    assert endpoints["critic"].address == "here:critic"
+
+
+async def test_stopping_lets_every_group_drain(launch: Launch, tmp_path: Path) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM)
+    endpoints = await launcher.start()
+    await launcher.stop()
+    assert (tmp_path / "actor.drained").exists()
+    assert (tmp_path / "critic.drained").exists()
+    assert not any(is_alive(int(endpoint.instance_id)) for endpoint in endpoints.values())
+
+
+async def test_killing_ends_groups_that_would_not_drain(launch: Launch, tmp_path: Path) -> None:
+    launcher = launch("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nserve()\ntime.sleep(60)")
+    endpoints = await launcher.start()
+    launcher.kill()
+    for endpoint in endpoints.values():
+        wait_until(lambda pid=int(endpoint.instance_id): not is_alive(pid))
+
+
+async def test_stopping_what_was_never_started_does_nothing(launch: Launch) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM)
+    launcher.kill()
+    await launcher.stop()
+
+
+async def test_only_the_group_that_was_lost_is_started_again(launch: Launch, tmp_path: Path) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM)
+    first = await launcher.start()
+    (tmp_path / "logs" / "critic_0.log").write_text("of the first start")
+    await launcher.discard(["critic"])
+    second = await launcher.start()
+    assert second["actor"] == first["actor"]
+    assert second["critic"].instance_id != first["critic"].instance_id
+    assert (tmp_path / "logs" / "critic_0.log.old").read_text() == "of the first start"
+
+
+async def test_a_lost_group_is_ended_at_once_even_if_it_is_stopped_and_would_drain(
+    launch: Launch, tmp_path: Path
+) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM)
+    first = await launcher.start()
+    pid = int(first["actor"].instance_id)
+    os.kill(pid, signal.SIGSTOP)
+    await launcher.discard(["actor"])
+    assert not is_alive(pid)
+    assert not (tmp_path / "actor.drained").exists()
+    assert (await launcher.start())["actor"].instance_id != first["actor"].instance_id
+
+
+async def test_a_group_whose_rank_has_ended_is_gone(launch: Launch) -> None:
+    launcher = launch(SERVE_UNTIL_SIGTERM)
+    endpoints = await launcher.start()
+    assert not any(group.is_gone for group in launcher.groups.values())
+    os.kill(int(endpoints["critic"].instance_id), signal.SIGKILL)
+    wait_until(lambda: launcher.groups["critic"].is_gone, what="the end of the critic")
+    assert not launcher.groups["actor"].is_gone
+
+
+# Its rank is a process of its own that hears no end of the group.
+SERVE_BY_A_RANK = """
+import subprocess
+sleep = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+serve(subprocess.Popen(sleep, start_new_session=True).pid)
+"""
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_stopped_rank_ends_with_its_group_also_if_torchrun_has_ended_before(launch: Launch, end: str) -> None:
+    launcher = launch(SERVE_BY_A_RANK, algorithm__adv_estimator="grpo")
+    endpoint = (await launcher.start())["actor"]
+    rank = endpoint.processes[0]["pid"]
+    os.kill(rank, signal.SIGSTOP)
+    os.kill(int(endpoint.instance_id), signal.SIGKILL)
+    while not launcher.groups["actor"].has_ended:  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(0.01)
+    if end == "stop":
+        await launcher.stop()
+    else:
+        launcher.kill()
+    wait_until(lambda: not is_alive(rank), what="the end of the rank")
+
+
+async def test_a_process_that_has_got_the_pid_of_a_rank_is_no_rank(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bystander = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "import time; time.sleep(60)")
+    try:
+        # The rank was another process than the one that is found under its pid.
+        monkeypatch.setattr("controller.workers.launcher.start_time", lambda pid: start_time(pid) - 1)
+        launcher = launch(f"serve({bystander.pid})", algorithm__adv_estimator="grpo")
+        await launcher.start()
+        assert launcher.groups["actor"].is_gone
+        await launcher.discard(["actor"])
+        assert is_alive(bystander.pid)
+    finally:
+        bystander.kill()
+        await bystander.wait()
+
+
+# Groups that die.
+
+
+async def test_a_group_that_dies_shows_the_last_lines_of_the_culprits_log(launch: Launch, tmp_path: Path) -> None:
+    die = f"""
+if role == "actor":
+    lines = "".join(f"line {{number}}\\n" for number in range(30))
+    (run_dir / "logs" / "actor_1.log").write_text(lines)
+    (run_dir / "logs" / "actor_0.log").write_text("innocent")
+    print({REPORT.format(code=-6, rank=1)!r})
+    sys.exit(1)
+serve()
+"""
+    failed = await failure(launch(die, services__actor={"num_processes": 2}).start())
+    heading, *lines = str(failed).splitlines()
+    log = tmp_path / "logs" / "actor_1.log"
+    assert heading == f"the actor group ended at start (rank 1, exit code -6); last lines of {log}:"
+    assert lines == [f"  line {number}" for number in range(10, 30)]
+    assert not failed.is_bad_input
+
+
+async def test_a_rank_that_dies_before_it_has_a_log_is_quoted_without_torchruns_report(launch: Launch) -> None:
+    die = f"print('ImportError: no such module'); print({REPORT.format(code=1, rank=0)!r}); sys.exit(1)"
+    failed = await failure(launch(die, algorithm__adv_estimator="grpo").start())
+    assert str(failed).splitlines()[1:] == ["  ImportError: no such module"]
+
+
+async def test_a_torchrun_that_cannot_start_is_quoted(launch: Launch) -> None:
+    failed = await failure(launch("sys.exit('No module named torch')", algorithm__adv_estimator="grpo").start())
+    assert str(failed).startswith("the actor group ended at start; last lines of ")
+    assert str(failed).endswith("\n  No module named torch")
+    assert not failed.is_bad_input
+
+
+async def test_refused_input_is_told_in_the_ranks_own_sentence(launch: Launch, tmp_path: Path) -> None:
+    refuse = f"""
+(run_dir / "logs" / "actor_0.log").write_text("INFO building\\nERROR cannot listen")
+print("error: cannot listen on '127.0.0.1:80': Permission denied")
+print({REPORT.format(code=2, rank=0)!r})
+sys.exit(1)
+"""
+    failed = await failure(launch(refuse, algorithm__adv_estimator="grpo").start())
+    assert str(failed) == "actor: cannot listen on '127.0.0.1:80': Permission denied"
+    assert failed.is_bad_input
+
+
+async def test_a_group_that_does_not_come_up_in_time_is_given_up(launch: Launch) -> None:
+    launcher = launch(
+        "print('loading', flush=True)\ntime.sleep(60)", services__start_timeout_s=0.5, algorithm__adv_estimator="grpo"
+    )
+    failed = await failure(launcher.start())
+    assert str(failed).startswith("the actor group did not come up in 0.5 s; last lines of ")
+    assert not failed.is_bad_input
+
+
+async def test_when_both_groups_die_one_of_them_is_reported(launch: Launch) -> None:
+    failed = await failure(launch("sys.exit('broken')").start())
+    assert str(failed).startswith(("the actor group ended at start", "the critic group ended at start"))

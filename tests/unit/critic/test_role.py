@@ -1,0 +1,95 @@
+"""The critic's commands on one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.critic.role import CriticRole
+from splitppo.batch import Batch
+from splitppo.v1 import batch_pb2, critic_pb2
+from tests.models import VOCABULARY, save_policy
+from tests.roles import call, context_of
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+def build(model: Path, **critic: Any) -> CriticRole:
+    section = {"lr": 1e-2, "ppo_mini_batch_size": 4, **critic}
+    return CriticRole(context_of("critic", actor={"model": str(model)}, critic=section))
+
+
+def update_request(step: int) -> critic_pb2.CriticUpdateRequest:
+    return critic_pb2.CriticUpdateRequest(slot=batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=step))
+
+
+def rows() -> Batch:
+    rng = np.random.default_rng(0)
+    draw = lambda low, high: [rng.integers(3, len(VOCABULARY), rng.integers(low, high)) for _ in range(8)]  # noqa: E731
+    return Batch.from_rows(prompts=draw(2, 9), responses=draw(1, 7))
+
+
+def with_targets(role: CriticRole, batch: Batch) -> Batch:
+    values = call(role, "ComputeValues", critic_pb2.ComputeValuesRequest(), batch).columns
+    assert values is not None
+    returns = Batch.from_rows(returns=[np.full(length, 0.7) for length in batch["responses"].lengths])
+    return batch.merge(values).merge(returns)
+
+
+def test_there_is_one_value_per_response_token_and_it_does_not_see_the_token(model: Path) -> None:
+    role, batch = build(model), rows()
+    other = batch.merge(
+        Batch.from_rows(responses=[[*row[:-1], (row[-1] + 1) % 40] for row in batch["responses"].rows()])
+    )
+
+    first = call(role, "ComputeValues", critic_pb2.ComputeValuesRequest(), batch).columns
+    second = call(role, "ComputeValues", critic_pb2.ComputeValuesRequest(), other).columns
+
+    assert first is not None
+    assert second is not None
+    np.testing.assert_array_equal(first["values"].lengths, batch["responses"].lengths)
+    np.testing.assert_allclose(first["values"].values, second["values"].values, atol=1e-6)
+
+
+def test_updates_bring_the_values_to_the_returns(model: Path) -> None:
+    role, batch = build(model, ppo_epochs=4), rows()
+
+    losses = []
+    for step in range(1, 9):
+        metrics = call(role, "Update", update_request(step), with_targets(role, batch)).metrics
+        losses.append(metrics["critic/vf_loss"])
+
+    assert losses[-1] < 0.1 * losses[0]
+    names = {f"critic/{name}" for name in ("vf_loss", "vf_clipfrac", "vpred_mean", "grad_norm", "lr")}
+    assert names <= set(metrics)
+    assert not any("mfu" in name for name in metrics)  # on a CPU
+    assert metrics["critic/vpred_mean"] == pytest.approx(0.7, abs=0.2)
+
+
+def test_two_runs_give_the_same_weights_bit_for_bit(model: Path) -> None:
+    role, digests = build(model), []
+    for _ in range(2):
+        call(role, "Update", update_request(1), with_targets(role, rows()))
+        digests.append(role.compute_weights_digest())
+        role.load_checkpoint(None)
+
+    assert digests[0] == digests[1] != role.compute_weights_digest()
+
+
+def test_rows_that_do_not_fit_the_model_are_refused(model: Path) -> None:
+    role, request = build(model), critic_pb2.ComputeValuesRequest()
+
+    with pytest.raises(ValueError, match="the prompt of row 1 is empty"):
+        call(role, "ComputeValues", request, Batch.from_rows(prompts=[[5], []], responses=[[6], [7]]))
+    with pytest.raises(ValueError, match="column 'responses', row 0: expected a token id in"):
+        call(role, "ComputeValues", request, Batch.from_rows(prompts=[[5]], responses=[[500]]))
+    with pytest.raises(ValueError, match="row 0 has 601 tokens of prompt and response, the model takes 512"):
+        call(role, "ComputeValues", request, Batch.from_rows(prompts=[[5]], responses=[[6] * 600]))
+    with pytest.raises(ValueError, match="3 rows do not divide into mini-batches of 4"):
+        call(role, "Update", update_request(1), with_targets(role, rows()).take(np.arange(3)))

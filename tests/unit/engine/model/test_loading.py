@@ -1,0 +1,107 @@
+"""Loading models: dropout, new heads, dtypes, and mistakes in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from services.engine.model.loading import load_model
+from services.engine.weights_digest import weights_digest
+from tests.models import save_policy, save_value_model
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("models") / "policy")
+
+
+@pytest.fixture(scope="module")
+def value_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_value_model(tmp_path_factory.mktemp("models") / "value")
+
+
+def head(model) -> torch.Tensor:
+    return model.get_parameter("score.weight").detach()
+
+
+def test_value_model_has_no_dropout_even_where_its_folder_asks_for_it(value_model: Path, tmp_path: Path) -> None:
+    config = json.loads((value_model / "config.json").read_text()) | {
+        "classifier_dropout": 0.3,
+        "attention_dropout": 0.2,
+    }
+    for file in value_model.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load_model(str(tmp_path), "value").train()
+    assert [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)] == [0.0]
+    assert {getattr(module, "attention_dropout", 0.0) for module in model.modules()} == {0.0}
+
+
+def test_dropout_of_other_architectures_is_off_too(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=30, n_embd=8, n_layer=1, n_head=2, n_positions=16, resid_pdrop=0.5, attn_pdrop=0.5)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), "policy").train()
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.0}
+    tokens = torch.arange(8)[None]
+    assert torch.equal(model(tokens).logits, model(tokens).logits)
+
+
+def test_new_value_head_is_a_function_of_the_seed_alone(policy: Path) -> None:
+    torch.manual_seed(1)
+    first = load_model(str(policy), "value", seed=7)
+    torch.manual_seed(2)
+    again = load_model(str(policy), "value", seed=7)
+    other = load_model(str(policy), "value", seed=8)
+    assert weights_digest(first) == weights_digest(again)
+    assert not torch.equal(head(first), head(other))
+    assert head(first).abs().max() > 0
+    assert torch.equal(first.get_parameter("score.bias"), torch.zeros(1))
+    assert torch.equal(first.get_input_embeddings().weight, other.get_input_embeddings().weight)
+
+
+def test_head_of_a_token_classifier_folder_is_kept(value_model: Path) -> None:
+    assert torch.equal(
+        head(load_model(str(value_model), "value", seed=1)), head(load_model(str(value_model), "value", seed=2))
+    )
+
+
+def test_weights_are_fp32_whatever_the_folder_has(policy: Path, tmp_path: Path) -> None:
+    load_model(str(policy), "policy").bfloat16().save_pretrained(tmp_path)
+    assert {parameter.dtype for parameter in load_model(str(tmp_path), "policy").parameters()} == {torch.float32}
+
+
+def test_missing_folder_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^model folder .*/nowhere does not exist$"):
+        load_model(str(tmp_path / "nowhere"), "policy")
+
+
+def test_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is not a usable Hugging Face policy model: .+") as error:
+        load_model(str(tmp_path), "policy")
+    assert "\n" not in str(error.value)
+
+
+def test_torn_weights_are_one_sentence(policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((policy / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((policy / "model.safetensors").read_bytes()[:1000])
+    with pytest.raises(ValueError, match="is not a usable Hugging Face policy model") as error:
+        load_model(str(tmp_path), "policy")
+    assert "\n" not in str(error.value)
+
+
+def test_policy_from_a_folder_without_a_language_model_head_is_refused(tmp_path: Path) -> None:
+    folder = save_value_model(tmp_path / "untied", tie_word_embeddings=False)
+    with pytest.raises(ValueError, match=r"lacks weights of Qwen2ForCausalLM: lm_head\.weight"):
+        load_model(str(folder), "policy")
+
+
+def test_token_classifier_with_several_labels_is_refused_as_value_model(tmp_path: Path) -> None:
+    folder = save_value_model(tmp_path / "labels", num_labels=3)
+    with pytest.raises(ValueError, match="is not a usable Hugging Face value model") as error:
+        load_model(str(folder), "value")
+    assert "\n" not in str(error.value)

@@ -1,0 +1,343 @@
+"""The Hugging Face rollout backend on tiny random models."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AutoTokenizer,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from services.rollout.hf_backend.backend import HfRollout
+from services.rollout.protocol import DecodingStep, GenerationCancelled, Sampling
+from services.rollout.stopping import StopRule
+from services.rollout.streamed_parts import response_rows
+from splitppo.batch import Batch
+from tests.models import save_tokenizer
+
+VOCAB = 23
+FAMILIES = ("qwen2", "llama", "mistral-sliding-window", "gemma3-hybrid-window", "lfm2-convolution", "gpt2")
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "pad_token_id": None,
+}
+
+
+def build(family: str = "qwen2") -> Any:
+    torch.manual_seed(0)
+    match family:
+        case "qwen2":
+            model = Qwen2ForCausalLM(Qwen2Config(**SHAPE))
+        case "llama":
+            model = LlamaForCausalLM(LlamaConfig(**SHAPE))
+        case "mistral-sliding-window":
+            model = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4))
+        case "gemma3-hybrid-window":
+            layers = ["sliding_attention", "full_attention"]
+            model = Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, head_dim=8, sliding_window=4, layer_types=layers))
+        case "lfm2-convolution":
+            model = Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]))
+        case _:
+            model = GPT2LMHeadModel(
+                GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.3)
+            )
+    return model.eval()
+
+
+def backend(model: nn.Module, stop: Sequence[int] = (), max_batch_size: int = 64) -> HfRollout:
+    return HfRollout(
+        lambda: nullcontext(model),
+        stop_rule=StopRule(stop),
+        max_batch_size=max_batch_size,
+        device=torch.device("cpu"),
+    )
+
+
+def random_prompts(lengths: Sequence[int], seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, VOCAB, length).astype(np.int32) for length in lengths]
+
+
+def steps_of(
+    rollout: HfRollout,
+    prompts: list[Any],
+    seeds: Sequence[Sequence[int]],
+    length: int = 8,
+    *,
+    groups: list[int] | None = None,
+    cancel_after: int | None = None,
+    **drawing: Any,
+) -> Iterator[DecodingStep]:
+    """Is cancelled once that many steps have come."""
+    settings = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, **drawing}
+    rows = Batch.from_rows(prompts=prompts, seeds=seeds, groups=[[group] for group in groups or [0] * len(prompts)])
+    asked = itertools.count()
+    cancelled = (lambda: next(asked) >= cancel_after) if cancel_after is not None else lambda: False
+    return rollout.generate(rows, Sampling(**settings, max_response_length=length), cancelled)
+
+
+def generate(rollout: HfRollout, prompts: list[Any], seeds: Sequence[Sequence[int]], **settings: Any) -> Batch:
+    return response_rows(response for step in steps_of(rollout, prompts, seeds, **settings) for response in step.ended)
+
+
+def responses(rollout: Batch) -> list[list[int]]:
+    return [row.tolist() for row in rollout["responses"].rows()]
+
+
+@pytest.mark.parametrize("max_batch_size", [2, 64])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_generate_of_hugging_face(family: str, max_batch_size: int) -> None:
+    model, stop = build(family), [3, 7]
+    prompts = random_prompts([5, 1, 9, 5, 3, 7])
+
+    ours = responses(generate(backend(model, stop, max_batch_size), prompts, [[0]] * 6, length=12, temperature=0.0))
+
+    for prompt, response in zip(prompts, ours, strict=True):
+        ids = torch.from_numpy(prompt.astype(np.int64))[None]
+        theirs = model.generate(
+            ids, do_sample=False, max_new_tokens=12, eos_token_id=stop, pad_token_id=0, attention_mask=ids >= 0
+        )
+        assert response == theirs[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_equal_those_of_a_plain_forward_over_the_whole_row(temperature: float) -> None:
+    model, prompts = build(), random_prompts([5, 1, 9, 4])
+
+    rollout = generate(backend(model, [3]), prompts, [[1, 2], [3], [4, 5, 6], [7]], temperature=temperature)
+
+    rows = zip(
+        np.repeat(np.arange(4), [2, 1, 3, 1]),
+        rollout["responses"].rows(),
+        rollout["rollout_log_probs"].rows(),
+        strict=True,
+    )
+    for prompt, response, log_probs in rows:
+        ids = torch.from_numpy(np.concatenate([prompts[prompt], response]).astype(np.int64))[None]
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, -len(response) - 1 : -1].float() / temperature
+        expected = logits.log_softmax(-1).gather(-1, ids[0, -len(response) :, None])[:, 0]
+        np.testing.assert_allclose(log_probs, expected.numpy(), atol=2e-5)
+
+
+def test_long_responses_stay_equal_to_a_plain_forward_while_rows_leave() -> None:
+    model, prompts, seeds = build(), random_prompts([5, 2]), [list(range(6)), list(range(6, 12))]
+
+    rollout = generate(backend(model, [1]), prompts, seeds, length=100)
+
+    rows = [row for row in rollout["responses"].rows() if len(row) > 70]
+    assert rows, "no response outlived the first room of the cache"
+    for index, response in enumerate(rollout["responses"].rows()):
+        ids = torch.from_numpy(np.concatenate([prompts[index // 6], response]).astype(np.int64))[None]
+        with torch.no_grad():
+            log_softmax = model(input_ids=ids).logits[0, -len(response) - 1 : -1].log_softmax(-1)
+        expected = log_softmax.gather(-1, ids[0, -len(response) :, None])[:, 0]
+        np.testing.assert_allclose(rollout["rollout_log_probs"].rows()[index], expected.numpy(), atol=5e-5)
+
+
+def test_rows_are_ordered_by_prompt_then_sample_whatever_the_lengths() -> None:
+    model, prompts = build(), random_prompts([9, 2, 6])
+    seeds = [[1, 2], [3, 4], [5, 6]]
+
+    together = responses(generate(backend(model), prompts, seeds))
+
+    alone = [responses(generate(backend(model), [prompts[i]], [[seed]]))[0] for i in range(3) for seed in seeds[i]]
+    assert together == alone
+
+
+@pytest.mark.parametrize("max_batch_size", [1, 3, 7])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_response_does_not_depend_on_the_batch_it_is_decoded_in(family: str, max_batch_size: int) -> None:
+    model, prompts = build(family), random_prompts([3, 1, 15, 5, 5, 2])
+    seeds = [[10 * row + sample for sample in range(4)] for row in range(6)]
+
+    whole = generate(backend(model, [3, 7], max_batch_size=64), prompts, seeds, length=20)
+    split = generate(backend(model, [3, 7], max_batch_size=max_batch_size), prompts, seeds, length=20)
+
+    assert responses(whole) == responses(split)
+    np.testing.assert_allclose(whole["rollout_log_probs"].values, split["rollout_log_probs"].values, atol=2e-5)
+
+
+def test_a_replay_gives_the_same_tokens_and_bit_identical_log_probs() -> None:
+    model, prompts = build(), random_prompts([3, 8, 1])
+
+    first, second = (generate(backend(model, [3]), prompts, [[1, 2], [3, 4], [5, 6]]) for _ in range(2))
+
+    assert responses(first) == responses(second)
+    assert first["rollout_log_probs"].values.tobytes() == second["rollout_log_probs"].values.tobytes()
+
+
+def test_different_seeds_give_different_responses_and_equal_seeds_equal_ones() -> None:
+    rows = responses(generate(backend(build()), random_prompts([4]), [[1, 2, 3, 1]], length=12))
+
+    assert rows[0] == rows[3]
+    assert len({tuple(row) for row in rows}) == 3
+
+
+def test_the_stop_token_ends_its_row_and_is_part_of_it() -> None:
+    stop = [3, 7, 11]
+    seeds = [list(range(20 * row, 20 * row + 20)) for row in range(3)]
+
+    rows = responses(generate(backend(build(), stop), random_prompts([2, 5, 3]), seeds, length=10))
+
+    assert any(len(row) < 10 for row in rows)
+    assert any(len(row) == 10 and row[-1] not in stop for row in rows)
+    for row in rows:
+        assert all(token not in stop for token in row[:-1])
+        assert row[-1] in stop or len(row) == 10
+
+
+def test_without_stop_tokens_every_response_has_the_maximal_length() -> None:
+    rollout = generate(backend(build()), random_prompts([2, 5]), [[1], [2]], length=6)
+
+    assert rollout["responses"].lengths.tolist() == [6, 6]
+
+
+def test_no_prompts_give_an_empty_rollout() -> None:
+    rollout = generate(backend(build()), [], [])
+
+    assert rollout["responses"].num_rows == 0
+    assert rollout["rollout_log_probs"].num_rows == 0
+
+
+def test_progress_is_told_at_every_position_and_an_early_end_counts_as_done() -> None:
+    seeds = [list(range(5)) for _ in range(3)]
+
+    steps = list(steps_of(backend(build(), [3, 7], 4), random_prompts([3] * 3), seeds, length=12))
+
+    done = [step.done for step in steps]
+    assert {step.total for step in steps} == {15 * 12}
+    assert done == sorted(set(done))
+    assert done[0] >= 4
+    assert done[-1] == 15 * 12 > sum(len(response.tokens) for step in steps for response in step.ended)
+
+
+def test_the_policy_version_is_that_of_the_last_sync() -> None:
+    rollout = backend(build())
+
+    assert rollout.policy_version is None
+    rollout.sync_weights(3)
+    rollout.sleep()
+    assert rollout.policy_version == 3
+
+
+@pytest.mark.parametrize("max_batch_size", [2, 5, 64])
+def test_each_response_ends_once_and_in_its_group(max_batch_size: int) -> None:
+    prompts, seeds = random_prompts([9, 2, 6, 1, 4]), [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]
+
+    steps = steps_of(backend(build(), [3], max_batch_size), prompts, seeds, groups=[0, 0, 2, 3, 3])
+
+    ended = sorted((response for step in steps for response in step.ended), key=lambda response: response.index)
+    assert [(response.index, response.seed) for response in ended] == list(enumerate(range(1, 11)))
+    assert [response.group for response in ended] == [0, 0, 0, 0, 2, 2, 3, 3, 3, 3]
+
+
+def test_groups_are_decoded_in_order_and_responses_told_as_soon_as_they_have_ended() -> None:
+    seeds, groups = [list(range(4)) for _ in range(6)], [0, 0, 1, 1, 2, 2]
+
+    steps = list(steps_of(backend(build(), [3], 4), random_prompts([3] * 6), seeds, groups=groups))
+
+    last_step = {response.group: number for number, step in enumerate(steps) for response in step.ended}
+    assert last_step[0] < last_step[1] < last_step[2] == len(steps) - 1
+    assert all(len(response.tokens) == 8 or response.tokens[-1] == 3 for step in steps for response in step.ended)
+
+
+def test_it_is_cancelled_at_the_next_token_and_the_backend_stays_usable() -> None:
+    rollout, prompts, seeds = backend(build(), max_batch_size=2), random_prompts([3, 5, 2]), [[1, 2], [3, 4], [5, 6]]
+    steps = steps_of(rollout, prompts, seeds, cancel_after=3)
+
+    assert len(list(itertools.islice(steps, 3))) == 3
+    with pytest.raises(GenerationCancelled):
+        next(steps)
+    assert responses(generate(rollout, prompts, seeds)) == responses(generate(backend(build()), prompts, seeds))
+
+
+def test_ended_rows_leave_the_batch() -> None:
+    model, stop = build(), list(range(12))
+    batch_sizes: list[int] = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: batch_sizes.append(kwargs["input_ids"].shape[0]), with_kwargs=True
+    )
+
+    generate(backend(model, stop), random_prompts([4]), [list(range(64))], length=12)
+
+    assert batch_sizes[0] == 1  # one prefill for all samples of the prompt
+    assert batch_sizes[1] < 64
+    assert batch_sizes[1:] == sorted(batch_sizes[1:], reverse=True)
+    assert batch_sizes[-1] < 16
+
+
+def test_waiting_rows_take_the_places_of_ended_ones_and_the_batch_stays_full() -> None:
+    model, decoded = build(), []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: decoded.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    prompts = random_prompts([4] * 40)
+
+    rollout = generate(backend(model, [3, 7], max_batch_size=8), prompts, [[seed] for seed in range(40)], length=30)
+
+    one_by_one = [shape for shape in decoded if shape[1] == 1]
+    num_full = sum(num_rows == 8 for num_rows, _ in one_by_one)
+    assert decoded[0] == (8, 4)
+    assert sum(num_rows for num_rows, length in decoded if length == 4) == 40  # every prompt is prefilled once
+    assert one_by_one == sorted(one_by_one, reverse=True)  # rows leave only once none waits
+    assert num_full * 8 * 0.8 < rollout["responses"].values.size
+
+
+def test_a_stop_text_ends_its_response_with_the_token_that_completes_it(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    model, prompts = build(), random_prompts([4, 2, 6])
+    free = responses(generate(backend(model), prompts, [[1, 2]] * 3, length=12))
+    text = tokenizer.decode(free[1][4:6], skip_special_tokens=True)
+    rollout = HfRollout(
+        lambda: nullcontext(model),
+        stop_rule=StopRule([], [text], tokenizer),
+        max_batch_size=2,
+        device=torch.device("cpu"),
+    )
+
+    rows = responses(generate(rollout, prompts, [[1, 2]] * 3, length=12))
+
+    assert len(rows[1]) == 6
+    for row, whole in zip(rows, free, strict=True):
+        assert row == whole[: len(row)]
+        decoded = tokenizer.decode(row, skip_special_tokens=True)
+        assert decoded.count(text) == (len(row) < 12)
+        assert len(row) == 12 or decoded.endswith(text)
+
+
+def test_a_policy_that_gives_nan_is_an_error_not_a_token() -> None:
+    model = build()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+
+    with pytest.raises(FloatingPointError, match="no finite log-prob"):
+        generate(backend(model), random_prompts([4]), [[1]])

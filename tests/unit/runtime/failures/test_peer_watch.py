@@ -1,0 +1,120 @@
+"""What kind of failure an error is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from services.runtime.failures.error_policy import OptimizerStepCounter, cannot_go_on, is_out_of_memory, is_peer_loss
+from services.runtime.failures.peer_watch import PeerWatch
+from splitppo.manifest import DamagedCheckpoint
+from splitppo.rpc.errors import DataLoss
+from tests.groups import wait_until
+
+CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4242"
+TIMED_OUT = "[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1000ms for recv operation to complete"
+
+
+@pytest.mark.parametrize("error", [RuntimeError(CLOSED), RuntimeError(TIMED_OUT), dist.DistBackendError("NCCL error")])
+def test_what_collectives_raise_when_a_rank_has_gone_is_a_lost_peer(error: Exception) -> None:
+    assert is_peer_loss(error)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), ValueError(CLOSED), KeyError("gloo")])
+def test_other_errors_are_this_ranks_own(error: Exception) -> None:
+    assert not is_peer_loss(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes"), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), True),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("shapes differ"), False),
+    ],
+)
+def test_out_of_memory_is_told_apart_from_other_errors(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) == expected
+
+
+ILLEGAL_ACCESS = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+NO_MEMORY = torch.AcceleratorError("CUDA error: out of memory")
+
+
+@pytest.mark.parametrize(
+    ("error", "num_ranks", "repairs", "expected"),
+    [
+        (ValueError("shapes differ"), 2, False, True),
+        (ValueError("shapes differ"), 1, False, False),
+        (ILLEGAL_ACCESS, 1, False, True),
+        (NO_MEMORY, 1, False, False),
+        (NO_MEMORY, 2, False, True),
+        # A load that fails for another reason than its input: nothing else would bring the group back.
+        (RuntimeError("broken"), 1, True, True),
+        (NO_MEMORY, 1, True, True),
+        (RuntimeError("broken"), 1, False, False),
+        (DamagedCheckpoint("torn"), 1, True, False),
+        (OSError("I/O error"), 1, True, False),
+        (DataLoss("the ledger is another one"), 1, True, False),
+    ],
+)
+def test_a_group_ends_where_its_ranks_would_wait_for_one_or_only_a_new_process_helps(
+    error: Exception, num_ranks: int, *, repairs: bool, expected: bool
+) -> None:
+    assert cannot_go_on(error, num_ranks=num_ranks, repairs=repairs) == expected
+
+
+def test_optimizer_steps_are_counted_whatever_the_optimizer() -> None:
+    counter = OptimizerStepCounter()
+    weights = torch.nn.Parameter(torch.zeros(1))
+    weights.grad = torch.ones(1)
+    torch.optim.SGD([weights], lr=0.1).step()
+    torch.optim.AdamW([weights], lr=0.1).step()
+    assert counter.num_steps == 2
+
+
+END = """
+from types import SimpleNamespace
+import torch.distributed as dist
+from services.runtime.failures.peer_watch import PeerWatch
+from splitppo.rpc.errors import Place
+
+def answer(error):
+    raise OSError(30, "Read-only file system")
+
+watch = PeerWatch(SimpleNamespace(rank=0, role_name="actor"), dist.HashStore(), (), ())
+watch.on_failure = answer
+try:
+    watch.end_group(ValueError("broken"), Place())
+finally:
+    print("still there", flush=True)
+"""
+
+
+def test_a_rank_whose_callers_cannot_be_answered_ends_all_the_same() -> None:
+    ended = subprocess.run([sys.executable, "-c", END], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+
+
+def test_a_follower_hears_that_its_command_is_cancelled_and_never_of_another_one() -> None:
+    follower: Any = SimpleNamespace(rank=1, role_name="actor")
+    watch = PeerWatch(follower, dist.HashStore(), (), ())
+    watch.start()
+    try:
+        watch.cancel(7)
+        assert not watch.is_cancelled(8)
+        watch.cancel(8)
+        wait_until(lambda: watch.is_cancelled(8), what="the word of the cancellation")
+        assert not watch.is_cancelled(9)
+        assert watch.is_cancelled(8)
+    finally:
+        watch.stop()

@@ -1,0 +1,124 @@
+"""Streamed commands, in a group of one: their parts, and what is left of a cancelled one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.runtime.role import CommandCancelled
+from services.runtime.state.command_call import CommandCall
+from splitppo.batch import Batch
+from splitppo.rpc.errors import (
+    Internal,
+    InvalidArgument,
+    Unavailable,
+    WireError,
+)
+from splitppo.v1 import batch_pb2, worker_pb2
+from tests.unit.runtime.ranks.service import ROWS, Service, experience, raises, replace_dtype
+
+
+def parts_of(call: CommandCall) -> list[worker_pb2.PartReady]:
+    """What was told of parts so far, in that order."""
+    return [event.part for event in call.read(0)[0] if not isinstance(event, WireError) and event.HasField("part")]
+
+
+def reports_parts(*parts: int) -> Callable[[Batch, Any], None]:
+    """Reports these parts, in this order."""
+
+    def work(batch: Batch, report: Any) -> None:
+        for part in parts:
+            rows = batch.take(np.flatnonzero(batch["groups"].values == part - 1))
+            values = Batch(rows.num_rows, {"values": replace_dtype(rows)})
+            report.part_ready(part, values, policy_version=5)
+
+    return work
+
+
+def gives_up(batch: Batch, report: Any) -> None:
+    assert report.is_cancelled
+    raise CommandCancelled
+
+
+def part_of_step_1(part: int) -> batch_pb2.Slot:
+    return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=1, part=part)
+
+
+def test_parts_can_be_fetched_and_are_announced_in_the_order_in_which_they_end(service: Service) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    service.role.groups, service.role.working = [0, 1], reports_parts(2, 1)
+    call = service.submit("ComputeValues", slot=experience(1))
+    service.work()
+    assert [(part.part, part.num_parts, part.policy_version) for part in parts_of(call)] == [(2, 2, 5), (1, 2, 5)]
+    assert call.result().policy_version == 5
+    assert service.worker.slots.get(part_of_step_1(2))["values"].values.tolist() == [5.0, 6.0]
+    whole = service.worker.slots.get(experience(1))
+    assert whole["values"].values.tolist() == [4.0, 5.0, 6.0]
+    assert "groups" not in whole
+
+
+def test_a_streamed_command_that_leaves_a_part_out_has_a_bug(service: Service) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    service.role.groups, service.role.working = [0, 1], reports_parts(2)
+    with pytest.raises(Internal, match=r"without its parts \[1\]"):
+        service.do("ComputeValues", slot=experience(1))
+
+
+def test_parts_of_a_command_that_is_not_streamed_are_a_bug(service: Service) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    service.role.working = lambda batch, report: report.part_ready(1, batch, policy_version=0)
+    with pytest.raises(Internal, match="not streamed"):
+        service.do("ComputeValues", slot=experience(1))
+
+
+def test_an_evaluation_is_not_worked_on_in_parts(service: Service) -> None:
+    slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=0)
+    service.worker.slots.put(slot, ROWS, 0)
+    service.role.groups = [0, 1]
+    with pytest.raises(InvalidArgument, match="only a whole experience slot"):
+        service.do("ComputeValues", slot=slot)
+
+
+def test_nothing_is_kept_of_a_cancelled_command_and_the_service_goes_on(service: Service) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    call = service.submit("ComputeValues", slot=experience(1))
+
+    def work(batch: Batch, report: Any) -> None:
+        reports_parts(1)(batch, report)
+        call.cancel("a checkpoint is being loaded")
+        reports_parts(2)(batch, report)
+        gives_up(batch, report)
+
+    service.role.groups, service.role.working = [0, 1], work
+    service.work()
+    with pytest.raises(Unavailable, match="cancelled: a checkpoint is being loaded"):
+        call.result()
+    assert service.worker.slots.slots() == [experience(1)]
+    assert "values" not in service.worker.slots.get(experience(1))
+    service.role.groups, service.role.working = [], lambda batch, report: None
+    assert service.do("ComputeValues", slot=experience(1)).committed_step == 0
+
+
+def test_a_command_that_is_finished_before_it_notices_is_answered(service: Service) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    call = service.submit("ComputeValues", slot=experience(1))
+
+    def work(batch: Batch, report: Any) -> None:
+        call.cancel("too late")
+        reports_parts(1, 2)(batch, report)
+
+    service.role.groups, service.role.working = [0, 1], work
+    service.work()
+    assert call.result().committed_step == 0
+    assert [part.part for part in parts_of(call)] == [1, 2]
+    assert service.worker.slots.get(part_of_step_1(2)).num_rows == 1
+
+
+def test_a_command_that_gives_up_without_being_asked_has_a_bug(service: Service) -> None:
+    service.worker.slots.put(experience(1), ROWS, 0)
+    service.role.working = lambda batch, report: raises(error=CommandCancelled())
+    with pytest.raises(Internal, match="gave ComputeValues up, but it was not cancelled"):
+        service.do("ComputeValues", slot=experience(1))

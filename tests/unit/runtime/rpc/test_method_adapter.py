@@ -1,0 +1,51 @@
+"""What stands between gRPC and the servicer, without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from services.runtime.rpc.limits import CallLimit
+from services.runtime.rpc.method_adapter import service_handler
+from splitppo.rpc.errors import StorageFailed
+from splitppo.v1 import worker_pb2
+
+
+class Aborted(grpc.aio.AbortError):
+    pass
+
+
+class Context:
+    """Of a call; keeps the status that it is ended with."""
+
+    code: grpc.StatusCode | None = None
+
+    async def abort(self, code: grpc.StatusCode, *_: Any) -> None:
+        self.code = code
+        raise Aborted
+
+
+class Details:
+    method = "/splitppo.v1.WorkerService/GetStatus"
+    invocation_metadata = ()
+
+
+@pytest.mark.timeout(20)
+async def test_an_error_that_is_its_own_cause_ends_its_call_and_not_the_service() -> None:
+    error, cause = StorageFailed("no room"), OSError("no room")
+    error.__cause__ = cause
+    cause.__cause__ = cause
+
+    async def fail(*_: Any) -> None:
+        raise error
+
+    service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
+    handler: Any = service_handler(service, {"GetStatus": fail}, "actor", CallLimit(1))
+    context = Context()
+    with pytest.raises(Aborted):
+        await handler.service(Details).unary_unary(b"", context)
+    assert context.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert error.__traceback__ is None

@@ -1,0 +1,232 @@
+"""The command queue: order, bounds, joining, draining."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from services.runtime.role import Command, Outcome
+from services.runtime.state.command_call import CommandCall
+from services.runtime.state.command_queue import CommandQueue, CommandQueueClosed, draining
+from splitppo.rpc.errors import InvalidArgument, PeerDied, QueueFull, Unavailable
+from splitppo.v1 import critic_pb2, worker_pb2
+
+COMMAND = Command("ComputeValues", critic_pb2.ComputeValuesRequest, lambda *_: Outcome())
+GENERATE = Command("ComputeValues", critic_pb2.ComputeValuesRequest, lambda *_: Outcome(), cancellable=True)
+LOAD = Command("LoadCheckpoint", worker_pb2.LoadCheckpointRequest, lambda *_: Outcome(), repairs=True)
+UPDATE = Command("Update", critic_pb2.CriticUpdateRequest, lambda *_: Outcome(), commits=True)
+
+
+def call(request_id: str, command: Command = COMMAND, base_step: int = 0) -> CommandCall:
+    header = worker_pb2.CommandHeader(request_id=request_id, base_step=base_step)
+    return CommandCall(command, command.request_type(header=header))
+
+
+def no_reply(_: CommandCall) -> None:
+    return None
+
+
+def test_calls_leave_in_the_order_of_their_arrival() -> None:
+    command_queue = CommandQueue(3)
+    for name in "abc":
+        command_queue.admit(call(name), no_reply)
+    taken = [command_queue.take(0.0) for _ in range(3)]
+    assert [one.request_id for one in taken if one] == ["a", "b", "c"]
+
+
+def test_a_full_queue_refuses() -> None:
+    command_queue = CommandQueue(1)
+    command_queue.admit(call("a"), no_reply)
+    with pytest.raises(QueueFull, match="max_queued_commands"):
+        command_queue.admit(call("b"), no_reply)
+
+
+def test_the_running_call_takes_no_room() -> None:
+    command_queue = CommandQueue(1)
+    command_queue.admit(call("a"), no_reply)
+    command_queue.take(0.0)
+    command_queue.admit(call("b"), no_reply)
+    assert command_queue.num_queued == 1
+
+
+def test_the_same_request_joins_the_open_call() -> None:
+    command_queue = CommandQueue(1)
+    first = command_queue.admit(call("a"), no_reply)
+    assert command_queue.admit(call("a"), no_reply) is first
+    command_queue.take(0.0)
+    assert command_queue.admit(call("a"), no_reply) is first
+    assert command_queue.num_queued == 0
+
+
+@pytest.mark.parametrize("other", [call("a", base_step=1), call("a", UPDATE)])
+def test_a_request_id_belongs_to_one_request(other: CommandCall) -> None:
+    command_queue = CommandQueue(2)
+    command_queue.admit(call("a"), no_reply)
+    with pytest.raises(InvalidArgument, match="belongs to another"):
+        command_queue.admit(other, no_reply)
+
+
+def test_a_finished_request_gets_its_stored_reply() -> None:
+    command_queue = CommandQueue(1)
+    command_queue.admit(call("a"), no_reply).resolve(worker_pb2.CommandResult())
+    stored = worker_pb2.CommandResult(replayed=True)
+    assert command_queue.admit(call("a"), lambda _: stored).result() == stored
+
+
+def test_a_failed_request_may_be_tried_again() -> None:
+    command_queue = CommandQueue(2)
+    first = command_queue.admit(call("a"), no_reply)
+    command_queue.take(0.0)
+    first.fail(InvalidArgument("no"))
+    assert command_queue.admit(call("a"), no_reply) is not first
+
+
+def test_taking_from_an_empty_queue_gives_nothing_after_the_timeout() -> None:
+    assert CommandQueue(1).take(0.0) is None
+
+
+def test_taking_waits_for_a_call() -> None:
+    command_queue = CommandQueue(1)
+    taken: list[CommandCall | None] = []
+    taker = threading.Thread(target=lambda: taken.append(command_queue.take(30.0)))
+    taker.start()
+    arrived = command_queue.admit(call("a"), no_reply)
+    taker.join(30.0)
+    assert taken == [arrived]
+
+
+def test_draining_refuses_what_has_not_begun_and_lets_the_rest_finish() -> None:
+    command_queue = CommandQueue(3)
+    running, queued = (command_queue.admit(call(name), no_reply) for name in "ab")
+    command_queue.take(0.0)
+    command_queue.close(draining())
+    with pytest.raises(Unavailable, match="draining"):
+        queued.result()
+    with pytest.raises(Unavailable, match="draining"):
+        command_queue.admit(call("c"), no_reply)
+    assert not running.answered.is_set()
+    assert command_queue.admit(call("a"), no_reply) is running
+    with pytest.raises(CommandQueueClosed):
+        command_queue.take(0.0)
+
+
+def running(command_queue: CommandQueue, command: Command) -> CommandCall:
+    command_queue.admit(call("running", command), no_reply)
+    taken = command_queue.take(0.0)
+    assert taken is not None
+    return taken
+
+
+def test_a_call_that_repairs_comes_next_even_into_a_full_queue() -> None:
+    command_queue = CommandQueue(1)
+    generating = running(command_queue, GENERATE)
+    queued = command_queue.admit(call("queued", UPDATE), no_reply)
+    load = command_queue.admit(call("load", LOAD), no_reply)
+    assert generating.cancelled_because == "a checkpoint is being loaded"
+    with pytest.raises(Unavailable, match="a checkpoint is being loaded"):
+        queued.result()
+    assert not load.answered.is_set()
+    assert command_queue.take(0.0) is load
+
+
+def test_repairs_do_not_refuse_each_other() -> None:
+    command_queue = CommandQueue(2)
+    first, second = (command_queue.admit(call(name, LOAD), no_reply) for name in "ab")
+    assert [command_queue.take(0.0), command_queue.take(0.0)] == [first, second]
+
+
+def test_a_newer_controller_finds_an_empty_queue() -> None:
+    command_queue = CommandQueue(2)
+    generating = running(command_queue, GENERATE)
+    queued = command_queue.admit(call("queued"), no_reply)
+    command_queue.supersede("a newer controller has taken over")
+    assert generating.cancelled_because == "a newer controller has taken over"
+    with pytest.raises(Unavailable, match="a newer controller"):
+        queued.result()
+    assert command_queue.num_queued == 0
+
+
+def test_a_command_that_changes_weights_is_never_cancelled() -> None:
+    command_queue = CommandQueue(2)
+    updating = running(command_queue, UPDATE)
+    command_queue.supersede("a newer controller has taken over")
+    command_queue.admit(call("load", LOAD), no_reply)
+    assert updating.cancelled_because == ""
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_the_ranks_are_told_once_of_a_cancelled_call_whenever_it_happens(is_early: bool) -> None:
+    one, told = call("a", GENERATE), []
+    if is_early:
+        one.cancel("first")
+    one.on_cancel(lambda: told.append(one.cancelled_because))
+    one.cancel("first")
+    one.cancel("second")
+    assert told == ["first"]
+
+
+def test_a_call_that_is_answered_is_not_cancelled_any_more() -> None:
+    one = call("a", GENERATE)
+    one.resolve(worker_pb2.CommandResult())
+    one.cancel("too late")
+    assert one.cancelled_because == ""
+
+
+def test_the_log_of_a_call_grows_and_is_read_from_any_index() -> None:
+    one = call("a")
+    events, more = one.read(0)
+    assert (events, more.done()) == ([], False)
+    for part in (2, 1):
+        one.part_ready(worker_pb2.PartReady(part=part, num_parts=2))
+    assert more.done()
+    assert [event.part.part for event in one.read(0)[0]] == [2, 1]
+    assert [event.part.part for event in one.read(1)[0]] == [1]
+
+
+def test_everything_open_hears_why_the_group_ends() -> None:
+    command_queue = CommandQueue(3)
+    calls = [command_queue.admit(call(name), no_reply) for name in "ab"]
+    command_queue.take(0.0)
+    command_queue.fail_open(PeerDied("rank 1 died"))
+    for one in calls:
+        with pytest.raises(PeerDied, match="rank 1 died"):
+            one.result()
+
+
+def test_an_answer_that_was_given_stands() -> None:
+    one = call("a")
+    one.resolve(worker_pb2.CommandResult(committed_step=1))
+    one.fail(PeerDied("too late"))
+    assert one.result().committed_step == 1
+
+
+def test_progress_is_told_at_new_phases_and_at_the_end_and_the_rest_now_and_then() -> None:
+    one = call("a")
+    for done in range(1000):
+        one.report(done, 2000, "forward")
+    one.report(0, 10, "backward")
+    one.report(10, 10, "backward")
+    told = [event.progress for event in one.read(0)[0]]
+    assert told[0] == worker_pb2.Progress(done=0, total=2000, phase="forward")
+    assert [progress.phase for progress in told[-2:]] == ["backward"] * 2
+    assert len(told) < 100
+    assert one.progress == told[-1] == worker_pb2.Progress(done=10, total=10, phase="backward")
+
+
+def test_nothing_is_told_after_the_answer() -> None:
+    one = call("a")
+    one.resolve(worker_pb2.CommandResult())
+    _, more = one.read(0)
+    one.part_ready(worker_pb2.PartReady(part=1, num_parts=2))
+    one.report(1, 2, "late")
+    assert (len(one.read(0)[0]), more.done()) == (1, False)
+
+
+def test_progress_beyond_its_total_does_not_fill_the_log_and_the_newest_is_known() -> None:
+    one = call("a")
+    for done in range(10_000):
+        one.report(min(done, 10), 10, "generate")
+    one.report(3, 10, "generate")
+    assert len(one.read(0)[0]) < 1_000
+    assert one.progress == worker_pb2.Progress(done=3, total=10, phase="generate")

@@ -1,0 +1,67 @@
+"""The ledger of applied updates."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.runtime.state.ledger import Ledger
+from splitppo.rpc.errors import DataLoss
+from splitppo.v1 import worker_pb2
+
+REPLY = worker_pb2.CommandResult(
+    engine_time=worker_pb2.EngineTime(started_unix_ns=1_795_223_961_506_405_838, finished_unix_ns=2**60),
+    metrics={"loss": 0.1, "grad_norm": float("nan")},
+    committed_step=3,
+)
+
+
+def test_only_the_last_request_is_replayed() -> None:
+    ledger = Ledger()
+    ledger.commit(1, "first", worker_pb2.CommandResult())
+    ledger.commit(2, "second", worker_pb2.CommandResult(metrics={"loss": 1.0}))
+    assert ledger.reply_of("first") is None
+    replayed = ledger.reply_of("second")
+    assert replayed is not None
+    assert replayed.replayed
+    assert dict(replayed.metrics) == {"loss": 1.0}
+
+
+def test_nothing_is_replayed_before_the_first_commit() -> None:
+    assert Ledger().reply_of("") is None
+
+
+def test_a_checkpoint_brings_back_step_request_and_reply() -> None:
+    saved = Ledger()
+    saved.commit(3, "update-3", REPLY)
+    loaded = Ledger()
+    loaded.restore(saved.serialise(), 3)
+    replayed = loaded.reply_of("update-3")
+    assert loaded.committed_step == 3
+    assert replayed is not None
+    assert replayed.engine_time == REPLY.engine_time
+    assert replayed.metrics["loss"] == 0.1
+    assert replayed.metrics["grad_norm"] != replayed.metrics["grad_norm"]
+
+
+def test_the_initial_model_has_an_empty_ledger() -> None:
+    ledger = Ledger()
+    ledger.commit(3, "update-3", REPLY)
+    ledger.restore(b"", 0)
+    assert ledger.committed_step == 0
+    assert ledger.reply_of("update-3") is None
+
+
+@pytest.mark.parametrize("state", [b"", b"{}", b"not json", b'{"version": 2}', b'{"version": 1, "request_id": 5}'])
+def test_an_unreadable_entry_is_refused_and_changes_nothing(state: bytes) -> None:
+    ledger = Ledger()
+    ledger.commit(2, "update-2", worker_pb2.CommandResult())
+    with pytest.raises(DataLoss):
+        ledger.restore(state, 3)
+    assert ledger.committed_step == 2
+
+
+def test_the_entry_of_another_step_is_refused() -> None:
+    saved = Ledger()
+    saved.commit(3, "update-3", REPLY)
+    with pytest.raises(DataLoss, match="step 4 holds the ledger of step 3"):
+        Ledger().restore(saved.serialise(), 4)

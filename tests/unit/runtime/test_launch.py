@@ -1,0 +1,107 @@
+"""The command line of a service, up to where the group would be joined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.runtime.launch import run
+from services.runtime.process_group import Launch, cpus_of_rank, gpu_of_rank
+from splitppo.config import Config, ConfigError
+
+
+def build_nothing(_: Any) -> Any:
+    raise AssertionError("no role is built here")
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    tree = {
+        "run": {"dir": str(tmp_path / "run"), "total_steps": 3},
+        "data": {"train_files": "unused", "train_batch_size": 4},
+        "actor": {"model": "some/model"},
+    }
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--check", "critic.lrr=1"], "unknown key 'critic.lrr', did you mean"),
+        (["--check", "critic.ppo_mini_batch_size=3"], "must be a multiple of critic.ppo_mini_batch_size (3)"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+        (["--check", "algorithm.adv_estimator=grpo"], "uses no critic"),
+        ([], "start this with torchrun"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    config_file: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert run("critic", build_nothing, ["--config", str(config_file), *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert sentence in printed.err
+    assert printed.out == ""
+
+
+def test_check_writes_nothing(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("actor", build_nothing, ["--config", str(config_file), "--check"]) == 0
+    assert "actor: some/model, 1 processes on the CPU" in capsys.readouterr().out
+    assert not (config_file.parent / "run").exists()
+
+
+def test_overrides_and_options_come_in_any_order(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["rollout.n=2", "--check", "data.train_batch_size=8", "--config", str(config_file)]
+    assert run("actor", build_nothing, arguments) == 0
+    assert "step: 8 prompts x 2 samples" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [["--check"], []])
+def test_a_roles_own_check_comes_before_the_group_is_joined(
+    config_file: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    def refuse(config: Config) -> None:
+        raise ConfigError(f"{config.actor.model} cannot be had")
+
+    assert run("actor", build_nothing, ["--config", str(config_file), *options], check_config=refuse) == 2
+    assert capsys.readouterr().err == "error: some/model cannot be had\n"
+
+
+@pytest.mark.parametrize(
+    ("cpus", "local_rank", "local_world_size", "expected"),
+    [((), 0, 2, set()), ((4, 5, 6, 7), 1, 2, {6, 7}), ((4, 5, 6), 1, 2, {4, 5, 6}), ((3,), 0, 1, {3})],
+)
+def test_cores_are_sliced_where_they_divide(
+    cpus: tuple[int, ...], local_rank: int, local_world_size: int, expected: set[int]
+) -> None:
+    assert cpus_of_rank(cpus, local_rank, local_world_size) == expected
+
+
+def second_of_two_ranks() -> Launch:
+    environment = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    return Launch.from_environment({**environment, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"})
+
+
+@pytest.mark.parametrize(
+    ("num_visible", "index"),
+    [pytest.param(8, 7, id="all GPUs of the machine"), pytest.param(2, 1, id="those of the group, counted from 0")],
+)
+def test_a_rank_takes_its_own_gpu_whichever_its_process_sees(num_visible: int, index: int) -> None:
+    assert gpu_of_rank([6, 7], second_of_two_ranks(), num_visible) == index
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_visible", "sentence"),
+    [([6], 8, "lists 1 GPUs for 2 ranks"), ([6, 7], 0, "offers 0 GPUs"), ([6, 7], 4, "offers 4 GPUs")],
+)
+def test_a_rank_without_a_gpu_is_the_users_mistake(devices: list[int], num_visible: int, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        gpu_of_rank(devices, second_of_two_ranks(), num_visible)

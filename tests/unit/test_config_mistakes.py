@@ -1,0 +1,117 @@
+"""Configuration: one sentence per mistake, naming the key."""
+
+from pathlib import Path
+
+import pytest
+
+from splitppo.config import ConfigError, load_config
+from tests.configs import MINIMAL, mistake
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("actor.lrr=1", "unknown key 'actor.lrr', did you mean 'actor.lr'?"),
+        ("actr.lr=1", "unknown key 'actr', did you mean 'actor'?"),
+        ("services.actor.adress=x", "unknown key 'services.actor.adress', did you mean 'services.actor.address'?"),
+        ("run.zzz=1", "unknown key 'run.zzz'; known here: dir, name, seed, total_steps"),
+        ("actor.lr=fast", "key 'actor.lr': input should be a valid number"),
+        ("actor.lr=-1", "key 'actor.lr': input should be greater than or equal to 0, got -1"),
+        ("actor.lr=.nan", "key 'actor.lr': input should be a finite number, got nan"),
+        ("run.total_steps=0", "key 'run.total_steps': input should be greater than or equal to 1, got 0"),
+        ("run.total_steps=2.5", "key 'run.total_steps': input should be a valid integer"),
+        ("run.schedule=fast", "key 'run.schedule': input should be 'serial', 'gather' or 'overlap', got 'fast'"),
+        ("rollout.n=", "key 'rollout.n': input should be a valid integer, got None"),
+        ("run=3", "key 'run': input should be a valid dictionary"),
+        ("actor=[1]", "key 'actor': input should be a valid dictionary"),
+        ("data.train_files=[]", "key 'data.train_files': tuple should have at least 1 item"),
+        ("services.actor.devices=[0, 1]", "key 'services.actor': devices lists 2 GPUs for num_processes 1"),
+        ("services.actor.devices=[-1]", "key 'services.actor.devices.0': input should be greater than or equal to 0"),
+        ("actor.lr_schedule=cosine", "key 'actor': lr_schedule 'cosine' needs lr_decay_steps"),
+        (
+            "algorithm.rollout_correction={rollout_is: tokens}",
+            "key 'algorithm.rollout_correction.rollout_is': input should be 'token' or 'sequence', got 'tokens'",
+        ),
+        (
+            "algorithm.rollout_correction={rollout_is_threshold: 0.5}",
+            "key 'algorithm.rollout_correction.rollout_is_threshold': input should be greater than or equal to 1",
+        ),
+        (
+            "algorithm.rollout_correction={rollout_is_batch_normalize: true}",
+            "key 'algorithm.rollout_correction': rollout_is_batch_normalize is set, but rollout_is is not",
+        ),
+        (
+            "algorithm.rollout_correction={rollout_rs: token_k1}",
+            "key 'algorithm.rollout_correction': rollout_rs 'token_k1' needs rollout_rs_threshold",
+        ),
+        (
+            "algorithm.rollout_correction={rollout_rs_threshold: 2.0}",
+            "key 'algorithm.rollout_correction': rollout_rs_threshold is set, but rollout_rs is not",
+        ),
+        (
+            "algorithm.rollout_correction={rollout_rs: token, rollout_rs_threshold: 2.0}",
+            "key 'algorithm.rollout_correction': rollout_rs: expected names out of token_k1, token_k2",
+        ),
+        (
+            'algorithm.rollout_correction={rollout_rs: "token_k1,token_k1", rollout_rs_threshold: 2.0}',
+            "key 'algorithm.rollout_correction': rollout_rs: a name is given twice in 'token_k1,token_k1'",
+        ),
+        (
+            'algorithm.rollout_correction={rollout_rs: token_k1, rollout_rs_threshold: "1,2"}',
+            "key 'algorithm.rollout_correction': rollout_rs_threshold: expected one threshold for all or 1, as many",
+        ),
+        (
+            # YAML reads 0.5_2 as 0.52: the bounds need quotes.
+            "algorithm.rollout_correction={rollout_rs: token_k1, rollout_rs_threshold: 0.5_2}",
+            "key 'algorithm.rollout_correction': rollout_rs_threshold: token_k1 takes 'lower_upper' (in quotes)",
+        ),
+        (
+            'algorithm.rollout_correction={rollout_rs: token_k3, rollout_rs_threshold: "0.5_2.0"}',
+            "key 'algorithm.rollout_correction': rollout_rs_threshold: token_k3 takes one positive upper bound in nats",
+        ),
+        ("algorithm.rollout_correction={bypass_mode: true}", "unknown key 'algorithm.rollout_correction.bypass_mode'"),
+        ("rollout.temperature=0.001", "key 'rollout.temperature': input should be greater than or equal to 0.01"),
+        ("evaluation.temperature=1e-38", "key 'evaluation.temperature': expected 0 (greedy) or at least 0.01"),
+        ("evaluation.min_accuracy=2", "key 'evaluation.min_accuracy': input should be less than or equal to 1, got 2"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_the_key(tmp_path: Path, override: str, sentence: str) -> None:
+    assert mistake(tmp_path, override).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("actor.lr", "override 'actor.lr' must look like key.path=value"),
+        ("=3", "override '=3' must look like key.path=value"),
+        ("run.dir.x=3", "override 'run.dir.x=3': 'dir' is not a section"),
+        ("actor.lr=[", "override 'actor.lr=[' is not valid YAML"),
+    ],
+)
+def test_an_override_that_cannot_be_applied_is_quoted(tmp_path: Path, override: str, sentence: str) -> None:
+    assert mistake(tmp_path, override).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "expected a mapping of sections, got NoneType"),
+        ("- a", "expected a mapping of sections, got list"),
+        ("run: {dir: x}", "key 'run.total_steps' is missing; key 'data' is missing; key 'actor' is missing"),
+        (MINIMAL + "run: {}", "key 'run' is given twice, again in line 5"),
+    ],
+)
+def test_a_file_that_is_no_configuration_says_what_is_missing(tmp_path: Path, text: str, sentence: str) -> None:
+    assert mistake(tmp_path, text=text).startswith(sentence)
+
+
+def test_a_file_that_is_not_yaml_is_named_with_the_place(tmp_path: Path) -> None:
+    sentence = mistake(tmp_path, text="run: [1")
+
+    assert "config.yaml is not valid YAML" in sentence
+    assert "line 1" in sentence
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the config file .*nowhere\.yaml"):
+        load_config(tmp_path / "nowhere.yaml")

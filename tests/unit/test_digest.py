@@ -1,0 +1,54 @@
+"""The worker digests: they change with what shapes a worker, and with nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from splitppo.config.worker_digest import worker_digest
+from tests.configs import load
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "run.total_steps=9",
+        "run.schedule=overlap",
+        "run.dir=elsewhere",
+        "services.actor.address=a:1",
+        "services.critic.threads=2",
+        "checkpoint.save_freq=1",
+        "evaluation.test_freq=1",
+    ],
+)
+def test_a_longer_run_or_another_address_needs_no_restart(tmp_path: Path, override: str) -> None:
+    before, after = load(tmp_path), load(tmp_path, override)
+
+    assert worker_digest(before, "actor") == worker_digest(after, "actor")
+    assert worker_digest(before, "critic") == worker_digest(after, "critic")
+
+
+@pytest.mark.parametrize(
+    ("override", "actor_changes", "critic_changes"),
+    [
+        ("actor.lr=1", True, False),
+        ("critic.lr=1", False, True),
+        ("critic.model=other", False, True),
+        ("rollout.temperature=0.5", True, False),
+        ("rollout.n=2", True, True),
+        ("run.seed=2", True, True),
+        ("actor.use_kl_loss=true", True, False),
+        ("algorithm.use_kl_in_reward=true", True, False),
+    ],
+)
+def test_what_shapes_a_worker_changes_its_digest_and_no_others(
+    tmp_path: Path, override: str, actor_changes: bool, critic_changes: bool
+) -> None:
+    before, after = load(tmp_path), load(tmp_path, override)
+
+    assert (worker_digest(before, "actor") != worker_digest(after, "actor")) is actor_changes
+    assert (worker_digest(before, "critic") != worker_digest(after, "critic")) is critic_changes
+
+
+def test_credentials_change_no_digest(tmp_path: Path) -> None:
+    digests = [worker_digest(load(tmp_path, *change), "actor") for change in ([], ["services.security.token_env=T"])]
+    assert digests[0] == digests[1]

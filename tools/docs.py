@@ -1,0 +1,132 @@
+"""Writes the pages of docs/ that are made from the code, or says which are out of date."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
+
+from controller.tracking.metric_names import METRICS
+from splitppo.config import Config
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def metrics_page() -> str:
+    """Every metric with unit and meaning, by section."""
+    lines = [
+        "# Metrics",
+        "",
+        "What `metrics.jsonl` and TensorBoard hold, one line or point per step; made by `python -m tools.docs`.",
+        "`{a,b}` stands for each of its words, `<x>` for any text. Shares, ratios and plain numbers have the unit 1.",
+        "A metric over nothing (no token, no response) is left out.",
+    ]
+    for section, metrics in METRICS.items():
+        lines += ["", f"## {section}", "", "| metric | unit | meaning |", "|---|---|---|"]
+        lines += [f"| `{names}` | {unit} | {_cell(meaning)} |" for names, unit, meaning in metrics]
+    return "\n".join(lines) + "\n"
+
+
+def config_page() -> str:
+    """Every key of the configuration with type, default and meaning, by section."""
+    lines = [
+        "# Configuration",
+        "",
+        "Every key of a run's YAML, and of `key=value` on the command line; made by `python -m tools.docs` from",
+        "`splitppo/config`. A key without a default must be given; `null` stands for what its meaning names.",
+    ]
+    return "\n".join([*lines, *_section("", Config)]) + "\n"
+
+
+def _section(path: str, section: type[BaseModel]) -> list[str]:
+    """The keys of a section in a table, then its own sections."""
+    rows, inner = [], []
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            inner += _section(f"{path}.{name}".lstrip("."), kind)
+        else:
+            default = "" if field.is_required() else f"`{_plain(field.get_default(call_default_factory=True))}`"
+            meaning = f"{field.description}{_bounds(field)}"
+            rows.append(f"| `{name}` | {_cell(_type_name(kind))} | {default} | {_cell(meaning)} |")
+    title = ["", f"## {path}", "", inspect.cleandoc(section.__doc__ or "")] if path else []
+    table = ["", "| key | type | default | meaning |", "|---|---|---|---|", *rows] if rows else []
+    return [*title, *table, *inner]
+
+
+def _type_name(kind: Any) -> str:
+    """A type as people say it: `int or null`, `list of str`, `serial, gather or overlap`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _type_name(arguments[0])
+    if origin is Literal:
+        return ", ".join(map(str, arguments))
+    if origin in (Union, UnionType):
+        return " or ".join(map(_type_name, arguments))
+    if origin is tuple:
+        entries = [argument for argument in arguments if argument is not Ellipsis]
+        return f"list of {_type_name(entries[0])}"
+    if origin is dict:
+        return "mapping"
+    return {NoneType: "null", Path: "path"}.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def _bounds(field: FieldInfo) -> str:
+    """The range of a number, where the type does not say it."""
+    metadata = [*field.metadata, *_inner_metadata(field.annotation)]
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    found = {sign: getattr(one, name) for one in metadata for name, sign in signs.items() if hasattr(one, name)}
+    return f" ({', '.join(f'{sign} {value:.12g}' for sign, value in found.items())})" if found else ""
+
+
+def _inner_metadata(kind: Any) -> list[Any]:
+    """What Annotated says inside of an optional type."""
+    if get_origin(kind) in (Union, UnionType):
+        return [one for argument in get_args(kind) for one in _inner_metadata(argument)]
+    if get_origin(kind) is not Annotated:
+        return []
+    metadata = kind.__metadata__
+    return [limit for one in metadata for limit in (one.metadata if isinstance(one, FieldInfo) else [one])]
+
+
+def _plain(value: Any) -> str:
+    """A default as it stands in YAML."""
+    return yaml.safe_dump(TypeAdapter(type(value)).dump_python(value, mode="json"), default_flow_style=True).split(
+        "\n"
+    )[0]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|")
+
+
+PAGES: Mapping[str, Callable[[], str]] = {"config": config_page, "metrics": metrics_page}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Writes or checks one page, or all; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.docs", description=__doc__)
+    parser.add_argument("page", nargs="?", choices=PAGES, help="default: all of them")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
+    options = parser.parse_args(arguments)
+    status = 0
+    for name in [options.page] if options.page else PAGES:
+        file, page = DOCS / f"{name}.md", PAGES[name]()
+        if not options.check:
+            file.write_text(page, encoding="utf-8")
+        elif not file.is_file() or file.read_text(encoding="utf-8") != page:
+            sys.stderr.write(f"docs/{name}.md is out of date: python -m tools.docs {name}\n")
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
