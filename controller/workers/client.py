@@ -141,6 +141,7 @@ class WorkerClient:
     async def _wait_until_reached(self, timeout_s: float) -> None:
         """Returns when the worker answers and stays; one that is about to end is not reached yet."""
         deadline = time.monotonic() + timeout_s
+        reason = ""
         while True:
             remaining_s = deadline - time.monotonic()
             try:
@@ -152,7 +153,8 @@ class WorkerClient:
                     raise error.at(Place(role=self.role, method="Handshake")) from failed
                 if because := handshake_failure(error.message):
                     raise Unauthenticated(f"the {self.role} at {self.address} is not trusted: {because}") from failed
-                reason = f"{error.message}{connection_hint(error.message)}"
+                if not reason or failed.code() is grpc.StatusCode.UNAVAILABLE:  # the end of our patience is no news
+                    reason = f"{error.message}{connection_hint(error.message)}"
             else:
                 if status.state not in _ENDING:
                     return

@@ -55,8 +55,8 @@ async def test_handshake_waits_for_the_successor_of_a_worker_that_leaves(connect
 )
 async def test_a_worker_that_leaves_and_has_no_successor_is_given_up(connect: Connect, state: Any, reason: str) -> None:
     client = await connect(FakeWorker(status=worker_pb2.GetStatusResponse(state=state)))
-    with pytest.raises(Unavailable, match=rf"cannot be reached within 0\.3 s: {reason}"):
-        await client.handshake(timeout_s=0.3)
+    with pytest.raises(Unavailable, match=rf"cannot be reached within 2 s: {reason}"):
+        await client.handshake(timeout_s=2)
 
 
 async def test_an_unreachable_worker_is_named_with_its_address() -> None:
