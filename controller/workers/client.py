@@ -153,7 +153,8 @@ class WorkerClient:
                     raise error.at(Place(role=self.role, method="Handshake")) from failed
                 if because := handshake_failure(error.message):
                     raise Unauthenticated(f"the {self.role} at {self.address} is not trusted: {because}") from failed
-                if not reason or failed.code() is grpc.StatusCode.UNAVAILABLE:  # the end of our patience is no news
+                cut_short = failed.code() is grpc.StatusCode.DEADLINE_EXCEEDED and remaining_s < _REACH_TIMEOUT_S
+                if not (reason and cut_short):
                     reason = f"{error.message}{connection_hint(error.message)}"
             else:
                 if status.state not in _ENDING:
