@@ -90,8 +90,8 @@ class Group:
         run_dir.mkdir(parents=True, exist_ok=True)
         command = [
             *prefix,
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"),
-            *("--nproc-per-node", str(num_processes), "-m", module, "--config", str(config_file), *overrides),
+            *(sys.executable, "-m", "services.runtime.torchrun", "--nproc-per-node", str(num_processes)),
+            *("-m", module, "--config", str(config_file), *overrides),
         ]
         with self.output_file.open("wb") as output:
             self.process = subprocess.Popen(
@@ -120,6 +120,7 @@ class Group:
         wait_until(ready, START_TIMEOUT_S, f"{self.role} group ready")
         announced = json.loads(self.announcement.read_text())
         self.address: str = announced["address"]
+        self.port = int(self.address.rpartition(":")[2])
         self.instance_id: str = announced["instance_id"]
         self.pids: list[int] = [process["pid"] for process in announced["processes"]]
         return self

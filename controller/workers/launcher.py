@@ -20,9 +20,9 @@ from secrets import token_urlsafe
 from typing import Any
 
 from controller.workers.concurrency import gather_calls
-from controller.workers.process_tree import is_running, kill, kill_tree, start_time, wait_gone
 from splitppo.config import Config
 from splitppo.config.section import RoleName
+from splitppo.process_tree import is_running, kill, kill_tree, start_time, wait_gone
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE, BearerTokens
 from splitppo.rpc.secret_files import write_secret
 
@@ -34,11 +34,11 @@ KILL_TIMEOUT_S = 30.0  # a process that is deep in a driver may need a while
 POLL_INTERVAL_S = 0.05
 TAIL_LINES = 20
 BAD_INPUT_EXIT = 2
-TORCHRUN = (sys.executable, "-m", "controller.workers.torchrun_lifeline")
+TORCHRUN = (sys.executable, "-m", "services.runtime.torchrun")
 
-# What torchrun reports of the first rank that failed, and where that report begins.
-_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
-_REPORT = re.compile(r"^.*failed \(exitcode: .*$", re.MULTILINE)
+# What our torchrun says of the first rank that failed (services/runtime/closed_group.py).
+_CULPRIT = re.compile(r"^error: (rank (\d+) (?:ended with exit code \d+|was ended by \w+))$", re.MULTILINE)
+_ENDED_BY_SIGNAL = 128  # and more: of a rank, by its exit code
 _BAD_INPUT = re.compile(r"^error: (.*)$", re.MULTILINE)
 
 
@@ -86,7 +86,7 @@ class LocalGroup:
         self._torchrun_log = self._logs / f"{role}_torchrun.log"
         self._command = (
             *torchrun,
-            *("--standalone", "--nproc-per-node", str(self._service.num_processes), "--max-restarts", "0"),
+            *("--nproc-per-node", str(self._service.num_processes)),
             *("-m", f"services.{role}", "--config", str(config_file), "--lifeline"),
         )
         self._secrets = secrets
@@ -156,23 +156,20 @@ class LocalGroup:
     def _failure(self, what: str) -> GroupFailed:
         """Why the group is not there: the sentence of the rank that refused its input, else its log's last lines."""
         output = _read(self._torchrun_log)
-        words = _REPORT.split(output, maxsplit=1)[0].strip()
-        cause = _ROOT_CAUSE.search(output)
-        rank, exit_code = (int(cause[1]), int(cause[2])) if cause else (0, None)
-        if exit_code == BAD_INPUT_EXIT and (said := _BAD_INPUT.findall(words)):
+        exit_code = self._process.returncode if self._process else None
+        if exit_code == BAD_INPUT_EXIT and (said := _BAD_INPUT.findall(output)):
             return GroupFailed(f"{self.role}: {said[0]}", role=self.role, is_bad_input=True)
-        source = self._logs / f"{self.role}_{rank}.log"
+        culprit = _CULPRIT.search(output)
+        source = self._logs / f"{self.role}_{culprit[2] if culprit else 0}.log"
         text = _read(source)
         if not text.strip():
-            source, text = self._torchrun_log, words or output
+            source, text = self._torchrun_log, output
         tail = "\n".join(f"  {line}" for line in text.splitlines()[-TAIL_LINES:])
-        culprit = f" (rank {rank}, exit code {exit_code})" if cause else ""
-        torchrun_code = self._process.returncode if self._process else None
         return GroupFailed(
-            f"the {self.role} group {what}{culprit}; last lines of {source}:\n{tail}",
+            f"the {self.role} group {what}{f' ({culprit[1]})' if culprit else ''}; last lines of {source}:\n{tail}",
             role=self.role,
             is_bad_input=exit_code == BAD_INPUT_EXIT,
-            was_killed=any(code is not None and code < 0 for code in (exit_code, torchrun_code)),
+            was_killed=exit_code is not None and (exit_code < 0 or exit_code > _ENDED_BY_SIGNAL),
         )
 
     async def stop(self) -> None:

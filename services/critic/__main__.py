@@ -1,7 +1,11 @@
-"""`torchrun ... -m services.critic --config FILE [key=value ...] [--check]`: one rank of the critic's group."""
+"""`python -m services.critic --config FILE [key=value ...]`: the critic's group; under torchrun, one rank of it."""
 
-from services.critic.role import CriticRole
-from services.runtime.launch import run_service
+from services.runtime.command_line import start_group_unless_rank
 
 if __name__ == "__main__":
+    start_group_unless_rank("critic")
+    # Imported now: whoever becomes torchrun has no use for models.
+    from services.critic.role import CriticRole
+    from services.runtime.launch import run_service
+
     run_service("critic", CriticRole)

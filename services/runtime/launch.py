@@ -1,18 +1,17 @@
 """The entry point of every rank of a service: from the command line to the loop, and out again."""
 
-import argparse
 import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
+from services.runtime.command_line import BAD_INPUT_EXIT, parse
 from services.runtime.context import RankContext
 from services.runtime.failures.heartbeat import Activity, Heartbeat, start_limit
 from services.runtime.failures.peer_watch import PeerWatch
@@ -42,7 +41,7 @@ log = logging.getLogger(__name__)
 
 BuildRole = Callable[[RankContext], Role]
 CheckConfig = Callable[[Config], None]
-_FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
+_FAILED, _INTERRUPTED = 1, 130
 
 
 def run_service(role_name: RoleName, build_role: BuildRole, *, check_config: CheckConfig = lambda _: None) -> NoReturn:
@@ -69,7 +68,7 @@ def run(
     are bad input.
     """
     try:
-        options = _parse(role_name, arguments)
+        options = parse(role_name, arguments)
         config = load_config(options.config, options.overrides)
         plan = batch_plan(config)
         if role_name == "critic" and not config.uses_critic:
@@ -82,27 +81,13 @@ def run(
             sys.stdout.write(f"{_describe(role_name, config)}\n{plan}\n")
     except (ValueError, OSError) as error:
         _say_once(" ".join(str(error).split()))
-        return _BAD_INPUT
+        return BAD_INPUT_EXIT
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Exception:
         log.exception("this rank failed outside of any command")
         return _FAILED
     return 0
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; {' '.join(self.format_usage().split())}")
-
-
-def _parse(role_name: RoleName, arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog=f"services.{role_name}", description=f"One rank of the {role_name} service.")
-    parser.add_argument("--config", type=Path, required=True, help="YAML file of the run")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="replaces a value of the file")
-    parser.add_argument("--check", action="store_true", help="validate the configuration and exit")
-    parser.add_argument("--lifeline", action="store_true", help="exit at once when standard input ends")
-    return parser.parse_intermixed_args(arguments)
 
 
 def _describe(role_name: RoleName, config: Config) -> str:

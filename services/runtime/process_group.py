@@ -55,7 +55,7 @@ class Launch:
                 hosts_store=rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
             )
         except KeyError as error:
-            start = "torchrun --standalone --nproc-per-node N --max-restarts 0 -m services.ROLE --config FILE"
+            start = "python -m services.ROLE --config FILE, or torchrun"
             raise ConfigError(f"environment variable {error.args[0]} is missing: start this with {start}") from error
 
     def connect_store(self, *, may_host: bool = True) -> Store:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from controller.workers.process_tree import descendants
+from splitppo.process_tree import descendants
 from tests.groups import is_alive, wait_until
 from tests.kill_matrix.harness import matrix_config
 from tests.runs import RUN_TIMEOUT_S, Controller, Inputs

@@ -68,8 +68,8 @@ class Groups:
         }
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"),
-            *("--nproc-per-node", str(world_size), "-m", "tests.vllm.worker", str(folder), *scenarios),
+            *(sys.executable, "-m", "services.runtime.torchrun", "--nproc-per-node", str(world_size)),
+            *("-m", "tests.vllm.worker", str(folder), *scenarios),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(

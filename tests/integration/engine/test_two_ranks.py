@@ -54,7 +54,7 @@ class Group:
 def group(tmp_path_factory: pytest.TempPathFactory) -> Group:
     models, output = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("output")
     save_policy(models / "policy")
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "0"]
+    command = ["-m", "services.runtime.torchrun", "--nproc-per-node", "2"]
     finished = subprocess.run(
         [sys.executable, *command, "-m", "tests.integration.engine.worker", str(models), str(output)],
         cwd=ROOT,

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from splitppo.process_tree import descendants
 from tests.certificates import secure
 from tests.groups import Group
+from tests.ports import listening
 from tests.runs import RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -71,6 +74,27 @@ def network() -> Iterator[Network]:
                 ip("netns", "delete", namespace)
 
 
+# Says which of the ports it is given answer at the address that it is given.
+KNOCK = """
+import socket, sys
+for port in sys.argv[2:]:
+    with socket.socket() as knocking:
+        knocking.settimeout(5)
+        if knocking.connect_ex((sys.argv[1], int(port))) == 0:
+            print(port)
+"""
+
+
+def open_ports(network: Network, groups: Sequence[Group]) -> set[int]:
+    """Those of all ports that the groups' processes listen on which answer a stranger on the other machine."""
+    processes = [pid for group in groups for pid in (group.process.pid, *descendants(group.process.pid))]
+    ports = {address.rpartition(":")[2] for address in listening(processes)}
+    assert len(ports) > len(PORTS), "each group has a store of its own"
+    knock = [*network.inside(network.controller), sys.executable, "-c", KNOCK, SERVICES_ADDRESS, *sorted(ports)]
+    answered = subprocess.run(knock, check=True, capture_output=True, text=True).stdout
+    return {int(port) for port in answered.split()}
+
+
 def on_network(config: dict[str, Any], certificates: Path) -> dict[str, Any]:
     """One rank per role, started by somebody else, at the far end of the cable; plaintext would stay on loopback."""
     places = {
@@ -97,12 +121,12 @@ def test_a_run_survives_a_network_that_goes_away_and_comes_back(
                     services_file,
                     run_dir,
                     role,
-                    environment={"GLOO_SOCKET_IFNAME": "lo"},
                     prefix=network.inside(network.services),
                 )
             )
             cleanup.callback(groups[-1].stop)
         instances = [group.wait_ready().instance_id for group in groups]
+        assert open_ports(network, groups) == set(PORTS.values()), "nothing but the services hears the other machine"
         controller = cleanup.enter_context(started(far, run_dir, prefix=network.inside(network.controller)))
         controller.wait_until(lambda folder: 1 in folder.steps, "the line of step 1")
         network.cable("down")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.workers.process_tree import descendants
+from splitppo.process_tree import descendants
 from tests.chaos.orphans import kill_and_look
 from tests.kill_matrix.harness import matrix_config
 from tests.runs import Controller, Inputs
@@ -27,12 +27,12 @@ def commands(controller: Controller) -> list[str]:
 
 
 def torchrun_starts(controller: Controller) -> bool:
-    return any("controller.workers.torchrun_lifeline" in command for command in commands(controller))
+    return any("services.runtime.torchrun" in command for command in commands(controller))
 
 
 def ranks_start(controller: Controller) -> bool:
     """All three ranks are there, and have not said yet who they are."""
-    ranks = [command for command in commands(controller) if "controller.workers.torchrun_lifeline" not in command]
+    ranks = [command for command in commands(controller) if "services.runtime.torchrun" not in command]
     return sum("-m services." in command for command in ranks) == 3
 
 

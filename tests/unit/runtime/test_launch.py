@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from services.runtime.closed_group import report
+from services.runtime.command_line import start_group_unless_rank
 from services.runtime.launch import run
 from services.runtime.process_group import Launch, cpus_of_rank, gpu_of_rank
 from splitppo.config import Config, ConfigError
@@ -38,7 +42,7 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--check", "critic.ppo_mini_batch_size=3"], "must be a multiple of critic.ppo_mini_batch_size (3)"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["--check", "algorithm.adv_estimator=grpo"], "uses no critic"),
-        ([], "start this with torchrun"),
+        ([], "start this with python -m services.ROLE"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -73,6 +77,54 @@ def test_a_roles_own_check_comes_before_the_group_is_joined(
 
     assert run("actor", build_nothing, ["--config", str(config_file), *options], check_config=refuse) == 2
     assert capsys.readouterr().err == "error: some/model cannot be had\n"
+
+
+def test_outside_of_torchrun_a_service_becomes_the_torchrun_of_its_group(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become: list[Any] = []
+    monkeypatch.setattr(os, "execve", lambda *call: become.append(call))
+    arguments = ["--config", str(config_file), "services.critic.num_processes=3", "services.critic.threads=2"]
+    monkeypatch.setattr(sys, "argv", ["services.critic", *arguments])
+
+    start_group_unless_rank("critic")
+
+    [(program, command, environment)] = become
+    torchrun = ["-m", "services.runtime.torchrun", "--nproc-per-node", "3", "-m", "services.critic"]
+    assert (program, command) == (sys.executable, [sys.executable, *torchrun, *arguments])
+    assert environment["OMP_NUM_THREADS"] == "2"
+
+
+@pytest.mark.parametrize(("rank", "option"), [("0", []), (None, ["--check"])])
+def test_a_rank_and_a_check_stay_what_they_are(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch, rank: str | None, option: list[str]
+) -> None:
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(sys, "argv", ["services.critic", "--config", str(config_file), *option])
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("became another program"))
+    start_group_unless_rank("critic")
+
+
+def test_a_group_that_cannot_be_described_is_one_sentence(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["services.critic", "--config", str(config_file), "critic.lrr=1"])
+    with pytest.raises(SystemExit) as ended:
+        start_group_unless_rank("critic")
+    assert ended.value.code == 2
+    assert "unknown key 'critic.lrr', did you mean" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "of_the_group", "said"),
+    [(2, 2, ""), (5, 5, "error: rank 1 ended with exit code 5\n"), (-9, 137, "error: rank 1 was ended by SIGKILL\n")],
+)
+def test_a_group_ends_as_the_rank_that_failed_first(
+    capsys: pytest.CaptureFixture[str], exit_code: int, of_the_group: int, said: str
+) -> None:
+    assert report(1, exit_code) == of_the_group
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(

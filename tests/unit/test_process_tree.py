@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from controller.workers.process_tree import descendants, is_running, kill_tree, start_time, wait_gone
+from splitppo.process_tree import descendants, is_running, kill_tree, start_time, wait_gone
 from tests.groups import wait_until
 
 # Two generations in sessions of their own, as torchrun starts its ranks.
@@ -87,8 +87,6 @@ def test_the_root_ends_also_where_its_descendants_cannot_be_found(monkeypatch: p
 
 
 def test_the_lifeline_of_torchrun_waits_for_no_large_library() -> None:
-    imported = (
-        "import sys, controller.workers.torchrun_lifeline; print(*{name.partition('.')[0] for name in sys.modules})"
-    )
+    imported = "import sys, services.runtime.torchrun; print(*{name.partition('.')[0] for name in sys.modules})"
     output = subprocess.run([sys.executable, "-c", imported], check=True, capture_output=True, text=True).stdout
     assert not {"grpc", "numpy", "google", "pydantic", "torch"} & {*output.split()}

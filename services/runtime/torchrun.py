@@ -1,0 +1,44 @@
+"""torchrun for a group on one machine: what its ranks say to each other stays on loopback, and nobody else is heard.
+
+    python -m services.runtime.torchrun --nproc-per-node 2 -m services.actor --config FILE [--lifeline]
+
+takes torchrun's flags. With `--lifeline` the group ends as soon as standard input does: the ranks watch it too, but
+only once they have started, which takes seconds, and one that is stopped cannot let go of anything.
+"""
+
+import os
+import select
+import sys
+import threading
+import time
+
+from splitppo.process_tree import descendants, kill
+
+_POLL_INTERVAL_S = 0.01
+_LAUNCHER_HAS_GONE = 3
+
+
+def _end_with_launcher() -> None:
+    """Waits for the end of standard input; nothing is ever written to it, and the ranks wait for the same."""
+    poll = select.poll()
+    poll.register(0, 0)  # a hang-up is always reported
+    while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poll.poll()):
+        pass
+    # Until none is left: the main thread may be starting one.
+    while ranks := descendants(os.getpid()):
+        kill(ranks)
+        time.sleep(_POLL_INTERVAL_S)
+    os._exit(_LAUNCHER_HAS_GONE)
+
+
+if __name__ == "__main__":
+    if "--lifeline" in sys.argv:
+        threading.Thread(target=_end_with_launcher, name="lifeline", daemon=True).start()
+    # Imported now: the lifeline is held while torch takes its seconds.
+    from services.runtime.closed_group import run_closed_group
+
+    code = run_closed_group(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without the clean-up of libraries, which takes seconds.
+    os._exit(code)

@@ -1,0 +1,46 @@
+"""Where processes listen, as the kernel has it: what `ss -ltnp` shows, without needing it."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+from collections.abc import Iterable
+from pathlib import Path
+
+_LISTEN = "0A"
+
+
+def listening(pids: Iterable[int]) -> set[str]:
+    """The addresses host:port that processes listen on, of TCP over IPv4 and IPv6."""
+    found = set()
+    for pid in pids:
+        inodes = _socket_inodes(pid)
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                _, local, _, state, *rest = line.split()
+                if state == _LISTEN and rest[5] in inodes:
+                    found.add(_address(local))
+    return found
+
+
+def is_loopback(address: str) -> bool:
+    """Whether host:port can be reached from this machine alone."""
+    host = ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    mapped = getattr(host, "ipv4_mapped", None)
+    return (mapped or host).is_loopback
+
+
+def _socket_inodes(pid: int) -> set[str]:
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it has been closed
+            found.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+    return found
+
+
+def _address(local: str) -> str:
+    """Of the kernel's form: 32-bit words in the machine's order, each in hexadecimal, then the port."""
+    words, port = local.split(":")
+    packed = b"".join(bytes.fromhex(words[start : start + 8])[::-1] for start in range(0, len(words), 8))
+    host = ipaddress.ip_address(packed)
+    return f"{host if host.version == 4 else f'[{host}]'}:{int(port, 16)}"
