@@ -22,7 +22,8 @@ COPY requirements /app/requirements
 COPY tools/__init__.py tools/driver.py tools/install.py tools/installer.py /app/tools/
 
 FROM packages AS controller-packages
-RUN python3 -m tools.install --lock controller --packages-only --venv /opt/splitppo
+RUN python3 -m tools.install --lock controller --packages-only --venv /opt/splitppo \
+ && find /opt/splitppo -type d -name tests -prune -exec rm -r {} +
 
 FROM base AS source
 COPY controller /app/controller
@@ -50,7 +51,8 @@ LABEL org.opencontainers.image.title="SplitPPO controller" \
 
 FROM packages AS worker-packages
 ARG LOCK=cpu
-RUN python3 -m tools.install --lock "${LOCK}" --packages-only --venv /opt/splitppo
+RUN python3 -m tools.install --lock "${LOCK}" --packages-only --venv /opt/splitppo \
+ && find /opt/splitppo -type d -name tests -prune -exec rm -r {} +
 
 FROM base AS worker
 # vLLM and Triton compile kernels when they start: a compiler, and Python's headers where the base image has none.

@@ -166,7 +166,7 @@ def check_volumes(role: str, environment: Mapping[str, str], root: Path) -> None
     check_writable(root, "runs", "cache")
     needed = {"models": "MODEL_DIR", **({"data": "DATA_DIR"} if role == "controller" else {})}
     for folder, variable in needed.items():
-        check_readable(root / folder, variable)
+        check_readable(root / folder, variable, os.R_OK | os.X_OK)
         is_own = bool(environment.get(variable))
         if not environment.get("RECIPE") and not (root / folder / "sort_letters").is_dir():
             raise Refused(f"/{folder} holds no sort_letters: start the service prepare, which fills this volume")
@@ -179,14 +179,14 @@ def check_secrets(role: str, root: Path) -> None:
     names = ["ca.pem", f"{role}.pem", f"{role}.key", "token"]
     for name in [*names, *(("health.pem", "health.key") if role in GROUPS else ())]:
         file = root / "secrets" / name
-        if not file.exists() and os.access(root / "secrets", os.X_OK):
+        if os.access(root / "secrets", os.X_OK) and not file.exists():
             raise Refused(f"/secrets/{name} is missing: start the service certs, or put it into SECRETS_DIR/{role}")
         check_readable(file, f"SECRETS_DIR/{role}")
 
 
-def check_readable(path: Path, source: str) -> None:
+def check_readable(path: Path, source: str, mode: int = os.R_OK) -> None:
     """Refuses a file or folder that this container's user cannot read; `source` is where it comes from."""
-    if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+    if not os.access(path, mode):
         raise Refused(f"{source}: cannot read {_owner(path)}")
 
 
