@@ -24,7 +24,8 @@ from splitppo import __version__
 from splitppo.batch import Batch
 from splitppo.config.section import RoleName
 from splitppo.rpc.codec import encode_messages, receive_batch
-from splitppo.rpc.credentials import PLAINTEXT, Credentials, connection_hint, handshake_failure
+from splitppo.rpc.connection_failures import connection_hint, handshake_failure
+from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.rpc.errors import Internal, Place, Unauthenticated, Unavailable, WrongState, WrongStep, error_from_rpc
 from splitppo.rpc.request_id import PROTOCOL_VERSION, request_id
 from splitppo.rpc.software_version import why_versions_differ
