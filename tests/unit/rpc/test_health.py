@@ -112,7 +112,7 @@ def test_a_token_is_shown_where_the_server_wants_one(start: Start, says: Says, t
     class Closed(grpc_health.HealthServicer):  # type: ignore[misc]
         def Check(self, request: Any, context: Any) -> Any:
             if ("authorization", f"Bearer {TOKEN}") not in context.invocation_metadata():
-                context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "no\ntoken")
             return super().Check(request, context)
 
     address = start(Closed())
