@@ -187,23 +187,24 @@ def check_secrets(role: str, root: Path) -> None:
 def check_readable(path: Path, source: str, mode: int = os.R_OK) -> None:
     """Refuses a file or folder that this container's user cannot read; `source` is where it comes from."""
     if not os.access(path, mode):
-        raise Refused(f"{source}: cannot read {_owner(path)}")
+        raise Refused(f"cannot read {path}: {_owner(path)} {source}")
 
 
 def check_writable(root: Path, *folders: str) -> None:
     """Refuses volumes that this container's user cannot write to."""
     for folder in folders:
         if not os.access(root / folder, os.W_OK | os.X_OK):
-            raise Refused(f"cannot write to the volume {_owner(root / folder)}, or remove it (docker compose down -v)")
+            source = "RUNS_DIR" if folder == "runs" else "the volume, or remove it (docker compose down -v)"
+            raise Refused(f"cannot write to {root / folder}: {_owner(root / folder)} {source}")
 
 
 def _owner(path: Path) -> str:
-    """A path that cannot be used, whose it is, and what would help."""
+    """Whose a path is, as far as this user can see, and the beginning of what would help."""
     uid = os.getuid()
     nearest = next(one for one in (path, *path.parents) if os.access(one.parent, os.X_OK))  # stat needs its folder
     status = nearest.stat()
-    owner = f"belongs to uid {status.st_uid} with mode {status.st_mode & 0o7777:04o}"
-    return f"{path}: {nearest} {owner}, and this container runs as uid {uid}; chown -R {uid} it"
+    owner = f"{'it' if nearest == path else nearest} belongs to uid {status.st_uid}, mode {status.st_mode & 0o7777:04o}"
+    return f"{owner}, and this container runs as uid {uid}: chown -R {uid}"
 
 
 def run_controller(run: Callable[[], int], pause_s: float = RESTART_PAUSE_S) -> int:

@@ -121,12 +121,12 @@ def test_what_is_missing_is_named_with_where_it_should_come_from(
 @pytest.mark.parametrize(
     ("role", "path", "facts"),
     [
-        ("critic", "secrets/critic.key", ["SECRETS_DIR/critic: cannot read", "critic.key"]),
-        ("critic", "secrets", ["SECRETS_DIR/critic: cannot read", "ca.pem"]),
-        ("controller", "runs", ["cannot write to the volume", "runs"]),
-        ("certs", "spread/actor", ["cannot write to the volume", "spread/actor"]),
-        ("prepare", "prepared", ["cannot write to the volume", "prepared"]),
-        ("actor", "models", ["MODEL_DIR: cannot read", "models"]),
+        ("critic", "secrets/critic.key", ["cannot read", "critic.key: it", "SECRETS_DIR/critic"]),
+        ("critic", "secrets", ["cannot read", "ca.pem: /", "SECRETS_DIR/critic"]),
+        ("controller", "runs", ["cannot write to", "runs: it", "RUNS_DIR"]),
+        ("certs", "spread/actor", ["cannot write to", "spread/actor: it", "docker compose down -v"]),
+        ("prepare", "prepared", ["cannot write to", "prepared: it", "docker compose down -v"]),
+        ("actor", "models", ["cannot read", "models: it", "MODEL_DIR"]),
     ],
 )
 def test_what_belongs_to_somebody_else_is_named_with_both_uids(
