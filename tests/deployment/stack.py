@@ -21,7 +21,6 @@ TOOLS = PROJECT.parent / "shared" / "tools"
 BASE_IMAGE = os.environ.get("BASE_IMAGE", "python:3.11-slim-bookworm")
 ENGINE_TIMEOUT_S = 600.0
 POLL_INTERVAL_S = 0.5
-RUN = "quickstart"
 RUN_FILES = ("metrics.jsonl", "processes.json", "summary.json", "config.yaml", "checkpoints")
 LABEL = "com.docker.compose.project"
 
@@ -39,13 +38,17 @@ def missing_engine() -> str | None:
         subprocess.run([str(tool)], capture_output=True, timeout=ENGINE_TIMEOUT_S, check=False)
     if shutil.which("docker") is None:
         return "there is no command docker"
-    for command, what in ((["docker", "info"], "no Docker engine answers"), (COMPOSE, "there is no Docker Compose v2")):
-        if subprocess.run([*command], capture_output=True, timeout=60.0, check=False).returncode:
-            return what
-    return missing_base_image()
+    if subprocess.run(["docker", "info"], capture_output=True, timeout=60.0, check=False).returncode:
+        return "no Docker engine answers"
+    return missing_base_image() if has_compose_v2() else "there is no Docker Compose v2"
 
 
-COMPOSE = ["docker", "compose", "version"]
+def has_compose_v2() -> bool:
+    """Whether `docker compose` is there."""
+    command = ["docker", "compose", "version"]
+    return (
+        shutil.which("docker") is not None and not subprocess.run(command, capture_output=True, check=False).returncode
+    )
 
 
 def missing_base_image() -> str | None:
@@ -74,11 +77,13 @@ class Stack:
         ports = {f"{role.upper()}_PORT": address.rpartition(":")[2] for role, address in self.addresses.items()}
         inherited = {name: value for name, value in os.environ.items() if name not in SETTINGS}
         self.environment = {**inherited, "COMPOSE_PROJECT_NAME": self.project, **ports, **(environment or {})}
-        self._files = [part for file in ("compose.yaml", *files) for part in ("-f", file)]
+        # A `.env` of whoever runs the tests does not count; the example sets nothing.
+        self._options = ["--env-file", ".env.example"]
+        self._options += [part for file in ("compose.yaml", *files) for part in ("-f", file)]
 
     def compose(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """`docker compose ...` in deploy/compose."""
-        command = ["docker", "compose", *self._files, *arguments]
+        command = ["docker", "compose", *self._options, *arguments]
         done = subprocess.run(
             command, cwd=FOLDER, env=self.environment, capture_output=True, text=True, timeout=ENGINE_TIMEOUT_S
         )
@@ -91,7 +96,7 @@ class Stack:
 
     def logs(self, *services: str) -> str:
         """What the containers have said."""
-        command = ["docker", "compose", *self._files, "logs", "--no-color", "--no-log-prefix", *services]
+        command = ["docker", "compose", *self._options, "logs", "--no-color", "--no-log-prefix", *services]
         done = subprocess.run(command, cwd=FOLDER, env=self.environment, capture_output=True, text=True)
         return done.stdout
 
@@ -117,7 +122,8 @@ class Stack:
         self.folder.path.mkdir(parents=True, exist_ok=True)
         container = self.container("controller")
         for name in names or RUN_FILES:
-            docker("cp", f"{container}:/runs/{RUN}/{name}", str(self.folder.path), check=False)
+            source = f"/runs/{self.environment.get('RUN', 'quickstart')}/{name}"
+            docker("cp", f"{container}:{source}", str(self.folder.path), check=False)
         return self.folder
 
     def wait_for_step(self, step: int) -> int:

@@ -85,9 +85,9 @@ def tell(stack: Stack, folder: Path) -> Story:
 
 
 def recoveries(stack: Stack) -> int:
-    """How often the run has recovered so far."""
+    """How often the controller has recovered the run so far."""
     lines = stack.fetch_run("metrics.jsonl").metrics
-    return int(lines[-1]["recovery/num_restarts"]) if lines else 0
+    return max((int(line.get("recovery/num_restarts", 0)) for line in lines), default=0)
 
 
 def ask_from_outside(story: Story, folder: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_rank_that_is_killed_restarts_its_own_container_alone(story: Story) ->
 
 
 def test_a_container_that_is_stopped_and_started_costs_the_run_a_recovery(story: Story) -> None:
-    assert max(line["recovery/num_restarts"] for line in story.run.metrics) >= 2
+    assert max(line.get("recovery/num_restarts", 0) for line in story.run.metrics) == 2
 
 
 def test_sigterm_drains_the_groups_and_saves_the_step(story: Story) -> None:
@@ -141,7 +141,7 @@ def test_sigterm_drains_the_groups_and_saves_the_step(story: Story) -> None:
 
 def test_the_next_up_goes_on_and_the_quickstart_learns(story: Story) -> None:
     assert story.exit_code == 0
-    assert story.run.steps == list(range(1, NUM_STEPS + 1))
+    assert [step for step in story.run.steps if step] == list(range(1, NUM_STEPS + 1))
     summary = story.run.summary
     assert (summary["exit_reason"], summary["global_step"]) == ("completed", NUM_STEPS)
     assert summary["validation"]["after"]["overall"] >= 0.85
