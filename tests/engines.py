@@ -12,8 +12,9 @@ from torch import Tensor
 
 from services.engine import parallel
 from services.engine.batching.packing import ResponseTokens
-from services.engine.model.forward import Forward, policy_forward, value_forward
-from services.engine.model.loading import Kind
+from services.engine.model.forward import RESPONSE_METHOD, Forward, policy_forward, value_forward
+from services.engine.model.loading import build_model, fill_model
+from services.engine.model.weights import Kind
 from services.engine.token_metrics import LossOutput
 from services.engine.train_engine import TokenLoss, TrainEngine
 from splitppo.batch import Batch, Column
@@ -21,6 +22,14 @@ from splitppo.config import ActorConfig, CriticConfig
 
 MAX_RESPONSE = 12
 CPU = torch.device("cpu")
+
+
+def load_model(name: str, kind: Kind = "policy", *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """A whole model in this process, as an engine loads it."""
+    model = build_model(name, kind, dtype=dtype)
+    parallel.shard(model, device=CPU, bf16=False, forward_method=RESPONSE_METHOD)
+    fill_model(model, name, kind, seed=seed)
+    return model
 
 
 def make_engine(folder: Path, kind: Kind = "policy", *, seed: int = 1, **settings: Any) -> TrainEngine:

@@ -1,13 +1,14 @@
 """A policy that only computes: the reference."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from services.engine import parallel
 from services.engine.inference import ReportProgress, compute_columns, micro_batch_limits
 from services.engine.model.forward import RESPONSE_METHOD, Forward
-from services.engine.model.loading import load_model
+from services.engine.model.loading import build_model, fill_model
 from splitppo.batch import Batch, Column
 from splitppo.config.models import TrainedModelConfig
 
@@ -17,11 +18,12 @@ class FrozenModel:
 
     def __init__(self, config: TrainedModelConfig, *, device: torch.device) -> None:
         dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
-        self.model = load_model(config.model, "policy", dtype=dtype)
+        self.model: Any = build_model(config.model, "policy", dtype=dtype)
         self.model.requires_grad_(requires_grad=False)
         self.device = device
         self.limits = micro_batch_limits(config, self.model, device)
         parallel.shard(self.model, device=device, bf16=False, forward_method=RESPONSE_METHOD)
+        fill_model(self.model, config.model, "policy")
 
     def compute(
         self, batch: Batch, forward: Forward, *, outputs: Sequence[str], progress: ReportProgress

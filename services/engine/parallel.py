@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 # A model whose full fp32 weights are smaller stays unsharded between forward and backward, and its gradient is reduced
 # once per mini-batch: less communication for memory that is there.
@@ -49,12 +49,13 @@ def reduce_array(
 
 
 def shard(model: nn.Module, *, device: torch.device, bf16: bool, forward_method: str) -> None:
-    """Shards a whole model, the same on every rank, in place: every decoder layer is a unit, everything else the root.
+    """Shards a model whose weights are on the meta device; each rank gets memory for its own, still without values.
 
-    With `bf16` gradients are reduced in float32 into the float32 weights. `forward_method` gathers like `forward`.
+    Every decoder layer is a unit, everything else the root. With `bf16` gradients are reduced in float32 into the
+    float32 weights. `forward_method` gathers like `forward`.
     """
     if num_ranks() == 1 and not bf16:
-        model.to(device)
+        _materialise(model, device)
         return
     keep = _stays_gathered(model)
     options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (num_ranks(),))}
@@ -63,11 +64,24 @@ def shard(model: nn.Module, *, device: torch.device, bf16: bool, forward_method:
     for layer in decoder_layers(model):
         fully_shard(layer, reshard_after_forward=not keep, **options)
     fully_shard(model, reshard_after_forward=not keep, **options)
-    model.to(device)  # what FSDP2 leaves alone: buffers
+    _materialise(model, device)
     for unit in units(model):
         unit.set_gradient_divide_factor(1.0)  # losses are weighted by global totals: gradients add up
         unit.set_force_sum_reduction_for_comms(True)
     register_fsdp_forward_method(model, forward_method)
+
+
+def _materialise(model: nn.Module, device: torch.device) -> None:
+    """Memory on the device for what is on the meta device; tied weights stay tied, buffers keep their values."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():  # noqa: SLF001 # named_parameters leaves tied ones out
+            if parameter is not None and parameter.is_meta:
+                if parameter not in made:
+                    empty = torch.empty_like(parameter, device=device)
+                    made[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[name] = made[parameter]  # noqa: SLF001
+    model.to(device)  # buffers; FSDP2 looks at its parameters again
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
@@ -111,20 +125,19 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def local_rows(tensor: Tensor) -> tuple[int, int]:
+    """Which rows (of the first dimension) of a whole tensor this rank's part is: [start, stop); (0, 1) of a scalar."""
+    num_rows = tensor.shape[0] if tensor.ndim else 1
+    if not isinstance(tensor, DTensor):
+        return 0, num_rows
+    size = math.ceil(num_rows / num_ranks())  # as torch.chunk has it
+    start = min(rank() * size, num_rows)
+    return start, start + len(tensor.to_local())
+
+
 def full(tensor: Tensor) -> Tensor:
     """The whole tensor, on every rank (all ranks must call it)."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Overwrites weights and buffers of a sharded model with those of a whole one; nothing is communicated."""
-    whole = source.state_dict()
-    with torch.no_grad():
-        for name, tensor in target.state_dict().items():
-            values = whole[name].to(local(tensor).device)
-            if isinstance(tensor, DTensor):
-                values = distribute_tensor(values, tensor.device_mesh, tensor.placements, src_data_rank=None).to_local()
-            local(tensor).copy_(values)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:

@@ -27,7 +27,14 @@ from services.engine.checkpoint import Checkpointer, check_checkpoint
 from services.engine.flops import FlopsMeter
 from services.engine.inference import ReportProgress, compute_columns, micro_batch_limits
 from services.engine.model.forward import RESPONSE_METHOD, Forward
-from services.engine.model.loading import Kind, describe_architecture, load_model, resolve_folder, set_attention
+from services.engine.model.loading import (
+    build_model,
+    describe_architecture,
+    fill_model,
+    resolve_folder,
+    set_attention,
+)
+from services.engine.model.weights import Kind
 from services.engine.optimizer import build_optimizer, learning_rate
 from services.engine.token_metrics import LossOutput, MetricSums, reduce_metrics
 from services.engine.weights_digest import weights_digest
@@ -61,12 +68,13 @@ class TrainEngine:
         self.config, self.kind, self.seed, self.device = config, kind, seed, device
         self.max_response_length = max_response_length
         self.num_updates = 0
-        self.model = self._load_model()
+        self.model: Any = build_model(config.model, kind, gradient_checkpointing=config.gradient_checkpointing)
         self.num_parameters: int = self.model.num_parameters()
         self.architecture = describe_architecture(self.model)
         self.flops_meter = FlopsMeter(self.model, config, device)
         self.limits = micro_batch_limits(config, self.model, device)
         parallel.shard(self.model, device=device, bf16=config.dtype == "bf16", forward_method=RESPONSE_METHOD)
+        fill_model(self.model, config.model, kind, seed=seed)
         self.optimizer = build_optimizer(self.model, config)
         self._checkpointer = Checkpointer(resolve_folder(config.model))
 
@@ -213,7 +221,7 @@ class TrainEngine:
         """
         parallel.release(self.model)
         if directory is None:
-            parallel.copy_weights(self._load_model(), self.model)
+            fill_model(self.model, self.config.model, self.kind, seed=self.seed)
             self.optimizer = build_optimizer(self.model, self.config)
             self.num_updates, service_state = 0, b""
         else:
@@ -223,8 +231,3 @@ class TrainEngine:
     def compute_weights_digest(self) -> str:
         """See `weights_digest`."""
         return weights_digest(self.model)
-
-    def _load_model(self) -> Any:
-        return load_model(
-            self.config.model, self.kind, seed=self.seed, gradient_checkpointing=self.config.gradient_checkpointing
-        )

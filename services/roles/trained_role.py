@@ -5,7 +5,7 @@ from typing import Any
 from services.engine.batching.mini_batches import assign_mini_batches
 from services.engine.batching.row_checks import check_rows
 from services.engine.model.forward import Forward
-from services.engine.model.loading import Kind
+from services.engine.model.weights import Kind
 from services.engine.token_metrics import metrics_of_role
 from services.engine.train_engine import TokenLoss, TrainEngine
 from services.runtime.context import RankContext

@@ -1,27 +1,23 @@
 """Models from Hugging Face folders: the policy, the value model and the frozen reference."""
 
-import hashlib
-import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from services.engine.model.attention import ATTENTION
 from services.engine.model.forward import RESPONSE_METHOD, response_log_probs, response_values
+from services.engine.model.weights import AUTO_MODELS, UNREADABLE, Kind, load_weights
 
-log = logging.getLogger(__name__)
-
-Kind = Literal["policy", "value"]
-
-_FOLDER_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.bin")
-_HEADS = ("score", "classifier")
+_FOLDER_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+_GENERATION_CONFIG = "generation_config.json"
 
 
 def resolve_folder(name: str) -> Path:
@@ -45,31 +41,29 @@ def describe_architecture(model: Any) -> str:
     return f"{model.config.model_type} with {known}, {model.num_parameters()} parameters"
 
 
-def load_model(
-    name: str, kind: Kind, *, seed: int = 0, dtype: torch.dtype = torch.float32, gradient_checkpointing: bool = False
+def build_model(
+    name: str, kind: Kind, *, dtype: torch.dtype = torch.float32, gradient_checkpointing: bool = False
 ) -> PreTrainedModel:
-    """Loads a model on the CPU, in eval mode, with all dropout 0 and a `RESPONSE_METHOD`.
+    """A model without weights: they are on the meta device; buffers are real, on the CPU.
 
-    A policy is a causal language model; a value model is a token classifier with one label, whose head is initialised
-    from a generator seeded by (seed, kind) where the folder lacks it.
+    It is in eval mode, with all dropout 0 and a `RESPONSE_METHOD`. A policy is a causal language model; a value model
+    is a token classifier with one label. `parallel.shard` gives the weights their place, `fill_model` their values.
 
     Raises:
-        ValueError: no such model, or its weights do not fit.
+        ValueError: no such model.
     """
     folder = resolve_folder(name)
-    hf_logging.disable_progress_bar()
-    hf_logging.set_verbosity_error()  # what its load report warns of is checked below
-    auto = AutoModelForCausalLM if kind == "policy" else AutoModelForTokenClassification
+    hf_logging.set_verbosity_error()
     try:
         config = AutoConfig.from_pretrained(folder)
         _switch_off_dropout(config, kind)
-        model, report = auto.from_pretrained(
-            folder, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True
-        )
+        with _parameters_on_meta():
+            model = AUTO_MODELS[kind].from_config(config, dtype=dtype, attn_implementation="eager")
+        if (folder / _GENERATION_CONFIG).is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
         set_attention(model, generation=False)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ValueError(f"{name} is not a usable Hugging Face {kind} model: {_first_line(error)}") from error
-    _initialise_head(model, sorted(report["missing_keys"]), kind=kind, seed=seed, name=name)
+    except UNREADABLE as error:
+        raise _unusable(name, kind, error) from error
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -78,6 +72,20 @@ def load_model(
     method = response_log_probs if kind == "policy" else response_values
     setattr(model, RESPONSE_METHOD, MethodType(method, model))
     return model.eval()
+
+
+def fill_model(model: Any, name: str, kind: Kind, *, seed: int = 0) -> None:
+    """Gives a model of `build_model`, sharded or not, the weights of its folder; a new value head comes from the seed.
+
+    Raises:
+        ValueError: the weights are missing, torn, or do not fit.
+    """
+    hf_logging.disable_progress_bar()
+    hf_logging.set_verbosity_error()  # what its load report warns of is checked
+    try:
+        load_weights(model, resolve_folder(name), kind, seed=seed)
+    except UNREADABLE as error:
+        raise _unusable(name, kind, error) from error
 
 
 def supports_packing(model: Any) -> bool:
@@ -105,21 +113,25 @@ def _switch_off_dropout(config: Any, kind: Kind) -> None:
         config.classifier_dropout = 0.0
 
 
-def _initialise_head(model: PreTrainedModel, missing: list[str], *, kind: Kind, seed: int, name: str) -> None:
-    """Fills what the folder lacked: a value head; anything else is an error."""
-    if lacking := [key for key in missing if kind == "policy" or not key.startswith(_HEADS)]:
-        raise ValueError(f"{name} lacks weights of {type(model).__name__}: {', '.join(lacking[:3])}")
-    digest = hashlib.sha256(f"{seed}/{kind}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-    for key in missing:
-        parameter = model.get_parameter(key)
-        with torch.no_grad():
-            if parameter.ndim > 1:
-                parameter.normal_(0.0, getattr(model.config, "initializer_range", 0.02), generator=generator)
-            else:
-                parameter.zero_()
-    if missing:
-        log.info("%s: new value head, seed %d", name, seed)
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Modules that are made inside get parameters without memory; what is computed for buffers is kept."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:  # else it is tied to one that is registered already
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        register(module, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _unusable(name: str, kind: Kind, error: Exception) -> ValueError:
+    return ValueError(f"{name} is not a usable Hugging Face {kind} model: {_first_line(error)}")
 
 
 def _first_line(error: BaseException) -> str:

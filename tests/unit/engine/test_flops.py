@@ -13,10 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from controller.tracking.metric_names import check_declared
 from services.engine.flops import DenseShape, dense_shape, peak_flops, train_flops
-from services.engine.model.loading import load_model
 from services.engine.token_metrics import metrics_of_role
 from splitppo.batch import Batch
-from tests.engines import forward_of, loss_of, make_engine, silent
+from tests.engines import forward_of, load_model, loss_of, make_engine, silent
 from tests.models import VOCABULARY, save_policy, tiny_config
 
 # By hand, of tests.models.tiny_config: q, k, v with bias, o; gate, up, down; two norms. Then the last norm.

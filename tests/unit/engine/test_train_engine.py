@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from services.actor.losses import actor_loss
-from services.engine.model.loading import Kind
+from services.engine.model.weights import Kind
 from services.engine.token_metrics import LossOutput
 from services.engine.train_engine import TrainEngine
 from splitppo.batch import Batch, Column

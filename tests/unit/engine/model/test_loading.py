@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
-from services.engine.model.loading import load_model
+from services.engine.model import weight_files
 from services.engine.weights_digest import weights_digest
+from tests.engines import load_model
 from tests.models import save_policy, save_value_model
 
 
@@ -73,6 +80,51 @@ def test_head_of_a_token_classifier_folder_is_kept(value_model: Path) -> None:
 def test_weights_are_fp32_whatever_the_folder_has(policy: Path, tmp_path: Path) -> None:
     load_model(str(policy), "policy").bfloat16().save_pretrained(tmp_path)
     assert {parameter.dtype for parameter in load_model(str(tmp_path), "policy").parameters()} == {torch.float32}
+
+
+def test_weights_in_many_files_and_pieces_are_those_of_one(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = AutoModelForCausalLM.from_pretrained(policy)
+    whole.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len([*tmp_path.glob("*.safetensors")]) > 1
+    monkeypatch.setattr(weight_files, "PIECE_BYTES", 1000)
+    assert weights_digest(load_model(str(tmp_path))) == weights_digest(whole)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_loaded_model_computes_what_transformers_own_does(tmp_path: Path, tied: bool) -> None:
+    folder = save_policy(tmp_path, tie_word_embeddings=tied)
+    tokens = torch.arange(3, 20)[None]
+    expected = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()(tokens).logits
+    model = load_model(str(folder))
+    model.set_attn_implementation("eager")
+    assert torch.equal(model(tokens).logits, expected)
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) == tied
+
+
+def test_weights_that_transformers_converts_are_converted(tmp_path: Path) -> None:
+    """Experts lie one by one in files, and stacked in the model."""
+    sizes = {"vocab_size": 30, "hidden_size": 8, "intermediate_size": 8, "moe_intermediate_size": 8, "num_experts": 2}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+    whole = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **heads))
+    whole.save_pretrained(tmp_path)
+    assert weights_digest(load_model(str(tmp_path))) == weights_digest(whole)
+
+
+def test_a_folder_without_safetensors_is_one_sentence(policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((policy / "config.json").read_bytes())
+    torch.save(load_model(str(policy)).state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"expected its weights in model\.safetensors or .*, found neither$"):
+        load_model(str(tmp_path))
+
+
+def test_weights_of_another_shape_are_one_sentence(policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to(policy / "model.safetensors")
+    config = json.loads((policy / "config.json").read_text()) | {"intermediate_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"mlp\.\w+\.weight has shape \[64, 32\], expected \[32, 32\]$"):
+        load_model(str(tmp_path))
 
 
 def test_missing_folder_is_one_sentence(tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""The weights of a Hugging Face folder into a model in place, each rank its own shard."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+from services.engine import parallel
+from services.engine.model.weight_files import WeightFiles, WeightSource, WholeWeights
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["policy", "value"]
+AUTO_MODELS = {"policy": AutoModelForCausalLM, "value": AutoModelForTokenClassification}
+UNREADABLE = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
+_HEADS = ("score", "classifier")
+
+
+def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None:
+    """Fills parameters and saved buffers in place; nothing is communicated.
+
+    A value head that the folder lacks is initialised from a generator seeded by (seed, kind). Besides its shard a rank
+    holds no more than a piece of one tensor; only where transformers has to convert what the folder holds, all of it.
+
+    Raises:
+        ValueError: weights are missing or do not fit, in one sentence.
+        OSError, RuntimeError, KeyError, SafetensorError: they cannot be read.
+    """
+    source: WeightSource = WeightFiles(folder)
+    prefix = model.base_model_prefix
+    missing = _fill_from(model, source, prefix)
+    if any(kind == "policy" or not name.startswith(_HEADS) for name in missing):
+        # The tensors of some architectures bear other names in files, or are stacked: transformers knows how.
+        log.info("%s: transformers converts its weights, every rank holds all of them meanwhile", folder)
+        whole, report = AUTO_MODELS[kind].from_pretrained(
+            folder, config=model.config, dtype=model.dtype, output_loading_info=True
+        )
+        lacking = sorted(report["missing_keys"])
+        if heads_lack := [name for name in lacking if kind == "policy" or not name.startswith(_HEADS)]:
+            raise ValueError(f"{folder} lacks weights of {type(model).__name__}: {', '.join(heads_lack[:3])}")
+        tensors = {name: tensor for name, tensor in whole.state_dict().items() if name not in lacking}
+        missing = _fill_from(model, WholeWeights(tensors), prefix)
+    _initialise_head(model, missing, kind=kind, seed=seed)
+    if missing:
+        log.info("%s: new value head, seed %d", folder, seed)
+
+
+def _fill_from(model: nn.Module, source: WeightSource, prefix: str) -> list[str]:
+    """Fills what the source has, and returns the names of the parameters that it lacks."""
+    missing = []
+    for parameter, names in _names_by_parameter(model):
+        if (found := _find(source, names, prefix)) is None:
+            missing.append(names[0])
+        else:
+            _fill(parameter, source, found)
+    for name, buffer in model.named_buffers():
+        if (found := _find(source, [name], prefix)) is not None:
+            _fill(buffer, source, found)
+    return sorted(missing)
+
+
+def _names_by_parameter(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
+    """Every parameter once, with all of its names: those of tied weights are several."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return list(names.items())
+
+
+def _find(source: WeightSource, names: Sequence[str], prefix: str) -> str | None:
+    """What the source calls a tensor; files of a bare base model leave its prefix out."""
+    candidates = [candidate for name in names for candidate in (name, name.removeprefix(f"{prefix}."))]
+    return next((candidate for candidate in candidates if candidate in source), None)
+
+
+@torch.no_grad()
+def _fill(target: Tensor, source: WeightSource, name: str) -> None:
+    if (shape := source.shape(name)) != tuple(target.shape):
+        raise ValueError(f"{name} has shape {list(shape)}, expected {list(target.shape)}")
+    start, stop = parallel.local_rows(target)
+    shard = parallel.local(target)
+    rows = shard if shard.ndim else shard.reshape(1)
+    for first, piece in source.rows(name, start, stop):
+        rows[first - start : first - start + len(piece)].copy_(piece)
+
+
+@torch.no_grad()
+def _initialise_head(model: Any, missing: Sequence[str], *, kind: Kind, seed: int) -> None:
+    digest = hashlib.sha256(f"{seed}/{kind}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+    for name in missing:
+        parameter = model.get_parameter(name)
+        values = torch.zeros(parameter.shape)
+        if parameter.ndim > 1:
+            values.normal_(0.0, getattr(model.config, "initializer_range", 0.02), generator=generator)
+        _fill(parameter, WholeWeights({name: values}), name)
