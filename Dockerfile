@@ -10,7 +10,7 @@ RUN groupadd --gid 10001 splitppo \
  && install -d -o 10001 -g 10001 /cache /data /models /prepared /runs \
  && install -d -o 10001 -g 10001 -m 0700 /authority /secrets /spread/actor /spread/controller /spread/critic
 ENV PATH=/opt/splitppo/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 \
-    HOME=/tmp XDG_CACHE_HOME=/cache HF_HOME=/cache/huggingface MPLCONFIGDIR=/tmp/matplotlib
+    HOME=/tmp XDG_CACHE_HOME=/cache HF_HOME=/cache/huggingface MPLCONFIGDIR=/cache/matplotlib
 WORKDIR /app
 
 # Packages change seldom: each environment is a layer below the source. deploy/wheels comes before the index.

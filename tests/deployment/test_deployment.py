@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from splitppo import __version__
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
-from tests.deployment.stack import Stack
+from tests.deployment.stack import Stack, docker
 from tests.groups import PROJECT
 from tests.runs import RunFolder
 
@@ -119,6 +121,16 @@ def run_undisturbed(stack: Stack, folder: Path) -> RunFolder:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run(command, cwd=PROJECT, env=environment, stdout=subprocess.DEVNULL, check=True, timeout=600)
     return run
+
+
+def test_the_images_say_their_version_run_without_rights_and_the_controllers_is_the_small_one(images: None) -> None:
+    sizes = {}
+    for kind in ("controller", "worker"):
+        image = json.loads(docker("image", "inspect", f"splitppo-{kind}:{__version__}"))[0]
+        assert image["Config"]["User"] == "10001:10001"
+        assert image["Config"]["Labels"]["org.opencontainers.image.version"] == __version__
+        sizes[kind] = image["Size"]
+    assert sizes["controller"] <= sizes["worker"] / 2
 
 
 @pytest.mark.parametrize("role", GROUPS)
