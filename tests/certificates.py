@@ -39,6 +39,6 @@ def postpone(folder: Path, role: str) -> None:
 def _replace(folder: Path, role: str, begins: dt.timedelta, ends: dt.timedelta) -> None:
     authority, key = certs.read_authority(folder)
     now = dt.datetime.now(dt.UTC)
-    hosts = ("localhost", "127.0.0.1") if role in certs.SERVERS else ()
+    hosts = (role, "localhost", "127.0.0.1") if role in certs.SERVERS else ()
     pair = certs.make_certificate(role, authority, key, now + begins, now + ends, hosts=hosts)
     certs.write_pair(folder / role, *pair)

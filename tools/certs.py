@@ -1,59 +1,111 @@
-"""Makes the certificates of services.security: a local authority, one server certificate per role, one client's.
+"""Makes the certificates of services.security: a local authority, one server certificate per role, two clients'.
 
-    python tools/certs.py --out certs --hosts gpu-one,10.0.0.5 [--days 90] [--new-ca]
+    python tools/certs.py --out certs --hosts gpu-one,10.0.0.5 [--days 90] [--new-ca | --once] [--spread ROOT]
 
 The authority (ca.pem, ca.key) is made once and used again, so a second call is the rotation: new certificates that
 whoever trusts ca.pem accepts. Keys are readable by their owner only. Move ca.key to a safe place: no process needs it.
+
+--spread also writes ROOT/actor, ROOT/critic and ROOT/controller, each with what the processes of that role need and no
+more (ca.pem, their own pair, the pair for health checks, the token that all share), to be mounted where they run.
+--once is for deployments that call it at every start: what is complete and valid for another week is left alone, and
+what an earlier call has not brought to its end is completed.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime as dt
+import fcntl
 import ipaddress
 import os
+import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 SERVERS = ("actor", "critic")
-CLIENTS = ("controller",)
+# With a token set, `health` may check health and nothing else.
+CLIENTS = ("controller", "health")
+ROLES = (*SERVERS, "controller")
 CA_DAYS = 3650
 # Clocks of other machines may be a little behind.
 BACKDATED = dt.timedelta(minutes=5)
+# With --once: what ends sooner is made anew.
+LEFT_ALONE = dt.timedelta(days=7)
+_SECRET, _PUBLIC = 0o600, 0o644
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the files; 0, or 2 for arguments that make no sense."""
+    """Writes the files; 0, or 2 for arguments that make no sense and folders that cannot be used."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("certs"), help="folder that gets the files")
     parser.add_argument(
         "--hosts", default="localhost,127.0.0.1", help="names and addresses of the servers, with commas between"
     )
     parser.add_argument("--days", type=int, default=90, help="how long server and client certificates are valid")
-    parser.add_argument("--new-ca", action="store_true", help="also a new authority, which everybody must get")
+    parser.add_argument("--spread", type=Path, metavar="ROOT", help="also a folder for each role in ROOT")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--new-ca", action="store_true", help="also a new authority, which everybody must get")
+    either.add_argument("--once", action="store_true", help="nothing, where all is there and valid for another week")
     options = parser.parse_args(arguments)
     hosts = [host.strip() for host in options.hosts.split(",") if host.strip()]
-    if not hosts or options.days < 1:
-        sys.stderr.write("error: --hosts needs at least one name or address, --days at least 1\n")
+    if not hosts or not 1 <= options.days <= CA_DAYS:
+        sys.stderr.write(f"error: --hosts needs at least one name or address, --days 1 to {CA_DAYS}\n")
         return 2
     try:
-        write_all(options.out, hosts, days=options.days, new_ca=options.new_ca)
+        said = make(options.out, hosts, options.days, options.spread, new_ca=options.new_ca, once=options.once)
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {_sentence(error) if isinstance(error, OSError) else error}\n")
         return 2
-    sys.stdout.write(
-        f"{options.out}: certificates of {', '.join([*SERVERS, *CLIENTS])} for {', '.join(hosts)}, valid for"
-        f" {options.days} days\nkeep {options.out / 'ca.key'} somewhere else; in the configuration of the run:\n\n"
-        f"services:\n  security:\n    tls: true\n    ca_file: {options.out}/ca.pem\n"
-        f'    cert_file: "{options.out}/{{role}}.pem"\n    key_file: "{options.out}/{{role}}.key"\n'
-    )
+    sys.stdout.write(said)
     return 0
+
+
+def make(
+    out: Path, hosts: Sequence[str], days: int, root: Path | None = None, *, new_ca: bool = False, once: bool = False
+) -> str:
+    """What `main` does, with its arguments; returns what there is to say. One call at a time works on a folder.
+
+    Raises:
+        ValueError: the authority that is there cannot be used.
+        OSError: a folder cannot be used.
+    """
+    if once and is_complete(out, hosts, root):
+        return _left_alone(out)
+    _make_folder(out)
+    with _alone(out):
+        because = why_incomplete(out, hosts) if once else ""
+        if because or not once:
+            write_all(out, hosts, days=days, new_ca=new_ca)
+        if root is not None:
+            spread(out, root)
+    said = f"{because}: made anew\n" if because else ""
+    if because or not once:
+        pairs = ", ".join([*SERVERS, *CLIENTS])
+        said += f"{out}: certificates of {pairs} for {', '.join(hosts)}, valid for {days} days\n"
+    if root is not None:
+        said += f"{', '.join(str(root / role) for role in ROLES)}: what each role needs, to be mounted as /secrets\n"
+    said += f"keep {out / 'ca.key'} somewhere else; in the configuration of the run:\n\n"
+    return said + (_settings(str(out)) if root is None else f"{_settings('/secrets')}    token_file: /secrets/token\n")
+
+
+def _settings(folder: str) -> str:
+    return (
+        f"services:\n  security:\n    tls: true\n    ca_file: {folder}/ca.pem\n"
+        f'    cert_file: "{folder}/{{role}}.pem"\n    key_file: "{folder}/{{role}}.key"\n'
+    )
+
+
+def _left_alone(out: Path) -> str:
+    ends = min(_certificate(out / f"{name}.pem").not_valid_after_utc for name in (*SERVERS, *CLIENTS))
+    return f"{out}: complete and valid until {ends:%Y-%m-%d %H:%M} UTC, left as it is\n"
 
 
 def write_all(out: Path, hosts: Sequence[str], *, days: int, new_ca: bool = False) -> None:
@@ -61,26 +113,136 @@ def write_all(out: Path, hosts: Sequence[str], *, days: int, new_ca: bool = Fals
 
     Args:
         out: the folder.
-        hosts: names and IP addresses that the servers are called by.
+        hosts: names and IP addresses that the servers are called by, beside the role's name and this machine's own.
         days: how long the certificates of the roles are valid.
         new_ca: replaces an authority that is there.
 
     Raises:
         ValueError: the authority that is there cannot be used.
+        OSError: the folder cannot be used.
     """
-    out.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _make_folder(out)
     now = dt.datetime.now(dt.UTC)
+    until = now + dt.timedelta(days=days)
     if new_ca or not (out / "ca.pem").exists():
         authority, key = make_authority(now)
+        # Gone before its key changes: two generations are never taken for one authority.
+        (out / "ca.pem").unlink(missing_ok=True)
         write_pair(out / "ca", authority, key)
     else:
         authority, key = read_authority(out)
-    until = now + dt.timedelta(days=days)
+        if (ends := authority.not_valid_after_utc) < until:
+            raise ValueError(
+                f"the authority in {out / 'ca.pem'} ends at {ends:%Y-%m-%d %H:%M} UTC, before certificates of {days}"
+                " days would: a smaller --days, or a new authority with --new-ca"
+            )
     for role in SERVERS:
-        names = [*hosts, *(host for host in ("localhost", "127.0.0.1") if host not in hosts)]
-        write_pair(out / role, *make_certificate(role, authority, key, now, until, hosts=names))
-    for role in CLIENTS:
-        write_pair(out / role, *make_certificate(role, authority, key, now, until))
+        made = make_certificate(role, authority, key, now, until, hosts=_names(role, hosts))
+        write_pair(out / role, *made)
+    for client in CLIENTS:
+        write_pair(out / client, *make_certificate(client, authority, key, now, until))
+
+
+def _names(role: str, hosts: Iterable[str]) -> list[str]:
+    """What a server of a role may be called by: in a deployment its role may be its host."""
+    return list(dict.fromkeys((role, *hosts, "localhost", "127.0.0.1")))
+
+
+def spread(out: Path, root: Path) -> None:
+    """A folder for each role in `root` with copies of what its processes need, and the token, made where there is none.
+
+    What is as it should be is not written again.
+
+    Raises:
+        OSError: a folder cannot be used.
+    """
+    token = out / "token"
+    if not _content(token).strip():
+        _replace(token, f"{secrets.token_urlsafe(32)}\n".encode(), _SECRET)
+    for role in ROLES:
+        _make_folder(root / role)
+        for name, mode in _files_of(role).items():
+            if not _is_copy(out / name, root / role / name, mode):
+                _replace(root / role / name, (out / name).read_bytes(), mode)
+
+
+def _files_of(role: str) -> dict[str, int]:
+    """The files that a role's processes need, and their modes."""
+    public = dict.fromkeys(("ca.pem", f"{role}.pem", "health.pem"), _PUBLIC)
+    return {**public, **dict.fromkeys((f"{role}.key", "health.key", "token"), _SECRET)}
+
+
+def _is_copy(file: Path, copy: Path, mode: int) -> bool:
+    content = _content(file)
+    return bool(content) and _content(copy) == content and copy.stat().st_mode & 0o777 == mode
+
+
+def is_complete(out: Path, hosts: Sequence[str], root: Path | None = None) -> bool:
+    """Whether there is nothing to do: everything is there, fits together, and is valid for `LEFT_ALONE` from now on."""
+    if why_incomplete(out, hosts):
+        return False
+    return root is None or all(
+        _is_copy(out / name, root / role / name, mode) for role in ROLES for name, mode in _files_of(role).items()
+    )
+
+
+def why_incomplete(out: Path, hosts: Sequence[str]) -> str:
+    """What is missing in the folder, does not fit, or ends within `LEFT_ALONE`; empty if nothing is.
+
+    The authority's key may be elsewhere.
+    """
+    now = dt.datetime.now(dt.UTC)
+    try:
+        authority = _certificate(out / "ca.pem")
+        pairs = {name: (_certificate(out / f"{name}.pem"), _key(out / f"{name}.key")) for name in (*SERVERS, *CLIENTS)}
+    except ValueError as error:
+        return str(error)
+    for name, (certificate, key) in pairs.items():
+        if key.public_key() != certificate.public_key():
+            return f"{name}.key is not the key of {name}.pem"
+        if not _is_issued_by(certificate, authority):
+            return f"{name}.pem is not signed by the authority in ca.pem"
+        if name in SERVERS and not _is_for(certificate, _names(name, hosts)):
+            return f"{name}.pem does not name all hosts"
+    for name, one in {"ca": authority, **{name: certificate for name, (certificate, _) in pairs.items()}}.items():
+        if not one.not_valid_before_utc <= now <= one.not_valid_after_utc - LEFT_ALONE:
+            return f"{name}.pem is not valid yet, or not for another {LEFT_ALONE.days} days"
+    return ""
+
+
+def _certificate(file: Path) -> x509.Certificate:
+    """The first certificate in a file; ValueError if there is none, or no file."""
+    try:
+        return x509.load_pem_x509_certificate(_content(file))
+    except ValueError as error:
+        raise ValueError(f"{file.name} is missing, or holds no PEM certificate") from error
+
+
+def _key(file: Path) -> ec.EllipticCurvePrivateKey:
+    """ValueError if there is no usable key, or no file."""
+    try:
+        key = serialization.load_pem_private_key(_content(file), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"{file.name} is missing, or holds no PEM key without passphrase") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"{file.name} is not a key on an elliptic curve")
+    return key
+
+
+def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _is_for(certificate: x509.Certificate, hosts: Iterable[str]) -> bool:
+    kind = x509.SubjectAlternativeName
+    names = [
+        name for extension in certificate.extensions if isinstance(extension.value, kind) for name in extension.value
+    ]
+    return all(_general_name(host) in names for host in hosts)
 
 
 def make_authority(now: dt.datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -160,9 +322,11 @@ def read_authority(out: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivate
     """The authority in a folder and its key; ValueError where they cannot be used."""
     if not (out / "ca.key").exists():
         raise ValueError(f"{out / 'ca.key'} is missing: bring it back, or make a new authority with --new-ca")
-    key = serialization.load_pem_private_key((out / "ca.key").read_bytes(), password=None)
-    certificate = x509.load_pem_x509_certificate((out / "ca.pem").read_bytes())
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+    try:
+        certificate, key = _certificate(out / "ca.pem"), _key(out / "ca.key")
+    except ValueError as error:
+        raise ValueError(f"{out}: {error}: bring it back, or make a new authority with --new-ca") from error
+    if key.public_key() != certificate.public_key():
         raise ValueError(f"{out / 'ca.key'} is not the key of {out / 'ca.pem'}")
     return certificate, key
 
@@ -170,16 +334,64 @@ def read_authority(out: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivate
 def write_pair(stem: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
     """<stem>.pem and <stem>.key, each in one step; the key first, and at no moment readable by others."""
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    _replace(stem.with_suffix(".key"), pem, 0o600)
-    _replace(stem.with_suffix(".pem"), certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    _replace(stem.with_suffix(".key"), pem, _SECRET)
+    _replace(stem.with_suffix(".pem"), certificate.public_bytes(serialization.Encoding.PEM), _PUBLIC)
+
+
+def _content(file: Path) -> bytes:
+    """Empty where there is no such file."""
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Also after a crash there is the old file or the whole new one. An OSError names `path`."""
     temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-    temporary.replace(path)
+    try:
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        _give_to_owner_of_folder(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.mkdir(parents=True, mode=0o700)
+        _give_to_owner_of_folder(folder)
+
+
+def _give_to_owner_of_folder(path: Path) -> None:
+    """What root writes for somebody else must be readable by them."""
+    if os.geteuid() == 0:
+        owner = path.parent.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Waits until no other call works on the folder."""
+    with (out / ".lock").open("w") as file:
+        _give_to_owner_of_folder(out / ".lock")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _sentence(error: OSError) -> str:
+    where = Path(str(error.filename or "."))
+    said = f"cannot use {where}: {error.strerror}"
+    for one in (where, *where.parents) if isinstance(error, PermissionError) else ():
+        with suppress(OSError):
+            owner, user = one.stat().st_uid, os.geteuid()
+            return f"{said}; {one} belongs to user {owner}, this process runs as user {user}" if owner != user else said
+    return said
 
 
 if __name__ == "__main__":

@@ -24,9 +24,11 @@ from splitppo import __version__
 from splitppo.batch import Batch
 from splitppo.config.section import RoleName
 from splitppo.rpc.codec import encode_messages, receive_batch
-from splitppo.rpc.credentials import PLAINTEXT, Credentials, connection_hint, handshake_failure
+from splitppo.rpc.connection_failures import connection_hint, handshake_failure
+from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.rpc.errors import Internal, Place, Unauthenticated, Unavailable, WrongState, WrongStep, error_from_rpc
 from splitppo.rpc.request_id import PROTOCOL_VERSION, request_id
+from splitppo.rpc.software_version import why_versions_differ
 from splitppo.v1 import batch_pb2, worker_pb2, worker_pb2_grpc
 
 T = TypeVar("T")
@@ -128,10 +130,13 @@ class WorkerClient:
 
         Raises:
             Unavailable: it could not be reached in time; the message names the address.
-            WireError: it refuses this controller, or is not the one that was meant.
+            WrongState: it is of another version or role, or refuses this controller.
+            WireError: it refuses this controller for another reason.
         """
         await self._wait_until_reached(timeout_s)
         worker = await self._repeat("Handshake", None, self._introduce)
+        if because := why_versions_differ("this controller", f"the {self.role} at {self.address}", worker):
+            raise WrongState(because)
         if (role := worker_pb2.Role.Name(worker.role).removeprefix("ROLE_").lower()) != self.role:
             raise WrongState(f"the worker at {self.address} is a {role}, expected the {self.role}")
         self.worker, self.committed_step = worker, worker.committed_step

@@ -60,26 +60,6 @@ def load_credentials(config: SecurityConfig, role: str, environment: Mapping[str
     return Credentials(identity, load_tokens(config, environment))
 
 
-def handshake_failure(details: str) -> str:
-    """What gRPC says of a TLS handshake that cannot succeed, as a sentence; empty for any other failure to connect."""
-    lowered = details.lower()
-    if "handshake failed" not in lowered:
-        return ""
-    if "wrong_version_number" in lowered:
-        return "it does not speak TLS, but services.security.tls is true here"
-    if "certificate_verify_failed" in lowered:
-        because = details.rpartition("CERTIFICATE_VERIFY_FAILED: ")[2].removesuffix(": OK")
-        return f"its certificate is not accepted ({because}; services.security.ca_file)"
-    return f"the TLS handshake with it fails: {details}"
-
-
-def connection_hint(details: str) -> str:
-    """What may be behind a worker that is there but hangs up, as the end of a sentence; empty for other failures."""
-    if "Socket closed" not in details and "Hostname Verification" not in details:
-        return ""
-    return " (it hangs up: does it want TLS, or another certificate? see services.security and the worker's output)"
-
-
 class _TokenChannel:
     """A channel, blocking or not, whose calls carry the token."""
 

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from splitppo import __version__
 from splitppo.batch import Batch
 from splitppo.v1 import batch_pb2, worker_pb2
 from tests.batch_streams import encode
@@ -23,7 +24,7 @@ from tests.fuzz.commands import ACTOR, CRITIC, Role, command_requests, make_case
 from tests.models import VOCABULARY
 
 WORKER = "/splitppo.v1.WorkerService"
-HEALTH, REFLECTION = "/grpc.health.v1.Health", "/grpc.reflection.v1alpha.ServerReflection"
+HEALTH, REFLECTION = "/grpc.health.v1.Health", "/grpc.reflection."
 PUT = f"{WORKER}/PutBatch"
 # Streams without an end: the first answer is enough.
 ENDLESS = frozenset((f"{HEALTH}/Watch",))
@@ -157,7 +158,7 @@ class Inputs:
         load = worker_pb2.LoadCheckpointRequest(header=foreign, step=draw.choice(EXTREMES[:8]))
         if not harmless and draw.random() < 0.5:
             load = worker_pb2.LoadCheckpointRequest(header=header, step=draw.choice((12345, 1 << 40, -1)))
-        target = self._target
+        target, version = self._target, draw.choice(("v1", "v1alpha"))
         commands = command_requests(draw, target.role, header, slot)
         if harmless:
             for name in commands:
@@ -167,7 +168,7 @@ class Inputs:
             **commands,
             f"{WORKER}/Handshake": worker_pb2.HandshakeRequest(
                 protocol_version=1,
-                software_version="fuzz",
+                software_version=draw.choice((__version__, "", "0.0.9")),
                 run_id=target.run_id,
                 epoch=target.epoch,
                 config_digest=target.config_digest,
@@ -188,7 +189,7 @@ class Inputs:
                 service=draw.choice(("", "x", "splitppo.v1.WorkerService"))
             ),
             f"{HEALTH}/Watch": health_pb2.HealthCheckRequest(),
-            f"{REFLECTION}/ServerReflectionInfo": reflection_pb2.ServerReflectionRequest(
+            f"{REFLECTION}{version}.ServerReflection/ServerReflectionInfo": reflection_pb2.ServerReflectionRequest(
                 file_containing_symbol=draw.choice(("splitppo.v1.WorkerService", "nothing", ""))
             ),
         }

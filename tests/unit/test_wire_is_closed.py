@@ -205,7 +205,7 @@ TEXT_FIELDS = {
     "run_id": "compared",
     "request_id": "compared, at most 256 characters",
     "config_digest": "compared",
-    "software_version": "repeated in an error",
+    "software_version": "compared, repeated in an error",
     "nonce": "[A-Za-z0-9._-], no leading dot: whether this file is in the run folder",
     "columns": "looked up in a closed set",
     "name": "looked up in a closed set",

@@ -13,12 +13,12 @@ import grpc.aio
 import uvloop
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from services.runtime.role import Command
 from services.runtime.rpc.auth_interceptor import TokenInterceptor
 from services.runtime.rpc.limits import CallLimit
 from services.runtime.rpc.method_adapter import Method, service_handler
+from services.runtime.rpc.reflection import add_reflection
 from services.runtime.rpc.servicer import WorkerServicer, command_method, service_of
 from services.runtime.state.worker import Worker
 from splitppo.config import SecurityConfig
@@ -92,7 +92,7 @@ class Server:
         health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         if self.security.reflection:
-            reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+            add_reflection([*self._names, health.SERVICE_NAME], server)
         port = self.credentials.listen(server, self.bind)
         await server.start()
         await self._publish_health(health_servicer)

@@ -18,6 +18,7 @@ from splitppo import __version__
 from splitppo.rpc.codec import encode_messages, receive_batch
 from splitppo.rpc.errors import InvalidArgument, LimitExceeded, WireError, WrongState
 from splitppo.rpc.request_id import PROTOCOL_VERSION
+from splitppo.rpc.software_version import why_versions_differ
 from splitppo.v1 import batch_pb2, worker_pb2
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -41,11 +42,8 @@ class WorkerServicer:
     async def handshake(self, request: worker_pb2.HandshakeRequest, _: Any) -> worker_pb2.HandshakeResponse:
         """Checks that controller and worker fit together, then works for this controller and no older one."""
         worker, run_dir = self._worker, self._worker.context.config.run.dir
-        if request.protocol_version != PROTOCOL_VERSION:
-            raise WrongState(
-                f"the controller speaks protocol {request.protocol_version} (version {request.software_version}),"
-                f" this worker {PROTOCOL_VERSION} (version {__version__}): install the same version on both sides"
-            )
+        if because := why_versions_differ("this worker", "the controller", request):
+            raise WrongState(because)
         if request.config_digest != worker.config_digest:
             raise WrongState(
                 f"the controller's config digest is {request.config_digest}, this worker's {worker.config_digest}:"

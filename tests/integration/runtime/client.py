@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import grpc
 
+from splitppo import __version__
 from splitppo.batch import Batch
 from splitppo.config import load_config
 from splitppo.config.worker_digest import worker_digest
@@ -62,7 +63,7 @@ class Client:
     def handshake(self, **changes: Any) -> worker_pb2.HandshakeResponse:
         fields: dict[str, Any] = {
             "protocol_version": 1,
-            "software_version": "test",
+            "software_version": __version__,
             "run_id": self.run_id,
             "epoch": self.epoch,
             "config_digest": worker_digest(self.config, self.role),

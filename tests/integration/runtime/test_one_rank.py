@@ -5,7 +5,6 @@ from __future__ import annotations
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from splitppo.config.threads import permitted_cores, threads_of_rank
 from splitppo.rpc.errors import (
@@ -25,6 +24,7 @@ from tests.groups import wait_until
 from tests.integration.runtime import toy
 from tests.integration.runtime.client import Client, error_of, experience, progress, result
 from tests.integration.runtime.conftest import StartToy, Toy
+from tests.reflection import REFLECTION, list_services
 
 PROMPTS = [[1, 2, 3], [4], [5, 6], [7] * 9]
 RESPONSES = [[1], [2, 3], [4, 5, 6], [7, 8]]
@@ -80,7 +80,8 @@ def test_a_group_that_others_start_computes_with_threads_for_its_own_cores(one: 
 @pytest.mark.parametrize(
     ("change", "error", "sentence"),
     [
-        ({"protocol_version": 99}, WrongState, "speaks protocol 99"),
+        ({"protocol_version": 99}, WrongState, r"the controller has version .* \(protocol 99\), this worker"),
+        ({"software_version": "0.0.9"}, WrongState, "the controller has version 0.0.9 .*: install the same version"),
         ({"config_digest": "other"}, WrongState, "restart the worker with the controller's configuration"),
         ({"nonce": "never-written"}, WrongState, "storage that the controller and all ranks share"),
         ({"nonce": "../config.yaml"}, InvalidArgument, "name of a file"),
@@ -257,9 +258,10 @@ def test_step_0_is_the_initial_model(client: Client, step: int) -> None:
     assert client.status().slots == []
 
 
-def test_reflection_lists_the_services(client: Client) -> None:
-    services = ProtoReflectionDescriptorDatabase(client.channel).get_services()
-    assert {"splitppo.v1.WorkerService", "splitppo.v1.CriticService", "grpc.health.v1.Health"} <= set(services)
+@pytest.mark.parametrize("reflection", REFLECTION)
+def test_reflection_lists_the_services(client: Client, reflection: str) -> None:
+    services = {"splitppo.v1.WorkerService", "splitppo.v1.CriticService", "grpc.health.v1.Health", *REFLECTION}
+    assert list_services(client.channel, reflection) == services
 
 
 def test_bytes_that_are_no_message_are_an_invalid_argument(client: Client, step: int) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from splitppo.rpc.health import main as check_health
 
 from splitppo.rpc.bearer_tokens import BearerTokens
-from splitppo.rpc.certificates import Identity
+from splitppo.rpc.certificates import Identity, load_identity
 from splitppo.rpc.channel_options import CLIENT_OPTIONS
 from splitppo.rpc.credentials import PLAINTEXT, Credentials, load_credentials
 from splitppo.rpc.errors import Unauthenticated, WireError
@@ -26,6 +26,7 @@ from tests.certificates import TOKEN, expire, postpone, secure
 from tests.groups import PROJECT, wait_until
 from tests.integration.runtime.client import Client, experience, result
 from tests.integration.runtime.conftest import MODULE, StartToy, Toy, write_config
+from tests.reflection import REFLECTION, list_services
 from tools import certs
 
 WRONG = "another-token-of-the-tests-0123456789"
@@ -78,7 +79,7 @@ def test_a_whole_step_works_over_tls_with_a_token(guarded: Toy) -> None:
 
 
 @pytest.mark.parametrize("tokens", [None, BearerTokens((WRONG,))], ids=["missing", "wrong"])
-@pytest.mark.parametrize("call", ["unary", "streamed up", "streamed down", "command", "reflection"])
+@pytest.mark.parametrize("call", ["unary", "streamed up", "streamed down", "command", *REFLECTION])
 def test_without_the_token_no_method_is_reached(
     guarded: Toy, credentials: Credentials, tokens: BearerTokens | None, call: str
 ) -> None:
@@ -93,9 +94,8 @@ def test_without_the_token_no_method_is_reached(
         "streamed down": lambda: stranger.get(slot, "prompts"),
         "command": lambda: result(stranger.load(0, base_step=before.committed_step)),
     }
-    if call == "reflection":
-        reflected = ProtoReflectionDescriptorDatabase(stranger.channel)
-        assert code_of(lambda: reflected.get_services()) == grpc.StatusCode.UNAUTHENTICATED
+    if call in REFLECTION:
+        assert code_of(lambda: list_services(stranger.channel, call)) == grpc.StatusCode.UNAUTHENTICATED
     else:
         with pytest.raises(Unauthenticated, match="wrong token" if tokens else "no token"):
             calls[call]()
@@ -117,10 +117,27 @@ def test_a_stranger_is_refused_before_it_sends_a_request(guarded: Toy, credentia
         silence.set()
 
 
-def test_health_is_open_to_whoever_has_a_certificate(guarded: Toy, credentials: Credentials) -> None:
-    with credentials_without_token(credentials).channel(guarded.group.address, grpc) as channel:
+def test_health_is_open_to_whoever_has_a_certificate_and_nothing_else_is(guarded: Toy, folder: Path) -> None:
+    identity = load_identity(folder / "ca.pem", folder / "health.pem", folder / "health.key")
+    with Credentials(identity).channel(guarded.group.address, grpc) as channel:
         answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        worker: Any = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
+        code = code_of(lambda: worker.GetStatus(worker_pb2.GetStatusRequest(), timeout=20))
+    assert (answer.status, code) == (health_pb2.HealthCheckResponse.SERVING, grpc.StatusCode.UNAUTHENTICATED)
+
+
+def test_a_health_check_of_the_command_line_tells_who_gets_in(
+    guarded: Toy, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = guarded.group.address
+    files = {"--ca": "ca.pem", "--cert": "health.pem", "--key": "health.key"}
+    pair = [argument for option, name in files.items() for argument in (option, str(folder / name))]
+    assert check_health([address, *pair, "--timeout", "20"]) == 0
+    assert check_health([address, "--timeout", "20"]) == 1
+    assert check_health([address, *pair[:2], "--timeout", "20"]) == 1
+    serving, *refused = capsys.readouterr().out.splitlines()
+    assert serving == f"{address}: SERVING"
+    assert all("it hangs up" in line for line in refused), refused
 
 
 def credentials_without_token(credentials: Credentials) -> Credentials:
@@ -250,8 +267,8 @@ def test_what_is_open_can_be_closed(start_toy: StartToy, tmp_path: Path) -> None
     with PLAINTEXT.channel(toy.group.address, grpc) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         assert code_of(lambda: stub.Check(check, timeout=20)) == grpc.StatusCode.UNAUTHENTICATED
-    reflected = ProtoReflectionDescriptorDatabase(toy.client.channel)
-    assert code_of(lambda: reflected.get_services()) == grpc.StatusCode.UNIMPLEMENTED
+    for service in REFLECTION:
+        assert code_of(lambda name=service: list_services(toy.client.channel, name)) == grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_worker_that_everybody_on_the_machine_can_drive_says_so(start_toy: StartToy) -> None:

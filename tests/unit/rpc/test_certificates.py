@@ -32,7 +32,7 @@ def refusal(*args: object, **kwargs: object) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("role", ["actor", "critic", "controller"])
+@pytest.mark.parametrize("role", ["actor", "critic", "controller", "health"])
 def test_what_the_tool_makes_can_be_used(folder: Path, role: str, caplog: pytest.LogCaptureFixture) -> None:
     load(folder, role)
     assert caplog.records == []
@@ -108,24 +108,3 @@ def test_a_key_that_others_can_read_is_a_warning(folder: Path, caplog: pytest.Lo
         load(folder)
     assert "others can read" in caplog.text
     assert "0644" in caplog.text
-
-
-def test_the_tool_keeps_the_authority_unless_told_otherwise(folder: Path) -> None:
-    before = (folder / "ca.pem").read_bytes(), (folder / "actor.pem").read_bytes()
-    certs.write_all(folder, ["localhost"], days=90)
-    after = (folder / "ca.pem").read_bytes(), (folder / "actor.pem").read_bytes()
-    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
-    certs.write_all(folder, ["localhost"], days=90, new_ca=True)
-    assert (folder / "ca.pem").read_bytes() != before[0]
-
-
-def test_only_the_owner_can_read_the_keys(folder: Path) -> None:
-    assert {file.name: file.stat().st_mode & 0o777 for file in folder.glob("*.key")} == {
-        f"{name}.key": 0o600 for name in ("ca", "actor", "critic", "controller")
-    }
-
-
-def test_an_authority_without_its_key_is_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "ca.key").unlink()
-    assert certs.main(["--out", str(folder)]) == 2
-    assert f"error: {folder / 'ca.key'} is missing" in capsys.readouterr().err

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
@@ -16,9 +17,10 @@ from services.runtime.rpc.servicer import WorkerServicer, command_method
 from services.runtime.state.batch_store import BatchStore
 from services.runtime.state.ledger import Ledger
 from services.runtime.state.worker import Worker
+from splitppo import __version__
 from splitppo.batch import Batch
 from splitppo.config.load import validate
-from splitppo.rpc.errors import LimitExceeded, StaleEpoch, Unavailable
+from splitppo.rpc.errors import LimitExceeded, StaleEpoch, Unavailable, WrongState
 from splitppo.rpc.request_id import PROTOCOL_VERSION
 from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
 from tests.batch_streams import encode
@@ -115,6 +117,28 @@ async def test_a_newer_controller_refuses_what_waits_for_the_older_one(worker: W
     await WorkerServicer(worker).handshake(greeting, None)
     with pytest.raises(Unavailable, match="a newer controller has taken over"):
         await waiting
+
+
+async def test_a_controller_of_another_version_is_refused_and_takes_nothing_over(
+    worker: Worker, tmp_path: Path
+) -> None:
+    (tmp_path / "nonce").touch()
+    greeting = worker_pb2.HandshakeRequest(
+        protocol_version=PROTOCOL_VERSION,
+        software_version="0.0.9",
+        run_id="run",
+        epoch=2,
+        config_digest=worker.config_digest,
+        nonce="nonce",
+    )
+    with pytest.raises(
+        WrongState, match=rf"the controller has version 0\.0\.9 .* this worker has version {__version__}"
+    ):
+        await WorkerServicer(worker).handshake(greeting, None)
+    assert (worker.fencing.epoch, WrongState.code) == (1, grpc.StatusCode.FAILED_PRECONDITION)
+    greeting.software_version = __version__
+    await WorkerServicer(worker).handshake(greeting, None)
+    assert worker.fencing.epoch == 2
 
 
 def test_a_checkpoint_saved_before_a_load_is_no_answer_afterwards(worker: Worker) -> None:

@@ -1,0 +1,194 @@
+"""Asks a worker, or any gRPC server, for its health (grpc.health.v1): one line, and an exit status for probes.
+
+    python -m splitppo.rpc.health HOST:PORT [--service NAME] [--ca F [--cert F --key F]] [--token-file F] [--timeout S]
+
+Exit status: 0 SERVING; 1 not serving, or not reached, the line says why; 2 wrong arguments or files. It imports neither
+the configuration nor the libraries behind it, because probes start it every few seconds.
+"""
+
+import argparse
+import os
+import re
+import ssl
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __name__ == "__main__":
+    # What gRPC logs of failed handshakes is in the line already; it reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+
+from splitppo.rpc.channel_options import CLIENT_OPTIONS
+from splitppo.rpc.connection_failures import connection_hint, handshake_failure
+
+_CHECK = "/grpc.health.v1.Health/Check"
+# HealthCheckResponse on the wire: its only field, an enum.
+_STATUSES = {b"": "UNKNOWN", b"\x08\x00": "UNKNOWN", b"\x08\x01": "SERVING", b"\x08\x02": "NOT_SERVING"}
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(\d{1,5})")
+_MAX_TIMEOUT_S = 3600.0
+# An attempt to connect ends before the call does, and says how far it came.
+_CONNECT_FRACTION = 0.9
+
+
+class UsageError(Exception):
+    """Arguments or files that cannot be used, as one sentence."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the line and returns the exit status."""
+    options = _parse(arguments)
+    try:
+        _check_arguments(options)
+        credentials = None if options.ca is None else _credentials(options)
+        metadata = () if options.token_file is None else (("authorization", f"Bearer {_token(options.token_file)}"),)
+    except UsageError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    status = check(options.address, options.service, credentials, metadata, options.timeout)
+    line = f"{options.address} {options.service}".strip()
+    sys.stdout.write(f"{line}: {' '.join(status.split())}\n")  # a server may say anything
+    return 0 if status == "SERVING" else 1
+
+
+def check(
+    address: str,
+    service: str,
+    credentials: grpc.ChannelCredentials | None,
+    metadata: tuple[tuple[str, str], ...],
+    timeout_s: float,
+) -> str:
+    """SERVING, NOT_SERVING, UNKNOWN, or a sentence that says why there is no status.
+
+    Args:
+        address: host:port.
+        service: full name of a service; "" asks for the server as a whole.
+        credentials: of TLS; None: plaintext.
+        metadata: headers of the call.
+        timeout_s: all of it takes no longer, names that cannot be resolved and addresses that swallow packets included.
+    """
+    connect_ms = ("grpc.min_reconnect_backoff_ms", max(1, int(timeout_s * _CONNECT_FRACTION * 1000)))
+    changed = [option for option in CLIENT_OPTIONS if option[0] != connect_ms[0]] + [connect_ms]
+    if credentials is None:
+        channel = grpc.insecure_channel(address, options=changed)
+    else:
+        channel = grpc.secure_channel(address, credentials, options=changed)
+    with channel:
+        try:
+            answer = channel.unary_unary(_CHECK, None, None)(_encode(service), timeout=timeout_s, metadata=metadata)
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details() or ""
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"unreachable: no answer within {timeout_s:g} s"
+            if code is grpc.StatusCode.UNAVAILABLE:
+                return _why_unreachable(details, timeout_s, with_tls=credentials is not None)
+            return _why_refused(code, details)
+    return _STATUSES.get(bytes(answer), "its answer is no grpc.health.v1.HealthCheckResponse")
+
+
+def _encode(service: str) -> bytes:
+    """HealthCheckRequest on the wire: its only field, a string, is left out where it is empty."""
+    text = service.encode()
+    length, rest = bytearray(), len(text)
+    while rest > 0x7F:
+        length.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return b"\x0a" + bytes(length) + bytes([rest]) + text if text else b""
+
+
+def _why_refused(code: grpc.StatusCode, details: str) -> str:
+    """What a server says that was reached."""
+    if code is grpc.StatusCode.NOT_FOUND:
+        return "not found: the server has no service of this name"
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return "not a health service: the server does not have grpc.health.v1"
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return f"refused: {details} (services.security.open_health is false: --token-file)"
+    return f"failed: {code.name}: {details}"
+
+
+def _why_unreachable(details: str, timeout_s: float, *, with_tls: bool) -> str:
+    """What gRPC says of a connection that does not come about."""
+    if because := handshake_failure(details, tls="--ca is given", ca="--ca"):
+        return f"unreachable: {because}"
+    lowered = details.lower()
+    if "connection refused" in lowered:
+        return "unreachable: nothing listens there (connection refused)"
+    if "resolving" in lowered or "dns resolution" in lowered:
+        return f"unreachable: its name cannot be resolved ({details})"
+    if "settings frame" in lowered or "(endpoint closing)" in lowered:
+        kind = "gRPC server" if with_tls else "gRPC server without TLS"
+        return f"unreachable: it takes connections and says nothing within {timeout_s:g} s: it hangs, or is no {kind}"
+    if "handshaker shutdown" in lowered or "timed out" in lowered:
+        return f"unreachable: no answer within {timeout_s:g} s: another address, a firewall, or the machine is down"
+    return f"unreachable: {details}{connection_hint(details, settings='--ca, --cert, --key')}"
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m splitppo.rpc.health",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("address", metavar="HOST:PORT")
+    parser.add_argument("--service", default="", metavar="NAME", help="a service; by default the server as a whole")
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="authorities of trusted servers; switches TLS on")
+    parser.add_argument("--cert", type=Path, metavar="FILE", help="the client's certificate, for mutual TLS")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="its key, without passphrase")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="the first line is the token, where open_health is false"
+    )
+    parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="seconds for all of it; default 5")
+    return parser.parse_args(arguments)
+
+
+def _check_arguments(options: argparse.Namespace) -> None:
+    found = _ADDRESS.fullmatch(options.address)
+    if not found or not 0 < int(found[2]) < 1 << 16:
+        raise UsageError(f"expected HOST:PORT, got {options.address!r}")
+    if not 0.0 < options.timeout <= _MAX_TIMEOUT_S:
+        raise UsageError(f"--timeout: expected seconds, over 0 and up to {_MAX_TIMEOUT_S:g}, got {options.timeout:g}")
+    if (options.cert is None) != (options.key is None):
+        raise UsageError("--cert and --key belong together, got one of them")
+    if options.cert is not None and options.ca is None:
+        raise UsageError("--cert and --key need --ca, the authorities whose servers are trusted")
+
+
+def _credentials(options: argparse.Namespace) -> grpc.ChannelCredentials:
+    """Of TLS; what gRPC would not say of files that cannot be used, the standard library does."""
+    ca = _read("--ca", options.ca)
+    context = ssl.create_default_context()
+    try:
+        context.load_verify_locations(cadata=ca.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise UsageError(f"--ca: {options.ca} holds no usable PEM certificate") from error
+    if options.cert is None:
+        return grpc.ssl_channel_credentials(ca)
+    certificate, key = _read("--cert", options.cert), _read("--key", options.key)
+    try:
+        context.load_cert_chain(options.cert, options.key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        raise UsageError(
+            f"--cert, --key: {options.cert} and {options.key} are no PEM certificate and its key without passphrase"
+        ) from error
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def _token(file: Path) -> str:
+    lines = [line.strip() for line in _read("--token-file", file).decode("ascii", "replace").splitlines()]
+    token = next(filter(None, lines), "")
+    if not re.fullmatch(r"[\x21-\x7e]+", token):
+        raise UsageError(f"--token-file: {file} does not begin with a token of printable characters")
+    return token
+
+
+def _read(option: str, file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{option}: cannot read {file}: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""Which versions of controller and worker work together: equal ones, and what makes no claim but the protocol's."""
+
+from splitppo import __version__
+from splitppo.rpc.request_id import PROTOCOL_VERSION
+from splitppo.v1 import worker_pb2
+
+
+def why_versions_differ(
+    here: str, peer: str, greeting: worker_pb2.HandshakeRequest | worker_pb2.HandshakeResponse
+) -> str:
+    """A sentence with both versions and what to do; empty if the two may work together.
+
+    Between two versions of SplitPPO formulas and defaults may differ where the protocol does not, so the same protocol
+    is not enough. A client or worker that is none of SplitPPO's sends no version: only its protocol is compared.
+
+    Args:
+        here: who compares, e.g. "this worker".
+        peer: who has sent the greeting, e.g. "the controller".
+        greeting: a message with `protocol_version` and `software_version`.
+    """
+    theirs, protocol = greeting.software_version, greeting.protocol_version
+    if protocol == PROTOCOL_VERSION and theirs in ("", __version__):
+        return ""
+    return (
+        f"{peer} has version {theirs or 'unknown'} (protocol {protocol}), {here} has version {__version__} (protocol"
+        f" {PROTOCOL_VERSION}): install the same version, or run the same image, on both sides"
+    )
