@@ -114,7 +114,6 @@ class Worker:
         assert status.protocol_version == 1
         request = worker_pb2.HandshakeRequest(
             protocol_version=1,
-            software_version=status.software_version,
             run_id=self.run_id,
             epoch=self.epoch,
             config_digest=status.config_digest,
