@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.buf import BUF, needs_buf
 from tests.certificates import TOKEN
 from tests.groups import PROJECT
 from tests.integration.foreign.conftest import FOREIGN, Foreigners
 
-BUF = shutil.which("buf", path=sysconfig.get_path("scripts")) or shutil.which("buf")
 ROLES = ("actor", "critic")
 SERVICES = {"actor": "splitppo.v1.ActorService", "critic": "splitppo.v1.CriticService"}
 STATUS = "splitppo.v1.WorkerService/GetStatus"
@@ -94,7 +93,6 @@ def test_both_parts_of_the_checkpoint_are_what_the_manifests_say(found: dict[str
 
 def curl(workers: Foreigners, role: str, method: str, *options: str, with_certificate: bool = True) -> list[str]:
     """The command line for a call of the actor, in plaintext, or the critic, over TLS."""
-    assert BUF is not None
     if role == "actor":
         return [BUF, "curl", "--protocol", "grpc", *options, f"http://{workers.actor.address}/{method}"]
     files = {name: str(workers.certificates / name) for name in ("ca.pem", "controller.pem", "controller.key")}
@@ -108,10 +106,7 @@ def call(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
 
 
-buf = pytest.mark.skipif(BUF is None, reason="needs buf: make setup-dev")
-
-
-@buf
+@needs_buf
 @pytest.mark.parametrize("role", ROLES)
 def test_buf_lists_services_and_methods_to_whoever_has_the_token(workers: Foreigners, role: str) -> None:
     listed = call(workers, role, "", "--list-services", "--reflect-header", BEARER)
@@ -121,7 +116,7 @@ def test_buf_lists_services_and_methods_to_whoever_has_the_token(workers: Foreig
     assert call(workers, role, "", "--list-services").returncode != 0
 
 
-@buf
+@needs_buf
 @pytest.mark.parametrize("role", ROLES)
 def test_buf_asks_for_the_status_with_the_token_alone(workers: Foreigners, role: str) -> None:
     told = call(workers, role, STATUS, "-H", BEARER, "--reflect-header", "*")
@@ -132,7 +127,7 @@ def test_buf_asks_for_the_status_with_the_token_alone(workers: Foreigners, role:
     assert "no token" in json.loads(refused.stderr)["message"]
 
 
-@buf
+@needs_buf
 @pytest.mark.parametrize("role", ROLES)
 def test_buf_checks_health_without_a_token(workers: Foreigners, role: str) -> None:
     for service in ("", SERVICES[role]):
@@ -140,7 +135,7 @@ def test_buf_checks_health_without_a_token(workers: Foreigners, role: str) -> No
         assert json.loads(told.stdout) == {"status": "SERVING"}
 
 
-@buf
+@needs_buf
 @pytest.mark.parametrize("role", ROLES)
 def test_buf_watches_health(workers: Foreigners, role: str) -> None:
     command = curl(workers, role, WATCH, *HEALTH)
@@ -157,6 +152,6 @@ def test_buf_watches_health(workers: Foreigners, role: str) -> None:
             watching.terminate()
 
 
-@buf
+@needs_buf
 def test_without_a_certificate_not_even_health_is_told_over_tls(workers: Foreigners) -> None:
     assert call(workers, "critic", CHECK, *HEALTH, with_certificate=False).returncode == UNAVAILABLE
