@@ -28,11 +28,13 @@ class Foreigners:
 
     Attributes:
         certificates: ca.pem, controller.pem and .key, token; the actor asks for the token alone.
+        config: the actor's.
     """
 
     actor: Group
     critic: Group
     certificates: Path
+    config: dict[str, Any]
 
     def settings(self, role: str) -> dict[str, str]:
         """How the client of ppo_step.py reaches a worker."""
@@ -49,13 +51,14 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Foreigners]:
     model = save_policy(tmp_path_factory.mktemp("models") / "policy")
     with_tls = secure(certificates)
     sections = {"actor": {"token_file": with_tls["token_file"]}, "critic": with_tls}
+    configs = {role: config_of(run_dir, model, security) for role, security in sections.items()}
     groups: list[Group] = []
     try:
-        for role, security in sections.items():
+        for role, config in configs.items():
             file = run_dir / f"{role}.yaml"
-            file.write_text(yaml.safe_dump(config_of(run_dir, model, security)))
+            file.write_text(yaml.safe_dump(config))
             groups.append(Group(f"services.{role}", file, run_dir, role))
-        yield Foreigners(*(group.wait_ready() for group in groups), certificates)
+        yield Foreigners(*(group.wait_ready() for group in groups), certificates, configs["actor"])
     finally:
         for group in groups:
             group.stop()

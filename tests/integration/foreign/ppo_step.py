@@ -214,11 +214,19 @@ def step(actor: Worker, critic: Worker, slot: batch_pb2.Slot) -> dict[str, Any]:
     }
 
 
+def take_over(epoch_file: Path) -> tuple[str, int]:
+    """Section "Handshake": the run that the folder belongs to, under the next epoch."""
+    before = json.loads(epoch_file.read_text()) if epoch_file.exists() else {"run_id": "a-foreign-run", "epoch": 0}
+    mine = {**before, "epoch": before["epoch"] + 1}
+    (written := epoch_file.with_suffix(".new")).write_text(json.dumps(mine))
+    written.replace(epoch_file)
+    return mine["run_id"], mine["epoch"]
+
+
 def main() -> None:
     found: dict[str, Any] = {"installed": sorted(one.name for one in importlib.metadata.distributions())}
     run_dir = Path(SETTINGS["run_dir"])
-    run_id, epoch, nonce = "a-foreign-run", 1, "nonce-foreign"
-    (run_dir / "controller.epoch").write_text(json.dumps({"run_id": run_id, "epoch": epoch}))
+    run_id, epoch, nonce = *take_over(run_dir / "controller.epoch"), "nonce-foreign"
     (run_dir / nonce).touch()
     actor, critic = Worker("actor", run_id, epoch), Worker("critic", run_id, epoch)
     workers = [actor, critic]
@@ -226,7 +234,11 @@ def main() -> None:
     header, chunks = encode(slot, {"prompts": PROMPTS})
 
     found["too_early"] = refusal(lambda: actor.send(header, chunks))
-    found["roles"] = [worker_pb2.Role.Name(one.handshake(nonce).role) for one in workers]
+    greetings = [one.handshake(nonce) for one in workers]
+    found["roles"] = [worker_pb2.Role.Name(greeting.role) for greeting in greetings]
+    for one, greeting in zip(workers, greetings, strict=True):
+        initial = worker_pb2.LoadCheckpointRequest(step=0)
+        one.command(one.worker.LoadCheckpoint, initial, greeting.committed_step, "load-0")
     chunks[0].checksum ^= 1
     found["corrupt"] = refusal(lambda: actor.send(header, chunks))
 

@@ -1,10 +1,13 @@
-"""Clients that have nothing of ours: one trains, from proto/ and docs/protocol.md alone; buf lists, asks, watches."""
+"""What has nothing of ours but proto/ and docs/protocol.md: a client that trains, buf, a critic in a run of ours."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ import pytest
 
 from tests.buf import BUF, needs_buf
 from tests.certificates import TOKEN
-from tests.groups import PROJECT
+from tests.groups import PROJECT, free_address
 from tests.integration.foreign.conftest import FOREIGN, Foreigners
+from tests.runs import Inputs, started
 
 ROLES = ("actor", "critic")
 SERVICES = {"actor": "splitppo.v1.ActorService", "critic": "splitppo.v1.CriticService"}
@@ -26,7 +30,7 @@ HEALTH = ("--schema", "docs/health.proto")
 # buf's exit code is the status code, shifted to the left by three.
 UNAUTHENTICATED, UNAVAILABLE = 16 << 3, 14 << 3
 
-CLIENT = Path(__file__).with_name("ppo_step.py")
+CLIENT, CRITIC = (Path(__file__).with_name(name) for name in ("ppo_step.py", "critic.py"))
 
 pytestmark = pytest.mark.slow
 
@@ -155,3 +159,48 @@ def test_buf_watches_health(workers: Foreigners, role: str) -> None:
 @needs_buf
 def test_without_a_certificate_not_even_health_is_told_over_tls(workers: Foreigners) -> None:
     assert call(workers, "critic", CHECK, *HEALTH, with_certificate=False).returncode == UNAVAILABLE
+
+
+@contextmanager
+def foreign_critic(folder: Path, python: Path, **settings: str) -> Iterator[None]:
+    """A critic that is gone afterwards."""
+    script = shutil.copy(CRITIC, folder)
+    file = folder / "critic.json"
+    file.write_text(json.dumps({**settings, "token": TOKEN}))
+    command = [str(python), "-I", str(script), str(file)]
+    with subprocess.Popen(command, cwd=folder, env={}, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().strip() == settings["bind"]
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.mark.extended
+def test_a_run_of_ours_trains_a_critic_that_has_nothing_of_ours_and_resumes_with_it(
+    workers: Foreigners, foreign_python: Path, stubs: Path, tmp_path: Path
+) -> None:
+    bind, run_dir = free_address(), workers.actor.run_dir
+    inputs = Inputs.make(tmp_path / "inputs").config()
+    data = {name: inputs["data"][name] for name in ("train_files", "max_prompt_length")}
+    addresses = {"actor": {"address": workers.actor.address}, "critic": {"address": bind}}
+    config = {
+        **workers.config,
+        "data": {**workers.config["data"], **data},
+        "reward": inputs["reward"],
+        "checkpoint": {"save_freq": 1},
+        "services": {**workers.config["services"], **addresses},
+    }
+    serving = {"stubs": str(stubs), "run_dir": str(run_dir), "bind": bind}
+
+    with foreign_critic(tmp_path, foreign_python, **serving), started(config, run_dir, "run.total_steps=2") as first:
+        folder = first.complete()
+    with foreign_critic(tmp_path, foreign_python, **serving), started(config, run_dir, "run.total_steps=3") as second:
+        second.complete()
+
+    assert folder.steps == [1, 2, 3]
+    assert folder.committed_steps == [1, 2, 3]
+    assert all(line["critic/vf_loss"] > 0.0 for line in folder.metrics)
+    values = (folder.checkpoint(3) / "critic" / "values").read_bytes()
+    assert folder.summary["weights_sha256"]["critic"] == hashlib.sha256(values).hexdigest()
