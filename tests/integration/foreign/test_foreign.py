@@ -177,7 +177,6 @@ def foreign_critic(folder: Path, python: Path, **settings: str) -> Iterator[None
             process.kill()
 
 
-@pytest.mark.extended
 def test_a_run_of_ours_trains_a_critic_that_has_nothing_of_ours_and_resumes_with_it(
     workers: Foreigners, foreign_python: Path, stubs: Path, tmp_path: Path
 ) -> None:
