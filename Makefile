@@ -25,13 +25,14 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 PY = $(VENV)/bin/python
+BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow check check-stubs proto kill-matrix same-weights chaos bench lock certs fuzz compose test-deploy
+.PHONY: help setup setup-dev quickstart test test-slow check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench lock certs fuzz compose test-deploy
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
-	  printf '  make %-12s %s\n' "$$name" "$$what"; done
+	  printf '  make %-14s %s\n' "$$name" "$$what"; done
 
 setup:  ## make the environment, .venv, from the lock that fits this machine, or LOCK=...; with VLLM=1 that with vLLM, .venv-vllm
 	@$(PYTHON) -m tools.install $(WHICH) --venv $(VENV)
@@ -51,7 +52,7 @@ test-deploy: setup-dev  ## deploy/compose on a Docker engine: killed, stopped, r
 test-slow: setup-dev  ## the same with all second angles and long proofs
 	$(PY) -m tests -m "$(TESTS)" $(ARGS)
 
-check: setup-dev check-stubs  ## lint, format, types, import rules, generated stubs
+check: setup-dev check-stubs check-proto  ## lint, format, types, import rules, generated stubs, the wire contract
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -62,8 +63,17 @@ check-stubs: setup-dev
 	  && diff -r -x __init__.py -x __pycache__ "$$generated/splitppo/v1" splitppo/v1 \
 	  || { echo "splitppo/v1 differs from what proto/ generates: run make proto and commit the result"; exit 1; }
 
+check-proto: setup-dev
+	$(BUF) lint
+	$(BUF) format --diff --exit-code
+	$(BUF) breaking --against proto/baseline.binpb
+
 proto: setup-dev  ## regenerate splitppo/v1 from proto/
 	$(PY) tools/stubs.py --out .
+
+proto-baseline: setup-dev  ## with a release: what proto/ says now is what make check holds later changes to
+	$(BUF) lint
+	$(BUF) build --exclude-source-info -o proto/baseline.binpb
 
 kill-matrix: setup-dev  ## kill every process at every point of a step, compare the weights; ARGS="--only 'critic_0-*'"
 	$(PY) -m tests.kill_matrix $(ARGS)

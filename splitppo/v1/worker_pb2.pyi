@@ -162,7 +162,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("role", "state", "instance_id", "committed_step", "epoch", "running_method", "progress", "queued_commands", "slots")
+    __slots__ = ("role", "state", "instance_id", "committed_step", "epoch", "running_method", "progress", "queued_commands", "slots", "protocol_version", "software_version", "config_digest")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,9 @@ class GetStatusResponse(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_COMMANDS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_DIGEST_FIELD_NUMBER: _ClassVar[int]
     role: Role
     state: WorkerState
     instance_id: str
@@ -181,7 +184,10 @@ class GetStatusResponse(_message.Message):
     progress: Progress
     queued_commands: int
     slots: _containers.RepeatedCompositeFieldContainer[_batch_pb2.Slot]
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., instance_id: _Optional[str] = ..., committed_step: _Optional[int] = ..., epoch: _Optional[int] = ..., running_method: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., queued_commands: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[_batch_pb2.Slot, _Mapping]]] = ...) -> None: ...
+    protocol_version: int
+    software_version: str
+    config_digest: str
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., instance_id: _Optional[str] = ..., committed_step: _Optional[int] = ..., epoch: _Optional[int] = ..., running_method: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., queued_commands: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[_batch_pb2.Slot, _Mapping]]] = ..., protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., config_digest: _Optional[str] = ...) -> None: ...
 
 class PutBatchRequest(_message.Message):
     __slots__ = ("header", "chunk")

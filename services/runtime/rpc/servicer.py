@@ -85,6 +85,9 @@ class WorkerServicer:
             progress=running.progress if running else None,
             queued_commands=worker.command_queue.num_queued,
             slots=worker.slots.slots(),
+            protocol_version=PROTOCOL_VERSION,
+            software_version=__version__,
+            config_digest=worker.config_digest,
         )
 
     async def put_batch(self, requests: AsyncIterator[bytes], _: Any) -> worker_pb2.PutBatchResponse:

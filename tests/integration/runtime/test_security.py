@@ -14,13 +14,13 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from splitppo.rpc.health import main as check_health
 
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.certificates import Identity, load_identity
 from splitppo.rpc.channel_options import CLIENT_OPTIONS
 from splitppo.rpc.credentials import PLAINTEXT, Credentials, load_credentials
 from splitppo.rpc.errors import Unauthenticated, WireError
+from splitppo.rpc.health import main as check_health
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
 from tests.certificates import TOKEN, expire, postpone, secure
 from tests.groups import PROJECT, wait_until

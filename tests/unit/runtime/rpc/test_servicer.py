@@ -47,6 +47,17 @@ def worker(tmp_path: Path) -> Worker:
     return make_worker(tmp_path)
 
 
+async def test_the_status_says_what_a_stranger_has_to_introduce_itself_with(worker: Worker) -> None:
+    (worker.context.config.run.dir / "nonce").touch()
+    servicer = WorkerServicer(worker)
+    status = await servicer.get_status(worker_pb2.GetStatusRequest(), None)
+    known = {name: getattr(status, name) for name in ("protocol_version", "software_version", "config_digest")}
+    assert all(known.values())
+
+    request = worker_pb2.HandshakeRequest(run_id="run", epoch=2, nonce="nonce", **known)
+    assert (await servicer.handshake(request, None)).committed_step == 0
+
+
 async def test_a_put_that_a_newer_controller_overtakes_changes_nothing(worker: Worker) -> None:
     header, chunks = encode(Batch.from_rows(prompts=[[1, 2], [3]]), SLOT)
 
