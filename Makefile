@@ -28,7 +28,7 @@ PY = $(VENV)/bin/python
 BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench lock certs fuzz
+.PHONY: help setup setup-dev quickstart test test-slow check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench lock certs fuzz compose test-deploy
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -44,7 +44,10 @@ quickstart: setup  ## PPO teaches a tiny model to sort letters, in runs/quicksta
 	@$(PY) -m recipes.sort_letters.quickstart $(BACKEND) $(ARGS)
 
 test: setup-dev  ## every fact once, without a GPU; with VLLM=1 what needs vLLM; ARGS="tests/unit -k kl": these alone
-	$(PY) -m tests -m "$(TESTS) and not extended" $(ARGS)
+	$(PY) -m tests -m "$(TESTS) and not extended and not docker" $(ARGS)
+
+test-deploy: setup-dev  ## deploy/compose on a Docker engine: killed, stopped, resumed; SKIPPED, with the reason, where none can be had
+	$(PY) -m tests -m "docker and not extended" tests/deployment $(ARGS)
 
 test-slow: setup-dev  ## the same with all second angles and long proofs
 	$(PY) -m tests -m "$(TESTS)" $(ARGS)
@@ -74,6 +77,9 @@ proto-baseline: setup-dev  ## with a release: what proto/ says now is what make 
 
 kill-matrix: setup-dev  ## kill every process at every point of a step, compare the weights; ARGS="--only 'critic_0-*'"
 	$(PY) -m tests.kill_matrix $(ARGS)
+
+compose:  ## the quickstart in containers, by deploy/compose: up, what they say, the end of the controller, down
+	@deploy/compose/run.sh
 
 same-weights: setup-dev  ## the weights of the quickstart, of every schedule and both rank counts are those of the commit REF
 	$(PY) -m tests.same_weights $(or $(REF),$(error REF names the commit to compare with))

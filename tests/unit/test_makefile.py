@@ -37,7 +37,7 @@ def test_settings_choose_lock_environment_and_tests(settings: list[str], lock: s
     assert install[install.index("--lock") + 1 : install.index("--dev")] == lock.split()
     assert install[install.index("--venv") + 1] == venv
     assert test[:3] == [f"{venv}/bin/python", "-m", "tests"]
-    assert test[test.index("-m", 3) + 1] == f"{tests} and not extended"
+    assert test[test.index("-m", 3) + 1] == f"{tests} and not extended and not docker"
 
 
 @pytest.mark.parametrize(

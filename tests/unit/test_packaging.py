@@ -54,6 +54,14 @@ def test_the_cpu_lock_is_the_cuda_lock_without_cuda() -> None:
     assert {name.split("-")[0] for name in cuda.keys() - cpu.keys()} == {"cuda", "nvidia", "triton"}
 
 
+def test_the_images_are_called_by_the_projects_version() -> None:
+    for name in ("compose.yaml", "compose.gpu.yaml", ".env.example"):
+        text = (ROOT / "deploy" / "compose" / name).read_text()
+        versions = re.findall(r"VERSION(?:=|:-)([\w.]+)", text)
+        assert versions, name
+        assert set(versions) == {PROJECT["version"]}, name
+
+
 def test_a_controllers_machine_has_no_torch_and_no_other_versions() -> None:
     controller = pins("controller.txt")
     assert controller.keys().isdisjoint({"torch", "transformers"})

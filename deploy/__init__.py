@@ -1,0 +1,1 @@
+"""Running SplitPPO in containers."""

@@ -1,0 +1,113 @@
+"""What the compose files say, by Compose v2 and by docker-compose 1.29; no engine is needed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deployment.stack import FOLDER, SETTINGS, has_compose_v2
+
+pytestmark = pytest.mark.docker
+GPUS = {"ACTOR_GPUS": "0,1,2", "CRITIC_GPUS": "6,7", "ACTOR_CPUS": "0-5", "CRITIC_CPUS": "6,7"}
+ON_TOP: dict[str, dict[str, str]] = {
+    "": {},
+    "compose.gpu.yaml": GPUS,
+    "compose.secrets.yaml": {"SECRETS_DIR": "/srv/secrets"},
+}
+GROUPS = ("actor", "critic")
+
+
+def config(on_top: str, settings: dict[str, str], command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """`... config` of compose.yaml with one more file, and settings on top of the example, which sets nothing."""
+    files = [part for file in ("compose.yaml", on_top) if file for part in ("-f", file)]
+    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS} | settings
+    profiles = ["--profile", "tensorboard"]
+    return subprocess.run(
+        [*command, "--env-file", ".env.example", *files, *profiles, "config"],
+        cwd=FOLDER,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, dict[str, dict[str, Any]]]:
+    """The services as Compose v2 understands them, by the file on top."""
+    if not has_compose_v2():
+        pytest.skip("no deployment here: there is no Docker Compose v2")
+    found = {}
+    for on_top, settings in ON_TOP.items():
+        done = config(on_top, settings, ("docker", "compose"))
+        assert done.returncode == 0, done.stderr
+        found[on_top] = yaml.safe_load(done.stdout)["services"]
+    return found
+
+
+@pytest.mark.parametrize("on_top", ON_TOP)
+def test_docker_compose_1_29_accepts_the_files(on_top: str) -> None:
+    if shutil.which("docker-compose") is None:
+        pytest.skip("no deployment here: there is no docker-compose 1.29")
+    done = config(on_top, ON_TOP[on_top], ("docker-compose",))
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_runs_with_more_rights_than_it_needs(services: dict[str, dict[str, dict[str, Any]]]) -> None:
+    for of_files in services.values():
+        for name, service in of_files.items():
+            assert (service["read_only"], service["init"], service["cap_drop"]) == (True, True, ["ALL"]), name
+            assert service["security_opt"] == ["no-new-privileges:true"], name
+            assert all(port["host_ip"] == "127.0.0.1" for port in service.get("ports", [])), name
+
+
+def mounts(services: dict[str, dict[str, Any]]) -> set[tuple[str, str]]:
+    """(service, volume or folder) of every mount."""
+    return {(name, mount["source"]) for name, service in services.items() for mount in service.get("volumes", [])}
+
+
+def test_a_role_sees_its_own_secrets_and_nobody_the_authoritys_key(
+    services: dict[str, dict[str, dict[str, Any]]],
+) -> None:
+    secrets = {mount for mount in mounts(services[""]) if mount[1].startswith(("secrets-", "authority"))}
+    roles = (*GROUPS, "controller")
+    own = {(role, f"secrets-{role}") for role in roles}
+    assert secrets == own | {("certs", "authority")} | {("certs", f"secrets-{role}") for role in roles}
+
+
+def test_secrets_of_ones_own_take_the_place_of_those_that_are_made(
+    services: dict[str, dict[str, dict[str, Any]]],
+) -> None:
+    of_files = services["compose.secrets.yaml"]
+    assert of_files["certs"]["command"] == ["own-secrets"]
+    for role in (*GROUPS, "controller"):
+        (mount,) = [mount for mount in of_files[role]["volumes"] if mount["target"] == "/secrets"]
+        assert (mount["source"], mount["read_only"]) == (f"/srv/secrets/{role}", True)
+
+
+def test_each_group_gets_its_own_gpus_and_everybody_both_lists(services: dict[str, dict[str, dict[str, Any]]]) -> None:
+    of_files = services["compose.gpu.yaml"]
+    for role in GROUPS:
+        (devices,) = of_files[role]["deploy"]["resources"]["reservations"]["devices"]
+        assert ",".join(devices["device_ids"]) == GPUS[f"{role.upper()}_GPUS"]
+        assert of_files[role]["image"].endswith("-vllm")
+    for role in (*GROUPS, "controller", "prepare"):
+        environment = of_files[role]["environment"]
+        assert {name: environment[name] for name in GPUS if name.endswith("GPUS")} == {
+            name: value for name, value in GPUS.items() if name.endswith("GPUS")
+        }
+
+
+@pytest.mark.parametrize("missing", GPUS)
+def test_gpus_without_their_settings_are_refused_with_the_name_of_what_is_missing(missing: str) -> None:
+    if not has_compose_v2():
+        pytest.skip("no deployment here: there is no Docker Compose v2")
+    settings = {name: value for name, value in GPUS.items() if name != missing}
+    done = config("compose.gpu.yaml", settings, ("docker", "compose"))
+    assert done.returncode != 0
+    assert f"required variable {missing} is missing a value: set it in .env" in done.stderr

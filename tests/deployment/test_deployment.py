@@ -1,0 +1,171 @@
+"""`docker compose up` as a stranger types it: the quickstart learns in containers, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from splitppo import __version__
+from splitppo.v1 import worker_pb2, worker_pb2_grpc
+from tests.deployment.stack import Stack, docker
+from tests.groups import PROJECT
+from tests.runs import RunFolder
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
+GROUPS = ("actor", "critic")
+NUM_STEPS = 25
+PERIOD = 2  # steps between incidents
+
+
+@dataclass
+class Story:
+    """What was seen while the quickstart was disturbed."""
+
+    stack: Stack
+    run: RunFolder
+    health: dict[str, int] = field(default_factory=dict)
+    status_without_token: dict[str, grpc.StatusCode] = field(default_factory=dict)
+    restarts_after_kill: dict[str, int] = field(default_factory=dict)
+    exit_codes_after_stop: dict[str, int] = field(default_factory=dict)
+    num_drained: dict[str, int] = field(default_factory=dict)
+    step_when_stopped: int = 0
+    saved_when_stopped: list[int] = field(default_factory=list)
+    exit_code: int | None = None
+    left_after_down: list[str] = field(default_factory=list)
+    undisturbed: RunFolder | None = None
+
+
+@pytest.fixture(scope="module")
+def story(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """One run: a rank is killed, a container stopped and started, all are stopped, started again and removed."""
+    folder = tmp_path_factory.mktemp("deployment")
+    stack = Stack(folder / "run")
+    try:
+        yield tell(stack, folder)
+    finally:
+        stack.down()
+
+
+def tell(stack: Stack, folder: Path) -> Story:
+    stack.up()
+    story = Story(stack, stack.folder)
+    ask_from_outside(story, folder)
+    step = stack.wait_for_step(PERIOD)
+
+    (pid,) = [one["pid"] for one in stack.fetch_run("processes.json").processes if one["role"] == "actor"]
+    stack.run_python("actor", f"import os, signal; os.kill({pid}, signal.SIGKILL)")
+    stack.wait_for(lambda: stack.state("actor", ".RestartCount"), "the actor's group starts again")
+    stack.wait_for(lambda: recoveries(stack) >= 1, "the run recovers from the kill")
+    step = stack.wait_for_step(step + PERIOD)
+    story.restarts_after_kill = {role: stack.state(role, ".RestartCount") for role in GROUPS}
+
+    stack.compose("stop", "critic")
+    stack.compose("start", "critic")
+    stack.wait_for(lambda: recoveries(stack) >= 2, "the run recovers from the critic's absence")
+    stack.wait_for_step(step + PERIOD)
+
+    stack.compose("stop")
+    story.exit_codes_after_stop = {one: stack.state(one, ".State.ExitCode") for one in (*GROUPS, "controller")}
+    story.num_drained = {role: stack.logs(role).count("services.runtime.launch: leaving") for role in GROUPS}
+    stopped = stack.fetch_run()
+    story.step_when_stopped, story.saved_when_stopped = stopped.steps[-1], stopped.committed_steps
+
+    stack.up()
+    story.exit_code = stack.wait_controller()
+    stack.fetch_run()
+    story.undisturbed = run_undisturbed(stack, folder)
+    stack.down()
+    story.left_after_down = stack.left()
+    return story
+
+
+def recoveries(stack: Stack) -> int:
+    """How often the controller has recovered the run so far."""
+    lines = stack.fetch_run("metrics.jsonl").metrics
+    return max((int(line.get("recovery/num_restarts", 0)) for line in lines), default=0)
+
+
+def ask_from_outside(story: Story, folder: Path) -> None:
+    """Asks both groups through their ports on this machine, with nothing but grpcio and the pair `health`."""
+    secrets = story.stack.copy("actor", "/secrets", folder / "secrets")
+    ca, key, certificate = ((secrets / name).read_bytes() for name in ("ca.pem", "health.key", "health.pem"))
+    for role, address in story.stack.addresses.items():
+        port = address.rpartition(":")[2]
+        with grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(ca, key, certificate)) as channel:
+            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
+            story.health[role] = reply.status
+            with pytest.raises(grpc.RpcError) as refused:
+                worker_pb2_grpc.WorkerServiceStub(channel).GetStatus(worker_pb2.GetStatusRequest(), timeout=60)
+            story.status_without_token[role] = refused.value.code()
+
+
+def run_undisturbed(stack: Stack, folder: Path) -> RunFolder:
+    """The same recipe without containers and without incidents, on the model and the prompts that were prepared."""
+    prepared = stack.copy("controller", "/models/sort_letters", folder / "sort_letters")
+    run = RunFolder(folder / "undisturbed")
+    overrides = [
+        f"run.dir={run.path}",
+        f"actor.model={prepared / 'model'}",
+        *(f"data.{name}_files={prepared / name}.parquet" for name in ("train", "val")),
+    ]
+    command = [sys.executable, "-m", "controller", "--config", "recipes/sort_letters/cpu.yaml", *overrides]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run(command, cwd=PROJECT, env=environment, stdout=subprocess.DEVNULL, check=True, timeout=600)
+    return run
+
+
+def test_the_images_say_their_version_run_without_rights_and_the_controllers_is_the_small_one(images: None) -> None:
+    sizes = {}
+    for kind in ("controller", "worker"):
+        image = json.loads(docker("image", "inspect", f"splitppo-{kind}:{__version__}"))[0]
+        assert image["Config"]["User"] == "10001:10001"
+        assert image["Config"]["Labels"]["org.opencontainers.image.version"] == __version__
+        sizes[kind] = image["Size"]
+    assert sizes["controller"] <= sizes["worker"] / 2
+
+
+@pytest.mark.parametrize("role", GROUPS)
+def test_a_stock_client_outside_sees_healthy_groups_with_the_pair_for_health_alone(story: Story, role: str) -> None:
+    assert story.health[role] == health_pb2.HealthCheckResponse.SERVING
+    assert story.status_without_token[role] == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_rank_that_is_killed_restarts_its_own_container_alone(story: Story) -> None:
+    assert story.restarts_after_kill == {"actor": 1, "critic": 0}
+
+
+def test_a_container_that_is_stopped_and_started_costs_the_run_a_recovery(story: Story) -> None:
+    assert max(line.get("recovery/num_restarts", 0) for line in story.run.metrics) == 2
+
+
+def test_sigterm_drains_the_groups_and_saves_the_step(story: Story) -> None:
+    assert story.exit_codes_after_stop == {"actor": 143, "critic": 143, "controller": 143}
+    assert story.num_drained == {"actor": 1, "critic": 2}  # the critic once before; a group that is killed does not
+    assert story.saved_when_stopped[-1] == story.step_when_stopped
+    assert 0 < story.step_when_stopped < NUM_STEPS
+
+
+def test_the_next_up_goes_on_and_the_quickstart_learns(story: Story) -> None:
+    assert story.exit_code == 0
+    assert [step for step in story.run.steps if step] == list(range(1, NUM_STEPS + 1))
+    summary = story.run.summary
+    assert (summary["exit_reason"], summary["global_step"]) == ("completed", NUM_STEPS)
+    assert summary["validation"]["after"]["overall"] >= 0.85
+
+
+def test_the_weights_are_those_of_an_undisturbed_run_without_containers(story: Story) -> None:
+    assert story.undisturbed is not None
+    assert story.run.summary["weights_sha256"] == story.undisturbed.summary["weights_sha256"]
+
+
+def test_down_with_volumes_leaves_nothing(story: Story) -> None:
+    assert story.left_after_down == []

@@ -1,0 +1,59 @@
+"""How deployments end that do not train to the end at once: refused, failed, with a controller that is killed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deployment.stack import ENGINE_TIMEOUT_S, FOLDER, Stack
+
+pytestmark = [pytest.mark.docker, pytest.mark.extended, pytest.mark.timeout(1500)]
+
+
+@pytest.fixture(scope="module")
+def stack(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A project whose model and certificates are made once."""
+    stack = Stack(tmp_path_factory.mktemp("endings") / "run")
+    try:
+        yield stack
+    finally:
+        stack.down()
+
+
+def configure(stack: Stack, run: str, overrides: str) -> None:
+    stack.compose("down")  # the volumes stay
+    stack.environment |= {"RUN": run, "OVERRIDES": overrides}
+
+
+def test_a_group_that_refuses_its_input_is_not_started_again_and_says_why(stack: Stack) -> None:
+    configure(stack, "refused", "actor.lr=-1")
+    ended = stack.compose("up", "--detach", "--no-build", check=False)
+    assert ended.returncode != 0
+    for role in ("actor", "critic"):
+        stack.wait_for(lambda role=role: not stack.state(role, ".State.Running"), f"the end of the {role}")
+        assert (stack.state(role, ".State.ExitCode"), stack.state(role, ".RestartCount")) == (0, 0)
+    assert "key 'actor.lr': input should be greater than or equal to 0, got -1" in stack.logs("actor")
+    assert not stack.state("controller", ".State.Running")
+
+
+def test_the_exit_code_of_a_run_that_fails_is_the_scripts_and_the_containers_are_gone(stack: Stack) -> None:
+    configure(stack, "failed", "run.total_steps=1 evaluation.min_accuracy=0.99")
+    script = [str(FOLDER / "run.sh")]
+    done = subprocess.run(script, env=stack.environment, capture_output=True, text=True, timeout=ENGINE_TIMEOUT_S)
+    assert done.returncode == 1, done.stderr
+    assert "expected evaluation.min_accuracy (0.99) or more" in done.stdout + done.stderr
+    assert all("_" in name for name in stack.left())  # volumes alone
+
+
+def test_a_controller_that_is_killed_resumes_inside_its_container(stack: Stack, tmp_path: Path) -> None:
+    configure(stack, "killed", "run.total_steps=6 checkpoint.save_freq=1 evaluation.min_accuracy=0")
+    stack.up()
+    stack.wait_for_step(2)
+    (pid,) = [one["pid"] for one in stack.fetch_run("processes.json").processes if one["role"] == "controller"]
+    stack.run_python("controller", f"import os, signal; os.kill({pid}, signal.SIGKILL)")
+    assert stack.wait_controller() == 0
+    assert "the controller was killed: starting it again (1 of 5), to resume the run" in stack.logs("controller")
+    assert stack.fetch_run().summary["global_step"] == 6

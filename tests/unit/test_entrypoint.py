@@ -1,0 +1,204 @@
+"""The entry point of the containers: what it refuses, with which sentence, and what it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from deploy.compose import entrypoint
+from deploy.compose.entrypoint import Refused, command_of, gpus_of, main
+from splitppo.config import Config, load_config
+from tests.groups import PROJECT, wait_until
+
+QUICKSTART = (PROJECT / "recipes" / "sort_letters" / "cpu.yaml").read_text()
+OWN = {"RECIPE": "../mine.yaml", "MODEL_DIR": "/srv/models", "DATA_DIR": "/srv/data"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The volumes of a container, each as it should be."""
+    for folder in ("runs", "cache", "prepared", "authority", "secrets", "spread"):
+        (tmp_path / folder).mkdir()
+    for folder in ("models", "data"):
+        (tmp_path / folder / "sort_letters").mkdir(parents=True)
+    for role in ("actor", "critic", "controller"):
+        (tmp_path / "spread" / role).mkdir()
+    for name in ("ca", "health", "actor", "critic", "controller"):
+        (tmp_path / "secrets" / f"{name}.pem").touch()
+        (tmp_path / "secrets" / f"{name}.key").touch()
+    (tmp_path / "secrets" / "token").touch()
+    (tmp_path / "recipe.yaml").write_text(QUICKSTART)
+    return tmp_path
+
+
+def config_of(role: str, root: Path, environment: dict[str, str]) -> Config:
+    command = command_of(role, [], environment, root)
+    assert command is not None
+    config_file = command.index("--config") + 1
+    return load_config(root / "recipe.yaml", command[config_file + 1 :])
+
+
+@pytest.mark.parametrize("role", ["actor", "critic", "controller"])
+def test_the_quickstarts_recipe_is_placed_in_containers_and_nothing_else_of_it_changes(role: str, root: Path) -> None:
+    config, plain = config_of(role, root, {}), load_config(root / "recipe.yaml")
+    assert str(config.run.dir) == "/runs/quickstart"
+    assert (config.services.launch, config.services.security.tls) == ("external", True)
+    for name in ("actor", "critic"):
+        service = config.services.of(name)  # type: ignore[arg-type]
+        port = entrypoint.GROUPS[name]
+        assert (service.bind, service.address, service.threads) == (f"0.0.0.0:{port}", f"{name}:{port}", 1)
+    assert config.actor.model == "/models/sort_letters/model"
+    assert (config.actor.lr, config.run.total_steps) == (plain.actor.lr, plain.run.total_steps)
+
+
+def test_a_recipe_of_ones_own_names_its_files_itself_and_overrides_come_last(root: Path) -> None:
+    config = config_of("controller", root, {**OWN, "OVERRIDES": "run.seed=7 'run.name=two words' run.dir=/runs/x"})
+    assert config.actor.model == ".cache/sort_letters/model"
+    assert (config.run.seed, config.run.name, str(config.run.dir)) == (7, "two words", "/runs/x")
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder"), [({}, "quickstart"), (OWN, "mine"), ({**OWN, "RUN": "again"}, "again")]
+)
+def test_a_run_is_called_after_the_recipe(environment: dict[str, str], folder: str, root: Path) -> None:
+    assert str(config_of("critic", root, environment).run.dir) == f"/runs/{folder}"
+
+
+def test_a_container_numbers_its_own_gpus_from_zero(root: Path) -> None:
+    services = config_of("critic", root, {"ACTOR_GPUS": "0,1,5", "CRITIC_GPUS": "6,7"}).services
+    assert (services.actor.num_processes, services.actor.devices) == (3, (0, 1, 2))
+    assert (services.critic.num_processes, services.critic.devices) == (2, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("actor", "critic", "sentence"),
+    [
+        ("0,1", "1,2", "ACTOR_GPUS (0,1) and CRITIC_GPUS (1,2) overlap in 1: give each group its own GPUs"),
+        ("0,1", "", "only ACTOR_GPUS is set, expected both lists, ACTOR_GPUS and CRITIC_GPUS"),
+        ("0,,1", "2", "ACTOR_GPUS is '0,,1', expected different GPUs with commas between, such as 0,1,2"),
+        ("0", "1, 2", "CRITIC_GPUS is '1, 2', expected different GPUs with commas between, such as 0,1,2"),
+        ("3,3", "1", "ACTOR_GPUS is '3,3', expected different GPUs with commas between, such as 0,1,2"),
+    ],
+)
+def test_lists_of_gpus_that_make_no_sense_are_refused(actor: str, critic: str, sentence: str) -> None:
+    with pytest.raises(Refused) as refused:
+        gpus_of({"ACTOR_GPUS": actor, "CRITIC_GPUS": critic})
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("role", "gone", "environment", "facts"),
+    [
+        ("actor", "models/sort_letters", {}, ["/models", "prepare"]),
+        ("controller", "data/sort_letters", {}, ["/data", "prepare"]),
+        ("actor", "models/sort_letters", OWN, ["MODEL_DIR=/srv/models is empty", "/models"]),
+        ("controller", "data/sort_letters", OWN, ["DATA_DIR=/srv/data is empty", "/data"]),
+        ("actor", "secrets/actor.key", {}, ["/secrets/actor.key is missing", "certs", "SECRETS_DIR/actor"]),
+        ("critic", "secrets/health.pem", {}, ["/secrets/health.pem is missing"]),
+        ("controller", "secrets/token", {}, ["/secrets/token is missing"]),
+        ("actor", "recipe.yaml", OWN, ["RECIPE=../mine.yaml is no file"]),
+        ("actor", "", {"DATA_DIR": "/srv/data"}, ["DATA_DIR is set and RECIPE is not"]),
+        ("actor", "", {"RUN": "../elsewhere"}, ["RUN is '../elsewhere'", "the name of a folder"]),
+    ],
+)
+def test_what_is_missing_is_named_with_where_it_should_come_from(
+    role: str, gone: str, environment: dict[str, str], facts: list[str], root: Path
+) -> None:
+    if gone:
+        (root / gone).rmdir() if (root / gone).is_dir() else (root / gone).unlink()
+    with pytest.raises(Refused) as refused:
+        command_of(role, [], environment, root)
+    assert [fact for fact in facts if fact not in str(refused.value)] == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize(
+    ("role", "path", "facts"),
+    [
+        ("critic", "secrets/critic.key", ["cannot read", "critic.key: it", "SECRETS_DIR/critic"]),
+        ("critic", "secrets", ["cannot read", "ca.pem: /", "SECRETS_DIR/critic"]),
+        ("controller", "runs", ["cannot write to", "runs: it", "RUNS_DIR"]),
+        ("certs", "spread/actor", ["cannot write to", "spread/actor: it", "docker compose down -v"]),
+        ("prepare", "prepared", ["cannot write to", "prepared: it", "docker compose down -v"]),
+        ("actor", "models", ["cannot read", "models: it", "MODEL_DIR"]),
+    ],
+)
+def test_what_belongs_to_somebody_else_is_named_with_both_uids(
+    role: str, path: str, facts: list[str], root: Path
+) -> None:
+    for entry in root.rglob("*"):
+        os.chown(entry, 10001, 10001)
+    os.chown(root / path, 0, 0)
+    (root / path).chmod(0o700 if (root / path).is_dir() else 0o600)
+    for folder in [root, *root.parents]:
+        if folder.is_relative_to(tempfile.gettempdir()):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    code = (
+        "import os, sys; from pathlib import Path; from deploy.compose.entrypoint import main;"
+        f" os.setuid(10001); sys.exit(main([{role!r}], {{}}, Path({str(root)!r})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False)
+    missing = [fact for fact in [*facts, "uid 0", "uid 10001", "chown -R 10001"] if fact not in done.stderr]
+    assert missing == [], done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("role", "code"), [("actor", 0), ("critic", 0), ("controller", 2), ("prepare", 2)])
+def test_refused_input_does_not_have_the_engine_start_a_group_again(
+    role: str, code: int, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([role], {"ACTOR_GPUS": "0", "CRITIC_GPUS": "0"}, root) == code
+    error = capsys.readouterr().err
+    assert error.startswith("error: ACTOR_GPUS (0) and CRITIC_GPUS (0) overlap")
+    assert len(error.splitlines()) == 1
+
+
+def test_with_a_recipe_of_ones_own_nothing_is_prepared(root: Path) -> None:
+    assert command_of("prepare", [], OWN, root) is None
+    assert command_of("prepare", [], {}, root) is not None
+
+
+def test_a_role_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["actr"]) == 2
+    assert "expected one of actor, critic, controller" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected", "num_runs"), [([0], 0, 1), ([1], 1, 1), ([137, 0], 0, 2), ([137, 137, 2], 2, 3)]
+)
+def test_only_a_controller_that_was_killed_is_started_again(codes: list[int], expected: int, num_runs: int) -> None:
+    left = list(codes)
+    assert entrypoint.run_controller(lambda: left.pop(0), pause_s=0.0) == expected
+    assert len(codes) - len(left) == num_runs
+
+
+def test_a_controller_that_is_always_killed_is_given_up() -> None:
+    runs = []
+    assert entrypoint.run_controller(lambda: runs.append(1) or 137, pause_s=0.0) == 137
+    assert len(runs) == 1 + entrypoint.MAX_RESTARTS
+
+
+def test_a_signal_is_handed_on_and_the_childs_exit_code_is_ours(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    child = (
+        "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7));"
+        f" pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
+    )
+    code = (
+        "import sys; from deploy.compose.entrypoint import Child;"
+        f" sys.exit(Child().run([sys.executable, '-c', {child!r}]))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT)
+    try:
+        wait_until(ready.exists, 60.0, "the child")
+        parent.send_signal(signal.SIGTERM)
+        assert parent.wait(60.0) == 7
+    finally:
+        parent.kill()
+        parent.wait()
