@@ -15,12 +15,15 @@ def listening(pids: Iterable[int]) -> set[str]:
     found = set()
     for pid in pids:
         inodes = _socket_inodes(pid)
-        for table in ("tcp", "tcp6"):
-            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-                _, local, _, state, *rest = line.split()
-                if state == _LISTEN and rest[5] in inodes:
-                    found.add(_address(local))
+        tables = "".join(Path(f"/proc/{pid}/net/{table}").read_text() for table in ("tcp", "tcp6"))
+        found |= {address for address, inode in read_tables(tables) if inode in inodes}
     return found
+
+
+def read_tables(text: str) -> list[tuple[str, str]]:
+    """(address host:port, inode) of every listening socket; `text` is what /proc/net/tcp and tcp6 say."""
+    rows = (line.split() for line in text.splitlines())
+    return [(_address(row[1]), row[9]) for row in rows if len(row) > 9 and row[3] == _LISTEN]
 
 
 def is_loopback(address: str) -> bool:

@@ -18,6 +18,7 @@ from splitppo import __version__
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
 from tests.deployment.stack import Stack, docker
 from tests.groups import PROJECT
+from tests.ports import is_loopback, read_tables
 from tests.runs import RunFolder
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
@@ -34,6 +35,7 @@ class Story:
     run: RunFolder
     health: dict[str, int] = field(default_factory=dict)
     status_without_token: dict[str, grpc.StatusCode] = field(default_factory=dict)
+    listening: dict[str, set[str]] = field(default_factory=dict)
     restarts_after_kill: dict[str, int] = field(default_factory=dict)
     exit_codes_after_stop: dict[str, int] = field(default_factory=dict)
     num_drained: dict[str, int] = field(default_factory=dict)
@@ -60,6 +62,8 @@ def tell(stack: Stack, folder: Path) -> Story:
     story = Story(stack, stack.folder)
     ask_from_outside(story, folder)
     step = stack.wait_for_step(PERIOD)
+    tables = "print(open('/proc/net/tcp').read(), open('/proc/net/tcp6').read())"
+    story.listening = {role: {address for address, _ in read_tables(stack.run_python(role, tables))} for role in GROUPS}
 
     (pid,) = [one["pid"] for one in stack.fetch_run("processes.json").processes if one["role"] == "actor"]
     stack.run_python("actor", f"import os, signal; os.kill({pid}, signal.SIGKILL)")
@@ -137,6 +141,13 @@ def test_the_images_say_their_version_run_without_rights_and_the_controllers_is_
 def test_a_stock_client_outside_sees_healthy_groups_with_the_pair_for_health_alone(story: Story, role: str) -> None:
     assert story.health[role] == health_pb2.HealthCheckResponse.SERVING
     assert story.status_without_token[role] == grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize(("role", "port"), [("actor", 7001), ("critic", 7002)])
+def test_no_other_container_hears_more_than_the_services_port(story: Story, role: str, port: int) -> None:
+    reachable = {address for address in story.listening[role] if not is_loopback(address)}
+    assert len(story.listening[role]) > len(reachable), "the group's own store is on loopback"
+    assert {int(address.rpartition(":")[2]) for address in reachable} == {port}
 
 
 def test_a_rank_that_is_killed_restarts_its_own_container_alone(story: Story) -> None:
