@@ -158,7 +158,7 @@ def check_recipe(environment: Mapping[str, str], root: Path) -> None:
     file = root / RECIPE.relative_to("/")
     if not file.is_file():
         raise Refused(f"RECIPE={recipe or ''} is no file: expected the YAML configuration of a run")
-    check_readable(file, "RECIPE")
+    check_readable(file, "chmod a+r RECIPE")
 
 
 def check_volumes(role: str, environment: Mapping[str, str], root: Path) -> None:
@@ -166,12 +166,14 @@ def check_volumes(role: str, environment: Mapping[str, str], root: Path) -> None
     check_writable(root, "runs", "cache")
     needed = {"models": "MODEL_DIR", **({"data": "DATA_DIR"} if role == "controller" else {})}
     for folder, variable in needed.items():
-        check_readable(root / folder, variable, os.R_OK | os.X_OK)
+        check_readable(root / folder, f"chmod -R a+rX {variable}", os.R_OK | os.X_OK)
         is_own = bool(environment.get(variable))
         if not environment.get("RECIPE") and not (root / folder / "sort_letters").is_dir():
             raise Refused(f"/{folder} holds no sort_letters: start the service prepare, which fills this volume")
         if is_own and not any((root / folder).iterdir()):
             raise Refused(f"{variable}={environment[variable]} is empty: expected what RECIPE names under /{folder}")
+        if is_own:
+            warn_of_unreadable(root / folder, variable)
 
 
 def check_secrets(role: str, root: Path) -> None:
@@ -181,30 +183,38 @@ def check_secrets(role: str, root: Path) -> None:
         file = root / "secrets" / name
         if os.access(root / "secrets", os.X_OK) and not file.exists():
             raise Refused(f"/secrets/{name} is missing: start the service certs, or put it into SECRETS_DIR/{role}")
-        check_readable(file, f"SECRETS_DIR/{role}")
+        check_readable(file, f"chown -R {os.getuid()} SECRETS_DIR/{role}")
 
 
-def check_readable(path: Path, source: str, mode: int = os.R_OK) -> None:
-    """Refuses a file or folder that this container's user cannot read; `source` is where it comes from."""
+def check_readable(path: Path, remedy: str, mode: int = os.R_OK) -> None:
+    """Refuses a file or folder that this container's user cannot read; `remedy` is a command for the host."""
     if not os.access(path, mode):
-        raise Refused(f"cannot read {path}: {_owner(path)} {source}")
+        raise Refused(f"cannot read {_whose(path)}: {remedy}")
 
 
 def check_writable(root: Path, *folders: str) -> None:
     """Refuses volumes that this container's user cannot write to."""
     for folder in folders:
         if not os.access(root / folder, os.W_OK | os.X_OK):
-            source = "RUNS_DIR" if folder == "runs" else "the volume, or remove it (docker compose down -v)"
-            raise Refused(f"cannot write to {root / folder}: {_owner(root / folder)} {source}")
+            remedy = f"chown -R {os.getuid()} RUNS_DIR" if folder == "runs" else "remove the volume"
+            raise Refused(f"cannot write to {_whose(root / folder)}: {remedy} (docker compose down -v removes volumes)")
 
 
-def _owner(path: Path) -> str:
-    """Whose a path is, as far as this user can see, and the beginning of what would help."""
-    uid = os.getuid()
+def warn_of_unreadable(folder: Path, variable: str) -> None:
+    """Names one file that this container's user cannot read: libraries may say that it does not exist."""
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            if not os.access(Path(directory, name), os.R_OK):
+                return say(f"warning: cannot read {_whose(Path(directory, name))}: chmod -R a+rX {variable}")
+    return None
+
+
+def _whose(path: Path) -> str:
+    """A path that cannot be used, and whose it is, as far as this user can see."""
     nearest = next(one for one in (path, *path.parents) if os.access(one.parent, os.X_OK))  # stat needs its folder
-    status = nearest.stat()
-    owner = f"{'it' if nearest == path else nearest} belongs to uid {status.st_uid}, mode {status.st_mode & 0o7777:04o}"
-    return f"{owner}, and this container runs as uid {uid}: chown -R {uid}"
+    status = nearest.lstat()
+    owner = f"belongs to uid {status.st_uid}, mode {status.st_mode & 0o7777:04o}"
+    return f"{path} ({'it' if nearest == path else nearest} {owner}; this container runs as uid {os.getuid()})"
 
 
 def run_controller(run: Callable[[], int], pause_s: float = RESTART_PAUSE_S) -> int:

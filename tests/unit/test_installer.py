@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tools.driver import cuda_version
-from tools.install import choose_lock, holds, install_locks, is_another_lock
+from tools.install import choose_lock, holds, install_locks, is_another_lock, remove_installers
 from tools.installer import Installer, pip, pip_config, uv, uv_options
 
 UV = shutil.which("uv", path=sysconfig.get_path("scripts")) or shutil.which("uv")
@@ -165,6 +165,15 @@ def test_what_is_installed_is_compiled_also_where_python_must_not_write_bytecode
         "torch",
         "small",
     }
+
+
+def test_the_environment_of_an_image_keeps_what_was_installed_and_no_installer(venv: Path, locks: Path) -> None:
+    write_wheel(locks / "wheels", "small", "1.0")
+    wheels = ("--no-index", "--find-links", str(locks / "wheels"))
+    assert pip(venv / "bin" / "python").install(*wheels, "small")
+    remove_installers(venv / "bin" / "python")
+    assert installed(venv) == {"small": "1.0"}
+    assert list(venv.glob("lib/*/site-packages/pip")) == []
 
 
 @pytest.mark.parametrize(
