@@ -108,7 +108,7 @@ async def record(config: Config, actor_address: str, critic_address: str) -> Ses
         await asyncio.gather(actor.load_checkpoint(0), critic.load_checkpoint(0))
         session.runs.append([await ppo_step(actor, critic, step) for step in range(1, NUM_STEPS + 1)])
         session.digests.append(await digests(actor, critic))
-    session.refusals = await refusals(actor)
+    session.refusals = await refusals(actor, critic)
     await actor.update(slot(NUM_STEPS + 1), base_step=NUM_STEPS, advance_only=True)
     session.warm_up_digests = await digests(actor, critic)
     await asyncio.gather(actor.close(), critic.close())
@@ -137,8 +137,8 @@ async def ppo_step(actor: ActorClient, critic: CriticClient, step: int) -> Step:
     await actor.generate(here, SAMPLING, base_step=base)
     rows = await actor.get_batch(here, ["prompts", "responses", "rollout_log_probs"])
     await critic.put_batch(here, rows.select(["prompts", "responses"]))
-    await actor.compute_log_probs(here, actor_pb2.POLICY_MODEL_POLICY, base_step=base)
-    await actor.compute_log_probs(here, actor_pb2.POLICY_MODEL_REFERENCE, base_step=base)
+    await actor.compute_log_probs(here, base_step=base)
+    await actor.compute_ref_log_probs(here, base_step=base)
     await critic.compute_values(here, base_step=base)
     rows = rows.merge(await actor.get_batch(here, ["old_log_probs", "ref_log_probs"]))
     rows = rows.merge(await critic.get_batch(here, ["values"]))
@@ -153,8 +153,8 @@ async def ppo_step(actor: ActorClient, critic: CriticClient, step: int) -> Step:
     return Step(rows, trained.metrics, critic_trained.metrics)
 
 
-async def refusals(actor: ActorClient) -> dict[str, WireError]:
-    """Requests that the actor must refuse; afterwards its next slot is as after Generate."""
+async def refusals(actor: ActorClient, critic: CriticClient) -> dict[str, WireError]:
+    """Requests that must be refused; afterwards the actor's next slot is as after Generate."""
     here, base = slot(NUM_STEPS + 1), NUM_STEPS
     await actor.put_batch(here, prompts_of(1))
     found: dict[str, WireError] = {}
@@ -168,7 +168,7 @@ async def refusals(actor: ActorClient) -> dict[str, WireError]:
     bad = actor_pb2.SamplingParams(temperature=-1.0, top_p=1.0, max_response_length=4)
     await attempt("sampling", actor.generate(here, bad, base_step=base))
     await actor.generate(here, SAMPLING, base_step=base)
-    await attempt("model", actor.compute_log_probs(here, actor_pb2.POLICY_MODEL_UNSPECIFIED, base_step=base))
+    await attempt("reference", critic.compute_ref_log_probs(here, base_step=base))
     await attempt("columns", actor.update(here, base_step=base))
     return found
 
@@ -227,7 +227,7 @@ def test_a_warm_up_step_advances_the_actor_and_leaves_its_weights(session: Sessi
     ("name", "error", "sentence"),
     [
         ("sampling", InvalidArgument, "temperature must be 0 (greedy) or at least"),
-        ("model", InvalidArgument, "model must be POLICY or REFERENCE"),
+        ("reference", InvalidArgument, "the critic holds no reference: placement.reference is actor"),
         ("columns", WrongState, "Update needs advantages, ref_log_probs, which the slot lacks"),
     ],
 )
