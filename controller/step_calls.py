@@ -13,13 +13,16 @@ from controller.rollout.scoring import Scorer
 from controller.rollout.stream import RolloutStream
 from controller.tracking.step_record import StepRecord
 from controller.workers.actor_client import ActorClient
+from controller.workers.client import WorkerClient
 from controller.workers.command import CommandReply
 from controller.workers.critic_client import CriticClient
 from controller.workers.recovery import replay_if_clean
 from controller.workers.worker_groups import Workers
 from splitppo.batch import Batch, concatenate
 from splitppo.config import Config
-from splitppo.v1.actor_pb2 import POLICY_MODEL_POLICY, POLICY_MODEL_REFERENCE, PolicyModel
+
+AfterUpdate = Callable[[], Awaitable[None]]
+Compute = Callable[..., Awaitable[CommandReply]]
 
 
 @dataclass(eq=False)
@@ -43,6 +46,8 @@ class StepCalls:
         self._slot, self._base_step = self._stream.slot, self.record.step - 1
         self._no_columns = Batch(self.prompts.num_prompts * self.config.rollout.n, {})
         self._has_generated = asyncio.Event()
+        self._sent_to_critic: set[int] = set()  # parts of the slot
+        self._preparing_critic = asyncio.Lock()
 
     async def generate(self) -> Batch:
         """Actor: prompts and responses, n per prompt, ordered by prompt, then sample."""
@@ -56,7 +61,11 @@ class StepCalls:
         """Actor: log-probs of the responses under policy and rollout backend; no column where none is needed."""
         if not self._needs_old_log_probs():
             return self._no_columns
-        return await self._log_probs("old_log_prob", POLICY_MODEL_POLICY, ["old_log_probs", "rollout_log_probs"])
+        await self._has_generated.wait()
+        with self.record.timed("old_log_prob"):
+            reply = await self._actor.compute_log_probs(self._slot, base_step=self._base_step)
+        self.record.add_reply("actor", "old_log_prob", reply)
+        return await self._actor.get_batch(self._slot, ["old_log_probs", "rollout_log_probs"])
 
     def _needs_old_log_probs(self) -> bool:
         """One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones.
@@ -72,35 +81,50 @@ class StepCalls:
             or self.log_prob_check.is_due(self.record.step)
         )
 
-    async def ref_log_probs(self) -> Batch:
-        """The reference's host: log-probs of the responses under the reference; no column where KL is not used."""
-        if not self.config.uses_reference:
+    async def ref_log_probs(self, *, after_update: AfterUpdate) -> Batch:
+        """The reference's host: log-probs of the responses under the reference; no column where KL is not used.
+
+        `after_update` as in `values`, where the critic hosts the reference.
+        """
+        host = self.workers.reference
+        if host is None:
             return self._no_columns
-        return await self._log_probs("ref", POLICY_MODEL_REFERENCE, ["ref_log_probs"])
-
-    async def _log_probs(self, name: str, model: PolicyModel, columns: list[str]) -> Batch:
+        if host is self._critic:
+            return await self._by_critic(host, "ref", host.compute_ref_log_probs, "ref_log_probs", after_update)
         await self._has_generated.wait()
-        with self.record.timed(name):
-            reply = await self._actor.compute_log_probs(self._slot, model, base_step=self._base_step)
-        self.record.add_reply("actor", name, reply)
-        return await self._actor.get_batch(self._slot, columns)
+        with self.record.timed("ref"):
+            reply = await host.compute_ref_log_probs(self._slot, base_step=self._base_step)
+        self.record.add_reply(host.role, "ref", reply)
+        return await host.get_batch(self._slot, ["ref_log_probs"])
 
-    async def values(self, *, after: Callable[[], Awaitable[None]]) -> Batch:
+    async def values(self, *, after_update: AfterUpdate) -> Batch:
         """Critic: values of the states before each response token; no column without a critic.
 
-        `after` must be done before values are computed; the rows are sent meanwhile.
+        Values are computed after `after_update`, which waits for the critic's update of the step before; the rows are
+        sent meanwhile.
         """
-        critic, values = self._critic, []
+        critic = self._critic
         if critic is None:
             return self._no_columns
+        return await self._by_critic(critic, "values", critic.compute_values, "values", after_update)
+
+    async def _by_critic(
+        self, critic: WorkerClient, name: str, compute: Compute, column: str, after_update: AfterUpdate
+    ) -> Batch:
+        """A column that the critic's group computes, for each group of prompts as soon as its rows are there."""
+        parts = []
         for group in self._stream.groups:
-            await critic.put_batch(group.slot, await group.rollouts())
-            await after()
-            with self.record.timed("values"):
-                reply = await critic.compute_values(group.slot, base_step=self._base_step)
-                values.append(await critic.get_batch(group.slot, ["values"]))
-            self.record.add_reply("critic", "values", reply)
-        return concatenate(values)
+            rollouts = await group.rollouts()
+            async with self._preparing_critic:  # values and the reference's log-probs need the same rows
+                if group.slot.part not in self._sent_to_critic:
+                    await critic.put_batch(group.slot, rollouts)
+                    self._sent_to_critic.add(group.slot.part)
+                await after_update()
+            with self.record.timed(name):
+                reply = await compute(group.slot, base_step=self._base_step)
+                parts.append(await critic.get_batch(group.slot, [column]))
+            self.record.add_reply(critic.role, name, reply)
+        return concatenate(parts)
 
     async def scores(self) -> ScoredResponses:
         """Reward processes: a score for each response."""
@@ -121,7 +145,8 @@ class StepCalls:
     async def update_actor(self, experience: Experience) -> None:
         """Actor: one PPO update of the policy; in the critic's warm-up only the step advances."""
         warming_up = self._critic is not None and self.record.step <= self.config.critic.warmup_steps
-        columns = None if warming_up else experience.actor_columns
+        lacks_reference = self.config.actor.use_kl_loss and self.workers.reference is not self._actor
+        columns = None if warming_up else experience.actor_columns(lacks_reference=lacks_reference)
         await self._update(self._actor, partial(self._actor.update, advance_only=warming_up), columns)
 
     async def update_critic(self, experience: Experience) -> None:

@@ -81,8 +81,8 @@ class Trainer:
             self.schedule,
             calls.generate,  # hands on each group of prompts when its last response has ended
             calls.old_log_probs,  # actor, where the update cannot have them itself
-            calls.ref_log_probs,  # whichever group hosts the reference
-            lambda: calls.values(after=self.join_critic),  # critic, once its update of the step before is done
+            lambda: calls.ref_log_probs(after_update=self.join_critic),  # whichever group hosts the reference
+            lambda: calls.values(after_update=self.join_critic),  # critic, once its update of the step before is done
             calls.scores,
         )
         record = calls.record

@@ -53,7 +53,7 @@ def make_run(run_dir: Path, *, at_step: int = 0, validates: bool = False, **chan
     actor, critic, scorer = FakeActor(log), FakeCritic(log), FakeScorer(log)
     actor.committed_step = critic.committed_step = at_step
     prompts = make_prompts(config)
-    workers = Workers(actor, critic if config.uses_critic else None)
+    workers = Workers.of(config, actor, critic if config.uses_critic else None)
     recorder = Recorder(config, run_dir, plain_display())
     recorder.restart_at(at_step, workers.clients, None)
     store = CheckpointStore(run_dir / "checkpoints")

@@ -27,7 +27,7 @@ from controller.workers.critic_client import CriticClient
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, concatenate
 from splitppo.config import Config
 from splitppo.config.load import validate
-from splitppo.v1.actor_pb2 import POLICY_MODEL_POLICY, PolicyModel, SamplingParams
+from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, SLOT_KIND_EXPERIENCE, Slot
 
 NUM_PROMPTS = 6
@@ -193,6 +193,18 @@ class FakeClient(WorkerClient):
         reply = await self._run("save_checkpoint", base_step, base_step, lambda: None)
         return replace(reply, manifest_sha256=f"{self.role} {base_step}")
 
+    async def compute_ref_log_probs(self, slot: Slot, *, base_step: int) -> CommandReply:
+        return await self._compute("ref_log_probs", -0.2, slot, base_step)
+
+    async def _compute(self, column: str, scale: float, slot: Slot, base_step: int) -> CommandReply:
+        """Adds a column, a function of the tokens; the call has its name."""
+
+        def compute() -> None:
+            rows = [scale * row for row in self._slot(slot)["responses"].rows()]
+            self._add(slot, Batch.from_rows(**{column: rows}))
+
+        return await self._run(column, slot.step, base_step, compute)
+
     async def _run(
         self,
         name: str,
@@ -291,14 +303,8 @@ class FakeActor(FakeClient, ActorClient):
         sampled = [-0.1 * row + self.rollout_offsets.get(step, 0.0) for row in responses]
         return Batch.from_rows(prompts=prompts, responses=responses, rollout_log_probs=sampled)
 
-    async def compute_log_probs(self, slot: Slot, model: PolicyModel, *, base_step: int) -> CommandReply:
-        column, scale = ("old_log_probs", -0.1) if model == POLICY_MODEL_POLICY else ("ref_log_probs", -0.2)
-
-        def compute() -> None:
-            rows = [scale * row for row in self._slot(slot)["responses"].rows()]
-            self._add(slot, Batch.from_rows(**{column: rows}))
-
-        return await self._run(column, slot.step, base_step, compute)
+    async def compute_log_probs(self, slot: Slot, *, base_step: int) -> CommandReply:
+        return await self._compute("old_log_probs", -0.1, slot, base_step)
 
     async def update(self, slot: Slot, *, base_step: int, advance_only: bool = False) -> CommandReply:
         self.updates.append((slot.step, advance_only))
@@ -313,11 +319,7 @@ class FakeCritic(FakeClient, CriticClient):
     role = "critic"
 
     async def compute_values(self, slot: Slot, *, base_step: int) -> CommandReply:
-        def compute() -> None:
-            rows = [0.25 * row for row in self._slot(slot)["responses"].rows()]
-            self._add(slot, Batch.from_rows(values=rows))
-
-        return await self._run("values", slot.step, base_step, compute)
+        return await self._compute("values", 0.25, slot, base_step)
 
     async def update(self, slot: Slot, *, base_step: int) -> CommandReply:
         return await self._run(

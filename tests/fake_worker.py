@@ -13,7 +13,15 @@ from controller.workers.client import Caller
 from splitppo.batch import Batch
 from splitppo.rpc.codec import encode_messages, receive_batch
 from splitppo.rpc.errors import WireError, abort
-from splitppo.v1 import actor_pb2, actor_pb2_grpc, batch_pb2, critic_pb2_grpc, worker_pb2, worker_pb2_grpc
+from splitppo.v1 import (
+    actor_pb2,
+    actor_pb2_grpc,
+    batch_pb2,
+    critic_pb2_grpc,
+    reference_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 
 SLOT = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=5)
 CALLER = Caller(run_id="run", epoch=2, config_digest="d" * 64, nonce="nonce")
@@ -39,7 +47,10 @@ async def succeed(worker: "FakeWorker", request: Any, context: Any) -> Events:
 
 @dataclass
 class FakeWorker(
-    worker_pb2_grpc.WorkerServiceServicer, actor_pb2_grpc.ActorServiceServicer, critic_pb2_grpc.CriticServiceServicer
+    worker_pb2_grpc.WorkerServiceServicer,
+    actor_pb2_grpc.ActorServiceServicer,
+    critic_pb2_grpc.CriticServiceServicer,
+    reference_pb2_grpc.ReferenceServiceServicer,
 ):
     """Answers commands by script: one entry per attempt, the last one from then on."""
 
@@ -87,7 +98,7 @@ class FakeWorker(
         async for event in script(self, request, context):
             yield event
 
-    Generate = ComputeLogProbs = ComputeValues = Update = _command
+    Generate = ComputeLogProbs = ComputeRefLogProbs = ComputeValues = Update = _command
     SaveCheckpoint = LoadCheckpoint = ComputeWeightsDigest = _command
 
 

@@ -13,7 +13,7 @@ from services.runtime.context import RankContext
 from services.runtime.role import CommandProgress, Outcome, Role
 from splitppo.batch import Batch
 from splitppo.config import Config
-from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, worker_pb2
 from tests.models import VOCABULARY
 
 N_SAMPLES = 3
@@ -70,7 +70,7 @@ def call(role: Role, method: str, request: Any, batch: Batch, report: RecordedPr
     """What a service does with a command on one rank."""
     entry = next(entry for entry in role.commands() if entry.method == method)
     wanted = [*entry.columns, *(name for name in entry.optional_columns if name in batch)]
-    assert entry.prepare is not None
+    entry.check(request)
     return entry.run(request, entry.prepare(request, batch.select(wanted)), report or RecordedProgress())
 
 
@@ -85,8 +85,15 @@ def update_request(step: int = 1, **changes: Any) -> actor_pb2.ActorUpdateReques
     return actor_pb2.ActorUpdateRequest(slot=slot, **changes)
 
 
-def log_probs_request(model: actor_pb2.PolicyModel = actor_pb2.POLICY_MODEL_POLICY) -> actor_pb2.ComputeLogProbsRequest:
-    return actor_pb2.ComputeLogProbsRequest(model=model)
+def log_probs_request() -> actor_pb2.ComputeLogProbsRequest:
+    return actor_pb2.ComputeLogProbsRequest()
+
+
+def ref_log_probs(role: Role, batch: Batch, report: RecordedProgress | None = None) -> Batch:
+    """What ComputeRefLogProbs adds to a batch."""
+    computed = call(role, "ComputeRefLogProbs", reference_pb2.ComputeRefLogProbsRequest(), batch, report).columns
+    assert computed is not None
+    return computed
 
 
 def prompts(num_prompts: int = 4) -> Batch:

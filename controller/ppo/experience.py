@@ -49,10 +49,10 @@ class Experience:
         """Prompt and response tokens."""
         return len(self.batch["prompts"].values) + len(self.batch["responses"].values)
 
-    @property
-    def actor_columns(self) -> Batch:
-        """What the actor's update needs beside what the actor has."""
-        return self._present("advantages", "response_mask", "rollout_is_weights")
+    def actor_columns(self, *, lacks_reference: bool = False) -> Batch:
+        """What the actor's update needs beside what the actor has; it may lack the log-probs of the reference."""
+        reference = ("ref_log_probs",) if lacks_reference else ()
+        return self._present("advantages", "response_mask", "rollout_is_weights", *reference)
 
     @property
     def critic_columns(self) -> Batch:

@@ -31,7 +31,7 @@ MUTABLE_KEYS = {
     *(f"{role}.{key}" for role in ("actor", "critic") for key in _OF_A_MODEL),
     "rollout.max_batch_size",
     *(f"reward.{key}" for key in ("num_workers", "timeout_s", "num_examine")),
-    *("evaluation", "checkpoint", "tracking", "services", "debug"),
+    *("placement", "evaluation", "checkpoint", "tracking", "services", "debug"),
 }
 
 

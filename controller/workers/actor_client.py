@@ -1,4 +1,4 @@
-"""The actor as the controller calls it: policy, rollouts and reference."""
+"""The actor as the controller calls it: policy and rollouts."""
 
 from collections.abc import Callable
 
@@ -49,12 +49,9 @@ class ActorClient(WorkerClient):
         check_policy(reply.policy_version)
         return reply
 
-    async def compute_log_probs(
-        self, slot: batch_pb2.Slot, model: actor_pb2.PolicyModel, *, base_step: int
-    ) -> CommandReply:
-        """Adds old_log_probs (policy) or ref_log_probs (reference) to the slot."""
-        request = actor_pb2.ComputeLogProbsRequest(slot=slot, model=model)
-        return await self._slot_command("ComputeLogProbs", request, base_step, model)
+    async def compute_log_probs(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
+        """Adds old_log_probs to the slot."""
+        return await self._slot_command("ComputeLogProbs", actor_pb2.ComputeLogProbsRequest(slot=slot), base_step)
 
     async def update(self, slot: batch_pb2.Slot, *, base_step: int, advance_only: bool = False) -> CommandReply:
         """One PPO update, which commits the slot's step; with `advance_only` the weights stay."""

@@ -1,4 +1,4 @@
-"""A worker of any role, as the controller calls it: handshake, batches, checkpoints; one method per RPC."""
+"""A worker of any role, as the controller calls it: handshake, batches, checkpoints, reference; one method per RPC."""
 
 import asyncio
 import operator
@@ -29,7 +29,7 @@ from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.rpc.errors import Internal, Place, Unauthenticated, Unavailable, WrongState, WrongStep, error_from_rpc
 from splitppo.rpc.request_id import PROTOCOL_VERSION, request_id
 from splitppo.rpc.software_version import why_versions_differ
-from splitppo.v1 import batch_pb2, worker_pb2, worker_pb2_grpc
+from splitppo.v1 import batch_pb2, reference_pb2, reference_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 T = TypeVar("T")
 
@@ -113,6 +113,7 @@ class WorkerClient:
         self._channel = credentials.channel(address)
         self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._role = self.role_service(self._channel)
+        self._reference = reference_pb2_grpc.ReferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
         # The batch streams, with messages that the codec serialises and parses.
         self._put_parts = self._channel.stream_unary(
             f"{_WORKER_SERVICE}/PutBatch", None, worker_pb2.PutBatchResponse.FromString
@@ -258,13 +259,24 @@ class WorkerClient:
         reply = await self._command(self._worker, "ComputeWeightsDigest", request, base_step, base_step)
         return reply.weights_sha256
 
+    async def compute_ref_log_probs(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
+        """Adds ref_log_probs to the slot, where this group hosts the reference."""
+        request = reference_pb2.ComputeRefLogProbsRequest(slot=slot)
+        return await self._slot_command("ComputeRefLogProbs", request, base_step, service=self._reference)
+
     async def _slot_command(
-        self, method: str, request: Any, base_step: int, *parts: str | int, on_part: PartCallback = lambda _: None
+        self,
+        method: str,
+        request: Any,
+        base_step: int,
+        *,
+        service: Any = None,
+        on_part: PartCallback = lambda _: None,
     ) -> CommandReply:
-        """A command of the role's own service on the slot that its request names; else as `_command`."""
-        slot = request.slot
-        parts = (slot.kind, slot.part, *parts)
-        return await self._command(self._role, method, request, slot.step, base_step, *parts, on_part=on_part)
+        """A command on the slot that its request names, of the role's own service by default; else as `_command`."""
+        slot, service = request.slot, self._role if service is None else service
+        parts = (slot.kind, slot.part)
+        return await self._command(service, method, request, slot.step, base_step, *parts, on_part=on_part)
 
     async def _command(
         self,

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from controller.workers.actor_client import ActorClient
 from controller.workers.client import Caller, WorkerClient
@@ -30,10 +30,21 @@ MIN_GRACE_S = 10.0
 
 @dataclass(frozen=True)
 class Workers:
-    """The groups that a run trains with; estimators without values have no critic."""
+    """The groups that a run trains with; estimators without values have no critic.
+
+    Attributes:
+        reference: whichever of them hosts the reference; None where KL is not used.
+    """
 
     actor: ActorClient
     critic: CriticClient | None
+    reference: ActorClient | CriticClient | None
+
+    @classmethod
+    def of(cls, config: Config, actor: ActorClient, critic: CriticClient | None) -> Self:
+        """The groups, with the host of the reference that the configuration names."""
+        hosts: dict[RoleName | None, ActorClient | CriticClient | None] = {"actor": actor, "critic": critic}
+        return cls(actor, critic, hosts.get(config.reference_host))
 
     @property
     def clients(self) -> Sequence[ActorClient | CriticClient]:
@@ -91,7 +102,8 @@ class WorkerGroups:
         self._caller = replace(self._caller, connection=self._caller.connection + 1)
         callers = {role: replace(self._caller, config_digest=worker_digest(self._config, role)) for role in addresses}
         shared = (self._limits, self._on_progress, self._credentials)
-        self._workers = Workers(
+        self._workers = Workers.of(
+            self._config,
             ActorClient(addresses["actor"], callers["actor"], *shared),
             CriticClient(addresses["critic"], callers["critic"], *shared) if "critic" in addresses else None,
         )

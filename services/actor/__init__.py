@@ -1,1 +1,1 @@
-"""The actor: policy, frozen reference and rollout backend."""
+"""The actor: policy and rollout backend; by default it hosts the frozen reference."""

@@ -1,4 +1,4 @@
-"""The actor: the policy in training, its frozen reference and the rollout backend, as commands of a service.
+"""The actor: the policy in training, the rollout backend and, where placed here, the frozen reference, as commands.
 
 Every command runs on every rank at the same time, each with its own rows; their results are gathered.
 """
@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from services.actor.losses import actor_loss
-from services.engine.frozen_model import FrozenModel
 from services.engine.memory_metrics import memory_metrics
 from services.engine.model.forward import policy_forward
-from services.engine.train_engine import TrainEngine
+from services.roles.frozen_reference import FrozenReference
 from services.roles.trained_role import TrainedRole
 from services.rollout.backends import BACKENDS
 from services.rollout.generation import Generation
@@ -24,12 +23,13 @@ from splitppo.batch import Batch
 from splitppo.rpc.errors import WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
 
-_POLICY, _REFERENCE = actor_pb2.POLICY_MODEL_POLICY, actor_pb2.POLICY_MODEL_REFERENCE
-_COLUMN_OF = {_POLICY: "old_log_probs", _REFERENCE: "ref_log_probs"}
-
 
 class ActorRole:
-    """Behind ActorService; see `services.runtime.role.Role`. ValueError: a model cannot be loaded."""
+    """Behind ActorService and ReferenceService; see `services.runtime.role.Role`.
+
+    Raises:
+        ValueError: a model cannot be loaded.
+    """
 
     role = worker_pb2.ROLE_ACTOR
 
@@ -40,21 +40,19 @@ class ActorRole:
         self._forward, loss = policy_forward(config.rollout.temperature), actor_loss(config.actor)
         self._trained = TrainedRole(context, config.actor, kind="policy", forward=self._forward, loss=loss)
         self._policy = self._trained.engine
-        self._models: dict[int, TrainEngine | FrozenModel] = {_POLICY: self._policy}
-        if config.uses_reference:
-            self._models[_REFERENCE] = FrozenModel(config.actor, device=context.device)
+        self._reference = FrozenReference(context, before=lambda: self._generation.suspend())
         self._generation = Generation(context, self._policy)
         self.num_parameters, self.model = self._policy.num_parameters, self._policy.architecture
         self.check_checkpoint = self._policy.check_checkpoint
 
     def commands(self) -> Sequence[Command]:
-        """Generate, ComputeLogProbs, Update."""
+        """Generate, ComputeLogProbs, ComputeRefLogProbs, Update."""
         compute_log_probs = Command(
             "ComputeLogProbs",
             actor_pb2.ComputeLogProbsRequest,
             self.compute_log_probs,
             columns=("prompts", "responses"),
-            prepare=self._prepare_compute_log_probs,
+            prepare=self._trained.prepare_forward,
             shard=shard_by_tokens,
         )
         update = Command(
@@ -67,16 +65,15 @@ class ActorRole:
             shard=shard_by_mini_batch,
             commits=True,
         )
-        return (self._generation.command(), compute_log_probs, update)
+        return (self._generation.command(), compute_log_probs, self._reference.command(), update)
 
     def compute_log_probs(
-        self, request: actor_pb2.ComputeLogProbsRequest, batch: Batch, progress: CommandProgress
+        self, _request: actor_pb2.ComputeLogProbsRequest, batch: Batch, progress: CommandProgress
     ) -> Outcome:
-        """Log-probs of the responses under the policy (old_log_probs) or the reference (ref_log_probs)."""
+        """Log-probs of the responses under the policy."""
         self._generation.suspend()
-        model, column = self._models[request.model], _COLUMN_OF[request.model]
-        computed = model.compute(batch, self._forward, outputs=("log_probs",), progress=progress)
-        return Outcome(columns=Batch(batch.num_rows, {column: computed["log_probs"]}))
+        computed = self._policy.compute(batch, self._forward, outputs=("log_probs",), progress=progress)
+        return Outcome(columns=Batch(batch.num_rows, {"old_log_probs": computed["log_probs"]}))
 
     def update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
         """One PPO update: all mini-batches of all epochs. In critic warm-up nothing but the step advances."""
@@ -98,13 +95,6 @@ class ActorRole:
     def compute_weights_digest(self) -> str:
         self._generation.suspend()
         return self._policy.compute_weights_digest()
-
-    def _prepare_compute_log_probs(self, request: actor_pb2.ComputeLogProbsRequest, batch: Batch) -> Batch:
-        if request.model not in _COLUMN_OF:
-            raise ValueError(f"model must be POLICY or REFERENCE, got {request.model}")
-        if request.model not in self._models:
-            raise ValueError("this actor holds no reference: neither algorithm.use_kl_in_reward nor actor.use_kl_loss")
-        return self._trained.prepare_forward(request, batch)
 
     def _prepare_update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch) -> Batch:
         if request.advance_only:

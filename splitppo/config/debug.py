@@ -28,6 +28,10 @@ POINTS: Mapping[str, str] = {
     "actor.generate": "token boundary of a generation",
     "actor.generate.part": "the rank has handed on its rows of a part of a streamed generation",
     "actor.compute_log_probs": "micro-batch boundary of log-probs",
+    **{
+        f"{role}.compute_ref_log_probs": "micro-batch boundary of log-probs of the reference, where this group hosts it"
+        for role in ("actor", "critic")
+    },
     "critic.compute_values": "micro-batch boundary of values",
     **{f"controller.{role}.{point}": what for role in ("actor", "critic") for point, what in _OF_A_CLIENT.items()},
     "controller.actor.generate": "a progress event of a generation has come",

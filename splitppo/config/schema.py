@@ -14,6 +14,7 @@ from splitppo.config.data import DataConfig
 from splitppo.config.debug import DebugConfig
 from splitppo.config.evaluation import EvaluationConfig
 from splitppo.config.models import ActorConfig, CriticConfig, TrainedModelConfig
+from splitppo.config.placement import PlacementConfig
 from splitppo.config.reward import RewardConfig
 from splitppo.config.rollout import RolloutConfig
 from splitppo.config.run import RunConfig
@@ -32,6 +33,7 @@ class Config(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     actor: ActorConfig
     critic: CriticConfig = CriticConfig()
+    placement: PlacementConfig = PlacementConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -53,6 +55,13 @@ class Config(Section):
     def uses_reference(self) -> bool:
         """A reference exists iff KL is used, in the reward or in the loss."""
         return self.algorithm.use_kl_in_reward or self.actor.use_kl_loss
+
+    @property
+    def reference_host(self) -> RoleName | None:
+        """The role whose group holds the reference; None where there is no reference."""
+        if not self.uses_reference:
+            return None
+        return "critic" if self.placement.reference == "critic" else "actor"
 
     @property
     def roles(self) -> tuple[RoleName, ...]:
@@ -77,17 +86,30 @@ class Config(Section):
         """Fills the defaults that come from another section, so that the resolved config shows them."""
         if not isinstance(tree, dict):
             return tree
-        given = {"critic": {}, "rollout": {}} | {name: section for name, section in tree.items() if section}
-        names = ("actor", "critic", "data", "rollout")
+        given = {"critic": {}, "rollout": {}, "placement": {}} | {
+            name: section for name, section in tree.items() if section
+        }
+        names = ("actor", "critic", "data", "rollout", "placement")
         sections = {name: dict(given[name]) for name in names if isinstance(given.get(name), dict)}
-        actor, critic, data, rollout = (sections.get(name, {}) for name in names)
+        actor, critic, data, rollout, placement = (sections.get(name, {}) for name in names)
         _fill(actor, "ppo_mini_batch_size", data.get("train_batch_size"))
         _fill(critic, "ppo_mini_batch_size", actor["ppo_mini_batch_size"])
         critic["model"] = critic.get("model") or actor.get("model", "")
         _fill(data, "tokenizer", actor.get("model"))
         _fill(rollout, "check_freq", 0 if rollout.get("backend", "hf") == "hf" else 1)
         _fill(rollout, "max_log_prob_diff", 1e-3 if actor.get("dtype", "fp32") == "fp32" else 2.0)
+        if placement.get("reference", "auto") == "auto":
+            placement["reference"] = "actor"
         return {**tree, **sections}
+
+    @model_validator(mode="after")
+    def _the_reference_has_a_group(self) -> "Config":
+        if self.placement.reference == "critic" and not self.uses_critic:
+            raise ValueError(
+                f"placement.reference is critic, but algorithm.adv_estimator {self.algorithm.adv_estimator} needs no"
+                " values and starts no critic: set placement.reference to actor, or take an estimator with a critic"
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_share_no_gpu(self) -> "Config":

@@ -24,5 +24,8 @@ def worker_digest(config: Config, role: RoleName) -> str:
     if role == "actor":
         sections["rollout"] = config.rollout.model_dump(mode="json", exclude=_CONTROLLERS)
         sections["data.tokenizer"] = config.data.tokenizer
-        sections["reference"] = config.uses_reference
+        sections["reference"] = config.reference_host == role
+    elif config.reference_host == role:
+        sections["actor"] = config.actor.model_dump(mode="json")
+        sections["rollout.temperature"] = config.rollout.temperature
     return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()

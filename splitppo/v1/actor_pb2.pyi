@@ -1,21 +1,11 @@
 from splitppo.v1 import batch_pb2 as _batch_pb2
 from splitppo.v1 import worker_pb2 as _worker_pb2
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class PolicyModel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    POLICY_MODEL_UNSPECIFIED: _ClassVar[PolicyModel]
-    POLICY_MODEL_POLICY: _ClassVar[PolicyModel]
-    POLICY_MODEL_REFERENCE: _ClassVar[PolicyModel]
-POLICY_MODEL_UNSPECIFIED: PolicyModel
-POLICY_MODEL_POLICY: PolicyModel
-POLICY_MODEL_REFERENCE: PolicyModel
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "max_response_length")
@@ -42,14 +32,12 @@ class GenerateRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., num_parts: _Optional[int] = ...) -> None: ...
 
 class ComputeLogProbsRequest(_message.Message):
-    __slots__ = ("header", "slot", "model")
+    __slots__ = ("header", "slot")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
     header: _worker_pb2.CommandHeader
     slot: _batch_pb2.Slot
-    model: PolicyModel
-    def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ..., model: _Optional[_Union[PolicyModel, str]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ...) -> None: ...
 
 class ActorUpdateRequest(_message.Message):
     __slots__ = ("header", "slot", "advance_only")

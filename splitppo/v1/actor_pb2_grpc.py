@@ -65,7 +65,7 @@ class ActorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ComputeLogProbs(self, request, context):
-        """Log-probabilities of the responses under the policy or the reference; adds old_log_probs or ref_log_probs.
+        """Log-probabilities of the responses under the policy; adds old_log_probs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -16,13 +16,14 @@ import numpy as np
 from google.protobuf.message import Message
 
 from splitppo.batch import Batch
-from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, worker_pb2
 from tests.batch_streams import encode
 from tests.models import POSITIONS, VOCABULARY
 
 Role = Literal["actor", "critic"]
 Rows = dict[str, list[Any]]
 ACTOR, CRITIC = "/splitppo.v1.ActorService", "/splitppo.v1.CriticService"
+REF_LOG_PROBS = "/splitppo.v1.ReferenceService/ComputeRefLogProbs"  # of whichever group hosts it; here each does
 MAX_RESPONSE_LENGTH = 8
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 
@@ -30,6 +31,7 @@ NOT_FINITE = (math.nan, math.inf, -math.inf)
 _COLUMNS = {
     "Generate": ("seeds",),
     "ComputeLogProbs": ("responses",),
+    "ComputeRefLogProbs": ("responses",),
     "ComputeValues": ("responses",),
     f"{ACTOR}/Update": ("advantages", "responses", "old_log_probs", "ref_log_probs", "rollout_is_weights"),
     f"{CRITIC}/Update": ("returns", "responses", "values"),
@@ -63,14 +65,17 @@ class Case:
 def make_case(draw: random.Random, role: Role, header: worker_pb2.CommandHeader, committed_step: int) -> Case:
     """Any command of a role, whose header is in order."""
     methods = (f"{ACTOR}/Generate", f"{ACTOR}/ComputeLogProbs", f"{ACTOR}/Update")
-    method = draw.choice(methods if role == "actor" else (f"{CRITIC}/ComputeValues", f"{CRITIC}/Update"))
+    own = methods if role == "actor" else (f"{CRITIC}/ComputeValues", f"{CRITIC}/Update")
+    method = draw.choice((*own, REF_LOG_PROBS))
     if method.endswith("Update"):
         return _update(draw, method, header, committed_step)
     rows = _rows(draw, method)
     what = draw.choice(list(_FAULTS)) if draw.random() < 0.5 else ""
     slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=committed_step, part=draw.randrange(1 << 31))
-    make = {"Generate": _generate, "ComputeLogProbs": _compute_log_probs, "ComputeValues": _compute_values}
-    request, how = make[method.rpartition("/")[2]](draw, header, slot, may_be_wrong=not what)
+    if method.endswith("Generate"):
+        request, how = _generate(draw, header, slot, may_be_wrong=not what)
+    else:
+        request, how = _compute(method, header, slot), ""
     if what:
         _FAULTS[what](draw, rows)
     return Case(method, what or how, _batches(draw, rows, request.slot), request)
@@ -81,15 +86,16 @@ def command_requests(
 ) -> dict[str, Message]:
     """A request for each command of a role, that works on whatever its slot holds."""
     if role == "critic":
+        values = f"{CRITIC}/ComputeValues"
         return {
-            f"{CRITIC}/ComputeValues": critic_pb2.ComputeValuesRequest(header=header, slot=slot),
+            **{method: _compute(method, header, slot) for method in (values, REF_LOG_PROBS)},
             f"{CRITIC}/Update": critic_pb2.CriticUpdateRequest(header=header, slot=slot),
         }
     generate, _ = _generate(draw, header, slot)
-    compute, _ = _compute_log_probs(draw, header, slot)
+    log_probs = f"{ACTOR}/ComputeLogProbs"
     return {
         f"{ACTOR}/Generate": generate,
-        f"{ACTOR}/ComputeLogProbs": compute,
+        **{method: _compute(method, header, slot) for method in (log_probs, REF_LOG_PROBS)},
         f"{ACTOR}/Update": actor_pb2.ActorUpdateRequest(header=header, slot=slot),
     }
 
@@ -114,20 +120,14 @@ def _generate(
     return request, wrong
 
 
-def _compute_log_probs(
-    draw: random.Random, header: worker_pb2.CommandHeader, slot: batch_pb2.Slot, *, may_be_wrong: bool = True
-) -> tuple[Any, str]:
-    model = draw.choice((1, 2))
-    if wrong := may_be_wrong and draw.random() < 0.3:
-        model = draw.choice((0, 3, 99, -1, (1 << 31) - 1))
-    request = actor_pb2.ComputeLogProbsRequest(header=header, slot=slot, model=model)
-    return request, "model" if wrong else ""
-
-
-def _compute_values(
-    draw: random.Random, header: worker_pb2.CommandHeader, slot: batch_pb2.Slot, *, may_be_wrong: bool = True
-) -> tuple[Any, str]:
-    return critic_pb2.ComputeValuesRequest(header=header, slot=slot), ""
+def _compute(method: str, header: worker_pb2.CommandHeader, slot: batch_pb2.Slot) -> Any:
+    """A request with nothing but header and slot."""
+    kind: Any = {
+        f"{ACTOR}/ComputeLogProbs": actor_pb2.ComputeLogProbsRequest,
+        f"{CRITIC}/ComputeValues": critic_pb2.ComputeValuesRequest,
+        REF_LOG_PROBS: reference_pb2.ComputeRefLogProbsRequest,
+    }[method]
+    return kind(header=header, slot=slot)
 
 
 def _update(draw: random.Random, method: str, header: worker_pb2.CommandHeader, committed_step: int) -> Case:

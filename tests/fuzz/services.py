@@ -1,4 +1,4 @@
-"""The services that are fuzzed: the real actor and the real critic, each on one rank, with a tiny model."""
+"""The services that are fuzzed: the real actor and the real critic, each on one rank, tiny, and with the reference."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def running(role: Role, folder: Path) -> Iterator[Service]:
         "run": {"dir": str(run_dir), "total_steps": 3},
         "data": {"train_files": "unused", "train_batch_size": 4, "max_response_length": MAX_RESPONSE_LENGTH},
         "algorithm": {"use_kl_in_reward": True},
+        "placement": {"reference": role},
         "actor": {"model": str(policy), "ppo_mini_batch_size": 1},
         "critic": {"model": str(value), "ppo_mini_batch_size": 1},
         "services": {**BOUNDS, "security": token_only(folder)},

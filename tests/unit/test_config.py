@@ -67,3 +67,22 @@ def test_critic_and_reference_exist_where_they_are_used(
     config = load(tmp_path, *overrides)
 
     assert (config.uses_critic, config.uses_reference) == (critic, reference)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "placed", "host"),
+    [
+        ([], "actor", None),
+        (["actor.use_kl_loss=true"], "actor", "actor"),
+        (["actor.use_kl_loss=true", "placement.reference=auto"], "actor", "actor"),
+        (["actor.use_kl_loss=true", "placement.reference=critic"], "critic", "critic"),
+        (["placement.reference=critic"], "critic", None),
+    ],
+)
+def test_the_reference_is_placed_once_and_written_as_resolved(
+    tmp_path: Path, overrides: list[str], placed: str, host: str | None
+) -> None:
+    config = load(tmp_path, *overrides)
+
+    assert (config.placement.reference, config.reference_host) == (placed, host)
+    assert f"reference: {placed}\n" in dump_config(config)

@@ -72,11 +72,21 @@ from tests.configs import MINIMAL, mistake
         ("algorithm.rollout_correction={bypass_mode: true}", "unknown key 'algorithm.rollout_correction.bypass_mode'"),
         ("rollout.temperature=0.001", "key 'rollout.temperature': input should be greater than or equal to 0.01"),
         ("evaluation.temperature=1e-38", "key 'evaluation.temperature': expected 0 (greedy) or at least 0.01"),
+        (
+            "placement.reference=learner",
+            "key 'placement.reference': input should be 'actor', 'critic' or 'auto', got 'learner'",
+        ),
         ("evaluation.min_accuracy=2", "key 'evaluation.min_accuracy': input should be less than or equal to 1, got 2"),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_the_key(tmp_path: Path, override: str, sentence: str) -> None:
     assert mistake(tmp_path, override).startswith(sentence)
+
+
+def test_a_reference_on_a_group_that_is_not_started_is_refused_with_both_keys(tmp_path: Path) -> None:
+    sentence = mistake(tmp_path, "placement.reference=critic", "algorithm.adv_estimator=grpo")
+
+    assert sentence.startswith("placement.reference is critic, but algorithm.adv_estimator grpo needs no values")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,35 @@ def test_what_shapes_a_worker_changes_its_digest_and_no_others(
     assert (worker_digest(before, "critic") != worker_digest(after, "critic")) is critic_changes
 
 
+@pytest.mark.parametrize(
+    ("override", "actor_changes", "critic_changes"),
+    [
+        ("placement.reference=actor", True, True),
+        ("actor.model=other", True, True),
+        ("rollout.temperature=0.5", True, True),
+        ("rollout.top_k=5", True, False),
+        ("critic.lr=1", False, True),
+        ("algorithm.use_kl_in_reward=true", False, False),
+    ],
+)
+def test_the_reference_shapes_the_group_that_hosts_it(
+    tmp_path: Path, override: str, actor_changes: bool, critic_changes: bool
+) -> None:
+    hosted = ("actor.use_kl_loss=true", "placement.reference=critic", "critic.model=value")
+    before, after = load(tmp_path, *hosted), load(tmp_path, *hosted, override)
+
+    assert (worker_digest(before, "actor") != worker_digest(after, "actor")) is actor_changes
+    assert (worker_digest(before, "critic") != worker_digest(after, "critic")) is critic_changes
+
+
+def test_a_place_for_no_reference_changes_no_digest(tmp_path: Path) -> None:
+    before, after = load(tmp_path), load(tmp_path, "placement.reference=critic")
+
+    assert [worker_digest(before, role) for role in before.roles] == [
+        worker_digest(after, role) for role in after.roles
+    ]
+
+
 def test_credentials_change_no_digest(tmp_path: Path) -> None:
     digests = [worker_digest(load(tmp_path, *change), "actor") for change in ([], ["services.security.token_env=T"])]
     assert digests[0] == digests[1]

@@ -151,7 +151,7 @@ def test_who_waits_says_for_what(tmp_path: Path) -> None:
 
 
 def test_rpcs_have_their_names_in_small_letters() -> None:
-    assert point_of("ComputeLogProbs") == "compute_log_probs"
+    assert point_of("ComputeRefLogProbs") == "compute_ref_log_probs"
     assert point_of("Update") == "update"
 
 

@@ -17,10 +17,10 @@ from splitppo.rpc.codec import WIRE_COLUMNS, encode_messages
 from splitppo.rpc.errors import WireError
 from splitppo.rpc.request_id import PROTOCOL_VERSION, request_id
 from splitppo.rpc.wire_format import CHUNK_BYTES, MAX_HEADER_FIELDS
-from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, worker_pb2
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
-FILES = [module.DESCRIPTOR for module in (actor_pb2, batch_pb2, critic_pb2, worker_pb2)]
+FILES = [module.DESCRIPTOR for module in (actor_pb2, batch_pb2, critic_pb2, reference_pb2, worker_pb2)]
 
 
 def table(first_column: str) -> list[list[str]]:
@@ -153,6 +153,5 @@ def test_the_example_of_a_checksum_is_right() -> None:
 
 
 def test_the_example_of_a_request_id_is_right() -> None:
-    model = actor_pb2.POLICY_MODEL_REFERENCE
-    made = request_id("run", 1, 3, "ComputeLogProbs", 1, 0, batch_pb2.SLOT_KIND_EXPERIENCE, 0, model)
+    made = request_id("run", 1, 3, "ComputeRefLogProbs", 1, 0, batch_pb2.SLOT_KIND_EXPERIENCE, 0)
     assert f"`{made}`" in PAGE

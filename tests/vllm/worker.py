@@ -80,7 +80,7 @@ class Actor:
 
     def log_probs(self, rollouts: Batch) -> np.ndarray[Any, Any]:
         """Of the policy, for this rank's rows."""
-        request = actor_pb2.ComputeLogProbsRequest(model=actor_pb2.POLICY_MODEL_POLICY)
+        request = actor_pb2.ComputeLogProbsRequest()
         outcome = self._command("ComputeLogProbs").run(request, rollouts, RecordedProgress())
         values: np.ndarray[Any, Any] = outcome.columns["old_log_probs"].values
         return values

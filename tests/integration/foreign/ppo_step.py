@@ -33,6 +33,8 @@ from splitppo.v1 import (  # noqa: E402
     batch_pb2,
     critic_pb2,
     critic_pb2_grpc,
+    reference_pb2,
+    reference_pb2_grpc,
     worker_pb2,
     worker_pb2_grpc,
 )
@@ -105,6 +107,7 @@ class Worker:
         self.service = {"actor": actor_pb2_grpc.ActorServiceStub, "critic": critic_pb2_grpc.CriticServiceStub}[role](
             self.channel
         )
+        self.reference = reference_pb2_grpc.ReferenceServiceStub(self.channel)
 
     def status(self) -> worker_pb2.GetStatusResponse:
         return self.worker.GetStatus(worker_pb2.GetStatusRequest(), **self.options)
@@ -182,9 +185,9 @@ def step(actor: Worker, critic: Worker, slot: batch_pb2.Slot) -> dict[str, Any]:
     )
     rows = actor.get(slot, "prompts", "responses", "rollout_log_probs")
     critic.put(slot, prompts=rows["prompts"], responses=rows["responses"])
-    for model, key in ((actor_pb2.POLICY_MODEL_POLICY, "old-1"), (actor_pb2.POLICY_MODEL_REFERENCE, "ref-1")):
-        request = actor_pb2.ComputeLogProbsRequest(slot=slot, model=model)
-        actor.command(actor.service.ComputeLogProbs, request, base, key)
+    actor.command(actor.service.ComputeLogProbs, actor_pb2.ComputeLogProbsRequest(slot=slot), base, "old-1")
+    request = reference_pb2.ComputeRefLogProbsRequest(slot=slot)
+    actor.command(actor.reference.ComputeRefLogProbs, request, base, "ref-1")
     critic.command(critic.service.ComputeValues, critic_pb2.ComputeValuesRequest(slot=slot), base, "values-1")
     rows |= actor.get(slot, "old_log_probs", "ref_log_probs") | critic.get(slot, "values")
 

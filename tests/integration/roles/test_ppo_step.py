@@ -1,4 +1,4 @@
-"""PPO steps over real gRPC on real torchrun groups of actor and critic, at one rank and at two."""
+"""PPO steps over real gRPC on real torchrun groups, of one rank, and of two with the reference beside the critic."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from controller.workers.actor_client import ActorClient
 from controller.workers.client import Caller
 from controller.workers.critic_client import CriticClient
+from controller.workers.worker_groups import Workers
 from services.rollout.hf_backend.backend import HfRollout
 from services.rollout.protocol import Sampling
 from services.rollout.stopping import StopRule
@@ -70,6 +71,7 @@ def make_config(run_dir: Path, model: Path, num_ranks: int) -> Config:
                 "use_kl_loss": True,
             },
             "critic": {"lr": 1e-3, "ppo_mini_batch_size": 3, "ppo_epochs": 2, "shuffle": True},
+            "placement": {"reference": "actor" if num_ranks == 1 else "critic"},
             "services": {role: {"num_processes": num_ranks} for role in ("actor", "critic")},
         }
     )
@@ -106,9 +108,10 @@ async def record(config: Config, actor_address: str, critic_address: str) -> Ses
     session = Session(initial_digests=await digests(actor, critic))
     for _ in range(2):
         await asyncio.gather(actor.load_checkpoint(0), critic.load_checkpoint(0))
-        session.runs.append([await ppo_step(actor, critic, step) for step in range(1, NUM_STEPS + 1)])
+        workers = Workers.of(config, actor, critic)
+        session.runs.append([await ppo_step(workers, step) for step in range(1, NUM_STEPS + 1)])
         session.digests.append(await digests(actor, critic))
-    session.refusals = await refusals(actor)
+    session.refusals = await refusals(workers)
     await actor.update(slot(NUM_STEPS + 1), base_step=NUM_STEPS, advance_only=True)
     session.warm_up_digests = await digests(actor, critic)
     await asyncio.gather(actor.close(), critic.close())
@@ -130,22 +133,27 @@ def prompts_of(step: int) -> Batch:
     return Batch.from_rows(prompts=rows, seeds=rng.integers(-(2**62), 2**62, (NUM_PROMPTS, NUM_SAMPLES)))
 
 
-async def ppo_step(actor: ActorClient, critic: CriticClient, step: int) -> Step:
+async def ppo_step(workers: Workers, step: int) -> Step:
     """One step as the controller does it; the advantages are made up."""
+    actor, critic, host = workers.actor, workers.critic, workers.reference
+    assert critic is not None
+    assert host is not None
     here, base = slot(step), step - 1
     await actor.put_batch(here, prompts_of(step))
     await actor.generate(here, SAMPLING, base_step=base)
     rows = await actor.get_batch(here, ["prompts", "responses", "rollout_log_probs"])
     await critic.put_batch(here, rows.select(["prompts", "responses"]))
-    await actor.compute_log_probs(here, actor_pb2.POLICY_MODEL_POLICY, base_step=base)
-    await actor.compute_log_probs(here, actor_pb2.POLICY_MODEL_REFERENCE, base_step=base)
+    await actor.compute_log_probs(here, base_step=base)
+    await host.compute_ref_log_probs(here, base_step=base)
     await critic.compute_values(here, base_step=base)
-    rows = rows.merge(await actor.get_batch(here, ["old_log_probs", "ref_log_probs"]))
+    rows = rows.merge(await actor.get_batch(here, ["old_log_probs"]))
+    rows = rows.merge(reference := await host.get_batch(here, ["ref_log_probs"]))
     rows = rows.merge(await critic.get_batch(here, ["values"]))
 
     rng = np.random.default_rng(100 + step)
     draws = {name: [rng.normal(size=n) for n in rows["responses"].lengths] for name in ("advantages", "returns")}
-    await actor.put_batch(here, Batch.from_rows(advantages=draws["advantages"]))
+    advantages = Batch.from_rows(advantages=draws["advantages"])
+    await actor.put_batch(here, advantages if host is actor else advantages.merge(reference))
     await critic.put_batch(here, Batch.from_rows(returns=draws["returns"]))
     trained, critic_trained = await asyncio.gather(
         actor.update(here, base_step=base), critic.update(here, base_step=base)
@@ -153,8 +161,11 @@ async def ppo_step(actor: ActorClient, critic: CriticClient, step: int) -> Step:
     return Step(rows, trained.metrics, critic_trained.metrics)
 
 
-async def refusals(actor: ActorClient) -> dict[str, WireError]:
-    """Requests that the actor must refuse; afterwards its next slot is as after Generate."""
+async def refusals(workers: Workers) -> dict[str, WireError]:
+    """Requests that must be refused; afterwards the actor's next slot is as after Generate."""
+    actor, critic = workers.actor, workers.critic
+    assert critic is not None
+    other = critic if workers.reference is actor else actor
     here, base = slot(NUM_STEPS + 1), NUM_STEPS
     await actor.put_batch(here, prompts_of(1))
     found: dict[str, WireError] = {}
@@ -168,7 +179,7 @@ async def refusals(actor: ActorClient) -> dict[str, WireError]:
     bad = actor_pb2.SamplingParams(temperature=-1.0, top_p=1.0, max_response_length=4)
     await attempt("sampling", actor.generate(here, bad, base_step=base))
     await actor.generate(here, SAMPLING, base_step=base)
-    await attempt("model", actor.compute_log_probs(here, actor_pb2.POLICY_MODEL_UNSPECIFIED, base_step=base))
+    await attempt("reference", other.compute_ref_log_probs(here, base_step=base))
     await attempt("columns", actor.update(here, base_step=base))
     return found
 
@@ -227,7 +238,7 @@ def test_a_warm_up_step_advances_the_actor_and_leaves_its_weights(session: Sessi
     ("name", "error", "sentence"),
     [
         ("sampling", InvalidArgument, "temperature must be 0 (greedy) or at least"),
-        ("model", InvalidArgument, "model must be POLICY or REFERENCE"),
+        ("reference", InvalidArgument, " holds no reference: placement.reference is "),
         ("columns", WrongState, "Update needs advantages, ref_log_probs, which the slot lacks"),
     ],
 )

@@ -16,6 +16,7 @@ from tests.external import ExternalGroups, external_groups
 from tests.meetings import ARMED, meetings
 from tests.runs import EACH_STEP, NUM_LONG_STEPS, NUM_STEPS, SAVED, Inputs, RunFolder
 
+UNSTREAMED = ("rollout.stream_groups=1", "run.stop_after_step=2")
 WITHOUT_TORCH = "tests.integration.runs.controller_without_torch"
 
 
@@ -95,6 +96,16 @@ def stopped(one_rank: ExternalGroups, tmp_path_factory: pytest.TempPathFactory) 
         controller.complete()
     assert controller.folder.committed_steps == SAVED
     return one_rank.keep(tmp_path_factory.mktemp("stopped") / "run")
+
+
+@pytest.fixture(scope="session")
+def unstreamed(one_rank: ExternalGroups, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The first steps, without streaming. Only to be read."""
+    assert not one_rank.is_lent, "its run folder is another test's now"
+    one_rank.empty()
+    with one_rank.started(*UNSTREAMED, "checkpoint.save_hf_model=true") as controller:
+        controller.complete()
+    return one_rank.keep(tmp_path_factory.mktemp("unstreamed") / "run")
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.external import ExternalGroups
 from tests.runs import NUM_LONG_STEPS, NUM_STEPS, RunFolder
 
 # One test may have to make several runs first; on a busy machine they take their time.
@@ -134,16 +133,6 @@ def test_controller_trains_where_torch_cannot_be_imported(completed: Completed) 
     # conftest.py runs this one with torch and transformers made impossible to import.
     without_torch, with_torch = completed("serial", 1), completed("gather", 1)
     assert without_torch.summary["weights_sha256"] == with_torch.summary["weights_sha256"]
-
-
-@pytest.fixture(scope="module")
-def unstreamed(one_rank: ExternalGroups, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """The first steps, without streaming."""
-    one_rank.empty()
-    overrides = ("rollout.stream_groups=1", "run.stop_after_step=2", "checkpoint.save_hf_model=true")
-    with one_rank.started(*overrides) as controller:
-        controller.complete()
-    return one_rank.keep(tmp_path_factory.mktemp("unstreamed") / "run")
 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])

@@ -13,7 +13,6 @@ from services.rollout.backends import BACKENDS, Backend
 from services.rollout.protocol import DecodingStep, Sampling, empty_responses
 from splitppo.batch import Batch, Column
 from splitppo.rpc.errors import WrongState
-from splitppo.v1 import actor_pb2
 from tests.models import EOS, VOCABULARY
 from tests.roles import (
     RecordedProgress,
@@ -23,6 +22,7 @@ from tests.roles import (
     generate_request,
     log_probs_request,
     prompts,
+    ref_log_probs,
     update_request,
 )
 
@@ -57,9 +57,7 @@ class SleepyRollout:
     "work",
     [
         lambda role, batch, report, _: call(role, "ComputeLogProbs", log_probs_request(), batch, report),
-        lambda role, batch, report, _: call(
-            role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_REFERENCE), batch, report
-        ),
+        lambda role, batch, report, _: ref_log_probs(role, batch, report),
         lambda role, batch, report, _: call(role, "Update", update_request(), batch, report),
         lambda role, _, __, folder: role.save_checkpoint(folder, b"", with_hf_model=True).result(timeout=60),
         lambda role, _, __, ___: role.load_checkpoint(None),
@@ -102,16 +100,14 @@ def test_rollout_log_probs_equal_the_training_forwards(model: Path) -> None:
 def test_the_reference_starts_equal_to_the_policy_and_stays(model: Path) -> None:
     role = build_actor(model, use_kl_loss=True)
     batch = experience(role)
-    first = call(role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_REFERENCE), batch).columns
+    first = ref_log_probs(role, batch)
     old = call(role, "ComputeLogProbs", log_probs_request(), batch).columns
-    assert first is not None
     assert old is not None
 
     call(role, "Update", update_request(), batch.merge(first))
 
-    again = call(role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_REFERENCE), batch).columns
+    again = ref_log_probs(role, batch)
     moved = call(role, "ComputeLogProbs", log_probs_request(), batch).columns
-    assert again is not None
     assert moved is not None
     np.testing.assert_array_equal(first["ref_log_probs"].values, old["old_log_probs"].values)
     np.testing.assert_array_equal(first["ref_log_probs"].values, again["ref_log_probs"].values)
@@ -121,8 +117,7 @@ def test_the_reference_starts_equal_to_the_policy_and_stays(model: Path) -> None
 def test_update_reports_the_actors_metrics_and_moves_the_weights(model: Path) -> None:
     role = build_actor(model, use_kl_loss=True)
     batch = experience(role)
-    reference = call(role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_REFERENCE), batch).columns
-    assert reference is not None
+    reference = ref_log_probs(role, batch)
     before = role.compute_weights_digest()
 
     metrics = call(role, "Update", update_request(), batch.merge(reference)).metrics
@@ -207,23 +202,12 @@ def test_a_checkpoint_brings_back_weights_and_state(model: Path, tmp_path: Path)
     assert role.compute_weights_digest() == saved
 
 
-def test_compute_log_probs_refuses_a_model_that_is_not_there(model: Path) -> None:
-    role = build_actor(model)
-    batch = Batch.from_rows(prompts=[[5]], responses=[[6, 7]])
-
-    with pytest.raises(ValueError, match="this actor holds no reference"):
-        call(role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_REFERENCE), batch)
-    with pytest.raises(ValueError, match="model must be POLICY or REFERENCE"):
-        call(role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_UNSPECIFIED), batch)
-
-
 def test_update_refuses_what_it_cannot_train_on(model: Path) -> None:
     role = build_actor(model, use_kl_loss=True)
     whole = experience(role)
     bad = np.array([np.nan, *whole["advantages"].values[1:]], np.float32)
     poisoned = Batch(whole.num_rows, {"advantages": Column(bad, whole["advantages"].lengths)})
-    reference = call(role, "ComputeLogProbs", log_probs_request(actor_pb2.POLICY_MODEL_REFERENCE), whole).columns
-    assert reference is not None
+    reference = ref_log_probs(role, whole)
 
     with pytest.raises(WrongState, match="Update needs advantages, ref_log_probs, which the slot lacks"):
         call(role, "Update", update_request(), whole.select(["prompts", "responses"]))

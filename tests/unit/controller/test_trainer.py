@@ -124,6 +124,58 @@ async def test_each_service_gets_only_what_it_lacks(tmp_path: Path) -> None:
     assert run.critic.puts == [(1, {"prompts", "responses"}), (1, {"returns"})]
 
 
+# The reference on the critic's group.
+
+
+async def test_the_critic_is_sent_the_rows_once_for_values_and_reference(tmp_path: Path) -> None:
+    run = make_run(tmp_path, run__total_steps=1, placement__reference="critic", algorithm__use_kl_in_reward=True)
+    await run.trainer.fit()
+    assert run.critic.puts == [(1, {"prompts", "responses"}), (1, {"returns"})]
+    assert run.actor.puts == [(1, {"prompts", "seeds"}), (1, {"advantages"})]
+    assert "critic.ref_log_probs" in run.log.names()
+    assert "actor.ref_log_probs" not in run.log.names()
+
+
+async def test_kl_in_the_loss_takes_the_critics_reference_to_the_actors_update(tmp_path: Path) -> None:
+    run = make_run(tmp_path, run__total_steps=1, placement__reference="critic", actor__use_kl_loss=True)
+    await run.trainer.fit()
+    assert run.actor.puts == [(1, {"prompts", "seeds"}), (1, {"advantages", "ref_log_probs"})]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+async def test_the_host_of_the_reference_changes_nothing_that_is_learned(tmp_path: Path, schedule: Schedule) -> None:
+    lines = []
+    for host in ("actor", "critic"):
+        changes = {"run__schedule": schedule, "placement__reference": host, "algorithm__use_kl_in_reward": True}
+        run = make_run(tmp_path / host, **changes)
+        await run.trainer.fit()
+        timed = ("timing", "perf/", "overlap/", "rpc/")
+        lines.append([{k: v for k, v in row.items() if not k.startswith(timed)} for row in run.metrics])
+        assert all("timing_s/ref" in row for row in run.metrics)
+    assert len(lines[0]) == 3
+    assert lines[0] == lines[1]
+
+
+async def test_the_critics_reference_waits_for_its_update_as_the_values_do(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path,
+        run__schedule="overlap",
+        run__total_steps=2,
+        placement__reference="critic",
+        algorithm__use_kl_in_reward=True,
+    )
+    finish_update = run.log.hold("critic.update", at_step=1)
+    fitting = asyncio.create_task(run.trainer.fit())
+    await run.log.until("end", "actor.old_log_probs", 2)
+    await run.log.until("end", "scorer.score", 2)
+    assert not run.log.happened("begin", "critic.ref_log_probs", 2)
+    assert not run.log.happened("begin", "critic.values", 2)
+    finish_update.set()
+    await fitting
+    assert run.log.order(("end", "critic.update", 1), ("begin", "critic.ref_log_probs", 2))
+    assert [row["step"] for row in run.metrics] == [1, 2]
+
+
 async def test_the_critics_warm_up_only_advances_the_actor(tmp_path: Path) -> None:
     run = make_run(tmp_path, critic__warmup_steps=2)
     await run.trainer.fit()

@@ -51,11 +51,12 @@ async def test_serial_generates_completely_before_it_computes_anything_of_any_gr
 async def test_what_is_learned_does_not_depend_on_groups_or_schedule(tmp_path: Path) -> None:
     lines = []
     for schedule in SCHEDULES:
-        for num_groups in (1, 2):
+        for num_groups, host in ((1, "actor"), (2, "actor"), (2, "critic")):
             run = make_run(
-                tmp_path / f"{schedule}_{num_groups}",
+                tmp_path / f"{schedule}_{num_groups}_{host}",
                 run__schedule=schedule,
                 rollout__stream_groups=num_groups,
+                placement__reference=host,
                 algorithm__use_kl_in_reward=True,
             )
             await run.trainer.fit()
@@ -70,6 +71,24 @@ async def test_the_critic_is_sent_each_group_once_and_the_returns_of_all_togethe
     await run.trainer.fit()
     assert run.critic.puts == [(1, {"prompts", "responses"}), (1, {"prompts", "responses"}), (1, {"returns"})]
     assert run.actor.puts == [(1, {"prompts", "seeds"}), (1, {"advantages"})]
+
+
+async def test_the_critics_reference_works_on_each_group_and_shares_its_rows_with_the_values(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path,
+        run__total_steps=1,
+        rollout__stream_groups=2,
+        placement__reference="critic",
+        algorithm__use_kl_in_reward=True,
+    )
+    end_part = run.log.hold("actor.part", at_step=2)
+    fitting = asyncio.create_task(run.trainer.fit())
+    await run.log.until("end", "critic.ref_log_probs", 1)
+    assert not run.log.happened("end", "actor.generate", 1)
+    end_part.set()
+    await fitting
+    assert run.log.names().count("critic.ref_log_probs") == 2
+    assert run.critic.puts == [(1, {"prompts", "responses"}), (1, {"prompts", "responses"}), (1, {"returns"})]
 
 
 async def test_the_critics_update_is_joined_before_the_values_of_the_first_group(tmp_path: Path) -> None:

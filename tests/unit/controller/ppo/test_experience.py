@@ -147,12 +147,12 @@ def test_the_kl_in_the_reward_is_measured_on_all_tokens(tmp_path: Path) -> None:
 def test_weights_go_to_the_actor_alone_and_the_mask_to_both(tmp_path: Path) -> None:
     columns = {**OFF, "rollout_log_probs": like_responses(-1.5)}
     weighted = assemble(tmp_path, columns, algorithm__rollout_correction={"rollout_is": "token"})
-    assert set(weighted.actor_columns.columns) == {"advantages", "rollout_is_weights"}
+    assert set(weighted.actor_columns().columns) == {"advantages", "rollout_is_weights"}
     assert set(weighted.critic_columns.columns) == {"returns"}
     np.testing.assert_allclose(weighted.batch["rollout_is_weights"].values, np.exp(0.5), rtol=1e-6)
     correction = {"rollout_rs": "token_k1", "rollout_rs_threshold": 2.0}
     masked = assemble(tmp_path, columns, algorithm__rollout_correction=correction)
-    assert set(masked.actor_columns.columns) == {"advantages", "response_mask"}
+    assert set(masked.actor_columns().columns) == {"advantages", "response_mask"}
     assert set(masked.critic_columns.columns) == {"returns", "response_mask"}
 
 
@@ -162,7 +162,7 @@ def test_without_correction_what_differs_is_measured_and_changes_nothing(tmp_pat
     assert measured.metrics["training/rollout_log_probs_diff_max"] == 4.0
     assert plain.metrics == {}
     np.testing.assert_array_equal(measured.advantages, plain.advantages)
-    assert set(measured.actor_columns.columns) == {"advantages"}
+    assert set(measured.actor_columns().columns) == {"advantages"}
 
 
 def test_correction_without_both_log_probs_is_an_error(tmp_path: Path) -> None:

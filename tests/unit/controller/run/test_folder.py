@@ -112,6 +112,7 @@ def test_a_refused_config_leaves_the_stored_one(run_dir: Path) -> None:
         {"tracking__sample_freq": 7},
         {"services__actor": {"num_processes": 2}},
         {"services__launch": "external"},
+        {"placement__reference": "critic"},
         {"actor__ppo_max_token_len_per_gpu": 4096},
     ],
 )

@@ -11,7 +11,7 @@ from controller.workers.client import Traffic
 from controller.workers.critic_client import CriticClient
 from splitppo.batch import Batch
 from splitppo.rpc.errors import InvalidArgument, Place, StaleEpoch, Unavailable, WrongState, WrongStep, abort
-from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, worker_pb2
 from tests.fake_worker import CALLER, SLOT, Connect, Events, FakeWorker, generate, result
 
 
@@ -179,8 +179,8 @@ async def test_each_command_has_its_own_request_id_and_two_clients_agree_on_it(c
         actor: ActorClient = await connect(worker)
         critic: Any = await connect(worker, CriticClient)
         await generate(actor)
-        for model in (actor_pb2.POLICY_MODEL_POLICY, actor_pb2.POLICY_MODEL_REFERENCE):
-            await actor.compute_log_probs(SLOT, model, base_step=4)
+        await actor.compute_log_probs(SLOT, base_step=4)
+        await actor.compute_ref_log_probs(SLOT, base_step=4)
         await critic.compute_values(SLOT, base_step=4)
         await actor.update(SLOT, base_step=4)
         await actor.save_checkpoint(base_step=5)
@@ -194,6 +194,18 @@ async def test_each_command_has_its_own_request_id_and_two_clients_agree_on_it(c
 
     assert first == second
     assert len(set(first)) == 9
+
+
+@pytest.mark.parametrize("kind", [ActorClient, CriticClient])
+async def test_the_reference_is_called_by_its_own_service_whichever_group_hosts_it(connect: Connect, kind: Any) -> None:
+    worker = FakeWorker()
+    client: Any = await connect(worker, kind)
+
+    await client.compute_ref_log_probs(SLOT, base_step=4)
+
+    (request,) = worker.requests
+    assert isinstance(request, reference_pb2.ComputeRefLogProbsRequest)
+    assert (request.slot, request.header.base_step) == (SLOT, 4)
 
 
 async def test_headers_carry_run_epoch_and_base_step(connect: Connect) -> None:

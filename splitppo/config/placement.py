@@ -1,0 +1,19 @@
+"""The section `placement`: which group hosts a model that is not trained."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from splitppo.config.section import Section
+
+ReferenceHost = Literal["actor", "critic", "auto"]
+
+
+class PlacementConfig(Section):
+    """Where frozen models run; with the same number of ranks in both groups the numbers are the same."""
+
+    reference: ReferenceHost = Field(
+        "auto",
+        description="group that holds the frozen reference and computes its log-probs: actor | critic | auto (actor);"
+        " on the critic it costs the actor's ranks neither time nor memory",
+    )
