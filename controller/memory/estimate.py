@@ -269,8 +269,9 @@ def _chunk(model: ModelShape, batch: _MicroBatch) -> int:
 
 
 def _generation(config: Config, model: ModelShape, kept: Terms) -> Terms:
-    """Sampling: the prefill of the first prompts, or decoding all rows, whichever is more.
+    """Sampling: gathering, the prefill of the first prompts, or decoding all rows, whichever is more.
 
+        gathering: what is in no layer comes first; a unit is there twice, and its shard in the compute dtype
     prefill:  c U M (2 D + 3 I + 2 H) + (1 + c) U M^2         of U different prompts of M tokens
     decoding: the whole KV cache, and of R V logits: two in the compute dtype, their exponentials in fp32, their
               sums in fp64, what the temperature divides, and what top-k and top-p sort
@@ -280,6 +281,9 @@ def _generation(config: Config, model: ModelShape, kept: Terms) -> Terms:
     wraps = num_ranks > 1 or config.actor.dtype == "bf16"
     if rollout.backend == "vllm":  # which takes one tensor after the other
         return replace(kept, gathered_weights=bytes_each * model.vocabulary * model.hidden if wraps else 0)
+    root, layer = ((1 + 1 / num_ranks) * unit for unit in (model.root_parameters, model.layer_parameters))
+    gathering = bytes_each * max(model.root_parameters + root, model.num_parameters + layer)
+    gathering_terms = replace(kept, gathered_weights=int(gathering) if wraps else 0)
     kept = replace(kept, gathered_weights=bytes_each * model.num_parameters if wraps else 0)
     waiting = ceil(data.train_batch_size / num_ranks) * rollout.n
     if data.val_files:
@@ -298,7 +302,7 @@ def _generation(config: Config, model: ModelShape, kept: Terms) -> Terms:
         kv_cache=kv_cache_bytes(model, rows, data.longest_row, bytes_each),
         logits=rows * model.vocabulary * _sampling_bytes(config),
     )
-    return max(prefill, decoding, key=lambda terms: terms.total)
+    return max(gathering_terms, prefill, decoding, key=lambda terms: terms.total)
 
 
 def _sampling_bytes(config: Config) -> int:
