@@ -88,9 +88,10 @@ chaos: setup-dev  ## N random kills over a long run (N=50), which must end with 
 	$(PY) -m tests.chaos --kills $(or $(N),50) $(ARGS)
 	$(PY) -m tests.chaos.orphans
 
-bench: setup-dev  ## benchmarks: start and recovery, loading, transport, health checks under load, overlap of actor and critic, rollout engines
+bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport, health checks under load, overlap of actor and critic, rollout engines
 	$(PY) -m benchmarks.startup
 	$(PY) -m benchmarks.loading
+	$(PY) -m benchmarks.memory
 	$(PY) -m benchmarks.transport
 	$(PY) -m benchmarks.health
 	$(PY) -m benchmarks.overlap

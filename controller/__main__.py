@@ -14,7 +14,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
     parser.add_argument(
-        "--check", action="store_true", help="check config, models and data, print the batch plan, exit"
+        "--check", action="store_true", help="check config, models, data; print batch plan and memory; exit"
     )
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the configuration")
     options = parser.parse_intermixed_args(arguments)
@@ -22,6 +22,8 @@ def main(arguments: list[str]) -> int:
         config = load_config(options.config, options.overrides)
         # Imported late: a mistake in the configuration is reported at once, without loading the rest.
         if options.check:
+            from controller.memory.gpus import check_fits, visible_gpus
+            from controller.memory.plan import memory_plan
             from controller.preflight import load_inputs
             from controller.run.folder import RunFolder
             from splitppo.rpc.credentials import load_credentials
@@ -31,7 +33,10 @@ def main(arguments: list[str]) -> int:
             config = RunFolder(config).resolve()
             if warning := crowding(config, permitted_cores()):
                 sys.stderr.write(f"warning: {warning}\n")
-            sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\n")
+            gpus = visible_gpus(config)
+            memory = memory_plan(config, gpus)
+            check_fits(config, memory.groups, gpus)
+            sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\n{memory}\n")
             return 0
         from controller.session import run_session
 

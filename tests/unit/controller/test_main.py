@@ -16,6 +16,7 @@ from tokenizers import models, pre_tokenizers
 from controller.__main__ import main
 from splitppo.config import load_config
 from splitppo.config.threads import permitted_cores, resolve_threads
+from tests.models import save_policy
 
 
 @pytest.fixture
@@ -55,6 +56,37 @@ def test_check_prints_the_resolved_config_and_the_batch_plan_and_starts_nothing(
     assert load_config(tmp_path / "resolved.yaml") == expected
     assert plan.startswith("4 prompts x 3 samples = 12 responses\nactor: 2 mini-batches of 2 prompts (6 responses")
     assert not (tmp_path / "run").exists()
+
+
+def test_check_ends_with_the_memory_of_each_group(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(config_file) == 0
+    plan = capsys.readouterr().out.partition("\nstep: ")[2].splitlines()
+    assert [line.split(":")[:2] for line in plan[-2:]] == [
+        [f"memory of the {role}", " unknown"] for role in ("actor", "critic")
+    ]
+
+    save_policy(config_file.parent / "model", max_position_embeddings=1024)
+    assert check(config_file) == 0
+    plan = capsys.readouterr().out.partition("\nstep: ")[2].splitlines()
+    assert [line for line in plan if line.startswith("memory of")] == [
+        f"memory of each of 1 ranks of the {role} (CPU), GiB, estimated:" for role in ("actor", "critic")
+    ]
+
+
+def test_check_refuses_what_cannot_fit_on_a_gpu_that_is_there(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_policy(config_file.parent / "model", max_position_embeddings=1024)
+    capsys.readouterr()
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 3, 256\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert check(config_file, "services.actor.devices=[3]") == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: GPU 3 (services.actor.devices) has 0.2 GiB, but the actor (1.0 GiB per rank)")
+    assert printed.err.count("\n") == 1
+    assert check(config_file, "services.actor.devices=[2]") == 0
 
 
 def test_check_warns_of_more_threads_than_cores(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

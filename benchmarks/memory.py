@@ -1,0 +1,193 @@
+"""python -m benchmarks.memory: the memory that `python -m controller --check` estimates, next to what engines take.
+
+Three models of random weights, each as actor and as critic, fp32, one rank in a process of its own: an update of two
+mini-batches of two micro-batches, then log-probs (values), then, as the actor, generation. Growth of anonymous memory
+(RssAnon) since before the model was loaded, at the peak of each; the estimate is without its term for the process.
+
+What the C library keeps of freed memory depends on the history of its heap, so freed tensors are given back at once
+(MALLOC_MMAP_THRESHOLD_); --keep-freed measures what processes hold by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as hf_logging
+
+from benchmarks.loading import Peak, anonymous_mib
+from controller.memory.estimate import GroupMemory, estimate_group
+from controller.memory.model_shape import read_model_shape
+from services.actor.losses import actor_loss
+from services.critic.losses import critic_loss
+from services.engine.model.forward import policy_forward, value_forward
+from services.engine.train_engine import TrainEngine
+from services.rollout.hf_backend.backend import HfRollout
+from services.rollout.protocol import Sampling
+from services.rollout.stopping import StopRule
+from splitppo.batch import Batch
+from splitppo.config import Config
+from splitppo.config.section import RoleName
+
+# hidden, intermediate, layers, query heads, key-value heads, vocabulary, tied; rows of a micro-batch.
+MODELS = {
+    "vocabulary": ((384, 1024, 4, 6, 2, 60_000, True), 2),
+    "deep": ((512, 1408, 12, 8, 2, 2_000, True), 4),
+    "wide": ((1024, 4096, 3, 16, 16, 12_000, False), 2),
+}
+PROMPT, RESPONSE = 64, 96
+MICRO_BATCHES, MINI_BATCHES = 2, 2
+CPU = torch.device("cpu")
+# Larger blocks are mapped one by one, and unmapped when they are freed.
+GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": str(256 << 10)}
+
+
+def main() -> None:
+    """Prints a table of measured and estimated MiB, and their ratio; exit status 1 if a peak is off by over 15 %."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--one", nargs=3, metavar=("MODEL", "ROLE", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=MODELS, help="one of the models")
+    parser.add_argument("--gradient-checkpointing", action="store_true", help="recompute activations")
+    parser.add_argument("--keep-freed", action="store_true", help="the C library as it is")
+    options = parser.parse_args()
+    if options.one:
+        measure(*options.one, checkpointing=options.gradient_checkpointing)
+        return
+    print(f"{'model':12s}{'role':8s}{'phase':12s}{'measured':>10s}{'estimate':>10s}{'ratio':>7s}", flush=True)
+    more = ["--gradient-checkpointing"] if options.gradient_checkpointing else []
+    environment = os.environ | ({} if options.keep_freed else GIVE_BACK)
+    started_s, worst = time.perf_counter(), 0.0
+    for name in [options.only] if options.only else MODELS:
+        with tempfile.TemporaryDirectory("-memory") as folder:
+            save_model(Path(folder), name)
+            for role in ("actor", "critic"):
+                command = [sys.executable, "-m", "benchmarks.memory", "--one", name, role, folder, *more]
+                said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+                print(said, end="", flush=True)
+                worst = max(worst, abs(float(said.split()[-1]) - 1.0))
+    print(f"largest error of a peak: {worst:.0%}, {time.perf_counter() - started_s:.0f} s")
+    sys.exit(worst > 0.15)
+
+
+def save_model(folder: Path, name: str) -> None:
+    """Writes one of MODELS with random weights."""
+    hidden, intermediate, layers, heads, key_value_heads, vocabulary, tied = MODELS[name][0]
+    config = Qwen2Config(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        vocab_size=vocabulary,
+        tie_word_embeddings=tied,
+    )
+    torch.manual_seed(0)
+    hf_logging.disable_progress_bar()
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+def make_config(name: str, folder: str, *, checkpointing: bool) -> Config:
+    """A run that does what is measured."""
+    rows = MODELS[name][1]
+    trained = {
+        "model": folder,
+        "lr": 1e-4,
+        "ppo_mini_batch_size": rows * MICRO_BATCHES,
+        "ppo_micro_batch_size_per_gpu": rows,
+        "gradient_checkpointing": checkpointing,
+    }
+    prompts = rows * MICRO_BATCHES * MINI_BATCHES
+    data = {"train_files": "none", "train_batch_size": prompts, "max_prompt_length": PROMPT}
+    tree = {
+        "run": {"dir": folder, "total_steps": 1},
+        "data": data | {"max_response_length": RESPONSE},
+        "actor": trained,
+        "critic": trained,
+    }
+    return Config.model_validate(tree)
+
+
+def measure(name: str, role: RoleName, folder: str, *, checkpointing: bool) -> None:
+    """In a process of its own: prints a line for each phase, and one for the peak of all."""
+    config = make_config(name, folder, checkpointing=checkpointing)
+    kind = "policy" if role == "actor" else "value"
+    memory = estimate_group(config, role, read_model_shape(folder, kind, role))
+    torch.randn(64, 64) @ torch.randn(64, 64)
+    before = anonymous_mib()
+    engine = TrainEngine(
+        config.model_of(role), kind=kind, seed=0, max_response_length=config.data.max_response_length, device=CPU
+    )
+    calls = phases_of(config, role, engine)
+    peaks = {phase: peak_of(call) - before for phase, call in calls.items()}
+    for phase, peak in peaks.items():
+        report(name, role, phase, peak, estimate_of(memory, phase))
+    print(f"{name:12s}{role:8s}process {before:.0f} MiB")
+    process = memory.peak.process
+    report(name, role, "peak", max(peaks.values()), (memory.peak.total - process) / 2**20)
+
+
+def phases_of(config: Config, role: RoleName, engine: TrainEngine) -> dict[str, Callable[[], object]]:
+    """What is measured, by the names of the estimate, but for the two parts of an update."""
+    batch = make_batch(config)
+    forward = policy_forward(1.0) if role == "actor" else value_forward
+    loss = actor_loss(config.actor) if role == "actor" else critic_loss(config.critic)
+    rollout = HfRollout(engine.gathered, StopRule(()), config.rollout.max_batch_size, CPU)
+    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_response_length=RESPONSE)
+    output, phase = ("log_probs", "log-probs") if role == "actor" else ("values", "values")
+    calls: dict[str, Callable[[], object]] = {
+        "update": lambda: engine.update(batch, forward, loss, progress=silent),
+        phase: lambda: engine.compute(batch, forward, outputs=(output,), progress=silent),
+    }
+    if role == "actor":
+        calls["generate"] = lambda: list(rollout.generate(batch, sampling, lambda: False))
+    return calls
+
+
+def make_batch(config: Config) -> Batch:
+    """Rows of full length, all of which count."""
+    num_rows, vocabulary = config.data.train_batch_size, 2_000
+    rng = np.random.default_rng(0)
+    columns = ("advantages", "returns", "values", "old_log_probs")
+    return Batch.from_rows(
+        prompts=[rng.integers(3, vocabulary, PROMPT) for _ in range(num_rows)],
+        responses=[rng.integers(3, vocabulary, RESPONSE) for _ in range(num_rows)],
+        response_mask=[np.ones(RESPONSE, bool)] * num_rows,
+        mini_batches=[[row % MINI_BATCHES] for row in range(num_rows)],
+        seeds=[[row] for row in range(num_rows)],
+        **{name: [rng.normal(size=RESPONSE) for _ in range(num_rows)] for name in columns},
+    )
+
+
+def peak_of(call: Callable[[], object]) -> float:
+    """The highest anonymous memory of this process during a call, MiB."""
+    peak = Peak()
+    call()
+    return peak.stop()
+
+
+def estimate_of(memory: GroupMemory, phase: str) -> float:
+    """MiB of a phase, without the process."""
+    names = ("backward", "optimizer step") if phase == "update" else (phase,)
+    return max(memory.phases[name].total - memory.phases[name].process for name in names) / 2**20
+
+
+def report(name: str, role: str, phase: str, measured: float, estimate: float) -> None:
+    """Prints a line of the table."""
+    print(f"{name:12s}{role:8s}{phase:12s}{measured:10.0f}{estimate:10.0f}{estimate / measured:7.2f}")
+
+
+def silent(done: int, total: int, phase: str) -> None:
+    """A progress report that nobody reads."""
+
+
+if __name__ == "__main__":
+    main()

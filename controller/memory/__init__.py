@@ -1,0 +1,1 @@
+"""How much memory the ranks of a run need, estimated before anything starts."""

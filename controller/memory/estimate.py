@@ -1,0 +1,323 @@
+"""The memory of one rank, phase by phase: what the engine keeps, and what comes on top while it works.
+
+Legend: P weights, R ranks, c bytes of the compute dtype (4 in fp32, 2 in bf16), L layers, D hidden, I width of the MLP,
+H query heads x head dimension, K key-value heads x head dimension, V vocabulary, T tokens of a micro-batch, N response
+tokens of it, C tokens of a chunk of logits.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from math import ceil
+
+from controller.memory.model_shape import ModelShape
+from splitppo.config import Config, TrainedModelConfig
+from splitppo.config.section import RoleName
+
+GIB = 1 << 30
+# Of a rank, before there is a model: Python, torch and transformers in anonymous memory, as benchmarks.memory measures
+# it. On a GPU: the CUDA context, the libraries' work space and NCCL's buffers, which nobody has measured.
+CPU_PROCESS_BYTES, GPU_PROCESS_BYTES = 300 << 20, GIB
+# As services.engine.parallel has it: fp32 weights up to here stay gathered between forward and backward.
+KEEP_GATHERED_BYTES = 4 << 30
+# As services.engine.model.log_probs has it: logits that exist at once.
+MAX_LOGITS = 1 << 27
+# As services.rollout.hf_backend.kv_cache has it: positions of room that are made at once.
+KV_ROOM = 64
+_LAYERS_IN_FLIGHT = 2  # one computes, the next is gathered meanwhile
+_LABELS = {"kv_cache": "KV cache", "vllm": "vLLM"}
+
+
+def label(term: str) -> str:
+    """What a term is called where people read it."""
+    return _LABELS.get(term, term.replace("_", " "))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Bytes of one rank in one phase."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    reference: int = 0
+    gathered_weights: int = 0
+    kv_cache: int = 0
+    activations: int = 0
+    logits: int = 0
+    vllm: int = 0
+    process: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_name().values())
+
+    @property
+    def largest(self) -> str:
+        """The name of the largest term."""
+        return max(self.by_name().items(), key=lambda term: term[1])[0]
+
+    def by_name(self) -> dict[str, int]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True)
+class GroupMemory:
+    """What each rank of a group needs in each phase."""
+
+    role: RoleName
+    num_ranks: int
+    devices: tuple[int, ...]  # GPU indices, one per rank; none: CPU
+    phases: Mapping[str, Terms]
+
+    @property
+    def peak_phase(self) -> str:
+        return max(self.phases, key=lambda name: self.phases[name].total)
+
+    @property
+    def peak(self) -> Terms:
+        return self.phases[self.peak_phase]
+
+
+@dataclass(frozen=True)
+class _MicroBatch:
+    tokens: int  # T, padding included
+    responses: int  # N
+    is_only_one: bool  # of its mini-batch
+
+
+def estimate_group(
+    config: Config,
+    role: RoleName,
+    model: ModelShape,
+    *,
+    reference: ModelShape | None = None,
+    gpu_bytes: int | None = None,
+) -> GroupMemory:
+    """The memory of each rank of a role's group.
+
+    Always there, with the weights and the moments of AdamW in fp32, sharded, and the reference in the compute dtype:
+
+        weights 4 P / R,   optimizer 8 P / R,   reference c P_ref / R
+
+    Phases are "generate" (the actor), "log-probs" (the critic: "values"), "reference", "backward" (a micro-batch of an
+    update, from its forward pass on) and "optimizer step". Rows are as long as data.max_prompt_length and
+    max_response_length allow. Attention is taken to be computed without its scores in memory.
+
+    `model` is the role's, `reference` the frozen model that its group hosts (None: none), and `gpu_bytes` the memory of
+    the group's smallest GPU, if it is known: vLLM takes a share of it.
+    """
+    service, trained = config.services.of(role), config.model_of(role)
+    num_ranks, bytes_each = service.num_processes, _compute_bytes(trained)
+    reference_each = _compute_bytes(config.actor)  # the reference is the actor's model as it was
+    kept = Terms(
+        weights=4 * model.num_parameters // num_ranks,
+        optimizer=8 * model.num_parameters // num_ranks,
+        reference=reference_each * reference.num_parameters // num_ranks if reference else 0,
+        process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
+    )
+    phases = {}
+    if role == "actor":
+        vllm = _vllm_bytes(config, model, gpu_bytes) if config.rollout.backend == "vllm" else 0
+        sleeps = bool(service.devices) and config.rollout.vllm.sleep_level > 0
+        phases["generate"] = _generation(config, model, replace(kept, vllm=vllm))
+        kept = replace(kept, vllm=0 if sleeps else vllm)
+    wraps = num_ranks > 1 or trained.dtype == "bf16"
+    gathered = training_gathered(model, bytes_each) if wraps else 0
+    everything = _micro_batch(config, role, trained, config.data.train_batch_size)
+    phases["log-probs" if role == "actor" else "values"] = replace(
+        kept, gathered_weights=gathered, **_forward_only(model, everything, bytes_each, has_logits=role == "actor")
+    )
+    if reference:
+        everything = _micro_batch(config, role, config.actor, config.data.train_batch_size)
+        phases["reference"] = replace(
+            kept,
+            gathered_weights=training_gathered(reference, reference_each) if num_ranks > 1 else 0,
+            **_forward_only(reference, everything, reference_each, has_logits=True),
+        )
+    mini_batch = _micro_batch(config, role, trained, trained.ppo_mini_batch_size or config.data.train_batch_size)
+    phases["backward"] = max(
+        (
+            replace(kept, gathered_weights=gathered, **terms)
+            for terms in _backward(model, mini_batch, trained, num_ranks if wraps else None, is_policy=role == "actor")
+        ),
+        key=lambda terms: terms.total,
+    )
+    phases["optimizer step"] = replace(kept, gradients=4 * model.num_parameters // num_ranks)
+    return GroupMemory(role, num_ranks, service.devices, phases)
+
+
+def training_gathered(model: ModelShape, bytes_each: int) -> int:
+    """Whole weights in the compute dtype that one rank holds while it trains, or computes without a gradient.
+
+    4 P <= KEEP_GATHERED_BYTES:  c P      else:  c (what is in no layer + 2 layers)
+    """
+    if 4 * model.num_parameters <= KEEP_GATHERED_BYTES:
+        return bytes_each * model.num_parameters
+    return bytes_each * (model.root_parameters + _LAYERS_IN_FLIGHT * model.layer_parameters)
+
+
+def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
+    """What one decoder layer keeps for its backward pass, in bytes.
+
+        T (8 D + c (4 D + 2 H + 2 K + 4 I))       2 I in place of 4 I where the MLP has no gate
+
+    Both norms keep their input in fp32, what they normalised, and their output (which the projections share); attention
+    keeps query, key, value and output; a gated MLP keeps both projections, the activation and the product.
+    """
+    mlp = (4 if model.is_gated else 2) * model.intermediate
+    wide, narrow = 2 * model.hidden, 4 * model.hidden + 2 * model.attention + 2 * model.key_values + mlp
+    return tokens * (4 * wide + bytes_each * narrow)
+
+
+def saved_activations(model: ModelShape, tokens: int, bytes_each: int, *, checkpointing: bool) -> int:
+    """What is kept of all layers at the end of a forward pass, in bytes, the last norm included.
+
+    layers:                  L x layer_activations        last norm: T D (4 + c)
+    gradient_checkpointing:  L c T D + layer_activations of the layer that is computed again
+    """
+    layer = layer_activations(model, tokens, bytes_each)
+    layers = model.num_layers * (bytes_each * tokens * model.hidden if checkpointing else layer)
+    return layers + tokens * model.hidden * (4 + bytes_each) + (layer if checkpointing else 0)
+
+
+def kv_cache_bytes(model: ModelShape, rows: int, positions: int, bytes_each: int) -> int:
+    """Keys and values of `rows` rows that grow to `positions`, with the room that is made at once, in bytes.
+
+    rows x 2 K c x sum over layers of (min(positions, window) + KV_ROOM)
+    """
+    shown = sum(min(positions, window or positions) + KV_ROOM for window in model.windows)
+    return rows * 2 * model.key_values * bytes_each * shown
+
+
+def _compute_bytes(trained: TrainedModelConfig) -> int:
+    return 2 if trained.dtype == "bf16" else 4
+
+
+def _micro_batch(config: Config, role: RoleName, trained: TrainedModelConfig, prompts: int) -> _MicroBatch:
+    """The largest micro-batch of rows of full length among this rank's share of so many prompts."""
+    service, longest = config.services.of(role), config.data.longest_row
+    rows = ceil(prompts * config.rollout.n / service.num_processes)
+    budget, fixed = trained.ppo_max_token_len_per_gpu, trained.ppo_micro_batch_size_per_gpu
+    packed = bool(service.devices) if trained.use_remove_padding is None else trained.use_remove_padding
+    if fixed is not None:
+        tokens = min(fixed, rows) * longest
+    elif packed:
+        tokens = min(max(budget, longest), rows * longest)
+    else:
+        tokens = min(max(1, budget // longest), rows) * longest
+    responses = ceil(tokens * config.data.max_response_length / longest)
+    return _MicroBatch(tokens, responses, is_only_one=tokens >= rows * longest)
+
+
+def _forward_only(model: ModelShape, batch: _MicroBatch, bytes_each: int, *, has_logits: bool) -> dict[str, int]:
+    """Without a gradient: the MLP of one layer, or the logits of a chunk, whichever is more.
+
+    c T (2 D + 3 I)       or       c N D + 12 C V
+    """
+    layer = _layer_transients(model, batch.tokens, bytes_each)
+    hidden = bytes_each * batch.responses * model.hidden
+    logits = 12 * _chunk(model, batch) * model.vocabulary if has_logits else 0
+    return {"activations": layer} if layer > hidden + logits else {"activations": hidden, "logits": logits}
+
+
+def _backward(
+    model: ModelShape, batch: _MicroBatch, trained: TrainedModelConfig, sharded_over: int | None, *, is_policy: bool
+) -> Iterator[dict[str, int]]:
+    """The moments of a micro-batch's backward pass that may be its peak; `sharded_over` None: nothing is wrapped.
+
+    At the output layer: logits, their exponentials and their gradient, C V each in fp32 (and the gradient in bf16), and
+    twice the gradient of its weights (V D: as it grows, in fp32, and what is added to it). In the last decoder layer:
+    gradients inside its MLP. At the end: the gradient of the embedding, beside that of the output layer if it is tied.
+
+        output layer:   saved_activations + c N D + 12 C V (bf16: 14 C V) + (4 + c) V D
+        decoder layer:  saved_activations + c N D + c T (2 D + 3 I) + 4 V D if tied
+        embedding:      4 V D, 8 V D if tied
+
+    Gradients are there from the micro-batch before, fp32; of the only micro-batch of a mini-batch they come while
+    activations go.
+    """
+    bytes_each = _compute_bytes(trained)
+    held = 0 if batch.is_only_one else _held_gradients(model, sharded_over)
+    saved = saved_activations(model, batch.tokens, bytes_each, checkpointing=trained.gradient_checkpointing)
+    embedding = 4 * model.vocabulary * model.hidden
+    tied = embedding if model.is_tied else 0
+    if is_policy:
+        saved += bytes_each * batch.responses * model.hidden
+        chunk = _chunk(model, batch) * model.vocabulary * (12 if bytes_each == 4 else 14)
+        weight = (4 + bytes_each) * model.vocabulary * model.hidden
+        yield {"gradients": held, "activations": saved, "logits": chunk + weight}
+    inside = _layer_transients(model, batch.tokens, bytes_each)
+    yield {"gradients": held, "activations": saved + inside, "logits": tied}
+    all_gradients = max(held, _held_gradients(model, sharded_over))
+    yield {"gradients": all_gradients + (0 if batch.is_only_one else embedding + tied)}
+
+
+def _held_gradients(model: ModelShape, sharded_over: int | None) -> int:
+    """Between micro-batches, fp32: whole where the model is or stays gathered, else this rank's shard."""
+    whole = 4 * model.num_parameters
+    if sharded_over is None or whole <= KEEP_GATHERED_BYTES:
+        return whole
+    return whole // sharded_over
+
+
+def _layer_transients(model: ModelShape, tokens: int, bytes_each: int) -> int:
+    return bytes_each * tokens * (2 * model.hidden + (3 if model.is_gated else 2) * model.intermediate)
+
+
+def _chunk(model: ModelShape, batch: _MicroBatch) -> int:
+    return min(batch.responses, max(1, MAX_LOGITS // model.vocabulary))
+
+
+def _generation(config: Config, model: ModelShape, kept: Terms) -> Terms:
+    """Sampling: gathering, the prefill of the first prompts, or decoding all rows, whichever is more.
+
+        gathering: what is in no layer comes first; a unit is there twice, and its shard in the compute dtype
+    prefill:  c U M (2 D + 3 I + 2 H) + (1 + c) U M^2         of U different prompts of M tokens
+    decoding: the whole KV cache, and of R V logits: two in the compute dtype, their exponentials in fp32, their
+              sums in fp64, what the temperature divides, and what top-k and top-p sort
+    """
+    data, rollout, num_ranks = config.data, config.rollout, config.services.actor.num_processes
+    bytes_each = _compute_bytes(config.actor)
+    wraps = num_ranks > 1 or config.actor.dtype == "bf16"
+    if rollout.backend == "vllm":  # which takes one tensor after the other
+        return replace(kept, gathered_weights=bytes_each * model.vocabulary * model.hidden if wraps else 0)
+    root, layer = ((1 + 1 / num_ranks) * unit for unit in (model.root_parameters, model.layer_parameters))
+    gathering = bytes_each * max(model.root_parameters + root, model.num_parameters + layer)
+    gathering_terms = replace(kept, gathered_weights=int(gathering) if wraps else 0)
+    kept = replace(kept, gathered_weights=bytes_each * model.num_parameters if wraps else 0)
+    waiting = ceil(data.train_batch_size / num_ranks) * rollout.n
+    if data.val_files:
+        waiting = max(waiting, ceil(config.evaluation.batch_size / num_ranks) * config.evaluation.n)
+    rows = min(rollout.max_batch_size, waiting)
+    prompts = rows if data.val_files else ceil(rows / rollout.n)
+    tokens = prompts * data.max_prompt_length
+    attention = bytes_each * tokens * 2 * model.attention + (1 + bytes_each) * tokens * data.max_prompt_length
+    prefill = replace(
+        kept,
+        kv_cache=kv_cache_bytes(model, prompts, data.max_prompt_length, bytes_each),
+        activations=_layer_transients(model, tokens, bytes_each) + attention,
+    )
+    decoding = replace(
+        kept,
+        kv_cache=kv_cache_bytes(model, rows, data.longest_row, bytes_each),
+        logits=rows * model.vocabulary * _sampling_bytes(config),
+    )
+    return max(gathering_terms, prefill, decoding, key=lambda terms: terms.total)
+
+
+def _sampling_bytes(config: Config) -> int:
+    """Bytes for each logit while a token is drawn."""
+    rollout = config.rollout
+    cut = 4 + 8 + 8 + 8 + 4 if rollout.top_p < 1.0 else 4 + 8 if rollout.top_k else 0
+    widened = 4 if config.actor.dtype == "bf16" or rollout.temperature != 1.0 else 0
+    return _compute_bytes(config.actor) + widened + 4 + 8 + cut
+
+
+def _vllm_bytes(config: Config, model: ModelShape, gpu_bytes: int | None) -> int:
+    """Weights and KV cache of vLLM's own: a share of the GPU, or as much as rollout.vllm.kv_cache_gb says."""
+    settings, on_gpu = config.rollout.vllm, bool(config.services.actor.devices)
+    if settings.kv_cache_gb is None and on_gpu and gpu_bytes is not None:
+        return int(settings.gpu_memory_utilization * gpu_bytes)
+    weights = _compute_bytes(config.actor) * model.num_parameters // settings.tensor_model_parallel_size
+    default_gb = 0.0 if on_gpu else 1.0
+    return weights + int((settings.kv_cache_gb or default_gb) * GIB)

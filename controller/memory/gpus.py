@@ -1,0 +1,91 @@
+"""The GPUs of this machine, and refusal of what cannot fit on them."""
+
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from controller.memory.estimate import GIB, GroupMemory, label
+from splitppo.config import Config, ConfigError
+
+_QUERY = ("--query-gpu=index,memory.total", "--format=csv,noheader,nounits")
+_TIMEOUT_S = 20.0
+
+
+def visible_gpus(config: Config) -> dict[int, int]:
+    """Bytes of memory by index of the GPUs that nvidia-smi sees.
+
+    Empty where it cannot be asked, and where nothing asks: the groups run elsewhere (services.launch: external), or
+    none has devices.
+    """
+    uses_gpus = any(config.services.of(role).devices for role in config.roles)
+    command = shutil.which("nvidia-smi")
+    if config.services.launch != "local" or not uses_gpus or command is None:
+        return {}
+    try:
+        listed = subprocess.run([command, *_QUERY], capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    rows = [line.split(",") for line in listed.stdout.splitlines()]
+    # A GPU that shares the machine's memory has no number here.
+    numbers = [[cell.strip() for cell in row] for row in rows if len(row) == 2]
+    return {int(index): int(mib) << 20 for index, mib in numbers if index.isdigit() and mib.isdigit()}
+
+
+def check_fits(config: Config, groups: Iterable[GroupMemory], gpus: Mapping[int, int]) -> None:
+    """Refuses groups whose peaks, added up where ranks share a GPU, are more than a GPU of `gpus` has.
+
+    Raises:
+        ConfigError: it names the GPU, both numbers, the largest term and the key that lowers it.
+    """
+    groups = list(groups)
+    for device, available in gpus.items():
+        here = [(group, count) for group in groups if (count := Counter(group.devices)[device])]
+        needed = sum(group.peak.total * count for group, count in here)
+        if needed > available:
+            raise ConfigError(_sentence(config, here, device, available, needed))
+
+
+def _sentence(config: Config, here: Iterable[tuple[GroupMemory, int]], device: int, available: int, needed: int) -> str:
+    groups = [group for group, _ in here]
+    roles = " and ".join(f"{group.role} ({group.peak.total / GIB:.1f} GiB per rank)" for group in groups)
+    group = max(groups, key=lambda group: group.peak.by_name()[group.peak.largest])
+    term = group.peak.largest
+    return (
+        f"GPU {device} (services.{group.role}.devices) has {available / GIB:.1f} GiB, but the {roles} would need about"
+        f" {needed / GIB:.1f} GiB there; the largest term is {label(term)} of the {group.role} in its phase"
+        f" {group.peak_phase} ({group.peak.by_name()[term] / GIB:.1f} GiB): {way_out(config, group, term)}"
+    )
+
+
+def way_out(config: Config, group: GroupMemory, term: str) -> str:
+    """What lowers a term of a group's peak: a key, and how to change it."""
+    # The reference computes in the micro-batches of the actor's section.
+    section = "actor" if group.peak_phase == "reference" else group.role
+    trained, generates = config.model_of(section), group.peak_phase == "generate"
+    if term == "gathered_weights":
+        if trained.dtype == "fp32":
+            return f"set {section}.dtype to bf16"
+        return "set rollout.backend to vllm" if generates else f"choose a smaller {section}.model"
+    if term == "vllm":
+        key = "gpu_memory_utilization" if config.rollout.vllm.kv_cache_gb is None else "kv_cache_gb"
+        return f"lower rollout.vllm.{key}"
+    if term == "process":
+        return f"choose other GPUs in services.{group.role}.devices"
+    if term in ("activations", "logits", "kv_cache"):
+        if generates:
+            return "lower rollout.max_batch_size"
+        if term == "activations" and group.peak_phase == "backward" and not trained.gradient_checkpointing:
+            return f"set {section}.gradient_checkpointing to true"
+        return _smaller_micro_batches(config, section)
+    return f"raise services.{group.role}.num_processes, with a GPU in services.{group.role}.devices for each"
+
+
+def _smaller_micro_batches(config: Config, section: str) -> str:
+    trained = config.model_of("critic" if section == "critic" else "actor")
+    rows, budget = trained.ppo_micro_batch_size_per_gpu, trained.ppo_max_token_len_per_gpu
+    if rows is not None and rows > 1:
+        return f"lower {section}.ppo_micro_batch_size_per_gpu"
+    if rows is None and budget > config.data.longest_row:
+        return f"lower {section}.ppo_max_token_len_per_gpu"
+    return "lower data.max_response_length"

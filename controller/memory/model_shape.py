@@ -1,0 +1,171 @@
+"""What the memory of a model depends on, from its folder alone: config.json and the headers of its safetensors files.
+
+A safetensors file begins with the length of its header (8 bytes, little endian) and the header, a JSON object of dtype,
+shape and data_offsets by tensor. No weight is read.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+from controller.data.model_folder import read_json
+from splitppo.config import ConfigError
+
+Kind = Literal["policy", "value"]
+Shapes = Mapping[str, tuple[int, ...]]
+
+_SINGLE_FILE, _INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
+_OUTPUT_LAYERS, _VALUE_HEADS = ("lm_head.", "embed_out."), ("score.", "classifier.")
+# What config.json calls a size; the first one that is there.
+_NAMES = {
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "heads": ("num_attention_heads", "n_head", "num_heads"),
+    "vocabulary": ("vocab_size",),
+}
+
+
+class UnknownShape(Exception):
+    """A model whose memory cannot be estimated, and why; no mistake of the user."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A transformer as the engine builds it: numbers of weights, and the widths that activations have."""
+
+    num_parameters: int  # tied ones once
+    layer_parameters: int  # of the largest decoder layer
+    root_parameters: int  # of what is in no layer: embedding, last norm, output layer
+    num_layers: int
+    hidden: int
+    intermediate: int  # of all experts that see one token
+    attention: int  # query heads x head dimension
+    key_values: int  # key-value heads x head dimension
+    vocabulary: int
+    is_gated: bool  # the MLP multiplies two projections
+    is_tied: bool  # the output layer is the embedding
+    windows: tuple[int | None, ...]  # positions that a token of each layer sees; None: all before it
+
+
+def read_model_shape(source: str, kind: Kind, key: str) -> ModelShape:
+    """The shape of the model that `source`, the value of `key`, names: a causal language model or a value model.
+
+    A value model has no output layer, and a head of one label, which the folder may lack.
+
+    Raises:
+        UnknownShape: the model is not in a local folder, or the folder does not say enough.
+        ConfigError: a file of the folder is torn.
+    """
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise UnknownShape(f"{source} is not in a local folder")
+    description = read_json(folder / "config.json")
+    config = description | description.get("text_config", {})
+    missing = [names[0] for size, names in _NAMES.items() if _find(config, size) is None]
+    if missing:
+        raise UnknownShape(f"{folder / 'config.json'} lacks {missing[0]}")
+    shapes = read_tensor_shapes(folder, key)
+    if not shapes:
+        raise UnknownShape(f"{folder} holds no safetensors weights")
+    return _model_shape(description, config, shapes, kind)
+
+
+def read_tensor_shapes(folder: Path, key: str) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor in the safetensors files of a model; empty where there are none.
+
+    Raises:
+        ConfigError: a file is torn, or the index names one that is not there.
+    """
+    index = read_json(folder / _INDEX_FILE)
+    if index:
+        weight_map = index.get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ConfigError(f"{key}: {folder / _INDEX_FILE} has no weight_map of file names")
+        files = sorted(set(weight_map.values()))
+    else:
+        files = [_SINGLE_FILE] if (folder / _SINGLE_FILE).is_file() else []
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in files:
+        if not (folder / name).is_file():
+            raise ConfigError(f"{key}: {folder / _INDEX_FILE} names {name}, which is not there")
+        shapes.update(_read_header(folder / name, key))
+    return shapes
+
+
+def _read_header(file: Path, key: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each tensor of one safetensors file."""
+    file_bytes = file.stat().st_size
+    with file.open("rb") as opened:
+        header_bytes = int.from_bytes(opened.read(8), "little")
+        if file_bytes < 8 or not 0 < header_bytes <= min(_MAX_HEADER_BYTES, file_bytes - 8):
+            raise ConfigError(f"{key}: {file} is torn: it has {file_bytes} bytes, too few for its header")
+        header = opened.read(header_bytes)
+    end = 0
+    try:
+        tensors = json.loads(header)
+        for name, tensor in tensors.items():
+            if name != "__metadata__":
+                end = max(end, int(tensor["data_offsets"][1]))
+                yield name, tuple(map(int, tensor["shape"]))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ConfigError(f"{key}: {file} is torn: its header is no JSON object of tensors") from error
+    if file_bytes < 8 + header_bytes + end:
+        raise ConfigError(f"{key}: {file} is torn: it has {file_bytes} of {8 + header_bytes + end} bytes")
+
+
+def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shapes: Shapes, kind: Kind) -> ModelShape:
+    has_output_layer = any(name.startswith(_OUTPUT_LAYERS) for name in shapes)
+    tie = description.get("tie_word_embeddings", config.get("tie_word_embeddings", not has_output_layer))
+    is_tied = kind == "policy" and (bool(tie) or not has_output_layer)
+    left_out: tuple[str, ...] = _VALUE_HEADS if kind == "policy" else _OUTPUT_LAYERS
+    if is_tied:
+        left_out += _OUTPUT_LAYERS
+    counts = {name: prod(shape) for name, shape in shapes.items() if not name.startswith(left_out)}
+    hidden = _find(config, "hidden") or 0
+    if kind == "value" and not any(name.startswith(_VALUE_HEADS) for name in counts):
+        counts["score"] = hidden + 1  # weight and bias of one label
+    layers: Counter[str] = Counter()
+    for name, count in counts.items():
+        if in_layer := re.match(r".*?\.\d+(?=\.)", name):
+            layers[in_layer.group()] += count
+    heads, num_layers = _find(config, "heads") or 1, _find(config, "layers") or 0
+    head_dim = config.get("head_dim") or hidden // heads
+    total = sum(counts.values())
+    return ModelShape(
+        num_parameters=total,
+        layer_parameters=max(layers.values(), default=0),
+        root_parameters=total - sum(layers.values()),
+        num_layers=num_layers,
+        hidden=hidden,
+        intermediate=_intermediate(config, hidden),
+        attention=heads * head_dim,
+        key_values=(config.get("num_key_value_heads") or heads) * head_dim,
+        vocabulary=_find(config, "vocabulary") or 0,
+        is_gated=any("gate_proj" in name or "gate_up_proj" in name for name in shapes),
+        is_tied=is_tied,
+        windows=_windows(config, num_layers),
+    )
+
+
+def _find(config: Mapping[str, Any], size: str) -> int | None:
+    return next((config[name] for name in _NAMES[size] if isinstance(config.get(name), int)), None)
+
+
+def _intermediate(config: Mapping[str, Any], hidden: int) -> int:
+    """Width of the MLP; of a mixture of experts, of those that one token goes through."""
+    per_token, width = config.get("num_experts_per_tok"), config.get("moe_intermediate_size")
+    if per_token and width:
+        return int(per_token * width + (config.get("shared_expert_intermediate_size") or 0))
+    return int(config.get("intermediate_size") or config.get("n_inner") or 4 * hidden) * int(per_token or 1)
+
+
+def _windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    window = config.get("sliding_window")
+    kinds = config.get("layer_types") or ["full_attention"] * num_layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

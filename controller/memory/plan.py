@@ -1,0 +1,69 @@
+"""The memory plan that --check prints: the estimate of every group as a table."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from controller.memory.estimate import GIB, GroupMemory, estimate_group, label
+from controller.memory.model_shape import Kind, UnknownShape, read_model_shape
+from splitppo.config import Config
+from splitppo.config.section import RoleName
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The groups whose memory can be estimated, and why that of the others cannot."""
+
+    groups: tuple[GroupMemory, ...]
+    unknown: Mapping[RoleName, str]
+
+    def __str__(self) -> str:
+        tables = ["\n".join(_table(group)) for group in self.groups]
+        return "\n".join([*tables, *(f"memory of the {role}: unknown: {why}" for role, why in self.unknown.items())])
+
+
+def memory_plan(config: Config, gpus: Mapping[int, int], *, reference_on: RoleName = "actor") -> MemoryPlan:
+    """Estimates every group of a run; nothing is fetched, and no weight is read.
+
+    `gpus` are the bytes of the GPUs that are known, by index; `reference_on` is the role whose group holds the
+    reference, where the run has one.
+
+    Raises:
+        ConfigError: a file of a model is torn.
+    """
+    groups: list[GroupMemory] = []
+    unknown: dict[RoleName, str] = {}
+    for role in config.roles:
+        sizes = [gpus[device] for device in config.services.of(role).devices if device in gpus]
+        kind: Kind = "policy" if role == "actor" else "value"
+        try:
+            model = read_model_shape(config.model_of(role).model, kind, f"{role}.model")
+            has_reference = config.uses_reference and role == reference_on
+            reference = read_model_shape(config.actor.model, "policy", "actor.model") if has_reference else None
+        except UnknownShape as reason:
+            unknown[role] = str(reason)
+            continue
+        gpu_bytes = min(sizes, default=None)
+        groups.append(estimate_group(config, role, model, reference=reference, gpu_bytes=gpu_bytes))
+    return MemoryPlan(tuple(groups), unknown)
+
+
+def _table(group: GroupMemory) -> Iterator[str]:
+    """A line for each term that is not 0, a column for each phase."""
+    place = f"GPU {', '.join(map(str, group.devices))}" if group.devices else "CPU"
+    yield f"memory of each of {group.num_ranks} ranks of the {group.role} ({place}), GiB, estimated:"
+    widths = [max(9, len(name)) for name in group.phases]
+    yield _line("", group.phases, widths)
+    by_term = {name: [terms.by_name()[name] for terms in group.phases.values()] for name in group.peak.by_name()}
+    totals = [terms.total for terms in group.phases.values()]
+    for name, sizes in [*by_term.items(), ("total", totals)]:
+        if any(sizes):
+            yield _line(label(name), (f"{size / GIB:.2f}" if size else "-" for size in sizes), widths)
+    largest = group.peak.largest
+    yield (
+        f"peak {group.peak.total / GIB:.2f} GiB ({group.peak_phase}), of which"
+        f" {label(largest)} {group.peak.by_name()[largest] / GIB:.2f} GiB"
+    )
+
+
+def _line(name: str, cells: Iterable[str], widths: Iterable[int]) -> str:
+    return f"  {name:18s}" + "".join(f"{cell:>{width + 2}s}" for cell, width in zip(cells, widths, strict=True))

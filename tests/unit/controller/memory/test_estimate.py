@@ -1,0 +1,147 @@
+"""The terms of the estimate, each against arithmetic by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.memory import estimate
+from controller.memory.estimate import GIB, Terms, estimate_group
+from controller.memory.model_shape import ModelShape
+from services.engine import parallel
+from services.engine.model import log_probs
+from services.rollout.hf_backend import kv_cache
+from splitppo.config import Config
+from tests.fake_services import make_config
+
+# Hidden 8, MLP 16, two layers, 4 query and 2 key-value heads of dimension 2, vocabulary 10, tied.
+MODEL = ModelShape(
+    num_parameters=1000,
+    layer_parameters=450,
+    root_parameters=100,
+    num_layers=2,
+    hidden=8,
+    intermediate=16,
+    attention=8,
+    key_values=4,
+    vocabulary=10,
+    is_gated=True,
+    is_tied=True,
+    windows=(None, None),
+)
+LARGE = ModelShape(
+    **{**vars(MODEL), "num_parameters": 2 << 30, "layer_parameters": 1 << 28, "root_parameters": 1 << 29}
+)
+
+
+def config(tmp_path: Path, **changes: Any) -> Config:
+    """2 prompts x 2 samples of 6 + 4 tokens, micro-batches of one row."""
+    small = {"data__max_prompt_length": 6, "actor__ppo_micro_batch_size_per_gpu": 1}
+    return make_config(tmp_path / "run", **small | {"critic__ppo_micro_batch_size_per_gpu": 1} | changes)
+
+
+def phases(config: Config, role: Any = "actor", model: ModelShape = MODEL, **more: Any) -> dict[str, Terms]:
+    return dict(estimate_group(config, role, model, **more).phases)
+
+
+def test_limits_are_those_of_the_engine() -> None:
+    assert estimate.KEEP_GATHERED_BYTES == parallel.KEEP_GATHERED_BYTES
+    assert estimate.MAX_LOGITS == log_probs.MAX_LOGITS
+    assert estimate.KV_ROOM == kv_cache._ROOM
+
+
+def test_weights_and_moments_are_fp32_and_sharded(tmp_path: Path) -> None:
+    one, two = (phases(config(tmp_path, services__actor__num_processes=ranks)) for ranks in (1, 2))
+    assert (one["generate"].weights, one["generate"].optimizer) == (4000, 8000)
+    assert (two["generate"].weights, two["generate"].optimizer) == (2000, 4000)
+    assert (one["optimizer step"].gradients, two["optimizer step"].gradients) == (4000, 2000)
+
+
+def test_a_backward_pass_keeps_what_the_formula_says(tmp_path: Path) -> None:
+    terms = phases(config(tmp_path))["backward"]
+    # One row of 10 tokens, 4 of them in the response. A layer: 2 x 8 x 4 bytes of norms' inputs, and in fp32 4 x 8 of
+    # norms' outputs, 2 x 8 + 2 x 4 of attention, 4 x 16 of the MLP, for each token.
+    layer = 10 * (64 + 4 * (32 + 24 + 64))
+    last_norm, response_states = 10 * 8 * 8, 4 * 4 * 8
+    # Inside the MLP of the last layer: 2 x 8 + 3 x 16 numbers; the tied output layer's gradient waits meanwhile.
+    inside, tied = 4 * 10 * (16 + 48), 4 * 10 * 8
+    assert terms.activations == 2 * layer + last_norm + response_states + inside
+    assert terms.logits == tied
+    assert terms.gradients == 4000
+
+
+def test_logits_are_the_largest_term_of_a_large_vocabulary(tmp_path: Path) -> None:
+    wide = ModelShape(**{**vars(MODEL), "vocabulary": 10_000})
+    terms = phases(config(tmp_path), model=wide)["backward"]
+    assert terms.largest == "process", "of a rank that has no model yet, and this one is tiny"
+    assert terms.logits > max(terms.weights, terms.gradients, terms.optimizer, terms.activations)
+    assert terms.logits == 12 * 4 * 10_000 + 8 * 10_000 * 8
+    # No more than 2^27 logits at once.
+    many = phases(config(tmp_path, data__max_response_length=50_000), model=wide)["log-probs"]
+    assert many.logits == 12 * (134_217_728 // 10_000) * 10_000
+
+
+def test_gradient_checkpointing_keeps_the_inputs_of_layers_and_one_layer(tmp_path: Path) -> None:
+    deep = ModelShape(**{**vars(MODEL), "num_layers": 100, "windows": (None,) * 100})
+    whole = phases(config(tmp_path), model=deep)["backward"].activations
+    less = phases(config(tmp_path, actor__gradient_checkpointing=True), model=deep)["backward"].activations
+    layer, layer_input = 10 * (64 + 4 * (32 + 24 + 64)), 10 * 8 * 4
+    assert whole - less == 100 * layer - (100 * layer_input + layer)
+
+
+def test_the_only_micro_batch_gets_its_gradients_while_activations_go(tmp_path: Path) -> None:
+    terms = phases(config(tmp_path, actor__ppo_micro_batch_size_per_gpu=4))
+    assert terms["backward"].gradients == 0
+    assert terms["optimizer step"].gradients == 4000
+
+
+def test_generation_holds_keys_and_values_of_all_rows_and_their_logits(tmp_path: Path) -> None:
+    long = {"data__max_response_length": 94}
+    terms = phases(config(tmp_path, **long))["generate"]
+    # 4 rows, 100 + 64 positions, 2 layers, keys and values of 4 numbers.
+    assert terms.kv_cache == 4 * 164 * 2 * 2 * 4 * 4
+    assert terms.logits == 4 * 10 * (4 + 4 + 8)
+    assert phases(config(tmp_path, **long, rollout__max_batch_size=1))["generate"].kv_cache == terms.kv_cache // 4
+    window = ModelShape(**{**vars(MODEL), "windows": (3, None)})
+    assert phases(config(tmp_path, **long), model=window)["generate"].kv_cache == 4 * (67 + 164) * 2 * 4 * 4
+
+
+def test_ranks_gather_small_models_whole_and_large_ones_by_layers(tmp_path: Path) -> None:
+    of_two = config(tmp_path, services__actor__num_processes=2, actor__dtype="bf16")
+    small, large = phases(of_two), phases(of_two, model=LARGE)
+    assert small["backward"].gathered_weights == 2 * 1000
+    # Micro-batches of small models add up whole gradients, those of large ones shards.
+    assert (small["backward"].gradients, large["backward"].gradients) == (4 * 1000, 4 * (1 << 30))
+    # While the last layer is gathered, it is there twice, and half of it once more: this rank's shard.
+    assert large["generate"].gathered_weights == 2 * (2 << 30) + 3 * (1 << 28)
+    assert large["backward"].gathered_weights == 2 * ((1 << 29) + 2 * (1 << 28))
+    assert phases(config(tmp_path))["generate"].gathered_weights == 0
+
+
+def test_the_reference_belongs_to_the_group_that_hosts_it(tmp_path: Path) -> None:
+    of_two = config(tmp_path, services__critic__num_processes=2, actor__dtype="bf16")
+    hosted = phases(of_two, "critic", reference=MODEL)
+    assert {terms.reference for terms in hosted.values()} == {2 * 1000 // 2}
+    assert hosted["reference"].gathered_weights == 2 * 1000
+    alone = phases(of_two, "critic")
+    assert "reference" not in alone
+    assert {terms.reference for terms in alone.values()} == {0}
+
+
+def test_vllm_takes_its_share_of_a_gpu_and_gives_it_back(tmp_path: Path) -> None:
+    gpu = {"services__actor__devices": [0], "rollout__backend": "vllm"}
+    terms = phases(config(tmp_path, **gpu), gpu_bytes=10 * GIB)
+    assert (terms["generate"].vllm, terms["backward"].vllm) == (5 * GIB, 0)
+    kept = phases(config(tmp_path, **gpu, rollout__vllm__sleep_level=0), gpu_bytes=10 * GIB)
+    assert kept["backward"].vllm == 5 * GIB
+    given = phases(config(tmp_path, **gpu, rollout__vllm__kv_cache_gb=3), gpu_bytes=10 * GIB)
+    assert given["generate"].vllm == 3 * GIB + 4 * 1000
+
+
+@pytest.mark.parametrize(("packed", "tokens"), [(False, 20), (True, 25)])
+def test_a_dynamic_micro_batch_fills_its_budget(tmp_path: Path, packed: bool, tokens: int) -> None:
+    budget = {"critic__ppo_micro_batch_size_per_gpu": None, "critic__ppo_max_token_len_per_gpu": 25}
+    values = phases(config(tmp_path, **budget, critic__use_remove_padding=packed), "critic")["values"]
+    assert values.activations == 4 * tokens * (2 * 8 + 3 * 16)

@@ -1,0 +1,150 @@
+"""What --check says about memory: the table, what is unknown, and the refusal of what cannot fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.memory.gpus import check_fits, visible_gpus
+from controller.memory.plan import MemoryPlan, memory_plan
+from splitppo.config import Config, ConfigError
+from tests.fake_services import make_config
+from tests.models import save_policy
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_policy(tmp_path_factory.mktemp("policy")))
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a program of this name, with these lines to run, before all others."""
+
+    def install(script: str) -> None:
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        program = folder / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    return install
+
+
+def on_gpus(tmp_path: Path, model: str, **changes: Any) -> Config:
+    """Both groups on one GPU each."""
+    devices = {"services__actor__devices": [0], "services__critic__devices": [1]}
+    return make_config(tmp_path / "run", **{"actor__model": model} | devices | changes)
+
+
+def plan_and_check(config: Config) -> MemoryPlan:
+    gpus = visible_gpus(config)
+    plan = memory_plan(config, gpus)
+    check_fits(config, plan.groups, gpus)
+    return plan
+
+
+def test_the_table_names_every_term_and_the_peak(tmp_path: Path, model: str) -> None:
+    plan = memory_plan(make_config(tmp_path / "run", actor__model=model, algorithm__use_kl_in_reward=True), {})
+    lines = str(plan).splitlines()
+    assert lines[0] == "memory of each of 1 ranks of the actor (CPU), GiB, estimated:"
+    assert lines[1].split() == ["generate", "log-probs", "reference", "backward", "optimizer", "step"]
+    named = {line[:20].strip() for line in lines}
+    assert {"weights", "gradients", "optimizer", "reference", "KV cache", "activations", "total"} <= named
+    assert any(line.startswith("peak 0.") for line in lines)
+    assert [group.role for group in plan.groups] == ["actor", "critic"]
+
+
+def test_the_reference_can_be_on_either_group(tmp_path: Path, model: str) -> None:
+    config = make_config(tmp_path / "run", actor__model=model, algorithm__use_kl_in_reward=True)
+    for host in ("actor", "critic"):
+        groups = memory_plan(config, {}, reference_on=host).groups
+        assert [group.role for group in groups if group.peak.reference] == [host]
+
+
+def test_a_model_that_is_not_here_is_unknown_and_the_other_group_is_estimated(tmp_path: Path, model: str) -> None:
+    plan = memory_plan(make_config(tmp_path / "run", actor__model="some/model", critic__model=model), {})
+    assert [group.role for group in plan.groups] == ["critic"]
+    assert "memory of the actor: unknown: some/model is not in a local folder" in str(plan).splitlines()
+
+
+def test_what_fits_is_not_refused(tmp_path: Path, model: str, nvidia_smi: Any) -> None:
+    nvidia_smi('[ "$1" = --query-gpu=index,memory.total ] && printf "0, 4096\\n1, 4096\\n"')
+    config = on_gpus(tmp_path, model)
+    assert visible_gpus(config) == {0: 4 * GIB, 1: 4 * GIB}
+    assert len(plan_and_check(config).groups) == 2
+
+
+def test_what_cannot_fit_is_refused_in_one_sentence(tmp_path: Path, model: str, nvidia_smi: Any) -> None:
+    nvidia_smi('printf "0, 81920\\n1, 512\\n"')
+    with pytest.raises(ConfigError) as refused:
+        plan_and_check(on_gpus(tmp_path, model))
+    assert str(refused.value).startswith(
+        "GPU 1 (services.critic.devices) has 0.5 GiB, but the critic (1.0 GiB per rank) would need about 1.0 GiB there;"
+        " the largest term is process of the critic in its phase backward (1.0 GiB):"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "way_out"),
+    [
+        ({"rollout__n": 4096, "actor__ppo_micro_batch_size_per_gpu": 1}, "lower rollout.max_batch_size"),
+        ({"rollout__n": 4096, "rollout__max_batch_size": 1}, "set actor.gradient_checkpointing to true"),
+        (
+            {"rollout__n": 4096, "rollout__max_batch_size": 1, "actor__ppo_micro_batch_size_per_gpu": 4096}
+            | {"actor__gradient_checkpointing": True},
+            "lower actor.ppo_micro_batch_size_per_gpu",
+        ),
+        (
+            {"rollout__backend": "vllm", "rollout__vllm__gpu_memory_utilization": 0.9},
+            "lower rollout.vllm.gpu_memory_utilization",
+        ),
+    ],
+)
+def test_the_refusal_names_the_key_that_lowers_the_largest_term(
+    tmp_path: Path, changes: dict[str, Any], way_out: str
+) -> None:
+    model = str(save_policy(tmp_path / "policy", hidden_size=256, intermediate_size=512, num_hidden_layers=8))
+    large = {"rollout__max_batch_size": 4096, "actor__ppo_max_token_len_per_gpu": 1 << 18}
+    config = on_gpus(tmp_path, model, **large | changes)
+    gpus = {0: 5 * GIB // 4}
+    with pytest.raises(ConfigError, match=rf": {way_out}$"):
+        check_fits(config, memory_plan(config, gpus).groups, gpus)
+
+
+def test_groups_that_share_a_gpu_add_up(tmp_path: Path, model: str) -> None:
+    shared = {"services__critic__devices": [0], "services__allow_shared_devices": True}
+    config = on_gpus(tmp_path, model, **shared)
+    groups = memory_plan(config, {}).groups
+    check_fits(config, groups, {0: 3 * GIB})
+    assert all(group.peak.total < 3 * GIB // 2 for group in groups)
+    with pytest.raises(
+        ConfigError, match=r"^GPU 0 .* but the actor \(1\.0 GiB per rank\) and critic \(1\.0 GiB per rank\)"
+    ):
+        check_fits(config, groups, {0: 3 * GIB // 2})
+
+
+@pytest.mark.parametrize("script", ["exit 9", "echo No devices were found", "printf '0, [N/A]\\n'", "printf '0\\n'"])
+def test_where_nvidia_smi_knows_nothing_nothing_is_refused(
+    tmp_path: Path, model: str, nvidia_smi: Any, script: str
+) -> None:
+    nvidia_smi(script)
+    assert visible_gpus(on_gpus(tmp_path, model)) == {}
+    assert len(plan_and_check(on_gpus(tmp_path, model)).groups) == 2
+
+
+def test_gpus_are_asked_for_only_where_groups_start_here_and_use_them(
+    tmp_path: Path, model: str, nvidia_smi: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi('printf "0, 1\\n"')
+    assert visible_gpus(on_gpus(tmp_path, model)) == {0: 1 << 20}
+    addresses = {f"services__{role}__address": "127.0.0.1:7001" for role in ("actor", "critic")}
+    assert visible_gpus(on_gpus(tmp_path, model, services__launch="external", **addresses)) == {}
+    assert visible_gpus(make_config(tmp_path / "run", actor__model=model)) == {}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert visible_gpus(on_gpus(tmp_path, model)) == {}
