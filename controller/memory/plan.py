@@ -21,11 +21,10 @@ class MemoryPlan:
         return "\n".join([*tables, *(f"memory of the {role}: unknown: {why}" for role, why in self.unknown.items())])
 
 
-def memory_plan(config: Config, gpus: Mapping[int, int], *, reference_on: RoleName = "actor") -> MemoryPlan:
+def memory_plan(config: Config, gpus: Mapping[int, int]) -> MemoryPlan:
     """Estimates every group of a run; nothing is fetched, and no weight is read.
 
-    `gpus` are the bytes of the GPUs that are known, by index; `reference_on` is the role whose group holds the
-    reference, where the run has one.
+    `gpus` are the bytes of the GPUs that are known, by index.
 
     Raises:
         ConfigError: a file of a model is torn.
@@ -37,7 +36,7 @@ def memory_plan(config: Config, gpus: Mapping[int, int], *, reference_on: RoleNa
         kind: Kind = "policy" if role == "actor" else "value"
         try:
             model = read_model_shape(config.model_of(role).model, kind, f"{role}.model")
-            has_reference = config.uses_reference and role == reference_on
+            has_reference = role == config.reference_host
             reference = read_model_shape(config.actor.model, "policy", "actor.model") if has_reference else None
         except UnknownShape as reason:
             unknown[role] = str(reason)

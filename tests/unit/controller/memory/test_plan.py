@@ -61,9 +61,9 @@ def test_the_table_names_every_term_and_the_peak(tmp_path: Path, model: str) -> 
 
 
 def test_the_reference_can_be_on_either_group(tmp_path: Path, model: str) -> None:
-    config = make_config(tmp_path / "run", actor__model=model, algorithm__use_kl_in_reward=True)
     for host in ("actor", "critic"):
-        groups = memory_plan(config, {}, reference_on=host).groups
+        changes = {"algorithm__use_kl_in_reward": True, "placement": {"reference": host}}
+        groups = memory_plan(make_config(tmp_path / "run", actor__model=model, **changes), {}).groups
         assert [group.role for group in groups if group.peak.reference] == [host]
 
 
