@@ -39,8 +39,8 @@ def run_closed_group(arguments: Sequence[str]) -> int:
     """Runs a group to its end; `arguments` are those of torchrun.
 
     Returns:
-        0 where every rank ended well; else the exit code of the rank that failed first (`culprit`), 128 + N where signal
-        N ended it, or has come to this process, which drains the group.
+        0 where every rank ended well; else the exit code of the rank that failed first (`culprit`), 128 + N where
+        signal N ended it, or has come to this process, which drains the group.
     """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
