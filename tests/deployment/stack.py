@@ -164,8 +164,9 @@ class Stack:
         ]
 
 
-# Of .env: those of whoever runs the tests do not count.
+# Of .env: those of whoever runs the tests do not count, nor what make has been told (LOCK=...).
 SETTINGS = (
+    *("LOCK", "SHM_SIZE", "TENSORBOARD_PORT", "REVISION"),
     *("RECIPE", "MODEL_DIR", "DATA_DIR", "RUNS_DIR", "RUN", "OVERRIDES", "SECRETS_DIR", "VERSION"),
     *("ACTOR_CPUS", "CRITIC_CPUS", "ACTOR_GPUS", "CRITIC_GPUS", "ACTOR_PORT", "CRITIC_PORT", "COMPOSE_FILE"),
 )
