@@ -77,10 +77,12 @@ def _model_score(model: Any, tokenizer: Any, prompt: list[dict[str, str]], respo
         return float(model(input_ids=ids).logits)
 
 
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.extended)])
 def test_model_and_function_score_a_run_together(
-    scored_by_model: dict[str, Any], reward_model: Path, tmp_path: Path
+    scored_by_model: dict[str, Any], reward_model: Path, tmp_path: Path, num_ranks: int
 ) -> None:
-    with started(scored_by_model, tmp_path / "run", "run.schedule=overlap") as controller:
+    overrides = ("run.schedule=overlap", f"services.critic.num_processes={num_ranks}")
+    with started(scored_by_model, tmp_path / "run", *overrides) as controller:
         folder = controller.complete()
 
     model = AutoModelForSequenceClassification.from_pretrained(reward_model)
