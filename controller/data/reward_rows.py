@@ -94,7 +94,10 @@ def _checked_max_length(config: RewardModelConfig, tokenizer: Tokenizer) -> int 
     num_labels = len(entries.get("id2label") or range(entries.get("num_labels", _HF_NUM_LABELS)))
     if num_labels != 1:
         raise ConfigError(f"reward_model.model: expected a sequence classifier with one label, it has {num_labels}")
-    vocab_size, positions = entries.get("vocab_size"), entries.get("max_position_embeddings")
+    vocab_size, positions = (
+        entries.get("vocab_size"),
+        entries.get("max_position_embeddings", entries.get("n_positions")),
+    )
     if isinstance(vocab_size, int) and tokenizer.vocab_size > vocab_size:
         raise ConfigError(
             f"the tokenizer of the reward model (reward_model.tokenizer) has {tokenizer.vocab_size} tokens,"

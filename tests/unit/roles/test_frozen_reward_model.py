@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from services.actor.role import ActorRole
 from services.critic.role import CriticRole
@@ -113,6 +113,14 @@ def test_a_classifier_of_several_labels_is_refused(policy: Path, tmp_path: Path)
         ValueError, match=r"two is not a usable Hugging Face reward model: expected .* one label, it has 2"
     ):
         build(policy, two)
+
+
+def test_a_model_whose_tokens_see_what_comes_later_is_refused(policy: Path, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    encoder = BertForSequenceClassification(BertConfig(vocab_size=len(VOCABULARY), num_labels=1, **sizes))
+    encoder.save_pretrained(tmp_path / "encoder")
+    with pytest.raises(ValueError, match=r"expected a decoder with a linear head `score`, BertForSequence.* has none"):
+        build(policy, tmp_path / "encoder")
 
 
 def test_a_head_that_the_folder_lacks_is_not_made_up(policy: Path, tmp_path: Path) -> None:
