@@ -72,6 +72,8 @@ def way_out(config: Config, group: GroupMemory, term: str) -> str:
         return f"lower rollout.vllm.{key}"
     if term == "process":
         return f"choose other GPUs in services.{group.role}.devices"
+    if term == "reference" and config.uses_critic:
+        return f"set placement.reference to {'critic' if group.role == 'actor' else 'actor'}"
     if term in ("activations", "logits", "kv_cache"):
         if generates:
             return "lower rollout.max_batch_size"

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore, run  # type: ignore[attr-defined]
@@ -39,8 +39,8 @@ def run_closed_group(arguments: Sequence[str]) -> int:
     """Runs a group to its end; `arguments` are those of torchrun.
 
     Returns:
-        0 where every rank ended well; else the exit code of the rank that failed first, 128 + N where signal N ended it
-        or has come to this process, which drains the group.
+        0 where every rank ended well; else the exit code of the rank that failed first (`culprit`), 128 + N where
+        signal N ended it, or has come to this process, which drains the group.
     """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -52,11 +52,20 @@ def run_closed_group(arguments: Sequence[str]) -> int:
         try:
             run.run(run.parse_args([*ours, "--max-restarts", "0", *arguments]))  # type: ignore[no-untyped-call]
         except ChildFailedError as failed:
-            rank, failure = failed.get_first_failure()
-            return report(rank, failure.exitcode)
+            exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
+            rank = culprit(exit_codes)
+            return report(rank, exit_codes[rank])
         except SignalException as ended:
             return _ENDED_BY_SIGNAL + int(ended.sigval)
     return 0
+
+
+def culprit(exit_codes: Mapping[int, int]) -> int:
+    """Of ranks that were found ended at the same time, the one whose end the others have followed, if that can be told.
+
+    The others exit when they miss a peer: what ended by a signal, or has refused its input, has done so by itself.
+    """
+    return min(exit_codes, key=lambda rank: (exit_codes[rank] >= 0, exit_codes[rank] != _BAD_INPUT, rank))
 
 
 def report(rank: int, exit_code: int) -> int:

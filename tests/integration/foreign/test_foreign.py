@@ -28,7 +28,7 @@ BEARER = f"authorization: Bearer {TOKEN}"
 # Without a token the worker does not describe itself: buf is given what it needs.
 HEALTH = ("--schema", "docs/health.proto")
 # buf's exit code is the status code, shifted to the left by three.
-UNAUTHENTICATED, UNAVAILABLE = 16 << 3, 14 << 3
+CANCELED, UNAUTHENTICATED, UNAVAILABLE = 1 << 3, 16 << 3, 14 << 3
 
 CLIENT, CRITIC = (Path(__file__).with_name(name) for name in ("ppo_step.py", "critic.py"))
 
@@ -158,7 +158,9 @@ def test_buf_watches_health(workers: Foreigners, role: str) -> None:
 
 @needs_buf
 def test_without_a_certificate_not_even_health_is_told_over_tls(workers: Foreigners) -> None:
-    assert call(workers, "critic", CHECK, *HEALTH, with_certificate=False).returncode == UNAVAILABLE
+    refused = call(workers, "critic", CHECK, *HEALTH, with_certificate=False)
+    # buf is still writing when the worker hangs up, or not.
+    assert (refused.stdout, refused.returncode in (CANCELED, UNAVAILABLE)) == ("", True), refused.stderr
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.runtime.closed_group import report
+from services.runtime.closed_group import culprit, report
 from services.runtime.command_line import start_group_unless_rank
 from services.runtime.launch import run
 from services.runtime.process_group import Launch, cpus_of_rank, gpu_of_rank
@@ -114,6 +114,15 @@ def test_a_group_that_cannot_be_described_is_one_sentence(
         start_group_unless_rank("critic")
     assert ended.value.code == 2
     assert "unknown key 'critic.lrr', did you mean" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("exit_codes", "rank"), [({0: 1, 1: -9}, 1), ({0: 1, 1: 2, 2: 1}, 1), ({1: 3, 2: 1}, 1), ({0: 2, 3: -6}, 3)]
+)
+def test_of_ranks_that_ended_together_the_one_that_did_so_by_itself_is_named(
+    exit_codes: dict[int, int], rank: int
+) -> None:
+    assert culprit(exit_codes) == rank
 
 
 @pytest.mark.parametrize(

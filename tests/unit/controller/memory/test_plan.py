@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.memory.gpus import check_fits, visible_gpus
+from controller.memory.gpus import check_fits, visible_gpus, way_out
 from controller.memory.plan import MemoryPlan, memory_plan
 from splitppo.config import Config, ConfigError
 from tests.fake_services import make_config
@@ -125,6 +125,14 @@ def test_the_refusal_names_the_key_that_lowers_the_largest_term(
     gpus = {0: 5 * GIB // 4}
     with pytest.raises(ConfigError, match=rf": {way_out}$"):
         check_fits(config, memory_plan(config, gpus).groups, gpus)
+
+
+@pytest.mark.parametrize(("host", "other"), [("actor", "critic"), ("critic", "actor")])
+def test_a_reference_that_is_too_large_has_another_place(tmp_path: Path, model: str, host: str, other: str) -> None:
+    changes = {"algorithm__use_kl_in_reward": True, "placement": {"reference": host}}
+    config = on_gpus(tmp_path, model, **changes)
+    [group] = [group for group in memory_plan(config, {}).groups if group.role == host]
+    assert way_out(config, group, "reference") == f"set placement.reference to {other}"
 
 
 def test_groups_that_share_a_gpu_add_up(tmp_path: Path, model: str) -> None:
