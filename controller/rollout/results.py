@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller.workers.span import Span
 from rewards.samples import Failure
+from splitppo.config import ConfigError
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,12 @@ class ScoredResponses:
         without the first term where the data source is not one of `scored_sources`, which have a reward function.
 
         Raises:
-            ValueError: a score of the reward model is not finite.
+            ConfigError: a score of the reward model is not finite.
         """
         if not np.isfinite(model_scores_B).all():
             row = int(np.argmin(np.isfinite(model_scores_B)))
             found = f"{model_scores_B[row]} for response {row}"
-            raise ValueError(f"expected finite scores of the reward model, got {found}")
+            raise ConfigError(f"reward_model.model: expected finite scores, got {found}")
         combined = []
         for sample, model_score in zip(self.samples, map(float, model_scores_B), strict=True):
             rule_score = sample.score if sample.data_source in scored_sources else None

@@ -17,6 +17,7 @@ from controller.rollout.scoring import Scorer
 from controller.tracking.step_metrics import reward_model_metrics
 from rewards.samples import Failure, Sample, Scored
 from splitppo.batch import Batch
+from splitppo.config import ConfigError
 from tests.fake_services import make_table
 
 EOS, EOS_TOO = 3, 4
@@ -142,5 +143,5 @@ def test_rule_and_model_are_added_with_the_weight_of_the_data_source() -> None:
 
 def test_a_score_of_the_model_that_is_not_finite_ends_the_run() -> None:
     scores = np.array([0.0, np.nan], np.float32)
-    with pytest.raises(ValueError, match="expected finite scores of the reward model, got nan for response 1"):
+    with pytest.raises(ConfigError, match=r"^reward_model\.model: expected finite scores, got nan for response 1$"):
         responses(1.0, 2.0).with_model_scores(scores, lambda _: 1.0, frozenset({"letters"}))
