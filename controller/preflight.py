@@ -1,29 +1,40 @@
 """What a run reads, loaded and checked before any group is started: models, tokenizer, prompts, their rewards."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from controller.data.model_folder import model_folder, read_json
 from controller.data.prompts import PromptBatch, PromptDataset, load_prompts
+from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.tokenizer import Tokenizer, load_tokenizer
-from rewards.manager import check_data_sources
-from splitppo.config import Config, ConfigError
+from rewards.manager import check_data_sources, scored_sources
+from splitppo.config import Config, ConfigError, RewardConfig
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.rollout_packages import check_rollout_packages
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The policy's tokenizer, and the prompts for training and, where there are any, for validation."""
+    """The tokenizers of policy and reward model, and the prompts for training and, where there are any, validation."""
 
     tokenizer: Tokenizer
     prompts: PromptDataset
     val_prompts: PromptBatch | None
+    reward_tokenizer: RewardTokenizer | None = None
 
     @property
     def data_sources(self) -> frozenset[str]:
         """All that need a reward."""
         return self.prompts.table.data_sources | (self.val_prompts.data_sources if self.val_prompts else frozenset())
+
+    def scored_sources(self, config: RewardConfig) -> frozenset[str]:
+        """Those that need a reward function: all, but for the ones that have none where a reward model scores."""
+        return self.data_sources if self.reward_tokenizer is None else scored_sources(config, self.data_sources)
 
 
 def check_config(config: Config) -> None:
@@ -53,9 +64,27 @@ def load_inputs(config: Config) -> Inputs:
         )
     table = load_prompts(data, tokenizer, "train")
     prompts = PromptDataset(table, batch_size=data.train_batch_size, seed=config.run.seed, shuffle=data.shuffle)
-    inputs = Inputs(tokenizer, prompts, load_prompts(data, tokenizer, "val") if data.val_files else None)
-    check_data_sources(config.reward, inputs.data_sources)
+    val_prompts = load_prompts(data, tokenizer, "val") if data.val_files else None
+    reward_tokenizer = None
+    if config.reward_model_host is not None:
+        is_model_here = config.services.launch == "local"
+        reward_tokenizer = load_reward_tokenizer(config.reward_model, table, is_model_here=is_model_here)
+        val_prompts = _with_functions(val_prompts, config) if val_prompts else None
+    inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer)
+    check_data_sources(config.reward, inputs.scored_sources(config.reward))
     return inputs
+
+
+def _with_functions(val_prompts: PromptBatch, config: Config) -> PromptBatch | None:
+    """The validation prompts whose sources have a reward function; None if no source has: a model validates nothing."""
+    judged = scored_sources(config.reward, val_prompts.data_sources)
+    if without := sorted(val_prompts.data_sources - judged):
+        log.warning(
+            "validation is by reward functions, and data_source %s has none: its prompts are left out of it",
+            ", ".join(without),
+        )
+    places = np.flatnonzero([row.data_source in judged for row in val_prompts.rows])
+    return val_prompts.take(places) if len(places) else None
 
 
 def check_models(config: Config) -> int | None:

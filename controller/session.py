@@ -131,8 +131,9 @@ class Session:
         self._display.start(batch_plan(config), config, step=point.step)
         if warning := crowding(config, permitted_cores()):
             log.warning("%s", warning)
-        async with RewardManager(config.reward, inputs.data_sources) as manager:
-            await self._train_recovering(point, inputs, Scorer(inputs.tokenizer, manager))
+        async with RewardManager(config.reward, inputs.scored_sources(config.reward)) as manager:
+            scorer = Scorer(inputs.tokenizer, manager, inputs.reward_tokenizer)
+            await self._train_recovering(point, inputs, scorer)
 
     async def _train_recovering(self, point: RestorePoint, inputs: Inputs, scorer: Scorer) -> None:
         services = self._config.services

@@ -11,6 +11,7 @@ from controller.rollout.log_prob_check import LogProbCheck
 from controller.rollout.results import ScoredResponses
 from controller.rollout.scoring import Scorer
 from controller.rollout.stream import RolloutStream
+from controller.schedule import run_calls
 from controller.tracking.step_record import StepRecord
 from controller.workers.actor_client import ActorClient
 from controller.workers.client import WorkerClient
@@ -126,7 +127,39 @@ class StepCalls:
             self.record.add_reply(critic.role, name, reply)
         return concatenate(parts)
 
-    async def scores(self) -> ScoredResponses:
+    async def scores(self, *, after_update: AfterUpdate) -> ScoredResponses:
+        """A score for each response: of the reward processes, and where there is a reward model of both together.
+
+        `after_update` as in `values`, where the critic hosts the reward model.
+        """
+        host, coef_of = self.workers.reward_model, self.config.reward_model.coef_of
+        if host is None:
+            self.record.scored = await self._rule_scores()
+            return self.record.scored
+        scored, of_model = await run_calls(
+            self.config.run.schedule, self._rule_scores, lambda: self._model_scores(host, after_update)
+        )
+        scores = of_model["rm_scores"].values
+        self.record.scored = scored.with_model_scores(scores, coef_of, self.scorer.scored_sources)
+        return self.record.scored
+
+    async def _model_scores(self, host: WorkerClient, after_update: AfterUpdate) -> Batch:
+        """The reward model's host: a score for each response, which is encoded anew in the tokens of that model."""
+        parts = []
+        for group in self._stream.groups:
+            rollouts = await group.rollouts()
+            rows = await self.scorer.reward_rows(group.prompts, rollouts, num_samples=self.config.rollout.n)
+            await host.put_batch(group.slot, rows)
+            if host is self._critic:
+                async with self._preparing_critic:
+                    await after_update()
+            with self.record.timed("reward_model"):
+                reply = await host.compute_reward_scores(group.slot, base_step=self._base_step)
+                parts.append(await host.get_batch(group.slot, ["rm_scores"]))
+            self.record.add_reply(host.role, "reward_model", reply)
+        return concatenate(parts)
+
+    async def _rule_scores(self) -> ScoredResponses:
         """Reward processes: a score for each response."""
         parts: list[ScoredResponses] = []
         for group in self._stream.groups:
@@ -139,8 +172,7 @@ class StepCalls:
                     num_examine=0 if parts else self.config.reward.num_examine,
                 )
             parts.append(scored)
-        self.record.scored = ScoredResponses.join(parts)
-        return self.record.scored
+        return ScoredResponses.join(parts)
 
     async def update_actor(self, experience: Experience) -> None:
         """Actor: one PPO update of the policy; in the critic's warm-up only the step advances."""

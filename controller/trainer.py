@@ -83,7 +83,7 @@ class Trainer:
             calls.old_log_probs,  # actor, where the update cannot have them itself
             lambda: calls.ref_log_probs(after_update=self.join_critic),  # whichever group hosts the reference
             lambda: calls.values(after_update=self.join_critic),  # critic, once its update of the step before is done
-            calls.scores,
+            lambda: calls.scores(after_update=self.join_critic),  # reward processes; whichever hosts the reward model
         )
         record = calls.record
         with record.timed("adv"), record.span("controller", "adv"):

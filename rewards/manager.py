@@ -16,7 +16,7 @@ from typing import Self
 from pebble import ProcessExpired, ProcessPool
 
 from rewards import scoring_process
-from rewards.registry import scorer_name
+from rewards.registry import has_scorer, scorer_name
 from rewards.samples import Failure, Sample, Scored
 from rewards.scoring_process import UNKNOWN_POSITION, ScorerSetup, timed_out
 from splitppo.config import ConfigError, RewardConfig
@@ -44,11 +44,19 @@ def check_data_sources(config: RewardConfig, data_sources: Iterable[str]) -> Non
         raise ConfigError(str(error)) from error
 
 
+def scored_sources(config: RewardConfig, data_sources: Iterable[str]) -> frozenset[str]:
+    """Those of the data sources that have a reward function: all of them with a user's."""
+    return frozenset(source for source in data_sources if config.custom_function_path is not None or has_scorer(source))
+
+
 class RewardManager:
     """Sends each sample to the scorer of its data source; an async context manager that holds the scoring processes.
 
     Samples travel in chunks. A process that hangs or dies says which call it was at, so the others are simply run
     again: a scorer may be called twice for a sample, and should have no side effects.
+
+    Attributes:
+        data_sources: those that it can score.
 
     Raises:
         ConfigError: a source has no scorer; on entering: a user's function cannot be loaded.
@@ -57,6 +65,7 @@ class RewardManager:
     def __init__(self, config: RewardConfig, data_sources: Iterable[str]) -> None:
         sources = tuple(sorted(set(data_sources)))
         check_data_sources(config, sources)
+        self.data_sources = frozenset(sources)
         self._setup = ScorerSetup(sources, config.timeout_s, config.custom_function_path, config.custom_function_name)
         self._num_workers = config.num_workers
         self._context = multiprocessing.get_context("spawn")

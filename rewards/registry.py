@@ -42,6 +42,15 @@ def scorer_name(data_source: str) -> str:
     return candidate
 
 
+def has_scorer(data_source: str) -> bool:
+    """Whether a built-in scorer covers a data source."""
+    try:
+        scorer_name(data_source)
+    except ValueError:
+        return False
+    return True
+
+
 def load_scorer(data_source: str) -> ComputeScore:
     """The built-in scorer of a data source. ValueError if there is none."""
     scorer: ComputeScore = pkgutil.resolve_name(SCORERS[scorer_name(data_source)])

@@ -29,11 +29,15 @@ COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
     "advantages": np.dtype(np.float32),  # aligned with responses
     "returns": np.dtype(np.float32),  # aligned with responses
     "rollout_is_weights": np.dtype(np.float32),  # aligned with responses: what multiplies the policy loss of a token
+    "reward_tokens": np.dtype(np.int32),  # token ids of the reward model: messages and response in its chat template
+    "rm_scores": np.dtype(np.float32),  # one per row: the reward model's score of the response
     "mini_batches": np.dtype(np.int32),  # index of the row's mini-batch in each PPO epoch; only inside a group
     "groups": np.dtype(np.int32),  # index of the row's part of a streamed generation; only inside a group
 }
 
-RESPONSE_ALIGNED = frozenset(COLUMN_DTYPES) - {"prompts", "seeds", "responses", "mini_batches", "groups"}
+# Not one value per response token.
+_OF_ROWS = {"prompts", "seeds", "responses", "reward_tokens", "rm_scores", "mini_batches", "groups"}
+RESPONSE_ALIGNED = frozenset(COLUMN_DTYPES) - _OF_ROWS
 
 
 def _dtype_of(name: str) -> np.dtype[Any]:

@@ -196,6 +196,15 @@ class FakeClient(WorkerClient):
     async def compute_ref_log_probs(self, slot: Slot, *, base_step: int) -> CommandReply:
         return await self._compute("ref_log_probs", -0.2, slot, base_step)
 
+    async def compute_reward_scores(self, slot: Slot, *, base_step: int) -> CommandReply:
+        """A tenth of the number of tokens."""
+
+        def compute() -> None:
+            lengths = self._slot(slot)["reward_tokens"].lengths
+            self._add(slot, Batch.from_rows(rm_scores=[[0.1 * length] for length in lengths]))
+
+        return await self._run("reward_scores", slot.step, base_step, compute)
+
     async def _compute(self, column: str, scale: float, slot: Slot, base_step: int) -> CommandReply:
         """Adds a column, a function of the tokens; the call has its name."""
 
@@ -335,6 +344,15 @@ class FakeScorer(Scorer):
         self.examined: list[int] = []
         self._num_calls = 0
         self._turn = asyncio.Lock()
+
+    @property
+    def scored_sources(self) -> frozenset[str]:
+        return frozenset("a")
+
+    async def reward_rows(self, prompts: PromptBatch, rollouts: Batch, *, num_samples: int) -> Batch:
+        """The tokens of prompt and response."""
+        rows = zip(rollouts["prompts"].rows(), rollouts["responses"].rows(), strict=True)
+        return Batch.from_rows(reward_tokens=[np.concatenate(row) for row in rows])
 
     async def score(
         self, prompts: PromptBatch, rollouts: Batch, *, num_samples: int, num_examine: int

@@ -19,6 +19,7 @@ from splitppo.v1 import (
     batch_pb2,
     critic_pb2_grpc,
     reference_pb2_grpc,
+    reward_model_pb2_grpc,
     worker_pb2,
     worker_pb2_grpc,
 )
@@ -51,6 +52,7 @@ class FakeWorker(
     actor_pb2_grpc.ActorServiceServicer,
     critic_pb2_grpc.CriticServiceServicer,
     reference_pb2_grpc.ReferenceServiceServicer,
+    reward_model_pb2_grpc.RewardModelServiceServicer,
 ):
     """Answers commands by script: one entry per attempt, the last one from then on."""
 
@@ -98,7 +100,7 @@ class FakeWorker(
         async for event in script(self, request, context):
             yield event
 
-    Generate = ComputeLogProbs = ComputeRefLogProbs = ComputeValues = Update = _command
+    Generate = ComputeLogProbs = ComputeRefLogProbs = ComputeRewardScores = ComputeValues = Update = _command
     SaveCheckpoint = LoadCheckpoint = ComputeWeightsDigest = _command
 
 

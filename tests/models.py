@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
+from transformers import (
+    GenerationConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+    Qwen2ForTokenClassification,
+)
 
 SPECIAL = ("<pad>", "<eos>", "<unk>")
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 #.,:?!+-*/=()\n"
@@ -68,6 +74,11 @@ def save_policy(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
 def save_value_model(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Writes a random Qwen2 token classifier with one label; returns the folder."""
     return save_random(Qwen2ForTokenClassification, tiny_config(**{"num_labels": 1, **changes}), folder, seed=seed)
+
+
+def save_reward_model(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Writes a random Qwen2 sequence classifier with one label; returns the folder."""
+    return save_random(Qwen2ForSequenceClassification, tiny_config(**{"num_labels": 1, **changes}), folder, seed=seed)
 
 
 def save_random(model_class: Any, config: Any, folder: Path, *, seed: int = 0) -> Path:

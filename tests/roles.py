@@ -13,7 +13,7 @@ from services.runtime.context import RankContext
 from services.runtime.role import CommandProgress, Outcome, Role
 from splitppo.batch import Batch
 from splitppo.config import Config
-from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, reward_model_pb2, worker_pb2
 from tests.models import VOCABULARY
 
 N_SAMPLES = 3
@@ -92,6 +92,14 @@ def log_probs_request() -> actor_pb2.ComputeLogProbsRequest:
 def ref_log_probs(role: Role, batch: Batch, report: RecordedProgress | None = None) -> Batch:
     """What ComputeRefLogProbs adds to a batch."""
     computed = call(role, "ComputeRefLogProbs", reference_pb2.ComputeRefLogProbsRequest(), batch, report).columns
+    assert computed is not None
+    return computed
+
+
+def reward_scores(role: Role, batch: Batch, report: RecordedProgress | None = None) -> Batch:
+    """What ComputeRewardScores adds to a batch."""
+    request = reward_model_pb2.ComputeRewardScoresRequest()
+    computed = call(role, "ComputeRewardScores", request, batch, report).columns
     assert computed is not None
     return computed
 

@@ -55,14 +55,20 @@ class ChatTemplate:
 
 
 def load_chat_template(
-    folder: Path, tokenizer_config: Mapping[str, Any], override: Path | None, variables: Mapping[str, Any]
+    folder: Path,
+    tokenizer_config: Mapping[str, Any],
+    override: Path | None,
+    variables: Mapping[str, Any],
+    *,
+    section: str = "data",
 ) -> ChatTemplate:
     """The template of a file, else of the model's chat_template.jinja, else of its tokenizer_config.json.
 
+    `section` is that of the key chat_template, which errors name.
     Raises ConfigError: no such file, no template of the name "default", or no valid Jinja.
     """
     if override is not None and not override.is_file():
-        raise ConfigError(f"data.chat_template: no such file {override}")
+        raise ConfigError(f"{section}.chat_template: no such file {override}")
     file = override or folder / "chat_template.jinja"
     text = file.read_text(encoding="utf-8") if file.is_file() else tokenizer_config.get("chat_template")
     if isinstance(text, list):
@@ -70,7 +76,7 @@ def load_chat_template(
         if "default" not in named:
             raise ConfigError(
                 f"{folder}: tokenizer_config.json has the chat templates {', '.join(named)}, but no default one;"
-                " set data.chat_template to a file"
+                f" set {section}.chat_template to a file"
             )
         text = named["default"]
     return ChatTemplate(None if text is None else _compile(text, override or folder), variables)

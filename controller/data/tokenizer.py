@@ -60,18 +60,25 @@ class Tokenizer:
 
 
 def load_tokenizer(
-    source: str, *, chat_template: Path | None = None, chat_template_kwargs: Mapping[str, Any] | None = None
+    source: str,
+    *,
+    chat_template: Path | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    section: str = "data",
+    model_key: str = "actor.model",
 ) -> Tokenizer:
     """Loads the tokenizer of a local model folder or a hub name, with its own chat template or that of a Jinja file.
 
+    `section` and `model_key` are what errors name: whose keys tokenizer and chat_template are, and tokenizer's default.
     Raises ConfigError: folder, tokenizer.json or template missing or unreadable.
     """
-    folder = model_folder(source, "data.tokenizer, by default actor.model")
+    folder = model_folder(source, f"{section}.tokenizer, by default {model_key}")
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ConfigError(
             f"{folder} has no tokenizer.json; save the tokenizer there in the fast format"
-            " (AutoTokenizer.from_pretrained(...).save_pretrained(...)) or set data.tokenizer to a model that has one"
+            f" (AutoTokenizer.from_pretrained(...).save_pretrained(...)) or set {section}.tokenizer to a model that has"
+            " one"
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
@@ -89,7 +96,9 @@ def load_tokenizer(
     return Tokenizer(
         backend,
         _eos_token_ids(folder, backend, special_tokens.get("eos_token")),
-        load_chat_template(folder, config, chat_template, {**special_tokens, **(chat_template_kwargs or {})}),
+        load_chat_template(
+            folder, config, chat_template, {**special_tokens, **(chat_template_kwargs or {})}, section=section
+        ),
     )
 
 

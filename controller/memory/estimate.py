@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from math import ceil
 
 from controller.memory.model_shape import ModelShape
-from splitppo.config import Config, TrainedModelConfig
+from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
 from splitppo.config.section import RoleName
 
 GIB = 1 << 30
@@ -40,6 +40,7 @@ class Terms:
     gradients: int = 0
     optimizer: int = 0
     reference: int = 0
+    reward_model: int = 0
     gathered_weights: int = 0
     kv_cache: int = 0
     activations: int = 0
@@ -91,28 +92,32 @@ def estimate_group(
     model: ModelShape,
     *,
     reference: ModelShape | None = None,
+    reward_model: ModelShape | None = None,
     gpu_bytes: int | None = None,
 ) -> GroupMemory:
     """The memory of each rank of a role's group.
 
-    Always there, with the weights and the moments of AdamW in fp32, sharded, and the reference in the compute dtype:
+    Always there, with the weights and the moments of AdamW in fp32, sharded, and frozen models in the compute dtype:
 
-        weights 4 P / R,   optimizer 8 P / R,   reference c P_ref / R
+        weights 4 P / R,   optimizer 8 P / R,   reference c P_ref / R,   reward_model c P_rm / R
 
-    Phases are "generate" (the actor), "log-probs" (the critic: "values"), "reference", "backward" (a micro-batch of an
-    update, from its forward pass on) and "optimizer step". Rows are as long as data.max_prompt_length and
-    max_response_length allow. Attention is taken to be computed without its scores in memory.
+    Phases are "generate" (the actor), "log-probs" (the critic: "values"), "reference", "reward", "backward" (a
+    micro-batch of an update, from its forward pass on) and "optimizer step". Rows are as long as data.max_prompt_length
+    and max_response_length allow, those of the reward model too. Attention is taken to be computed without its scores
+    in memory.
 
-    `model` is the role's, `reference` the frozen model that its group hosts (None: none), and `gpu_bytes` the memory of
-    the group's smallest GPU, if it is known: vLLM takes a share of it.
+    `model` is the role's, `reference` and `reward_model` are the frozen models that its group hosts (None: none), and
+    `gpu_bytes` is the memory of the group's smallest GPU, if it is known: vLLM takes a share of it.
     """
     service, trained = config.services.of(role), config.model_of(role)
     num_ranks, bytes_each = service.num_processes, _compute_bytes(trained)
     reference_each = _compute_bytes(config.actor)  # the reference is the actor's model as it was
+    reward_each = _compute_bytes(config.reward_model)
     kept = Terms(
         weights=4 * model.num_parameters // num_ranks,
         optimizer=8 * model.num_parameters // num_ranks,
         reference=reference_each * reference.num_parameters // num_ranks if reference else 0,
+        reward_model=reward_each * reward_model.num_parameters // num_ranks if reward_model else 0,
         process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
     )
     phases = {}
@@ -128,12 +133,9 @@ def estimate_group(
         kept, gathered_weights=gathered, **_forward_only(model, everything, bytes_each, has_logits=role == "actor")
     )
     if reference:
-        everything = _micro_batch(config, role, config.actor, config.data.train_batch_size)
-        phases["reference"] = replace(
-            kept,
-            gathered_weights=training_gathered(reference, reference_each) if num_ranks > 1 else 0,
-            **_forward_only(reference, everything, reference_each, has_logits=True),
-        )
+        phases["reference"] = _frozen_forward(config, role, config.actor, reference, kept, has_logits=True)
+    if reward_model:
+        phases["reward"] = _frozen_forward(config, role, config.reward_model, reward_model, kept, has_logits=False)
     mini_batch = _micro_batch(config, role, trained, trained.ppo_mini_batch_size or config.data.train_batch_size)
     phases["backward"] = max(
         (
@@ -144,6 +146,19 @@ def estimate_group(
     )
     phases["optimizer step"] = replace(kept, gradients=4 * model.num_parameters // num_ranks)
     return GroupMemory(role, num_ranks, service.devices, phases)
+
+
+def _frozen_forward(
+    config: Config, role: RoleName, frozen: ComputedModelConfig, model: ModelShape, kept: Terms, *, has_logits: bool
+) -> Terms:
+    """While a frozen model computes on every rank of the group that hosts it."""
+    bytes_each, everything = _compute_bytes(frozen), _micro_batch(config, role, frozen, config.data.train_batch_size)
+    is_gathered = config.services.of(role).num_processes > 1
+    return replace(
+        kept,
+        gathered_weights=training_gathered(model, bytes_each) if is_gathered else 0,
+        **_forward_only(model, everything, bytes_each, has_logits=has_logits),
+    )
 
 
 def training_gathered(model: ModelShape, bytes_each: int) -> int:
@@ -189,16 +204,16 @@ def kv_cache_bytes(model: ModelShape, rows: int, positions: int, bytes_each: int
     return rows * 2 * model.key_values * bytes_each * shown
 
 
-def _compute_bytes(trained: TrainedModelConfig) -> int:
-    return 2 if trained.dtype == "bf16" else 4
+def _compute_bytes(computed: ComputedModelConfig) -> int:
+    return 2 if computed.dtype == "bf16" else 4
 
 
-def _micro_batch(config: Config, role: RoleName, trained: TrainedModelConfig, prompts: int) -> _MicroBatch:
+def _micro_batch(config: Config, role: RoleName, computed: ComputedModelConfig, prompts: int) -> _MicroBatch:
     """The largest micro-batch of rows of full length among this rank's share of so many prompts."""
     service, longest = config.services.of(role), config.data.longest_row
     rows = ceil(prompts * config.rollout.n / service.num_processes)
-    budget, fixed = trained.ppo_max_token_len_per_gpu, trained.ppo_micro_batch_size_per_gpu
-    packed = bool(service.devices) if trained.use_remove_padding is None else trained.use_remove_padding
+    budget, fixed = computed.ppo_max_token_len_per_gpu, computed.ppo_micro_batch_size_per_gpu
+    packed = bool(service.devices) if computed.use_remove_padding is None else computed.use_remove_padding
     if fixed is not None:
         tokens = min(fixed, rows) * longest
     elif packed:

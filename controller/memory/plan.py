@@ -38,11 +38,15 @@ def memory_plan(config: Config, gpus: Mapping[int, int]) -> MemoryPlan:
             model = read_model_shape(config.model_of(role).model, kind, f"{role}.model")
             has_reference = role == config.reference_host
             reference = read_model_shape(config.actor.model, "policy", "actor.model") if has_reference else None
+            reward_model = None
+            if role == config.reward_model_host:  # as a value model: a base model with one label
+                reward_model = read_model_shape(config.reward_model.model, "value", "reward_model.model")
         except UnknownShape as reason:
             unknown[role] = str(reason)
             continue
         gpu_bytes = min(sizes, default=None)
-        groups.append(estimate_group(config, role, model, reference=reference, gpu_bytes=gpu_bytes))
+        frozen = {"reference": reference, "reward_model": reward_model}
+        groups.append(estimate_group(config, role, model, **frozen, gpu_bytes=gpu_bytes))
     return MemoryPlan(tuple(groups), unknown)
 
 

@@ -1,8 +1,8 @@
 """What scoring and validation give: every response with its score, and accuracies."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeGuard
 
 import numpy as np
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller.workers.span import Span
 from rewards.samples import Failure
+from splitppo.config import ConfigError
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class ScoredSample:
         has_ended: whether the response ends with an EOS token.
         extra: the other fields of the scorer's dict.
         failure: why there is no score; None if there is one.
+        rule_score, model_score: what the reward function and the reward model gave, where a reward model is there; None
+            where the data source has no function, and where nothing was combined.
     """
 
     prompt: str
@@ -35,6 +38,8 @@ class ScoredSample:
     has_ended: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
+    rule_score: float | None = None
+    model_score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,29 @@ class ScoredResponses:
     def join(cls, parts: Iterable[Self]) -> Self:
         """The responses of several groups of prompts, one group after the other."""
         return cls([sample for part in parts for sample in part.samples])
+
+    def with_model_scores(
+        self, model_scores_B: NDArray[np.float32], coef_of: Callable[[str], float], scored_sources: frozenset[str]
+    ) -> "ScoredResponses":
+        """The same responses, their scores combined with those of the reward model.
+
+            score = rule score + coef(data source) * model score
+
+        without the first term where the data source is not one of `scored_sources`, which have a reward function.
+
+        Raises:
+            ConfigError: a score of the reward model is not finite.
+        """
+        if not np.isfinite(model_scores_B).all():
+            row = int(np.argmin(np.isfinite(model_scores_B)))
+            found = f"{model_scores_B[row]} for response {row}"
+            raise ConfigError(f"reward_model.model: expected finite scores, got {found}")
+        combined = []
+        for sample, model_score in zip(self.samples, map(float, model_scores_B), strict=True):
+            rule_score = sample.score if sample.data_source in scored_sources else None
+            score = float(np.float32((rule_score or 0.0) + coef_of(sample.data_source) * model_score))
+            combined.append(replace(sample, score=score, rule_score=rule_score, model_score=model_score))
+        return ScoredResponses(combined)
 
     @property
     def scores(self) -> NDArray[np.float32]:
@@ -71,7 +99,9 @@ class ScoredResponses:
 
     def as_rows(self) -> Iterator[dict[str, Any]]:
         """Every response, as the rollout files hold it."""
-        columns, names = ("data_source", "prompt", "response", "ground_truth", "score"), list(self.extra)
+        columns, names = ["data_source", "prompt", "response", "ground_truth", "score"], list(self.extra)
+        if any(sample.model_score is not None for sample in self.samples):
+            columns += ["rule_score", "model_score"]
         for sample in self.samples:
             yield {name: getattr(sample, name) for name in columns} | {name: sample.extra.get(name) for name in names}
 

@@ -1,28 +1,50 @@
-"""From token ids to scores: responses are decoded, without their prompts, and scored by the rewards."""
+"""From token ids to scores: responses are decoded, without their prompts, and scored by the rewards.
+
+For the reward model, responses and prompts are encoded anew; a service computes its scores.
+"""
+
+import asyncio
 
 import numpy as np
 
 from controller.data.prompts import PromptBatch
+from controller.data.reward_rows import RewardTokenizer
 from controller.data.tokenizer import Tokenizer
 from controller.rollout.results import ScoredResponses, ScoredSample
 from rewards.manager import RewardManager
-from rewards.samples import Sample
+from rewards.samples import Sample, Scored
 from splitppo.batch import Batch
 
 
 class Scorer:
-    """Scores the responses to a batch of prompts."""
+    """Scores the responses to a batch of prompts; `reward_tokenizer` where there is a reward model."""
 
-    def __init__(self, tokenizer: Tokenizer, manager: RewardManager) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, manager: RewardManager, reward_tokenizer: RewardTokenizer | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._manager = manager
+        self._reward_tokenizer = reward_tokenizer
+
+    @property
+    def scored_sources(self) -> frozenset[str]:
+        """The data sources that have a reward function."""
+        return self._manager.data_sources
+
+    async def reward_rows(self, prompts: PromptBatch, rollouts: Batch, *, num_samples: int) -> Batch:
+        """What the reward model reads: the column reward_tokens, one row per response, in the order of `rollouts`."""
+        assert self._reward_tokenizer is not None
+        texts = self._tokenizer.decode_batch(rollouts["responses"].rows())
+        asked = [row.prompt for row in prompts.rows for _ in range(num_samples)]
+        return await asyncio.to_thread(self._reward_tokenizer.encode, asked, texts)
 
     async def score(
         self, prompts: PromptBatch, rollouts: Batch, *, num_samples: int, num_examine: int
     ) -> ScoredResponses:
         """Scores the column responses: `num_samples` neighbouring rows per prompt, in the order of the prompts.
 
-        The first `num_examine` of each data source are logged.
+        The first `num_examine` of each data source are logged. Where a data source has no reward function the score is
+        0: the reward model has the say.
         """
         responses = rollouts["responses"].rows()
         asked = prompts.take(np.repeat(np.arange(prompts.num_prompts), num_samples))
@@ -31,7 +53,9 @@ class Scorer:
             Sample(row.data_source, response, row.ground_truth, row.extra_info, prompt)
             for row, prompt, response in zip(asked.rows, asked.texts, texts, strict=True)
         ]
-        results = await self._manager.score(samples, num_examine=num_examine)
+        judged = [sample for sample in samples if sample.data_source in self.scored_sources]
+        scored = iter(await self._manager.score(judged, num_examine=num_examine))
+        results = [next(scored) if sample.data_source in self.scored_sources else Scored(0.0) for sample in samples]
         eos = self._tokenizer.eos_token_ids
         return ScoredResponses(
             [

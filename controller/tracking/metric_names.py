@@ -17,6 +17,8 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("critic/values/{mean,max,min}", "1", "value of the state before a response token"),
         ("critic/vf_explained_var", "1", "1 - var(returns - values) / var(returns)"),
         ("reward_extra/<field>/{mean,max,min}", "1", "numeric field of the scorers' dicts, over the responses"),
+        ("reward/rule/{mean,max,min}", "1", "score by the reward function, where a reward model scores as well"),
+        ("reward/model/{mean,max,min}", "1", "score by the reward model, before its coefficient"),
         ("reward/{num_timeouts,num_crashes,num_errors}", "calls", "calls of the reward function that gave no score"),
     ),
     "Updates": (
@@ -74,7 +76,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     ),
     "Time": (
         (
-            "timing_s/{step,gen,reward,old_log_prob,ref,values,adv,update_actor,update_critic,update_actor_critic,"
+            "timing_s/{step,gen,reward,old_log_prob,ref,values,reward_model,adv,update_actor,update_critic,update_actor_critic,"
             "testing,save_checkpoint,stall_critic}",
             "s",
             "seconds that the controller spent in this part; parts may run at the same time",

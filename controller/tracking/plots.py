@@ -40,6 +40,7 @@ PHASES = {
     "old_log_prob": ("old log-probs", "#72b7b2", False),
     "ref": ("reference", "#9ecae9", False),
     "values": ("values", "#f2cf5b", False),
+    "reward_model": ("reward model", "#d67195", True),
     "score": ("reward", "#b279a2", True),
     "adv": ("advantages", "#bab0ac", False),
     "update_actor": ("update", "#f58518", False),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from controller.ppo.experience import Experience
 from controller.ppo.masked_stats import Floats, Mask
-from controller.rollout.results import is_numeric
+from controller.rollout.results import ScoredSample, is_numeric
 from controller.workers.span import Span, busy_s
 from splitppo.balance import attention_cost, partition
 
@@ -88,6 +88,16 @@ def reward_extra_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]
     for field, values in extra.items():
         metrics |= _mean_max_min(f"reward_extra/{field}", np.array([float(v) for v in values if is_numeric(v)]))
     return metrics
+
+
+def reward_model_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
+    """reward/rule/... and reward/model/...: the two parts of the scores; nothing without a reward model."""
+    rule = [sample.rule_score for sample in samples if sample.rule_score is not None]
+    model = [sample.model_score for sample in samples if sample.model_score is not None]
+    return {
+        **_mean_max_min("reward/rule", np.array(rule, np.float64)),
+        **_mean_max_min("reward/model", np.array(model, np.float64)),
+    }
 
 
 def timing_metrics(

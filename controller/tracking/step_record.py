@@ -15,6 +15,7 @@ from controller.tracking.step_metrics import (
     length_metrics,
     overlap_metrics,
     reward_extra_metrics,
+    reward_model_metrics,
     timing_metrics,
 )
 from controller.workers.client import Traffic
@@ -99,6 +100,7 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
         ),
         **balance_metrics(prompt_lengths + response_lengths, num_ranks),
         **reward_extra_metrics(scored.extra),
+        **reward_model_metrics(scored.samples),
         "reward/num_timeouts": float(scored.failures[Failure.TIMEOUT]),
         "reward/num_crashes": float(scored.failures[Failure.CRASH]),
         "reward/num_errors": float(scored.failures[Failure.ERROR]),

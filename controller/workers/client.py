@@ -1,4 +1,7 @@
-"""A worker of any role, as the controller calls it: handshake, batches, checkpoints, reference; one method per RPC."""
+"""A worker of any role, as the controller calls it: one method per RPC.
+
+Handshake, batches, checkpoints, and the frozen models that it may host.
+"""
 
 import asyncio
 import operator
@@ -29,7 +32,15 @@ from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.rpc.errors import Internal, Place, Unauthenticated, Unavailable, WrongState, WrongStep, error_from_rpc
 from splitppo.rpc.request_id import PROTOCOL_VERSION, request_id
 from splitppo.rpc.software_version import why_versions_differ
-from splitppo.v1 import batch_pb2, reference_pb2, reference_pb2_grpc, worker_pb2, worker_pb2_grpc
+from splitppo.v1 import (
+    batch_pb2,
+    reference_pb2,
+    reference_pb2_grpc,
+    reward_model_pb2,
+    reward_model_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 
 T = TypeVar("T")
 
@@ -114,6 +125,7 @@ class WorkerClient:
         self._worker = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._role = self.role_service(self._channel)
         self._reference = reference_pb2_grpc.ReferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._reward_model = reward_model_pb2_grpc.RewardModelServiceStub(self._channel)  # type: ignore[no-untyped-call]
         # The batch streams, with messages that the codec serialises and parses.
         self._put_parts = self._channel.stream_unary(
             f"{_WORKER_SERVICE}/PutBatch", None, worker_pb2.PutBatchResponse.FromString
@@ -263,6 +275,11 @@ class WorkerClient:
         """Adds ref_log_probs to the slot, where this group hosts the reference."""
         request = reference_pb2.ComputeRefLogProbsRequest(slot=slot)
         return await self._slot_command("ComputeRefLogProbs", request, base_step, service=self._reference)
+
+    async def compute_reward_scores(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
+        """Adds rm_scores to a slot with reward_tokens, where this group hosts the reward model."""
+        request = reward_model_pb2.ComputeRewardScoresRequest(slot=slot)
+        return await self._slot_command("ComputeRewardScores", request, base_step, service=self._reward_model)
 
     async def _slot_command(
         self,

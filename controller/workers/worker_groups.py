@@ -34,17 +34,19 @@ class Workers:
 
     Attributes:
         reference: whichever of them hosts the reference; None where KL is not used.
+        reward_model: whichever of them hosts the reward model; None where there is none.
     """
 
     actor: ActorClient
     critic: CriticClient | None
     reference: ActorClient | CriticClient | None
+    reward_model: ActorClient | CriticClient | None
 
     @classmethod
     def of(cls, config: Config, actor: ActorClient, critic: CriticClient | None) -> Self:
-        """The groups, with the host of the reference that the configuration names."""
+        """The groups, with the hosts of the frozen models that the configuration names."""
         hosts: dict[RoleName | None, ActorClient | CriticClient | None] = {"actor": actor, "critic": critic}
-        return cls(actor, critic, hosts.get(config.reference_host))
+        return cls(actor, critic, hosts.get(config.reference_host), hosts.get(config.reward_model_host))
 
     @property
     def clients(self) -> Sequence[ActorClient | CriticClient]:

@@ -13,6 +13,7 @@ from services.actor.losses import actor_loss
 from services.engine.memory_metrics import memory_metrics
 from services.engine.model.forward import policy_forward
 from services.roles.frozen_reference import FrozenReference
+from services.roles.frozen_reward_model import FrozenRewardModel
 from services.roles.trained_role import TrainedRole
 from services.rollout.backends import BACKENDS
 from services.rollout.generation import Generation
@@ -25,7 +26,7 @@ from splitppo.v1 import actor_pb2, worker_pb2
 
 
 class ActorRole:
-    """Behind ActorService and ReferenceService; see `services.runtime.role.Role`.
+    """Behind ActorService, ReferenceService and RewardModelService; see `services.runtime.role.Role`.
 
     Raises:
         ValueError: a model cannot be loaded.
@@ -41,12 +42,13 @@ class ActorRole:
         self._trained = TrainedRole(context, config.actor, kind="policy", forward=self._forward, loss=loss)
         self._policy = self._trained.engine
         self._reference = FrozenReference(context, before=lambda: self._generation.suspend())
+        self._reward_model = FrozenRewardModel(context)
         self._generation = Generation(context, self._policy)
         self.num_parameters, self.model = self._policy.num_parameters, self._policy.architecture
         self.check_checkpoint = self._policy.check_checkpoint
 
     def commands(self) -> Sequence[Command]:
-        """Generate, ComputeLogProbs, ComputeRefLogProbs, Update."""
+        """Generate, ComputeLogProbs, ComputeRefLogProbs, ComputeRewardScores, Update."""
         compute_log_probs = Command(
             "ComputeLogProbs",
             actor_pb2.ComputeLogProbsRequest,
@@ -65,7 +67,8 @@ class ActorRole:
             shard=shard_by_mini_batch,
             commits=True,
         )
-        return (self._generation.command(), compute_log_probs, self._reference.command(), update)
+        frozen = (self._reference.command(), self._reward_model.command())
+        return (self._generation.command(), compute_log_probs, *frozen, update)
 
     def compute_log_probs(
         self, _request: actor_pb2.ComputeLogProbsRequest, batch: Batch, progress: CommandProgress

@@ -1,4 +1,4 @@
-"""The critic: the value model in training and, where placed here, the frozen reference, as commands of a service.
+"""The critic: the value model in training and, where placed here, reference and reward model, as commands of a service.
 
 Every command runs on every rank at the same time, each with its own rows; their results are gathered.
 """
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from services.critic.losses import critic_loss
 from services.engine.model.forward import value_forward
 from services.roles.frozen_reference import FrozenReference
+from services.roles.frozen_reward_model import FrozenRewardModel
 from services.roles.trained_role import TrainedRole
 from services.runtime.context import RankContext
 from services.runtime.ranks.sharding import shard_by_mini_batch, shard_by_tokens
@@ -17,7 +18,7 @@ from splitppo.v1 import critic_pb2, worker_pb2
 
 
 class CriticRole:
-    """Behind CriticService and ReferenceService; see `services.runtime.role.Role`.
+    """Behind CriticService, ReferenceService and RewardModelService; see `services.runtime.role.Role`.
 
     Raises:
         ValueError: a model cannot be loaded.
@@ -29,13 +30,13 @@ class CriticRole:
         config = context.config.critic
         self._trained = TrainedRole(context, config, kind="value", forward=value_forward, loss=critic_loss(config))
         self._engine = engine = self._trained.engine
-        self._reference = FrozenReference(context)
+        self._reference, self._reward_model = FrozenReference(context), FrozenRewardModel(context)
         self.num_parameters, self.model = engine.num_parameters, engine.architecture
         self.save_checkpoint, self.check_checkpoint = engine.save_checkpoint, engine.check_checkpoint
         self.load_checkpoint, self.compute_weights_digest = engine.load_checkpoint, engine.compute_weights_digest
 
     def commands(self) -> Sequence[Command]:
-        """ComputeValues, ComputeRefLogProbs, Update."""
+        """ComputeValues, ComputeRefLogProbs, ComputeRewardScores, Update."""
         compute_values = Command(
             "ComputeValues",
             critic_pb2.ComputeValuesRequest,
@@ -54,7 +55,7 @@ class CriticRole:
             shard=shard_by_mini_batch,
             commits=True,
         )
-        return (compute_values, self._reference.command(), update)
+        return (compute_values, self._reference.command(), self._reward_model.command(), update)
 
     def compute_values(
         self, _request: critic_pb2.ComputeValuesRequest, batch: Batch, progress: CommandProgress

@@ -12,13 +12,13 @@ from services.engine.batching.packing import MicroBatchLimits, collate, row_leng
 from services.engine.model.forward import Forward
 from services.engine.model.loading import supports_packing
 from splitppo.batch import Batch, Column
-from splitppo.config import TrainedModelConfig
+from splitppo.config import ComputedModelConfig
 
 # (done, total, phase), at micro-batch boundaries.
 ReportProgress = Callable[[int, int, str], None]
 
 
-def micro_batch_limits(config: TrainedModelConfig, model: nn.Module, device: torch.device) -> MicroBatchLimits:
+def micro_batch_limits(config: ComputedModelConfig, model: nn.Module, device: torch.device) -> MicroBatchLimits:
     """What the config says about micro-batches; by default packed on GPUs, for models that can be.
 
     Raises:

@@ -4,8 +4,9 @@ from splitppo.config.algorithm import AlgorithmConfig, RolloutCorrectionConfig
 from splitppo.config.checkpoint import CheckpointConfig
 from splitppo.config.data import DataConfig
 from splitppo.config.load import ConfigError, dump_config, load_config
-from splitppo.config.models import ActorConfig, CriticConfig, TrainedModelConfig
+from splitppo.config.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
 from splitppo.config.reward import RewardConfig
+from splitppo.config.reward_model import RewardModelConfig
 from splitppo.config.rollout import RolloutConfig
 from splitppo.config.run import Schedule
 from splitppo.config.schema import Config
@@ -16,11 +17,13 @@ __all__ = [
     "ActorConfig",
     "AlgorithmConfig",
     "CheckpointConfig",
+    "ComputedModelConfig",
     "Config",
     "ConfigError",
     "CriticConfig",
     "DataConfig",
     "RewardConfig",
+    "RewardModelConfig",
     "RolloutConfig",
     "RolloutCorrectionConfig",
     "Schedule",

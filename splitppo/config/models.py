@@ -1,4 +1,4 @@
-"""The sections `actor` and `critic`: the models that are trained."""
+"""The sections `actor` and `critic`: the models that are trained; and what every model that computes is told."""
 
 from typing import Literal
 
@@ -12,11 +12,23 @@ KlLossType = Literal[
 ]
 
 
-class TrainedModelConfig(Section):
-    """What actor and critic have in common: model, optimiser, batching, placement of compute."""
+class ComputedModelConfig(Section):
+    """What trained and frozen models have in common: model, precision, micro-batches."""
 
     model: str = Field(description="local folder or hub name", min_length=1)
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="compute; master weights and optimiser are fp32")
+    ppo_micro_batch_size_per_gpu: PositiveInt | None = Field(
+        None, description="rows per micro-batch; default: dynamic, by ppo_max_token_len_per_gpu"
+    )
+    ppo_max_token_len_per_gpu: PositiveInt = Field(16_384, description="token budget of a dynamic micro-batch")
+    use_remove_padding: bool | None = Field(
+        None, description="pack rows without padding; default: on GPU yes, on CPU no (length-sorted, trimmed padding)"
+    )
+
+
+class TrainedModelConfig(ComputedModelConfig):
+    """What actor and critic have in common: optimiser, batching."""
+
     lr: float = Field(ge=0.0, description="peak learning rate")
     lr_schedule: Literal["constant", "cosine", "linear"] = Field("constant", description="after warm-up; per step")
     lr_warmup_steps: int = Field(0, ge=0, description="linear warm-up, in steps")
@@ -33,13 +45,6 @@ class TrainedModelConfig(Section):
     )
     ppo_epochs: PositiveInt = Field(1, description="passes over the experience per step")
     shuffle: bool = Field(False, description="mini-batches drawn in a new order in each epoch")
-    ppo_micro_batch_size_per_gpu: PositiveInt | None = Field(
-        None, description="rows per micro-batch; default: dynamic, by ppo_max_token_len_per_gpu"
-    )
-    ppo_max_token_len_per_gpu: PositiveInt = Field(16_384, description="token budget of a dynamic micro-batch")
-    use_remove_padding: bool | None = Field(
-        None, description="pack rows without padding; default: on GPU yes, on CPU no (length-sorted, trimmed padding)"
-    )
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
         Field("token-mean", description="how token losses become one number; denominators are the mini-batch's")

@@ -7,6 +7,7 @@ from pydantic import Field
 from splitppo.config.section import Section
 
 ReferenceHost = Literal["actor", "critic", "auto"]
+RewardModelHost = Literal["critic", "auto"]
 
 
 class PlacementConfig(Section):
@@ -16,4 +17,7 @@ class PlacementConfig(Section):
         "auto",
         description="group that holds the frozen reference and computes its log-probs: actor | critic | auto (actor);"
         " on the critic it costs the actor's ranks neither time nor memory",
+    )
+    reward_model: RewardModelHost = Field(
+        "auto", description="group that holds the reward model and computes its scores: critic | auto (critic)"
     )

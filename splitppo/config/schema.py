@@ -16,6 +16,7 @@ from splitppo.config.evaluation import EvaluationConfig
 from splitppo.config.models import ActorConfig, CriticConfig, TrainedModelConfig
 from splitppo.config.placement import PlacementConfig
 from splitppo.config.reward import RewardConfig
+from splitppo.config.reward_model import RewardModelConfig
 from splitppo.config.rollout import RolloutConfig
 from splitppo.config.run import RunConfig
 from splitppo.config.section import RoleName, Section
@@ -35,6 +36,7 @@ class Config(Section):
     critic: CriticConfig = CriticConfig()
     placement: PlacementConfig = PlacementConfig()
     reward: RewardConfig = RewardConfig()
+    reward_model: RewardModelConfig = RewardModelConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -62,6 +64,11 @@ class Config(Section):
         if not self.uses_reference:
             return None
         return "critic" if self.placement.reference == "critic" else "actor"
+
+    @property
+    def reward_model_host(self) -> RoleName | None:
+        """The role whose group holds the reward model; None where there is no reward model."""
+        return "critic" if self.reward_model.model else None
 
     @property
     def roles(self) -> tuple[RoleName, ...]:
@@ -100,6 +107,8 @@ class Config(Section):
         _fill(rollout, "max_log_prob_diff", 1e-3 if actor.get("dtype", "fp32") == "fp32" else 2.0)
         if placement.get("reference", "auto") == "auto":
             placement["reference"] = "actor"
+        if placement.get("reward_model", "auto") == "auto":
+            placement["reward_model"] = "critic"
         return {**tree, **sections}
 
     @model_validator(mode="after")
@@ -108,6 +117,15 @@ class Config(Section):
             raise ValueError(
                 f"placement.reference is critic, but algorithm.adv_estimator {self.algorithm.adv_estimator} needs no"
                 " values and starts no critic: set placement.reference to actor, or take an estimator with a critic"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_reward_model_has_a_group(self) -> "Config":
+        if self.reward_model_host == "critic" and not self.uses_critic:
+            raise ValueError(
+                f"placement.reward_model is critic, but algorithm.adv_estimator {self.algorithm.adv_estimator} needs no"
+                " values and starts no critic: leave reward_model.model empty, or take an estimator with a critic"
             )
         return self
 

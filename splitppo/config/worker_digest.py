@@ -8,6 +8,8 @@ from splitppo.config.section import RoleName
 
 # Keys of the rollout section that only the controller reads.
 _CONTROLLERS = {"stream_groups", "check_freq", "max_log_prob_diff"}
+# Keys of the reward model that only the controller reads.
+_OF_REWARD_ROWS = {"tokenizer", "chat_template", "max_length", "coef"}
 
 
 def worker_digest(config: Config, role: RoleName) -> str:
@@ -28,4 +30,6 @@ def worker_digest(config: Config, role: RoleName) -> str:
     elif config.reference_host == role:
         sections["actor"] = config.actor.model_dump(mode="json")
         sections["rollout.temperature"] = config.rollout.temperature
+    if config.reward_model_host == role:
+        sections["reward_model"] = config.reward_model.model_dump(mode="json", exclude=_OF_REWARD_ROWS)
     return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()

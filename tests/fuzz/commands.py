@@ -16,7 +16,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from splitppo.batch import Batch
-from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, worker_pb2
 from tests.batch_streams import encode
 from tests.models import POSITIONS, VOCABULARY
 
@@ -24,6 +24,7 @@ Role = Literal["actor", "critic"]
 Rows = dict[str, list[Any]]
 ACTOR, CRITIC = "/splitppo.v1.ActorService", "/splitppo.v1.CriticService"
 REF_LOG_PROBS = "/splitppo.v1.ReferenceService/ComputeRefLogProbs"  # of whichever group hosts it; here each does
+REWARD_SCORES = "/splitppo.v1.RewardModelService/ComputeRewardScores"  # of the critic, which hosts the reward model
 MAX_RESPONSE_LENGTH = 8
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 
@@ -65,19 +66,20 @@ class Case:
 def make_case(draw: random.Random, role: Role, header: worker_pb2.CommandHeader, committed_step: int) -> Case:
     """Any command of a role, whose header is in order."""
     methods = (f"{ACTOR}/Generate", f"{ACTOR}/ComputeLogProbs", f"{ACTOR}/Update")
-    own = methods if role == "actor" else (f"{CRITIC}/ComputeValues", f"{CRITIC}/Update")
+    own = methods if role == "actor" else (f"{CRITIC}/ComputeValues", f"{CRITIC}/Update", REWARD_SCORES)
     method = draw.choice((*own, REF_LOG_PROBS))
     if method.endswith("Update"):
         return _update(draw, method, header, committed_step)
-    rows = _rows(draw, method)
-    what = draw.choice(list(_FAULTS)) if draw.random() < 0.5 else ""
+    faults = _SEQUENCE_FAULTS if method == REWARD_SCORES else _FAULTS
+    rows = _sequences(draw) if method == REWARD_SCORES else _rows(draw, method)
+    what = draw.choice(list(faults)) if draw.random() < 0.5 else ""
     slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=committed_step, part=draw.randrange(1 << 31))
     if method.endswith("Generate"):
         request, how = _generate(draw, header, slot, may_be_wrong=not what)
     else:
         request, how = _compute(method, header, slot), ""
     if what:
-        _FAULTS[what](draw, rows)
+        faults[what](draw, rows)
     return Case(method, what or how, _batches(draw, rows, request.slot), request)
 
 
@@ -88,7 +90,7 @@ def command_requests(
     if role == "critic":
         values = f"{CRITIC}/ComputeValues"
         return {
-            **{method: _compute(method, header, slot) for method in (values, REF_LOG_PROBS)},
+            **{method: _compute(method, header, slot) for method in (values, REF_LOG_PROBS, REWARD_SCORES)},
             f"{CRITIC}/Update": critic_pb2.CriticUpdateRequest(header=header, slot=slot),
         }
     generate, _ = _generate(draw, header, slot)
@@ -126,6 +128,7 @@ def _compute(method: str, header: worker_pb2.CommandHeader, slot: batch_pb2.Slot
         f"{ACTOR}/ComputeLogProbs": actor_pb2.ComputeLogProbsRequest,
         f"{CRITIC}/ComputeValues": critic_pb2.ComputeValuesRequest,
         REF_LOG_PROBS: reference_pb2.ComputeRefLogProbsRequest,
+        REWARD_SCORES: reward_model_pb2.ComputeRewardScoresRequest,
     }[method]
     return kind(header=header, slot=slot)
 
@@ -168,6 +171,17 @@ def _rows(draw: random.Random, method: str) -> Rows:
             name: [made.get(name, lambda length: [draw.uniform(-3, 3) for _ in range(length)])(n) for n in lengths]
             for name in columns
         },
+    }
+
+
+def _sequences(draw: random.Random) -> Rows:
+    """Rows that the reward model takes: whole sequences, without prompts or responses."""
+    num_rows = draw.choice((1, 2, 4, 7))
+    return {
+        "reward_tokens": [
+            [draw.randrange(len(VOCABULARY)) for _ in range(draw.choice((1, 2, 20, POSITIONS)))]
+            for _ in range(num_rows)
+        ]
     }
 
 
@@ -217,6 +231,33 @@ _FAULTS: dict[str, Callable[[random.Random, Rows], None]] = {
     "missing column": _missing_column,
     "no rows": _no_rows,
     "ragged": _ragged,
+}
+
+
+def _wrong_sequence_token(draw: random.Random, rows: Rows) -> None:
+    row = draw.choice(rows["reward_tokens"])
+    row[draw.randrange(len(row))] = draw.choice((-1, len(VOCABULARY), (1 << 31) - 1, -(1 << 31)))
+
+
+def _empty_sequence(draw: random.Random, rows: Rows) -> None:
+    rows["reward_tokens"][draw.randrange(len(rows["reward_tokens"]))] = []
+
+
+def _long_sequence(draw: random.Random, rows: Rows) -> None:
+    rows["reward_tokens"][draw.randrange(len(rows["reward_tokens"]))] = [5] * draw.choice((POSITIONS + 1, 20_000))
+
+
+def _no_sequences(draw: random.Random, rows: Rows) -> None:
+    rows["prompts"] = rows.pop("reward_tokens")
+
+
+# The same, of rows of the reward model.
+_SEQUENCE_FAULTS: dict[str, Callable[[random.Random, Rows], None]] = {
+    "token": _wrong_sequence_token,
+    "empty sequence": _empty_sequence,
+    "long sequence": _long_sequence,
+    "missing column": _no_sequences,
+    "no rows": _no_rows,
 }
 
 

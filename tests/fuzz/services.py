@@ -1,4 +1,4 @@
-"""The services that are fuzzed: the real actor and the real critic, each on one rank, tiny, and with the reference."""
+"""The services that are fuzzed: both real roles, each on one rank, tiny; the critic hosts a reward model as well."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def running(role: Role, folder: Path) -> Iterator[Service]:
         "data": {"train_files": "unused", "train_batch_size": 4, "max_response_length": MAX_RESPONSE_LENGTH},
         "algorithm": {"use_kl_in_reward": True},
         "placement": {"reference": role},
+        "reward_model": {"model": str(models.save_reward_model(folder / "reward"))},
         "actor": {"model": str(policy), "ppo_mini_batch_size": 1},
         "critic": {"model": str(value), "ppo_mini_batch_size": 1},
         "services": {**BOUNDS, "security": token_only(folder)},

@@ -86,3 +86,28 @@ def test_the_reference_is_placed_once_and_written_as_resolved(
 
     assert (config.placement.reference, config.reference_host) == (placed, host)
     assert f"reference: {placed}\n" in dump_config(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "host"),
+    [
+        ([], None),
+        (["reward_model.model=rm"], "critic"),
+        (["reward_model.model=rm", "placement.reward_model=auto"], "critic"),
+        (["placement.reward_model=critic"], None),
+    ],
+)
+def test_the_reward_model_is_on_the_critic_where_there_is_one(
+    tmp_path: Path, overrides: list[str], host: str | None
+) -> None:
+    config = load(tmp_path, *overrides)
+
+    assert (config.placement.reward_model, config.reward_model_host) == ("critic", host)
+    assert "reward_model: critic\n" in dump_config(config)
+
+
+def test_the_weight_of_the_reward_model_is_a_number_or_one_for_each_data_source(tmp_path: Path) -> None:
+    one, several = load(tmp_path, "reward_model.coef=0.5"), load(tmp_path, "reward_model.coef={hh: 2, default: 0}")
+
+    assert [one.reward_model.coef_of(source) for source in ("hh", "math")] == [0.5, 0.5]
+    assert [several.reward_model.coef_of(source) for source in ("hh", "math")] == [2.0, 0.0]

@@ -76,6 +76,14 @@ from tests.configs import MINIMAL, mistake
             "placement.reference=learner",
             "key 'placement.reference': input should be 'actor', 'critic' or 'auto', got 'learner'",
         ),
+        (
+            "placement.reward_model=actor",
+            "key 'placement.reward_model': input should be 'critic' or 'auto', got 'actor'",
+        ),
+        (
+            "reward_model.coef={hh: 2}",
+            "key 'reward_model': coef: expected an entry 'default' beside those of data sources, got hh",
+        ),
         ("evaluation.min_accuracy=2", "key 'evaluation.min_accuracy': input should be less than or equal to 1, got 2"),
     ],
 )
@@ -87,6 +95,13 @@ def test_a_reference_on_a_group_that_is_not_started_is_refused_with_both_keys(tm
     sentence = mistake(tmp_path, "placement.reference=critic", "algorithm.adv_estimator=grpo")
 
     assert sentence.startswith("placement.reference is critic, but algorithm.adv_estimator grpo needs no values")
+
+
+def test_a_reward_model_without_a_critic_is_refused_with_both_keys(tmp_path: Path) -> None:
+    sentence = mistake(tmp_path, "reward_model.model=rm", "algorithm.adv_estimator=grpo")
+
+    assert sentence.startswith("placement.reward_model is critic, but algorithm.adv_estimator grpo needs no values")
+    assert "leave reward_model.model empty" in sentence
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,25 @@ def test_the_reference_shapes_the_group_that_hosts_it(
     assert (worker_digest(before, "critic") != worker_digest(after, "critic")) is critic_changes
 
 
+@pytest.mark.parametrize(
+    ("override", "critic_changes"),
+    [
+        ("reward_model.model=other", True),
+        ("reward_model.dtype=bf16", True),
+        ("reward_model.coef=0.5", False),
+        ("reward_model.max_length=64", False),
+        ("reward_model.tokenizer=other", False),
+    ],
+)
+def test_the_reward_model_shapes_the_group_that_hosts_it(tmp_path: Path, override: str, critic_changes: bool) -> None:
+    before = load(tmp_path, "reward_model.model=rm")
+    after = load(tmp_path, "reward_model.model=rm", override)
+
+    assert worker_digest(before, "actor") == worker_digest(after, "actor") == worker_digest(load(tmp_path), "actor")
+    assert (worker_digest(before, "critic") != worker_digest(after, "critic")) is critic_changes
+    assert worker_digest(before, "critic") != worker_digest(load(tmp_path), "critic")
+
+
 def test_a_place_for_no_reference_changes_no_digest(tmp_path: Path) -> None:
     before, after = load(tmp_path), load(tmp_path, "placement.reference=critic")
 

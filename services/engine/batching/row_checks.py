@@ -36,6 +36,26 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> None:
             _refuse(column, ~np.isfinite(column.values), name, "a finite number")
 
 
+def check_sequences(batch: Batch, name: str, model: Any) -> None:
+    """Checks a column of whole rows of token ids.
+
+    Raises:
+        ValueError: an empty row, a token id outside the vocabulary, a row too long.
+    """
+    config = model.config.get_text_config()
+    column, vocab_size = batch[name], config.vocab_size
+    max_positions = getattr(config, "max_position_embeddings", None)
+    if not column.lengths.all():
+        raise ValueError(
+            f"column {name!r}, row {int(np.argmin(column.lengths))}: expected at least one token, got none"
+        )
+    _refuse(column, (column.values < 0) | (column.values >= vocab_size), name, f"a token id in [0, {vocab_size})")
+    longest = int(column.lengths.argmax())
+    if max_positions is not None and column.lengths[longest] > max_positions:
+        found = f"{column.lengths[longest]} tokens"
+        raise ValueError(f"column {name!r}, row {longest}: expected at most {max_positions} tokens, got {found}")
+
+
 def _refuse(column: Column, wrong: NDArray[np.bool_], name: str, expected: str) -> None:
     if wrong.any():
         index = int(np.argmax(wrong))

@@ -1,4 +1,4 @@
-"""What the engine runs a model for: log-probabilities of responses, or values of the states before their tokens."""
+"""What the engine runs a model for: log-probs of responses, values of the states before their tokens, scores."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +32,11 @@ def value_forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor
     return {"values": model.compute_responses(micro_batch)}  # type: ignore[operator]
 
 
+def reward_forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+    """Output "scores": the score of each row, whose response is its last token and nothing else."""
+    return {"scores": model.compute_responses(micro_batch)}  # type: ignore[operator]
+
+
 def response_log_probs(self: Any, micro_batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
     """`RESPONSE_METHOD` of a causal language model; only response positions go through its head.
 
@@ -40,7 +45,7 @@ def response_log_probs(self: Any, micro_batch: MicroBatch, temperature: float) -
     head, config = self.get_output_embeddings(), self.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
     return log_probs_and_entropy(
-        _hidden_states(self, micro_batch),
+        _hidden_states(self, micro_batch, micro_batch.previous),
         head.weight,
         micro_batch.targets,
         temperature=temperature / scale,
@@ -52,13 +57,21 @@ def response_log_probs(self: Any, micro_batch: MicroBatch, temperature: float) -
 def response_values(self: Any, micro_batch: MicroBatch) -> Tensor:
     """`RESPONSE_METHOD` of a token classifier with one label; the head computes in fp32."""
     head = self.score if hasattr(self, "score") else self.classifier
-    hidden_ND = _hidden_states(self, micro_batch)
+    return _scalars(head, _hidden_states(self, micro_batch, micro_batch.previous))
+
+
+def response_scores(self: Any, micro_batch: MicroBatch) -> Tensor:
+    """`RESPONSE_METHOD` of a sequence classifier with one label: its score at each response token, in fp32."""
+    return _scalars(self.score, _hidden_states(self, micro_batch, micro_batch.previous + 1))
+
+
+def _scalars(head: Any, hidden_ND: Tensor) -> Tensor:
     bias = None if head.bias is None else head.bias.float()
     return functional.linear(hidden_ND.float(), head.weight.float(), bias).squeeze(-1).clone()  # FSDP2 hooks no views
 
 
-def _hidden_states(model: Any, micro_batch: MicroBatch) -> Tensor:
-    """[N, D] final hidden states of the tokens before the response tokens."""
+def _hidden_states(model: Any, micro_batch: MicroBatch, positions: Tensor) -> Tensor:
+    """[N, D] final hidden states of the tokens at these positions of the flattened micro-batch."""
     packed: dict[str, Any] = {}
     if micro_batch.cu_seq_lens is not None:
         for of in "qk":
@@ -69,5 +82,5 @@ def _hidden_states(model: Any, micro_batch: MicroBatch) -> Tensor:
     )
     if packed and calls == PackedCalls.count:
         raise NotImplementedError(f"{type(model).__name__} cannot pack rows: set use_remove_padding to false")
-    hidden: Tensor = output.last_hidden_state.flatten(0, 1)[micro_batch.previous]
+    hidden: Tensor = output.last_hidden_state.flatten(0, 1)[positions]
     return hidden

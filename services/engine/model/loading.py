@@ -1,6 +1,6 @@
-"""Models from Hugging Face folders: the policy, the value model and the frozen reference."""
+"""Models from Hugging Face folders: the policy, the value model, the frozen reference and the reward model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
@@ -13,11 +13,16 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from services.engine.model.attention import ATTENTION
-from services.engine.model.forward import RESPONSE_METHOD, response_log_probs, response_values
+from services.engine.model.forward import RESPONSE_METHOD, response_log_probs, response_scores, response_values
 from services.engine.model.weights import AUTO_MODELS, UNREADABLE, Kind, load_weights
 
 _FOLDER_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _GENERATION_CONFIG = "generation_config.json"
+_RESPONSE_METHODS: dict[Kind, Callable[..., Any]] = {
+    "policy": response_log_probs,
+    "value": response_values,
+    "reward": response_scores,
+}
 
 
 def resolve_folder(name: str) -> Path:
@@ -47,21 +52,26 @@ def build_model(
     """A model without weights: they are on the meta device; buffers are real, on the CPU.
 
     It is in eval mode, with all dropout 0 and a `RESPONSE_METHOD`. A policy is a causal language model; a value model
-    is a token classifier with one label. `parallel.shard` gives the weights their place, `fill_model` their values.
+    is a token classifier with one label, a reward model a decoder that classifies sequences, of one label already.
+    `parallel.shard` gives the weights their place, `fill_model` their values.
 
     Raises:
-        ValueError: no such model.
+        ValueError: no such model, or not of this kind.
     """
     folder = resolve_folder(name)
     hf_logging.set_verbosity_error()
     try:
         config = AutoConfig.from_pretrained(folder)
+        if kind == "reward" and config.num_labels != 1:
+            raise ValueError(f"expected a sequence classifier with one label, it has {config.num_labels}")
         _switch_off_dropout(config, kind)
         with _parameters_on_meta():
             model = AUTO_MODELS[kind].from_config(config, dtype=dtype, attn_implementation="eager")
         if (folder / _GENERATION_CONFIG).is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder)
         set_attention(model, generation=False)
+        if kind == "reward" and not isinstance(getattr(model, "score", None), nn.Linear):
+            raise ValueError(f"expected a decoder with a linear head `score`, {type(model).__name__} has none")
     except UNREADABLE as error:
         raise _unusable(name, kind, error) from error
     for module in model.modules():
@@ -69,8 +79,7 @@ def build_model(
             module.p = 0.0
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    method = response_log_probs if kind == "policy" else response_values
-    setattr(model, RESPONSE_METHOD, MethodType(method, model))
+    setattr(model, RESPONSE_METHOD, MethodType(_RESPONSE_METHODS[kind], model))
     return model.eval()
 
 

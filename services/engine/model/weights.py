@@ -9,15 +9,19 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from services.engine import parallel
 from services.engine.model.weight_files import WeightFiles, WeightSource, WholeWeights
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["policy", "value"]
-AUTO_MODELS = {"policy": AutoModelForCausalLM, "value": AutoModelForTokenClassification}
+Kind = Literal["policy", "value", "reward"]
+AUTO_MODELS = {
+    "policy": AutoModelForCausalLM,
+    "value": AutoModelForTokenClassification,
+    "reward": AutoModelForSequenceClassification,
+}
 UNREADABLE = (OSError, ValueError, RuntimeError, KeyError, SafetensorError)
 _HEADS = ("score", "classifier")
 
@@ -25,8 +29,9 @@ _HEADS = ("score", "classifier")
 def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None:
     """Fills parameters and saved buffers in place; nothing is communicated.
 
-    A value head that the folder lacks is initialised from a generator seeded by (seed, kind). Besides its shard a rank
-    holds no more than a piece of one tensor; only where transformers has to convert what the folder holds, all of it.
+    A value head that the folder lacks is initialised from a generator seeded by (seed, kind); nothing else may lack.
+    Besides its shard a rank holds no more than a piece of one tensor; only where transformers has to convert what the
+    folder holds, all of it.
 
     Raises:
         ValueError: weights are missing or do not fit, in one sentence.
@@ -35,14 +40,14 @@ def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None
     source: WeightSource = WeightFiles(folder)
     prefix = model.base_model_prefix
     missing = _fill_from(model, source, prefix)
-    if any(kind == "policy" or not name.startswith(_HEADS) for name in missing):
+    if any(kind != "value" or not name.startswith(_HEADS) for name in missing):
         # The tensors of some architectures bear other names in files, or are stacked: transformers knows how.
         log.info("%s: transformers converts its weights, every rank holds all of them meanwhile", folder)
         whole, report = AUTO_MODELS[kind].from_pretrained(
             folder, config=model.config, dtype=model.dtype, output_loading_info=True
         )
         lacking = sorted(report["missing_keys"])
-        if heads_lack := [name for name in lacking if kind == "policy" or not name.startswith(_HEADS)]:
+        if heads_lack := [name for name in lacking if kind != "value" or not name.startswith(_HEADS)]:
             raise ValueError(f"{folder} lacks weights of {type(model).__name__}: {', '.join(heads_lack[:3])}")
         tensors = {name: tensor for name, tensor in whole.state_dict().items() if name not in lacking}
         missing = _fill_from(model, WholeWeights(tensors), prefix)

@@ -55,6 +55,23 @@ def test_a_run_reads_tokenizer_and_prompts_and_knows_their_sources(tmp_path: Pat
     assert inputs.tokenizer.vocab_size == len(LETTERS)
 
 
+def test_with_a_reward_model_sources_need_no_function_and_are_not_validated(
+    tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rm = write_model(tmp_path / "rm", num_labels=1)
+    chat = write_rows(tmp_path / "chat.jsonl", *["hh"] * 4)
+    val = write_rows(tmp_path / "val.jsonl", "openai/gsm8k", "hh", "openai/gsm8k")
+    with pytest.raises(ConfigError, match="no reward for data_source 'hh'"):
+        load_inputs(make(data__train_files=chat))
+    config = make(data__train_files=chat, data__val_files=val, reward_model__model=rm)
+    inputs = load_inputs(config)
+    assert inputs.scored_sources(config.reward) == {"openai/gsm8k"}
+    assert inputs.val_prompts is not None
+    assert inputs.val_prompts.row_indices.tolist() == [0, 2]
+    assert "validation is by reward functions, and data_source hh has none" in caplog.text
+    assert load_inputs(make(data__train_files=chat, data__val_files=chat, reward_model__model=rm)).val_prompts is None
+
+
 @pytest.mark.parametrize("key", ["actor", "critic"])
 def test_a_missing_model_folder_is_named_with_its_key(make: Any, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^model folder /no/such/model does not exist \(key {key}\.model\)$"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,56 @@ async def test_the_critics_reference_waits_for_its_update_as_the_values_do(tmp_p
     await fitting
     assert run.log.order(("end", "critic.update", 1), ("begin", "critic.ref_log_probs", 2))
     assert [row["step"] for row in run.metrics] == [1, 2]
+
+
+# The reward model on the critic's group.
+
+
+def dumped(run_dir: Path) -> list[dict[str, Any]]:
+    """The training rollouts of all steps."""
+    return [json.loads(line) for file in run_dir.glob("rollouts/train/*.jsonl") for line in file.open()]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("num_groups", [1, 2])
+async def test_functions_and_reward_model_score_together(tmp_path: Path, schedule: Schedule, num_groups: int) -> None:
+    coef = {"b": 2.0, "default": 10.0}
+    run = make_run(
+        tmp_path,
+        run__schedule=schedule,
+        rollout__stream_groups=num_groups,
+        reward_model__model="rm",
+        reward_model__coef=coef,
+        tracking__dump_rollouts=True,
+    )
+    await run.trainer.fit()
+    lines = dumped(tmp_path)
+    assert len(lines) == 3 * 4
+    for line in lines:
+        assert (line["rule_score"] is None) is (line["data_source"] == "b")
+        weighted = coef.get(line["data_source"], 10.0) * line["model_score"]
+        assert line["score"] == pytest.approx((line["rule_score"] or 0.0) + weighted)
+    assert all({"reward/model/mean", "timing_s/reward_model"} <= row.keys() for row in run.metrics)
+    assert any("reward/rule/mean" in row for row in run.metrics)
+    assert run.critic.puts.count((1, {"reward_tokens"})) == num_groups
+
+
+async def test_without_a_reward_model_nothing_is_encoded_anew(tmp_path: Path) -> None:
+    run = make_run(tmp_path, run__total_steps=1)
+    await run.trainer.fit()
+    assert "critic.reward_scores" not in run.log.names()
+    assert not any(name.startswith(("reward/model", "reward/rule")) for name in run.metrics[0])
+
+
+async def test_the_reward_model_waits_for_the_critics_update_and_functions_do_not(tmp_path: Path) -> None:
+    run = make_run(tmp_path, run__schedule="overlap", run__total_steps=2, reward_model__model="rm")
+    finish_update = run.log.hold("critic.update", at_step=1)
+    fitting = asyncio.create_task(run.trainer.fit())
+    await run.log.until("end", "scorer.score", 2)
+    assert not run.log.happened("begin", "critic.reward_scores", 2)
+    finish_update.set()
+    await fitting
+    assert run.log.order(("end", "critic.update", 1), ("begin", "critic.reward_scores", 2))
 
 
 async def test_the_critics_warm_up_only_advances_the_actor(tmp_path: Path) -> None:

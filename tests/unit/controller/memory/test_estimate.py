@@ -130,6 +130,13 @@ def test_the_reference_belongs_to_the_group_that_hosts_it(tmp_path: Path) -> Non
     assert {terms.reference for terms in alone.values()} == {0}
 
 
+def test_a_reward_model_is_kept_in_its_own_dtype_and_has_no_logits(tmp_path: Path) -> None:
+    of_two = config(tmp_path, services__critic__num_processes=2, reward_model={"model": "rm", "dtype": "bf16"})
+    hosted = phases(of_two, "critic", reward_model=MODEL)
+    assert {terms.reward_model for terms in hosted.values()} == {2 * 1000 // 2}
+    assert (hosted["reward"].gathered_weights, hosted["reward"].logits) == (2 * 1000, 0)
+
+
 def test_vllm_takes_its_share_of_a_gpu_and_gives_it_back(tmp_path: Path) -> None:
     gpu = {"services__actor__devices": [0], "rollout__backend": "vllm"}
     terms = phases(config(tmp_path, **gpu), gpu_bytes=10 * GIB)

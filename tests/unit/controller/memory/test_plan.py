@@ -11,7 +11,7 @@ from controller.memory.gpus import check_fits, visible_gpus, way_out
 from controller.memory.plan import MemoryPlan, memory_plan
 from splitppo.config import Config, ConfigError
 from tests.fake_services import make_config
-from tests.models import save_policy
+from tests.models import save_policy, save_reward_model
 
 GIB = 1 << 30
 
@@ -65,6 +65,16 @@ def test_the_reference_can_be_on_either_group(tmp_path: Path, model: str) -> Non
         changes = {"algorithm__use_kl_in_reward": True, "placement": {"reference": host}}
         groups = memory_plan(make_config(tmp_path / "run", actor__model=model, **changes), {}).groups
         assert [group.role for group in groups if group.peak.reference] == [host]
+
+
+def test_the_reward_model_counts_on_the_critic(tmp_path: Path, model: str) -> None:
+    rm = str(save_reward_model(tmp_path / "rm"))
+    plan = memory_plan(make_config(tmp_path / "run", actor__model=model, reward_model__model=rm), {})
+    assert [group.role for group in plan.groups if group.peak.reward_model] == ["critic"]
+    assert "reward" in plan.groups[1].phases
+    assert "reward model" in str(plan)
+    away = memory_plan(make_config(tmp_path / "run", actor__model=model, reward_model__model="some/rm"), {})
+    assert list(away.unknown) == ["critic"]
 
 
 def test_a_model_that_is_not_here_is_unknown_and_the_other_group_is_estimated(tmp_path: Path, model: str) -> None:

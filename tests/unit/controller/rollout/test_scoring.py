@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from tokenizers import decoders, models, pre_tokenizers
 from controller.data.tokenizer import Tokenizer
 from controller.rollout.results import ScoredResponses, ScoredSample
 from controller.rollout.scoring import Scorer
+from controller.tracking.step_metrics import reward_model_metrics
 from rewards.samples import Failure, Sample, Scored
 from splitppo.batch import Batch
+from splitppo.config import ConfigError
 from tests.fake_services import make_table
 
 EOS, EOS_TOO = 3, 4
@@ -28,11 +31,12 @@ class LengthReward:
     def __init__(self) -> None:
         self.samples: list[Sample] = []
         self.num_examine = -1
+        self.extras: list[dict[str, float]] = [{}, {"acc": 0.5}, {"acc": 1.0}, {}]
+        self.data_sources = frozenset({"a", "b"})
 
     async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
         self.samples, self.num_examine = list(samples), num_examine
-        extras: list[dict[str, float]] = [{}, {"acc": 0.5}, {"acc": 1.0}, {}]
-        return [Scored(len(sample.response), extra) for sample, extra in zip(samples, extras, strict=True)]
+        return [Scored(len(sample.response), extra) for sample, extra in zip(samples, self.extras, strict=True)]
 
 
 @pytest.fixture
@@ -86,6 +90,16 @@ async def test_rows_for_the_rollout_files_hold_scores_and_extra_fields(tokenizer
     assert [row["acc"] for row in rows] == [None, 0.5, 1.0, None]
 
 
+async def test_a_source_without_a_function_is_not_judged_and_keeps_its_place(tokenizer: Tokenizer) -> None:
+    reward = LengthReward()
+    reward.data_sources = frozenset("a")
+    rollouts = (prompts := make_table().take(np.array([1, 0]))).repeated(2).merge(Batch.from_rows(responses=RESPONSES))
+    reward.extras = [{}, {}]
+    scored = await Scorer(tokenizer, reward).score(prompts, rollouts, num_samples=2, num_examine=0)  # type: ignore[arg-type]
+    assert [sample.data_source for sample in reward.samples] == ["a", "a"]
+    assert [(sample.data_source, sample.score) for sample in scored.samples] == [("b", 0), ("b", 0), ("a", 0), ("a", 1)]
+
+
 def responses(*scores: float, **fields: Any) -> ScoredResponses:
     return ScoredResponses([ScoredSample("p", f"answer {score}", score, "t", "letters", **fields) for score in scores])
 
@@ -104,3 +118,30 @@ def test_responses_of_groups_are_joined_in_their_order() -> None:
     assert joined.extra == {"acc": [0.5, None, None], "format": [None, None, 1.0]}
     assert joined.failures == {Failure.CRASH: 1}
     assert [row["response"] for row in joined.as_rows()] == ["answer 1.0", "answer 2.0", "answer 3.0"]
+
+
+def test_rule_and_model_are_added_with_the_weight_of_the_data_source() -> None:
+    samples = [
+        replace(one, data_source=source) for one, source in zip(responses(1.0, 2.0, 0.0).samples, "aab", strict=True)
+    ]
+    coefs = {"a": 0.5, "b": 2.0}
+    combined = ScoredResponses(samples).with_model_scores(
+        np.array([-1.0, 0.25, 3.0], np.float32), coefs.__getitem__, frozenset("a")
+    )
+    assert combined.scores.tolist() == [0.5, 2.125, 6.0]
+    assert [(one.rule_score, one.model_score) for one in combined.samples] == [(1.0, -1.0), (2.0, 0.25), (None, 3.0)]
+    assert [(row["rule_score"], row["model_score"]) for row in combined.as_rows()][2] == (None, 3.0)
+    assert reward_model_metrics(combined.samples) == {
+        "reward/rule/mean": 1.5,
+        "reward/rule/max": 2.0,
+        "reward/rule/min": 1.0,
+        "reward/model/mean": 0.75,
+        "reward/model/max": 3.0,
+        "reward/model/min": -1.0,
+    }
+
+
+def test_a_score_of_the_model_that_is_not_finite_ends_the_run() -> None:
+    scores = np.array([0.0, np.nan], np.float32)
+    with pytest.raises(ConfigError, match=r"^reward_model\.model: expected finite scores, got nan for response 1$"):
+        responses(1.0, 2.0).with_model_scores(scores, lambda _: 1.0, frozenset({"letters"}))

@@ -9,7 +9,13 @@ import pytest
 from controller.workers.actor_client import ActorClient
 from controller.workers.client import Caller
 from splitppo.rpc.channel_options import SERVER_OPTIONS
-from splitppo.v1 import actor_pb2_grpc, critic_pb2_grpc, reference_pb2_grpc, worker_pb2_grpc
+from splitppo.v1 import (
+    actor_pb2_grpc,
+    critic_pb2_grpc,
+    reference_pb2_grpc,
+    reward_model_pb2_grpc,
+    worker_pb2_grpc,
+)
 from tests.fake_worker import CALLER, Connect, FakeWorker
 
 
@@ -24,6 +30,7 @@ async def connect() -> AsyncIterator[Connect]:
         actor_pb2_grpc.add_ActorServiceServicer_to_server(worker, server)  # type: ignore[no-untyped-call]
         critic_pb2_grpc.add_CriticServiceServicer_to_server(worker, server)  # type: ignore[no-untyped-call]
         reference_pb2_grpc.add_ReferenceServiceServicer_to_server(worker, server)  # type: ignore[no-untyped-call]
+        reward_model_pb2_grpc.add_RewardModelServiceServicer_to_server(worker, server)  # type: ignore[no-untyped-call]
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         client = kind(f"127.0.0.1:{port}", caller, **options)

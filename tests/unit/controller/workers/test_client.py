@@ -11,7 +11,7 @@ from controller.workers.client import Traffic
 from controller.workers.critic_client import CriticClient
 from splitppo.batch import Batch
 from splitppo.rpc.errors import InvalidArgument, Place, StaleEpoch, Unavailable, WrongState, WrongStep, abort
-from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, reward_model_pb2, worker_pb2
 from tests.fake_worker import CALLER, SLOT, Connect, Events, FakeWorker, generate, result
 
 
@@ -182,6 +182,7 @@ async def test_each_command_has_its_own_request_id_and_two_clients_agree_on_it(c
         await actor.compute_log_probs(SLOT, base_step=4)
         await actor.compute_ref_log_probs(SLOT, base_step=4)
         await critic.compute_values(SLOT, base_step=4)
+        await critic.compute_reward_scores(SLOT, base_step=4)
         await actor.update(SLOT, base_step=4)
         await actor.save_checkpoint(base_step=5)
         await actor.compute_weights_digest()
@@ -193,7 +194,7 @@ async def test_each_command_has_its_own_request_id_and_two_clients_agree_on_it(c
     first, second = await all_commands(FakeWorker()), await all_commands(FakeWorker())
 
     assert first == second
-    assert len(set(first)) == 9
+    assert len(set(first)) == 10
 
 
 @pytest.mark.parametrize("kind", [ActorClient, CriticClient])
@@ -205,6 +206,18 @@ async def test_the_reference_is_called_by_its_own_service_whichever_group_hosts_
 
     (request,) = worker.requests
     assert isinstance(request, reference_pb2.ComputeRefLogProbsRequest)
+    assert (request.slot, request.header.base_step) == (SLOT, 4)
+
+
+@pytest.mark.parametrize("kind", [ActorClient, CriticClient])
+async def test_the_reward_model_is_called_by_its_own_service(connect: Connect, kind: Any) -> None:
+    worker = FakeWorker()
+    client: Any = await connect(worker, kind)
+
+    await client.compute_reward_scores(SLOT, base_step=4)
+
+    (request,) = worker.requests
+    assert isinstance(request, reward_model_pb2.ComputeRewardScoresRequest)
     assert (request.slot, request.header.base_step) == (SLOT, 4)
 
 

@@ -15,7 +15,7 @@ from services.runtime.ranks.follower import Follower
 from services.runtime.role import Command, Outcome
 from services.runtime.state.command_call import CommandCall
 from splitppo.rpc.errors import Place
-from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, worker_pb2
+from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, worker_pb2
 
 COMMITTED, NEXT, LOADED = 4, 5, 3
 
@@ -54,7 +54,8 @@ class NoFailure:
 def requests() -> list[tuple[str, Message]]:
     """A request of every command of every service, with a step of its own in each place where there can be one."""
     services = [
-        file.DESCRIPTOR.services_by_name.values() for file in (worker_pb2, actor_pb2, critic_pb2, reference_pb2)
+        file.DESCRIPTOR.services_by_name.values()
+        for file in (worker_pb2, actor_pb2, critic_pb2, reference_pb2, reward_model_pb2)
     ]
     found: list[tuple[str, Message]] = []
     for method in (method for several in services for service in several for method in service.methods):
