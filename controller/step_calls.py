@@ -10,7 +10,7 @@ from controller.ppo.experience import Experience
 from controller.rollout.log_prob_check import LogProbCheck
 from controller.rollout.results import ScoredResponses
 from controller.rollout.scoring import Scorer
-from controller.rollout.stream import RolloutStream
+from controller.rollout.stream import RolloutStream, StreamGroup
 from controller.schedule import run_calls
 from controller.tracking.step_record import StepRecord
 from controller.workers.actor_client import ActorClient
@@ -91,7 +91,8 @@ class StepCalls:
         if host is None:
             return self._no_columns
         if host is self._critic:
-            return await self._by_critic(host, "ref", host.compute_ref_log_probs, "ref_log_probs", after_update)
+            send = partial(self._send_rollouts, host)
+            return await self._by_groups(host, "ref", send, host.compute_ref_log_probs, "ref_log_probs", after_update)
         await self._has_generated.wait()
         with self.record.timed("ref"):
             reply = await host.compute_ref_log_probs(self._slot, base_step=self._base_step)
@@ -107,25 +108,38 @@ class StepCalls:
         critic = self._critic
         if critic is None:
             return self._no_columns
-        return await self._by_critic(critic, "values", critic.compute_values, "values", after_update)
+        send = partial(self._send_rollouts, critic)
+        return await self._by_groups(critic, "values", send, critic.compute_values, "values", after_update)
 
-    async def _by_critic(
-        self, critic: WorkerClient, name: str, compute: Compute, column: str, after_update: AfterUpdate
+    async def _by_groups(
+        self,
+        host: WorkerClient,
+        name: str,
+        send: Callable[[StreamGroup], Awaitable[None]],
+        compute: Compute,
+        column: str,
+        after_update: AfterUpdate,
     ) -> Batch:
-        """A column that the critic's group computes, for each group of prompts as soon as its rows are there."""
+        """A column that `host` computes, for each group of prompts as soon as its rows have been sent there."""
         parts = []
         for group in self._stream.groups:
-            rollouts = await group.rollouts()
-            async with self._preparing_critic:  # values and the reference's log-probs need the same rows
-                if group.slot.part not in self._sent_to_critic:
-                    await critic.put_batch(group.slot, rollouts)
-                    self._sent_to_critic.add(group.slot.part)
-                await after_update()
+            await send(group)
+            if host is self._critic:
+                async with self._preparing_critic:
+                    await after_update()
             with self.record.timed(name):
                 reply = await compute(group.slot, base_step=self._base_step)
-                parts.append(await critic.get_batch(group.slot, [column]))
-            self.record.add_reply(critic.role, name, reply)
+                parts.append(await host.get_batch(group.slot, [column]))
+            self.record.add_reply(host.role, name, reply)
         return concatenate(parts)
+
+    async def _send_rollouts(self, host: WorkerClient, group: StreamGroup) -> None:
+        """Prompts and responses to the critic's group, once: values and the reference's log-probs need the same."""
+        rollouts = await group.rollouts()
+        async with self._preparing_critic:
+            if group.slot.part not in self._sent_to_critic:
+                await host.put_batch(group.slot, rollouts)
+                self._sent_to_critic.add(group.slot.part)
 
     async def scores(self, *, after_update: AfterUpdate) -> ScoredResponses:
         """A score for each response: of the reward processes, and where there is a reward model of both together.
@@ -145,19 +159,13 @@ class StepCalls:
 
     async def _model_scores(self, host: WorkerClient, after_update: AfterUpdate) -> Batch:
         """The reward model's host: a score for each response, which is encoded anew in the tokens of that model."""
-        parts = []
-        for group in self._stream.groups:
+
+        async def send(group: StreamGroup) -> None:
             rollouts = await group.rollouts()
             rows = await self.scorer.reward_rows(group.prompts, rollouts, num_samples=self.config.rollout.n)
             await host.put_batch(group.slot, rows)
-            if host is self._critic:
-                async with self._preparing_critic:
-                    await after_update()
-            with self.record.timed("reward_model"):
-                reply = await host.compute_reward_scores(group.slot, base_step=self._base_step)
-                parts.append(await host.get_batch(group.slot, ["rm_scores"]))
-            self.record.add_reply(host.role, "reward_model", reply)
-        return concatenate(parts)
+
+        return await self._by_groups(host, "reward_model", send, host.compute_reward_scores, "rm_scores", after_update)
 
     async def _rule_scores(self) -> ScoredResponses:
         """Reward processes: a score for each response."""
