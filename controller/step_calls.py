@@ -90,7 +90,7 @@ class StepCalls:
         host = self.workers.reference
         if host is None:
             return self._no_columns
-        if host is self._critic:
+        if host is not self._actor:
             send = partial(self._send_rollouts, host)
             return await self._by_groups(host, "ref", send, host.compute_ref_log_probs, "ref_log_probs", after_update)
         await self._has_generated.wait()
@@ -172,7 +172,7 @@ class StepCalls:
         parts: list[ScoredResponses] = []
         for group in self._stream.groups:
             rollouts = await group.rollouts()
-            with self.record.timed("reward"), self.record.span("reward", "score"):
+            with self.record.timed("reward"), self.record.span("scoring", "score"):
                 scored = await self.scorer.score(
                     group.prompts,
                     rollouts,

@@ -78,7 +78,7 @@ from tests.configs import MINIMAL, mistake
         ),
         (
             "placement.reward_model=actor",
-            "key 'placement.reward_model': input should be 'critic' or 'auto', got 'actor'",
+            "key 'placement.reward_model': input should be 'critic', 'reward' or 'auto', got 'actor'",
         ),
         (
             "reward_model.coef={hh: 2}",
@@ -101,7 +101,7 @@ def test_a_reward_model_without_a_critic_is_refused_with_both_keys(tmp_path: Pat
     sentence = mistake(tmp_path, "reward_model.model=rm", "algorithm.adv_estimator=grpo")
 
     assert sentence.startswith("placement.reward_model is critic, but algorithm.adv_estimator grpo needs no values")
-    assert "leave reward_model.model empty" in sentence
+    assert "set placement.reward_model to reward" in sentence
 
 
 @pytest.mark.parametrize(

@@ -72,13 +72,15 @@ def test_scores_are_those_of_a_direct_forward_pass(
 
 
 def test_the_other_group_says_who_has_it(policy: Path, reward_model: Path) -> None:
-    with pytest.raises(ValueError, match=r"the actor holds no reward model: placement\.reward_model is critic, call"):
+    with pytest.raises(
+        ValueError, match=r"the actor group holds no reward model: placement\.reward_model is critic, call"
+    ):
         scores_of(build(policy, reward_model, "actor"), rows())
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_without_a_model_no_group_has_one(policy: Path, role: Literal["actor", "critic"]) -> None:
-    with pytest.raises(ValueError, match=f"the {role} holds no reward model: reward_model.model is empty"):
+    with pytest.raises(ValueError, match=f"the {role} group holds no reward model: reward_model.model is empty"):
         scores_of(build(policy, "", role), rows())
 
 
