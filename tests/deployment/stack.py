@@ -72,7 +72,7 @@ class Stack:
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None, files: tuple[str, ...] = ()) -> None:
         self.project = f"splitppo-test-{secrets.token_hex(4)}"
-        self.addresses = {role: free_address() for role in ("actor", "critic")}
+        self.addresses = {role: free_address() for role in ("actor", "critic", "reward")}
         self.folder = RunFolder(folder)
         ports = {f"{role.upper()}_PORT": address.rpartition(":")[2] for role, address in self.addresses.items()}
         inherited = {name: value for name, value in os.environ.items() if name not in SETTINGS}
@@ -152,7 +152,7 @@ class Stack:
 
     def down(self) -> None:
         """Removes all that the project has made, volumes too."""
-        self.compose("--profile", "tensorboard", "down", "--volumes", "--timeout", "5", check=False)
+        self.compose("--profile", "tensorboard", "--profile", "reward", "down", "--volumes", "--timeout", "5", check=False)
 
     def left(self) -> list[str]:
         """Names of what the engine still has of this project."""
@@ -168,5 +168,6 @@ class Stack:
 SETTINGS = (
     *("LOCK", "SHM_SIZE", "TENSORBOARD_PORT", "REVISION"),
     *("RECIPE", "MODEL_DIR", "DATA_DIR", "RUNS_DIR", "RUN", "OVERRIDES", "SECRETS_DIR", "VERSION"),
-    *("ACTOR_CPUS", "CRITIC_CPUS", "ACTOR_GPUS", "CRITIC_GPUS", "ACTOR_PORT", "CRITIC_PORT", "COMPOSE_FILE"),
+    *(f"{group}_{what}" for group in ("ACTOR", "CRITIC", "REWARD") for what in ("CPUS", "GPUS", "PORT")),
+    *("COMPOSE_FILE", "COMPOSE_PROFILES"),
 )
