@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.groups import PROJECT, free_address
+from tests.models import save_reward_model
 from tests.runs import RunFolder
 
 FOLDER = PROJECT / "deploy" / "compose"
@@ -22,6 +23,7 @@ BASE_IMAGE = os.environ.get("BASE_IMAGE", "python:3.11-slim-bookworm")
 ENGINE_TIMEOUT_S = 600.0
 POLL_INTERVAL_S = 0.5
 RUN_FILES = ("metrics.jsonl", "processes.json", "summary.json", "config.yaml", "checkpoints")
+REWARD_GROUP = "reward_model.model=/models/reward_model placement.reward_model=reward"
 LABEL = "com.docker.compose.project"
 
 
@@ -117,6 +119,13 @@ class Stack:
         docker("cp", f"{self.container(service)}:{source}", str(target))
         return target
 
+    def add_reward_model(self, folder: Path) -> None:
+        """Puts a tiny classifier where `REWARD_GROUP` looks for it; `folder` gets a copy."""
+        for file in save_reward_model(folder / "reward_model").iterdir():
+            file.chmod(0o644)  # safetensors saves for the owner alone
+        self.compose("up", "--no-start", "--no-build", "prepare")
+        docker("cp", str(folder / "reward_model"), f"{self.container('prepare')}:/prepared")
+
     def fetch_run(self, *names: str) -> RunFolder:
         """A copy of what the run folder holds now."""
         self.folder.path.mkdir(parents=True, exist_ok=True)
@@ -152,7 +161,9 @@ class Stack:
 
     def down(self) -> None:
         """Removes all that the project has made, volumes too."""
-        self.compose("--profile", "tensorboard", "--profile", "reward", "down", "--volumes", "--timeout", "5", check=False)
+        self.compose(
+            "--profile", "tensorboard", "--profile", "reward", "down", "--volumes", "--timeout", "5", check=False
+        )
 
     def left(self) -> list[str]:
         """Names of what the engine still has of this project."""

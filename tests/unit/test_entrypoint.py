@@ -107,7 +107,7 @@ def test_nobody_but_the_reward_group_itself_asks_for_its_gpus() -> None:
     lists = {"ACTOR_GPUS": "0", "CRITIC_GPUS": "1"}
     for role in ("actor", "critic", "controller", "prepare"):
         assert gpus_of(lists, role) == {"actor": ["0"], "critic": ["1"]}
-    with pytest.raises(Refused, match="^REWARD_GPUS is not set, expected a list for each group, as in ACTOR_GPUS and"):
+    with pytest.raises(Refused, match=r"^REWARD_GPUS is not set, expected a list for each group, as in ACTOR_GPUS and"):
         gpus_of(lists, "reward")
 
 
@@ -200,7 +200,9 @@ def test_a_file_among_others_that_cannot_be_read_is_a_warning(root: Path) -> Non
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("role", "code"), [("actor", 0), ("critic", 0), ("reward", 0), ("controller", 2), ("prepare", 2)])
+@pytest.mark.parametrize(
+    ("role", "code"), [("actor", 0), ("critic", 0), ("reward", 0), ("controller", 2), ("prepare", 2)]
+)
 def test_refused_input_does_not_have_the_engine_start_a_group_again(
     role: str, code: int, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
