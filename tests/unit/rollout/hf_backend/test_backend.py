@@ -33,6 +33,7 @@ from services.rollout.protocol import DecodingStep, GenerationCancelled, Samplin
 from services.rollout.stopping import StopRule
 from services.rollout.streamed_parts import response_rows
 from splitppo.batch import Batch
+from splitppo.config.response_lengths import UniformLengths
 from tests.models import save_tokenizer
 
 VOCAB = 23
@@ -109,6 +110,20 @@ def generate(rollout: HfRollout, prompts: list[Any], seeds: Sequence[Sequence[in
 
 def responses(rollout: Batch) -> list[list[int]]:
     return [row.tolist() for row in rollout["responses"].rows()]
+
+
+def test_forced_lengths_end_every_response_where_they_say_and_nothing_ends_it_before() -> None:
+    forced = UniformLengths(kind="uniform", low=2, high=9)
+    rollout = HfRollout(
+        lambda: nullcontext(build()), StopRule((), forced=forced), max_batch_size=3, device=torch.device("cpu")
+    )
+    seeds = [[1, 2], [3, 4], [5, 6], [7, 8]]
+
+    made = generate(rollout, random_prompts([3, 1, 4, 1]), seeds, length=8)
+
+    wanted = [min(8, forced.of(seed)) for row in seeds for seed in row]
+    assert made["responses"].lengths.tolist() == wanted
+    assert len(set(wanted)) > 1
 
 
 @pytest.mark.parametrize("max_batch_size", [2, 64])
