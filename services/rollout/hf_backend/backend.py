@@ -1,7 +1,7 @@
 """Rollout on the trained model itself: batched decoding over any Hugging Face causal LM's forward with a KV cache.
 
-Needs no second copy of the weights and no second engine. Rows wait in the order of their groups, prompts and samples;
-one that has ended makes place for the next, and once none waits it leaves.
+Needs no second copy of the weights and no second engine. Rows wait in the order of their prompts and samples; one
+that has ended makes place for the next, and once none waits it leaves.
 """
 
 from collections import deque
