@@ -91,7 +91,7 @@ class StepCalls:
         host = self.workers.reference
         if host is None:
             return self._no_columns
-        if host is self._critic:
+        if host is not self._actor:
             send = partial(self._send_rollouts, host)
             return await self._by_parts(host, "ref", send, host.compute_ref_log_probs, "ref_log_probs", after_update)
         await self._has_generated.wait()
@@ -170,7 +170,7 @@ class StepCalls:
         scored: list[ScoredResponses] = []
         async for part in self._stream.parts():
             num_examine = 0 if scored else self.config.reward.num_examine
-            with self.record.timed("reward"), self.record.span("reward", "score"):
+            with self.record.timed("reward"), self.record.span("scoring", "score"):
                 scored.append(await self.scorer.score(part.prompts, part.rollouts, num_examine=num_examine))
         return ScoredResponses.join(scored).take(self._stream.order)
 
