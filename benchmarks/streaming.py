@@ -1,6 +1,6 @@
 """What streaming by completion buys where few responses are long: step times, measured in one run.
 
-    python -m benchmarks.streaming [--reward-model] [--rounds 3] [--steps 3] [--parts 4] [--hidden 256] [--layers 4]
+    python -m benchmarks.streaming [--reward-model] [--rounds 3] [--steps 3] [--parts 4] [--hidden 192] [--layers 4]
 
 Random Qwen2 models, one thread per group, schedule overlap; response lengths are forced, log-normal (median 40, at most
 512). Two pairs of groups are started, the frozen reference beside the policy in one and beside the critic in the other;
@@ -144,7 +144,8 @@ async def measure(folder: Path, options: argparse.Namespace) -> Mapping[Variant,
                 await gather_calls(*(client.load_checkpoint(0) for client in workers.clients))
                 block = block_config(folder_of.config, variant, options.steps)
                 await run_block(block, folder_of, workers, prompts, scorer)
-                rows[variant] += read_metrics(block.run.dir / METRICS_FILE)[1:]
+                rows[variant] += (measured := read_metrics(block.run.dir / METRICS_FILE)[1:])
+                print(f"{variant}: {median(measured, 'timing_s/step'):.2f} s", flush=True)
     return rows
 
 
@@ -190,7 +191,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="blocks per variant")
     parser.add_argument("--steps", type=int, default=3, help="steps per block; the first is left out")
     parser.add_argument("--parts", type=int, default=4, help="rollout.stream_groups where it streams")
-    parser.add_argument("--hidden", type=int, default=256, help="of the models")
+    parser.add_argument("--hidden", type=int, default=192, help="of the models")
     parser.add_argument("--layers", type=int, default=4, help="of the models")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
