@@ -1,4 +1,4 @@
-"""The rollouts of a step, in parts: which rows a part holds is known when it is complete, for others are generated."""
+"""The rollouts of a step, in parts that are handed on while others are still generated."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
