@@ -1,11 +1,11 @@
 """What streaming by completion buys where few responses are long: step times, measured in one run.
 
-    python -m benchmarks.streaming [--reward-model] [--rounds 3] [--steps 3] [--parts 4] [--hidden 192] [--layers 4]
+    python -m benchmarks.streaming [--reward-model] [--rounds 3] [--steps 3] [--parts 4 6] [--hidden 128] [--layers 4]
 
 Random Qwen2 models, one thread per group, schedule overlap; response lengths are forced, log-normal (median 40, at most
 512). Two pairs of groups are started, the frozen reference beside the policy in one and beside the critic in the other;
 with --reward-model a model of the policy's size scores in the critic's group. Blocks of steps alternate between both
-placements, unstreamed and streamed; the first step of each block is left out. Learning rates are 0 and every step gets
+placements, unstreamed and in different numbers of parts; the first step of each block is left out. Learning rates are 0 and every step gets
 the same prompts and seeds, so all steps work on the same rollouts. Figures are medians; only ratios within one run mean
 anything on a shared machine.
 """
@@ -129,7 +129,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> Mapping[Variant,
     tokenizer = load_tokenizer(config.actor.model)
     table = load_prompts(config.data, tokenizer, "train")
     prompts = SamePrompts(table, ROWS, config.run.seed, shuffle=True)
-    variants = [Variant(host, parts) for parts in (1, options.parts) for host in hosts]
+    variants = [Variant(host, parts) for parts in (1, *options.parts) for host in hosts]
     rows: dict[Variant, list[Row]] = defaultdict(list)
     async with AsyncExitStack() as stack:
         running = {host: await start(stack, configs[host]) for host in hosts}
@@ -166,22 +166,20 @@ def block_config(config: Config, variant: Variant, num_steps: int) -> Config:
 
 
 def report(rows: Mapping[Variant, Sequence[Row]]) -> str:
-    """The table, and the ratio."""
+    """The table, and the best of each number of parts over the best unstreamed one."""
     names = ("step", "gen", "old_log_prob", "ref", "values", "reward_model", "update_actor", "update_critic")
     lines = ["median seconds".ljust(36) + "".join(f"{name:>14}" for name in names)]
     steps = {variant: median(found, "timing_s/step") for variant, found in rows.items()}
     for variant, found in rows.items():
         seconds = (median(found, f"timing_s/{name}") for name in names)
         lines.append(str(variant).ljust(36) + "".join(f"{value:>14.2f}" for value in seconds))
-    unstreamed = min((variant for variant in steps if variant.num_parts == 1), key=lambda variant: steps[variant])
-    streamed = min((variant for variant in steps if variant.num_parts > 1), key=lambda variant: steps[variant])
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"({streamed}) / ({unstreamed}): {steps[streamed] / steps[unstreamed]:.2f}",
-        ]
-    )
+    best = {parts: min((v for v in steps if v.num_parts == parts), key=steps.__getitem__) for _, parts in steps}
+    ratios = [
+        f"({variant}) / ({best[1]}): {steps[variant] / steps[best[1]]:.2f}"
+        for parts, variant in best.items()
+        if parts > 1
+    ]
+    return "\n".join([*lines, "", *ratios])
 
 
 def main() -> None:
@@ -190,8 +188,8 @@ def main() -> None:
     parser.add_argument("--reward-model", action="store_true", help="a reward model of the policy's size")
     parser.add_argument("--rounds", type=int, default=3, help="blocks per variant")
     parser.add_argument("--steps", type=int, default=3, help="steps per block; the first is left out")
-    parser.add_argument("--parts", type=int, default=4, help="rollout.stream_groups where it streams")
-    parser.add_argument("--hidden", type=int, default=192, help="of the models")
+    parser.add_argument("--parts", type=int, nargs="+", default=[4, 6], help="rollout.stream_groups where it streams")
+    parser.add_argument("--hidden", type=int, default=128, help="of the models")
     parser.add_argument("--layers", type=int, default=4, help="of the models")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
