@@ -5,9 +5,9 @@
 Random Qwen2 models, one thread per group, schedule overlap; response lengths are forced, log-normal (median 40, at most
 512). Two pairs of groups are started, the frozen reference beside the policy in one and beside the critic in the other;
 with --reward-model a model of the policy's size scores in the critic's group. Blocks of steps alternate between both
-placements, unstreamed and in different numbers of parts; the first step of each block is left out. Learning rates are 0 and every step gets
-the same prompts and seeds, so all steps work on the same rollouts. Figures are medians; only ratios within one run mean
-anything on a shared machine.
+placements, unstreamed and in different numbers of parts; the first step of each block is left out. Learning rates are 0
+and every step gets the same prompts and seeds, so all steps work on the same rollouts. Figures are medians; only ratios
+within one run mean anything on a shared machine.
 """
 
 from __future__ import annotations
