@@ -10,7 +10,7 @@ from controller.ppo.experience import Experience
 from controller.rollout.log_prob_check import LogProbCheck
 from controller.rollout.results import ScoredResponses
 from controller.rollout.scoring import Scorer
-from controller.rollout.stream import RolloutStream, StreamGroup
+from controller.rollout.stream import RolloutStream, StreamPart
 from controller.schedule import run_calls
 from controller.tracking.step_record import StepRecord
 from controller.workers.actor_client import ActorClient
@@ -19,7 +19,7 @@ from controller.workers.command import CommandReply
 from controller.workers.critic_client import CriticClient
 from controller.workers.recovery import replay_if_clean
 from controller.workers.worker_groups import Workers
-from splitppo.batch import Batch, concatenate
+from splitppo.batch import Batch
 from splitppo.config import Config
 
 AfterUpdate = Callable[[], Awaitable[None]]
@@ -30,8 +30,8 @@ Compute = Callable[..., Awaitable[CommandReply]]
 class StepCalls:
     """One step's calls, in the order of the dataflow.
 
-    Those that need rollouts wait for them, so that all can be started together: values and scores for each group of
-    prompts, log-probs, which the generating actor computes, for all of them.
+    Those that need rollouts wait for them, so that all can be started together: what other groups compute for each part
+    of them, what the generating actor computes for all together. Every call answers in the order of the prompts.
     """
 
     config: Config
@@ -54,7 +54,8 @@ class StepCalls:
         """Actor: prompts and responses, n per prompt, ordered by prompt, then sample."""
         with self.record.timed("gen"):
             rollouts, reply = await self._stream.generate()
-        self.record.add_reply("actor", "gen", reply)
+        parts = [places.tolist() for places in self._stream.places]
+        self.record.add_reply("actor", "gen", reply, parts=parts if len(parts) > 1 else ())
         self._has_generated.set()
         return rollouts
 
@@ -92,7 +93,7 @@ class StepCalls:
             return self._no_columns
         if host is not self._actor:
             send = partial(self._send_rollouts, host)
-            return await self._by_groups(host, "ref", send, host.compute_ref_log_probs, "ref_log_probs", after_update)
+            return await self._by_parts(host, "ref", send, host.compute_ref_log_probs, "ref_log_probs", after_update)
         await self._has_generated.wait()
         with self.record.timed("ref"):
             reply = await host.compute_ref_log_probs(self._slot, base_step=self._base_step)
@@ -109,37 +110,36 @@ class StepCalls:
         if critic is None:
             return self._no_columns
         send = partial(self._send_rollouts, critic)
-        return await self._by_groups(critic, "values", send, critic.compute_values, "values", after_update)
+        return await self._by_parts(critic, "values", send, critic.compute_values, "values", after_update)
 
-    async def _by_groups(
+    async def _by_parts(
         self,
         host: WorkerClient,
         name: str,
-        send: Callable[[StreamGroup], Awaitable[None]],
+        send: Callable[[StreamPart], Awaitable[None]],
         compute: Compute,
         column: str,
         after_update: AfterUpdate,
     ) -> Batch:
-        """A column that `host` computes, for each group of prompts as soon as its rows have been sent there."""
-        parts = []
-        for group in self._stream.groups:
-            await send(group)
+        """A column that `host` computes, for each part as soon as its rows have been sent there."""
+        columns = []
+        async for part in self._stream.parts():
+            await send(part)
             if host is self._critic:
                 async with self._preparing_critic:
                     await after_update()
             with self.record.timed(name):
-                reply = await compute(group.slot, base_step=self._base_step)
-                parts.append(await host.get_batch(group.slot, [column]))
+                reply = await compute(part.slot, base_step=self._base_step)
+                columns.append(await host.get_batch(part.slot, [column]))
             self.record.add_reply(host.role, name, reply)
-        return concatenate(parts)
+        return self._stream.in_order(columns)
 
-    async def _send_rollouts(self, host: WorkerClient, group: StreamGroup) -> None:
+    async def _send_rollouts(self, host: WorkerClient, part: StreamPart) -> None:
         """Prompts and responses to the critic's group, once: values and the reference's log-probs need the same."""
-        rollouts = await group.rollouts()
         async with self._preparing_critic:
-            if group.slot.part not in self._sent_to_critic:
-                await host.put_batch(group.slot, rollouts)
-                self._sent_to_critic.add(group.slot.part)
+            if part.slot.part not in self._sent_to_critic:
+                await host.put_batch(part.slot, part.rollouts)
+                self._sent_to_critic.add(part.slot.part)
 
     async def scores(self, *, after_update: AfterUpdate) -> ScoredResponses:
         """A score for each response: of the reward processes, and where there is a reward model of both together.
@@ -160,27 +160,19 @@ class StepCalls:
     async def _model_scores(self, host: WorkerClient, after_update: AfterUpdate) -> Batch:
         """The reward model's host: a score for each response, which is encoded anew in the tokens of that model."""
 
-        async def send(group: StreamGroup) -> None:
-            rollouts = await group.rollouts()
-            rows = await self.scorer.reward_rows(group.prompts, rollouts, num_samples=self.config.rollout.n)
-            await host.put_batch(group.slot, rows)
+        async def send(part: StreamPart) -> None:
+            await host.put_batch(part.slot, await self.scorer.reward_rows(part.prompts, part.rollouts))
 
-        return await self._by_groups(host, "reward_model", send, host.compute_reward_scores, "rm_scores", after_update)
+        return await self._by_parts(host, "reward_model", send, host.compute_reward_scores, "rm_scores", after_update)
 
     async def _rule_scores(self) -> ScoredResponses:
         """Reward processes: a score for each response."""
-        parts: list[ScoredResponses] = []
-        for group in self._stream.groups:
-            rollouts = await group.rollouts()
+        scored: list[ScoredResponses] = []
+        async for part in self._stream.parts():
+            num_examine = 0 if scored else self.config.reward.num_examine
             with self.record.timed("reward"), self.record.span("scoring", "score"):
-                scored = await self.scorer.score(
-                    group.prompts,
-                    rollouts,
-                    num_samples=self.config.rollout.n,
-                    num_examine=0 if parts else self.config.reward.num_examine,
-                )
-            parts.append(scored)
-        return ScoredResponses.join(parts)
+                scored.append(await self.scorer.score(part.prompts, part.rollouts, num_examine=num_examine))
+        return ScoredResponses.join(scored).take(self._stream.order)
 
     async def update_actor(self, experience: Experience) -> None:
         """Actor: one PPO update of the policy; in the critic's warm-up only the step advances."""

@@ -2,8 +2,8 @@
 
     prompts -> generate -> { old/ref log-probs | values | scores } -> advantages -> { update actor | update critic }
 
-With `rollout.stream_groups` values and scores begin with the first group of prompts whose responses have all ended,
-while others are still generated; the log-probs need the actor, which generates.
+With `rollout.stream_groups` values and scores of the responses that end first are computed while others are still
+generated; the log-probs need the actor, which generates.
 The schedules (controller/schedule.py) change only what may run at the same time, never what is computed.
 """
 
@@ -79,7 +79,7 @@ class Trainer:
         """Everything that the updates learn from; each call starts as soon as its input has arrived."""
         rollouts, old, ref, values, scored = await run_calls(
             self.schedule,
-            calls.generate,  # hands on each group of prompts when its last response has ended
+            calls.generate,  # hands on the responses that have ended, part by part
             calls.old_log_probs,  # actor, where the update cannot have them itself
             lambda: calls.ref_log_probs(after_update=self.join_critic),  # whichever group hosts the reference
             lambda: calls.values(after_update=self.join_critic),  # critic, once its update of the step before is done

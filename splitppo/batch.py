@@ -31,12 +31,12 @@ COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
     "rollout_is_weights": np.dtype(np.float32),  # aligned with responses: what multiplies the policy loss of a token
     "reward_tokens": np.dtype(np.int32),  # token ids of the reward model: messages and response in its chat template
     "rm_scores": np.dtype(np.float32),  # one per row: the reward model's score of the response
+    "places": np.dtype(np.int32),  # of rows that are a part: which rows of the whole they are, from 0
     "mini_batches": np.dtype(np.int32),  # index of the row's mini-batch in each PPO epoch; only inside a group
-    "groups": np.dtype(np.int32),  # index of the row's part of a streamed generation; only inside a group
 }
 
 # Not one value per response token.
-_OF_ROWS = {"prompts", "seeds", "responses", "reward_tokens", "rm_scores", "mini_batches", "groups"}
+_OF_ROWS = {"prompts", "seeds", "responses", "reward_tokens", "rm_scores", "places", "mini_batches"}
 RESPONSE_ALIGNED = frozenset(COLUMN_DTYPES) - _OF_ROWS
 
 
@@ -173,3 +173,33 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         values = np.concatenate([batch[name].values for batch in batches])
         columns[name] = Column(values, np.concatenate([batch[name].lengths for batch in batches]))
     return Batch(sum(batch.num_rows for batch in batches), columns)
+
+
+def join_parts(parts: Sequence[Batch]) -> Batch:
+    """The whole of its parts: the columns that all of them have, every row at its place.
+
+    Without the column `places` one part follows the other.
+
+    Raises:
+        ValueError: a row has not one place, or the places are not every row of the whole once.
+    """
+    common = [name for name in parts[0].columns if all(name in part for part in parts)]
+    joined = concatenate([part.select(common) for part in parts])
+    if "places" not in joined:
+        return joined
+    if (joined["places"].lengths != 1).any():
+        raise ValueError("column 'places' must have one value per row")
+    order = row_order(joined["places"].values)
+    return joined.select(name for name in common if name != "places").take(order)
+
+
+def row_order(places: Array) -> NDArray[np.int64]:
+    """[num_rows], where each row of the whole is found among rows that bear these places.
+
+    Raises:
+        ValueError: the places are not 0 to num_rows - 1, each once.
+    """
+    order = np.argsort(places, kind="stable")
+    if not np.array_equal(places[order], np.arange(len(places))):
+        raise ValueError(f"the parts must hold each of {len(places)} rows once, by their places")
+    return order

@@ -24,7 +24,7 @@ from controller.workers.actor_client import ActorClient
 from controller.workers.client import Traffic, WorkerClient
 from controller.workers.command import CommandReply
 from controller.workers.critic_client import CriticClient
-from splitppo.batch import COLUMN_DTYPES, Batch, Column, concatenate
+from splitppo.batch import COLUMN_DTYPES, Batch, Column, join_parts
 from splitppo.config import Config
 from splitppo.config.load import validate
 from splitppo.v1.actor_pb2 import SamplingParams
@@ -43,7 +43,7 @@ def make_config(run_dir: Path, **changes: Any) -> Config:
     tree: dict[str, Any] = {
         "run": {"dir": str(run_dir), "total_steps": 3},
         "data": {"train_files": "train.jsonl", "train_batch_size": 2, "max_response_length": 4},
-        "rollout": {"n": 2},
+        "rollout": {"n": 2, "stream_groups": 1},
         "actor": {"model": "models/policy"},
         "evaluation": {"val_before_train": False},
         "tracking": {"trackers": [], "sample_freq": -1},
@@ -243,7 +243,7 @@ class FakeClient(WorkerClient):
     def _add(self, slot: Slot, batch: Batch) -> None:
         known = self._slots.get(slot.SerializeToString())
         if known is None and (parts := self._parts(slot)):
-            known = concatenate(parts)
+            known = join_parts(parts)
         self._slots[slot.SerializeToString()] = batch if known is None else known.merge(batch)
 
     def _parts(self, slot: Slot) -> list[Batch]:
@@ -289,10 +289,12 @@ class FakeActor(FakeClient, ActorClient):
         self.sampling.append((slot, sampling))
 
         async def stream() -> None:
-            asked = self._slot(slot)
-            for part, places in enumerate(np.array_split(np.arange(asked.num_rows), num_parts), start=1):
+            answers = self._answers(self._slot(slot), slot.step, sampling)
+            by_length = np.argsort(answers["responses"].lengths, kind="stable")
+            for part, places in enumerate(map(np.sort, np.array_split(by_length, num_parts)), start=1):
                 await self.log.ready("actor.part", part)
-                self._add(part_of(slot, part), self._answers(asked.take(places), slot.step, sampling))
+                rows = answers.take(places).merge(Batch.from_rows(places=places[:, None].tolist()))
+                self._slots[part_of(slot, part).SerializeToString()] = rows
                 on_part(part)
 
         def answer() -> None:
@@ -349,14 +351,12 @@ class FakeScorer(Scorer):
     def scored_sources(self) -> frozenset[str]:
         return frozenset("a")
 
-    async def reward_rows(self, prompts: PromptBatch, rollouts: Batch, *, num_samples: int) -> Batch:
+    async def reward_rows(self, prompts: PromptBatch, rollouts: Batch) -> Batch:
         """The tokens of prompt and response."""
         rows = zip(rollouts["prompts"].rows(), rollouts["responses"].rows(), strict=True)
         return Batch.from_rows(reward_tokens=[np.concatenate(row) for row in rows])
 
-    async def score(
-        self, prompts: PromptBatch, rollouts: Batch, *, num_samples: int, num_examine: int
-    ) -> ScoredResponses:
+    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> ScoredResponses:
         """`scorer.score` is in the log with the number of the call in place of the step."""
         self._num_calls += 1
         self.examined.append(num_examine)
@@ -365,9 +365,9 @@ class FakeScorer(Scorer):
                 prompt="",
                 response=f"answer {row}",
                 score=float(length),
-                ground_truth=prompts.rows[row // num_samples].ground_truth,
-                data_source=prompts.rows[row // num_samples].data_source,
-                prompt_index=int(prompts.row_indices[row // num_samples]),
+                ground_truth=prompts.rows[row].ground_truth,
+                data_source=prompts.rows[row].data_source,
+                prompt_index=int(prompts.row_indices[row]),
             )
             for row, length in enumerate(rollouts["responses"].lengths)
         ]

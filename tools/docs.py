@@ -70,11 +70,11 @@ def _type_name(kind: Any) -> str:
     if origin is Literal:
         return ", ".join(map(str, arguments))
     if origin in (Union, UnionType):
-        return " or ".join(map(_type_name, arguments))
+        return " or ".join(dict.fromkeys(map(_type_name, arguments)))
     if origin is tuple:
         entries = [argument for argument in arguments if argument is not Ellipsis]
         return f"list of {_type_name(entries[0])}"
-    if origin is dict:
+    if origin is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return "mapping"
     return {NoneType: "null", Path: "path"}.get(kind, getattr(kind, "__name__", str(kind)))
 

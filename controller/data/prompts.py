@@ -62,10 +62,9 @@ class PromptBatch:
         lengths = np.full(self.num_prompts, num_samples, np.int32)
         return Batch(self.num_prompts, {"prompts": self.prompts, "seeds": Column(seeds.reshape(-1), lengths)})
 
-    def repeated(self, num_samples: int) -> Batch:
-        """The column `prompts` of the generated rows: each prompt `num_samples` times, ordered by prompt."""
-        rows = np.repeat(np.arange(self.num_prompts), num_samples)
-        return Batch(len(rows), {"prompts": self.prompts.take(rows)})
+    def repeated(self, num_samples: int) -> "PromptBatch":
+        """The prompt of each response: every prompt `num_samples` times, ordered by prompt."""
+        return self.take(np.repeat(np.arange(self.num_prompts), num_samples))
 
 
 @dataclass(frozen=True, eq=False)

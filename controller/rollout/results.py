@@ -50,8 +50,12 @@ class ScoredResponses:
 
     @classmethod
     def join(cls, parts: Iterable[Self]) -> Self:
-        """The responses of several groups of prompts, one group after the other."""
+        """The responses of several parts, one part after the other."""
         return cls([sample for part in parts for sample in part.samples])
+
+    def take(self, indices: NDArray[np.int64]) -> "ScoredResponses":
+        """The responses at `indices`, in that order."""
+        return ScoredResponses([self.samples[index] for index in indices])
 
     def with_model_scores(
         self, model_scores_B: NDArray[np.float32], coef_of: Callable[[str], float], scored_sources: frozenset[str]

@@ -31,27 +31,24 @@ class Scorer:
         """The data sources that have a reward function."""
         return self._manager.data_sources
 
-    async def reward_rows(self, prompts: PromptBatch, rollouts: Batch, *, num_samples: int) -> Batch:
-        """What the reward model reads: the column reward_tokens, one row per response, in the order of `rollouts`."""
+    async def reward_rows(self, prompts: PromptBatch, rollouts: Batch) -> Batch:
+        """What the reward model reads: the column reward_tokens, a row per response; `prompts` has one for each."""
         assert self._reward_tokenizer is not None
         texts = self._tokenizer.decode_batch(rollouts["responses"].rows())
-        asked = [row.prompt for row in prompts.rows for _ in range(num_samples)]
+        asked = [row.prompt for row in prompts.rows]
         return await asyncio.to_thread(self._reward_tokenizer.encode, asked, texts)
 
-    async def score(
-        self, prompts: PromptBatch, rollouts: Batch, *, num_samples: int, num_examine: int
-    ) -> ScoredResponses:
-        """Scores the column responses: `num_samples` neighbouring rows per prompt, in the order of the prompts.
+    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> ScoredResponses:
+        """Scores the column responses; `prompts` has one for each.
 
         The first `num_examine` of each data source are logged. Where a data source has no reward function the score is
         0: the reward model has the say.
         """
         responses = rollouts["responses"].rows()
-        asked = prompts.take(np.repeat(np.arange(prompts.num_prompts), num_samples))
         texts = self._tokenizer.decode_batch(responses)
         samples = [
             Sample(row.data_source, response, row.ground_truth, row.extra_info, prompt)
-            for row, prompt, response in zip(asked.rows, asked.texts, texts, strict=True)
+            for row, prompt, response in zip(prompts.rows, prompts.texts, texts, strict=True)
         ]
         judged = [sample for sample in samples if sample.data_source in self.scored_sources]
         scored = iter(await self._manager.score(judged, num_examine=num_examine))
@@ -70,6 +67,6 @@ class Scorer:
                     extra=result.extra,
                     failure=result.failure,
                 )
-                for index, ids, sample, result in zip(asked.row_indices, responses, samples, results, strict=True)
+                for index, ids, sample, result in zip(prompts.row_indices, responses, samples, results, strict=True)
             ]
         )

@@ -1,15 +1,18 @@
-"""The rollouts of a step: its prompts in groups, each of which is handed on as soon as its last response has ended."""
+"""The rollouts of a step, in parts that are handed on while others are still generated."""
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controller.data.prompts import PromptBatch
 from controller.workers.actor_client import ActorClient
 from controller.workers.command import CommandReply
 from controller.workers.concurrency import gather_calls
-from splitppo.batch import Batch, concatenate
+from splitppo.batch import Array, Batch, concatenate, row_order
 from splitppo.config import Config, DataConfig, RolloutConfig
 from splitppo.config.evaluation import EvaluationConfig
 from splitppo.v1.actor_pb2 import SamplingParams
@@ -22,64 +25,98 @@ def sampling_params(section: RolloutConfig | EvaluationConfig, data: DataConfig)
     return SamplingParams(**drawn, max_response_length=data.max_response_length)
 
 
-@dataclass(eq=False)
-class StreamGroup:
-    """Neighbouring prompts of a step, and their responses, which may come while others are still generated.
+@dataclass(frozen=True, eq=False)
+class StreamPart:
+    """Responses of a step that have ended one after another, and are handed on together.
 
     Attributes:
-        slot: where the workers keep its rows: a part of the step's slot, or all of it if this is the only group.
-        ended: set when the last response has ended, so that the rows can be fetched.
-        fetched: prompts and responses, ordered by prompt, then sample.
+        slot: where the workers keep its rows: a part of the step's slot, or all of it if there is no other part.
+        places: [num_rows] ascending, which rows of the step they are; those are ordered by prompt, then sample.
+        prompts: one for each row.
+        rollouts: prompts and responses; with `places` where the step has other parts.
     """
 
     slot: Slot
+    places: Array
     prompts: PromptBatch
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    fetched: asyncio.Future[Batch] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    async def rollouts(self) -> Batch:
-        """What is fetched, as soon as it is here; a waiter that is cancelled does not disturb the others."""
-        return await asyncio.shield(self.fetched)
+    rollouts: Batch
 
 
 class RolloutStream:
-    """Generation of one step, its prompts in `rollout.stream_groups` groups as equal as possible."""
+    """Generation of one step, in `rollout.stream_groups` parts.
+
+    Only what is computed row by row sees parts; `in_order` brings it back into the order of the prompts.
+    """
 
     def __init__(self, config: Config, actor: ActorClient, prompts: PromptBatch, step: int) -> None:
         self._config = config
         self._actor = actor
         self._prompts = prompts
+        self._asked = prompts.repeated(config.rollout.n)
         self.slot = Slot(kind=SLOT_KIND_EXPERIENCE, step=step)
-        self.groups = [StreamGroup(self.slot, prompts)]
+        self._slots = [self.slot]
+        assert config.rollout.stream_groups != "auto", "the run folder resolves it"
         if config.rollout.stream_groups > 1:
-            places = np.array_split(np.arange(prompts.num_prompts), config.rollout.stream_groups)
-            self.groups = [
-                StreamGroup(Slot(kind=SLOT_KIND_EXPERIENCE, step=step, part=part), prompts.take(of_part))
-                for part, of_part in enumerate(places, start=1)
-            ]
+            numbers = range(1, config.rollout.stream_groups + 1)
+            self._slots = [Slot(kind=SLOT_KIND_EXPERIENCE, step=step, part=part) for part in numbers]
+        self._ended = [asyncio.Event() for _ in self._slots]
+        loop = asyncio.get_running_loop()
+        self._fetched: list[asyncio.Future[StreamPart]] = [loop.create_future() for _ in self._slots]
 
     async def generate(self) -> tuple[Batch, CommandReply]:
         """Samples n responses per prompt; returns prompts and responses, ordered by prompt, then sample."""
         rows = self._prompts.to_batch(self._config.run.seed, self.slot.step, self._config.rollout.n)
         await self._actor.put_batch(self.slot, rows)
-        reply, *rollouts = await gather_calls(self._sample(), *(self._fetch(group) for group in self.groups))
-        return concatenate(rollouts), reply
+        reply, *parts = await gather_calls(self._sample(), *map(self._fetch, range(len(self._slots))))
+        return self.in_order(part.rollouts.select(("prompts", "responses")) for part in parts), reply
+
+    async def parts(self) -> AsyncIterator[StreamPart]:
+        """The parts that have rows, one after the other, each as soon as it is here.
+
+        Whoever is cancelled while it waits does not disturb the others.
+        """
+        for fetched in self._fetched:
+            part = await asyncio.shield(fetched)
+            if len(part.places):
+                yield part
+
+    @property
+    def places(self) -> Sequence[Array]:
+        """Of each part, once all have been fetched: which rows of the step it holds."""
+        return [fetched.result().places for fetched in self._fetched]
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        """Where the rows of the step, in their order, are found in its parts one after the other."""
+        return row_order(np.concatenate(self.places))
+
+    def in_order(self, parts: Iterable[Batch]) -> Batch:
+        """What was computed of the parts that have rows, in the order of the prompts."""
+        return concatenate(list(parts)).take(self.order)
 
     async def _sample(self) -> CommandReply:
         reply = await self._actor.generate(
             self.slot,
             sampling_params(self._config.rollout, self._config.data),
             base_step=self.slot.step - 1,
-            num_parts=len(self.groups),
-            on_part=lambda part: self.groups[part - 1].ended.set(),
+            num_parts=len(self._slots),
+            on_part=lambda part: self._ended[part - 1].set(),
         )
-        for group in self.groups:
-            group.ended.set()
+        for ended in self._ended:
+            ended.set()
         return reply
 
-    async def _fetch(self, group: StreamGroup) -> Batch:
-        await group.ended.wait()
-        responses = await self._actor.get_batch(group.slot, ["responses"])
-        rollouts = group.prompts.repeated(self._config.rollout.n).merge(responses)
-        group.fetched.set_result(rollouts)
-        return rollouts
+    async def _fetch(self, index: int) -> StreamPart:
+        slot = self._slots[index]
+        await self._ended[index].wait()
+        if slot.part:
+            responses = await self._actor.get_batch(slot, ["responses", "places"])
+            places = responses["places"].values
+        else:
+            responses = await self._actor.get_batch(slot, ["responses"])
+            places = np.arange(responses.num_rows)
+        prompts = self._asked.take(places)
+        rollouts = Batch(responses.num_rows, {"prompts": prompts.prompts}).merge(responses)
+        part = StreamPart(slot, places, prompts, rollouts)
+        self._fetched[index].set_result(part)
+        return part

@@ -21,6 +21,7 @@ from controller.workers.client import WorkerClient
 from splitppo.atomic_write import write_atomically
 from splitppo.config import Config, ConfigError, dump_config
 from splitppo.config.load import validate
+from splitppo.config.streaming import keep_stream_groups, resolve_stream_groups
 from splitppo.config.threads import keep_threads, permitted_cores, resolve_threads
 
 # Keys that say how long, where and how often, but not what is computed: they may differ from the stored config.
@@ -116,8 +117,9 @@ class RunFolder:
         config = self.config
         if stored is not None:
             with suppress(ConfigError):  # of another version: then its keys are compared, and nothing of it is kept
-                config = keep_threads(config, validate(stored, str(self.config_file)))
-        return resolve_threads(config, permitted_cores())
+                of_folder = validate(stored, str(self.config_file))
+                config = keep_stream_groups(keep_threads(config, of_folder), of_folder)
+        return resolve_threads(resolve_stream_groups(config), permitted_cores())
 
     def _stored(self) -> Any:
         """The config of the run that the folder holds; None where no step was recorded or saved: nothing to protect."""

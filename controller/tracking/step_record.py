@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from controller.ppo.experience import Experience
 from controller.rollout.results import ScoredResponses, ValidationResult
@@ -20,7 +20,7 @@ from controller.tracking.step_metrics import (
 )
 from controller.workers.client import Traffic
 from controller.workers.command import CommandReply
-from controller.workers.span import Span
+from controller.workers.span import Parts, Span
 from rewards.samples import Failure
 from splitppo.config import Config
 
@@ -72,9 +72,9 @@ class StepRecord:
         yield
         self.spans.append(Span(pool, name, self.step, started_s, time.time()))
 
-    def add_reply(self, pool: str, name: str, reply: CommandReply) -> None:
+    def add_reply(self, pool: str, name: str, reply: CommandReply, *, parts: Parts = ()) -> None:
         """Takes over what an engine did for this step: its span, its metrics, and the times that it took itself."""
-        self.spans.append(reply.span(pool, name, self.step))
+        self.spans.append(replace(reply.span(pool, name, self.step), parts=parts))
         self.metrics |= {metric: value for metric, value in reply.metrics.items() if not metric.startswith("timing_s/")}
         for timing, seconds in reply.timings_s.items():
             self.timings_s[timing] += seconds

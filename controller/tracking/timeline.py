@@ -56,7 +56,7 @@ class Trace:
             "dur": round(span.duration_s * 1e6, 3),
             "name": span.name,
             "cat": span.pool,
-            "args": {"step": span.step},
+            "args": {"step": span.step} | ({"parts": span.parts} if span.parts else {}),
         }
 
     def _lane(self, span: Span) -> int:
@@ -84,5 +84,7 @@ def read_trace(path: Path) -> list[Span]:
             continue
         if isinstance(event, dict) and event.get("ph") == "X":
             start_s, duration_s = event["ts"] / 1e6, event["dur"] / 1e6
-            spans.append(Span(event["cat"], event["name"], event["args"]["step"], start_s, start_s + duration_s))
+            args = event["args"]
+            parts = args.get("parts", ())
+            spans.append(Span(event["cat"], event["name"], args["step"], start_s, start_s + duration_s, parts))
     return spans

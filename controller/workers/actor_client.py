@@ -25,9 +25,9 @@ class ActorClient(WorkerClient):
     ) -> CommandReply:
         """Samples responses for the slot's prompts with its seeds; then the slot holds one row per response.
 
-        Each of `num_parts` contiguous slices of the prompts (np.array_split) can be fetched, as a part of the slot, as
-        soon as its last response has ended. `on_part` takes its number, from 1, perhaps more than once, or not at all
-        before this returns.
+        In `num_parts` parts, in the order in which they end: each can be fetched, with the column `places`, as soon as
+        its last response has ended; the last ones may be empty. `on_part` takes its number, from 1, perhaps more than
+        once, or not at all before this returns.
 
         Raises:
             WrongPolicy: the responses come from the weights of another step.

@@ -1,10 +1,13 @@
 """A span: one piece of work of a pool, as it stands in the timeline of a run."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 # Validations, checkpoints and restores: work beside the calls of a step.
 _BESIDE_STEPS = frozenset({"testing", "save_checkpoint", "load_checkpoint"})
+
+
+Parts = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, order=True)
@@ -13,6 +16,7 @@ class Span:
 
     Of a service it is what occupied its engine: of a checkpoint the snapshot, not the writing in the background. A
     validation and a checkpoint belong to the step whose weights they are about, a restore to the step restored.
+    `parts` are those of a streamed generation: the rows of the step that each of them held.
     """
 
     pool: str
@@ -20,6 +24,7 @@ class Span:
     step: int
     started_s: float
     finished_s: float
+    parts: Parts = field(default=(), compare=False)
 
     @property
     def duration_s(self) -> float:

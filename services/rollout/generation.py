@@ -31,6 +31,7 @@ class Generation:
             self.generate,
             columns=("prompts", "seeds"),
             prepare=self._prepare,
+            num_parts=lambda request: request.num_parts,
             shard=lambda batch, num_ranks: deal_prompts(batch, num_ranks, self._backend.ranks_per_engine),
             cancellable=True,
         )
@@ -45,13 +46,12 @@ class Generation:
         """Samples one response per seed of each prompt; rows are ordered by prompt, then sample."""
         version = request.header.base_step
         metrics = self._update_weights(version)
-        parts = StreamedParts(batch, report, version)
+        parts = StreamedParts(batch, request.num_parts, report, version)
         ended: list[Response] = []
         try:
             for step in self._backend.generate(batch, _sampling(request), lambda: report.is_cancelled):
                 ended += step.ended
-                for response in step.ended:
-                    parts.add(response)
+                parts.add(step.ended)
                 report(step.done, step.total, "generate")
         except GenerationCancelled as error:
             raise CommandCancelled from error
@@ -68,7 +68,7 @@ class Generation:
         return {"timing_s/update_weights": time.perf_counter() - started_s}
 
     def _prepare(self, request: actor_pb2.GenerateRequest, batch: Batch) -> Batch:
-        """Refuses what cannot be sampled; the column `groups` says in which parts responses are sent on."""
+        """Refuses what cannot be sampled; the column `places` says which rows streamed responses become."""
         sampling = _sampling(request)
         check_rows(batch, self._policy.model, room=sampling.max_response_length)
         longest = int(batch["prompts"].lengths.max()) + sampling.max_response_length
@@ -76,21 +76,22 @@ class Generation:
         per_prompt = np.unique(batch["seeds"].lengths)
         if len(per_prompt) != 1 or per_prompt[0] < 1:
             raise ValueError(f"every prompt needs the same number of seeds, at least 1; got {per_prompt.tolist()}")
-        if not 0 <= request.num_parts <= batch.num_rows:
-            raise ValueError(f"num_parts must be 0 (not streamed) to {batch.num_rows} prompts, got {request.num_parts}")
+        num_samples = int(per_prompt[0])
+        num_rows = batch.num_rows * num_samples
+        if not 0 <= request.num_parts <= num_rows:
+            raise ValueError(f"num_parts must be 0 (not streamed) to {num_rows} responses, got {request.num_parts}")
         if request.num_parts <= 1:
             return batch
-        parts = np.array_split(np.arange(batch.num_rows), request.num_parts)
-        return batch.merge(Batch.from_rows(groups=[[part] for part, rows in enumerate(parts) for _ in rows]))
+        places = np.arange(num_rows).reshape(batch.num_rows, num_samples)
+        return batch.merge(Batch.from_rows(places=list(places)))
 
 
 def deal_prompts(batch: Batch, num_ranks: int, ranks_per_engine: int = 1) -> list[NDArray[np.int64]]:
     """Rows of each rank for sampling: equally many, dealt by length, for the time goes into tokens not yet there.
 
-    Of what is streamed, every engine gets a share of each group. Of ranks that share an engine the first has the rows.
+    Of ranks that share an engine the first has the rows.
     """
-    groups = batch["groups"].values if "groups" in batch else np.zeros(batch.num_rows, np.int32)
-    order = np.lexsort((-batch["prompts"].lengths, groups))
+    order = np.argsort(-batch["prompts"].lengths, kind="stable")
     num_engines = num_ranks // ranks_per_engine
     empty = [np.empty(0, np.int64)] * (ranks_per_engine - 1)
     return [rows for engine in range(num_engines) for rows in (np.sort(order[engine::num_engines]), *empty)]

@@ -68,7 +68,6 @@ class Response:
     index: int  # among the responses of its rank, which are ordered by prompt, then seed
     prompt: Array  # token ids, at least one; responses to the same prompt share the array
     seed: int  # int64, of its draws
-    group: int  # of its prompt, for streaming; ascending with `index`
     tokens: array[int] = field(default_factory=lambda: array("i"))  # int32; a stop token is the last one
     log_probs: array[float] = field(default_factory=lambda: array("f"))  # float32, one per token
 
@@ -84,9 +83,8 @@ class Response:
 
 def empty_responses(rows: Batch) -> list[Response]:
     """One per seed of each prompt; see `RolloutBackend.generate` for the rows."""
-    groups = rows["groups"].values.tolist() if "groups" in rows else [0] * rows.num_rows
-    prompts = zip(rows["prompts"].rows(), rows["seeds"].rows(), groups, strict=True)
-    wanted = ((prompt, seed, group) for prompt, seeds, group in prompts for seed in seeds.tolist())
+    prompts = zip(rows["prompts"].rows(), rows["seeds"].rows(), strict=True)
+    wanted = ((prompt, seed) for prompt, seeds in prompts for seed in seeds.tolist())
     return [Response(index, *one) for index, one in enumerate(wanted)]
 
 
@@ -127,10 +125,9 @@ class RolloutBackend(Protocol):
 
         Ranks may hold different numbers of prompts, none included, and finish at different times: an implementation
         may synchronise at the beginning, never between tokens (but for ranks that share one engine, of which only the
-        one with the rows tells what has ended). The same weights, prompts and seeds give the same responses; what is
-        sampled together does not depend on timing. `is_cancelled` is asked at token boundaries.
-
-        `rows` hold prompts, seeds and, where responses are streamed, groups: one ascending number per prompt.
+        one with the rows tells what has ended). The same weights, prompts and seeds give the same responses, and they
+        end in the same steps; what is sampled together does not depend on timing. `is_cancelled` is asked at token
+        boundaries.
 
         Raises:
             GenerationCancelled: `is_cancelled`, for nobody wants the responses any more.

@@ -7,6 +7,8 @@ The rule, which every engine follows: a response ends with the first token
 That token stays in the response, and so does what it says beyond the stop text. Special tokens have no text. A
 character whose bytes are spread over tokens appears with the last of them. A stop text may begin in the middle of a
 token, but not in the prompt. With vLLM this is `stop=texts, include_stop_str_in_output=True`.
+
+Where lengths are forced (`debug.response_lengths`) there are neither; the sampled distribution stays the policy's own.
 """
 
 import logging
@@ -16,9 +18,11 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 from torch import nn
 
+from services.rollout.protocol import Sampling
 from services.rollout.stop_tokens import load_tokenizer, stop_token_ids
 from splitppo.batch import Array
 from splitppo.config import Config
+from splitppo.config.response_lengths import ResponseLengths
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +33,8 @@ def load_stop_rule(model: nn.Module, config: Config) -> "StopRule":
     Raises:
         ValueError: see `StopRule`; or texts, and no tokenizer.
     """
+    if config.debug.response_lengths:
+        return StopRule((), forced=config.debug.response_lengths)
     texts = config.rollout.stop
     try:
         tokenizer = load_tokenizer(config.data.tokenizer or config.actor.model)
@@ -41,16 +47,23 @@ def load_stop_rule(model: nn.Module, config: Config) -> "StopRule":
 
 
 class StopRule:
-    """Stop tokens and stop texts; the Hugging Face tokenizer is not needed without texts.
+    """Stop tokens and stop texts, or forced lengths; the Hugging Face tokenizer is not needed without texts.
 
     Raises:
         ValueError: a text is empty, or the tokenizer cannot decode token by token.
     """
 
-    def __init__(self, token_ids: Iterable[int], texts: Sequence[str] = (), tokenizer: Any = None) -> None:
+    def __init__(
+        self,
+        token_ids: Iterable[int],
+        texts: Sequence[str] = (),
+        tokenizer: Any = None,
+        forced: ResponseLengths | None = None,
+    ) -> None:
         if not all(texts):
             raise ValueError(f"rollout.stop must hold no empty text, got {list(texts)}")
         self.token_ids, self.texts = frozenset(token_ids), tuple(texts)
+        self._forced = forced
         self.tokenizer: Any = getattr(tokenizer, "backend_tokenizer", None)
         if texts and self.tokenizer is None:
             raise ValueError(f"rollout.stop needs a fast (tokenizer.json) tokenizer, got {type(tokenizer).__name__}")
@@ -58,6 +71,11 @@ class StopRule:
     def begin(self, prompt: Array) -> "StopWatch":
         """Watches a new response to the prompt."""
         return StopWatch(self, prompt)
+
+    def max_tokens(self, seed: int, sampling: Sampling) -> int:
+        """After how many tokens the response that is sampled with this seed ends at the latest."""
+        most = sampling.max_response_length
+        return min(self._forced.of(seed), most) if self._forced else most
 
 
 class StopWatch:

@@ -45,8 +45,8 @@ class CommandProgress:
     def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:
         """What `Outcome.columns` will hold for this rank's rows of a part (from 1), as soon as it is complete.
 
-        Only where the rows have the column `groups`, and then once for every part that this rank has rows of, in any
-        order.
+        Only where the rows have the column `places`, and then once for every part on every rank, also without rows. The
+        columns have `places`, too: which rows of the whole these are.
         """
         self.on_part(part, columns, policy_version)
         failpoints.hit(f"{self.point}.part")
@@ -105,9 +105,10 @@ class Command:
         columns: without them in the slot the call is refused (FAILED_PRECONDITION).
         optional_columns: passed on where the slot has them.
         check: rank 0, before anything is broadcast: refuses a request by ValueError or any WireError.
-        prepare: rank 0, after `check`: refuses rows in the same way, may add columns or drop rows. The column `groups`
-            (one number per row, ascending, from 0 without gaps) makes the command a streamed one: part g + 1 is sent
-            on while others are still worked on.
+        prepare: rank 0, after `check`: refuses rows in the same way, may add columns or drop rows. The column `places`
+            (which rows of the whole a row becomes) makes the command a streamed one: parts of it are sent on while
+            others are still worked on.
+        num_parts: of the request, where the command is streamed.
         attach: rank 0; bytes that go to every rank.
         shard: (batch, num_ranks) -> num_ranks index arrays that hold every row once; default
             sharding.shard_by_tokens; for updates there is sharding.shard_by_mini_batch.
@@ -124,6 +125,7 @@ class Command:
     optional_columns: Sequence[str] = ()
     check: Callable[[Any], None] = lambda _: None
     prepare: Callable[[Any, Batch], Batch] = lambda _, rows: rows
+    num_parts: Callable[[Any], int] = lambda _: 0
     attach: Callable[[], bytes] = bytes
     shard: Callable[[Batch, int], Sequence[NDArray[np.int64]]] | None = None
     commits: bool = False

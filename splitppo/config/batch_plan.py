@@ -60,11 +60,11 @@ def batch_plan(config: Config) -> BatchPlan:
 
 
 def _check_rollout(config: Config) -> None:
-    prompts, groups = config.data.train_batch_size, config.rollout.stream_groups
-    if groups > prompts:
+    prompts, parts = config.data.train_batch_size, config.rollout.stream_groups
+    if parts != "auto" and parts > prompts * config.rollout.n:
         raise ConfigError(
-            f"rollout.stream_groups ({groups}) must not exceed data.train_batch_size ({prompts}), since a group holds"
-            " at least one prompt; lower rollout.stream_groups"
+            f"rollout.stream_groups ({parts}) must not exceed data.train_batch_size ({prompts}) times rollout.n"
+            f" ({config.rollout.n}), since a part holds at least one response; lower rollout.stream_groups"
         )
     # What is generated together must fit into one batch of the wire.
     for key, num_prompts, samples_key, num_samples in (

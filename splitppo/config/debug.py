@@ -1,4 +1,4 @@
-"""The section `debug`: failpoints, by which tests kill, stop, hold or fail a process at a point of its work."""
+"""The section `debug`: failpoints, where tests kill, stop, hold or fail a process; forced lengths of responses."""
 
 import difflib
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from splitppo.config.response_lengths import ResponseLengths
 from splitppo.config.section import OneOrMany, PositiveInt, Section
 
 # On every rank of a group, and what each point means.
@@ -83,8 +84,15 @@ class Failpoint(Section):
 
 
 class DebugConfig(Section):
-    """For tests. Not part of a worker's digest; refused unless every service listens on this machine alone."""
+    """For tests and benchmarks. Not part of a worker's digest."""
 
     failpoints: dict[Point, Annotated[tuple[Failpoint, ...], OneOrMany]] = Field(
-        default_factory=dict, description="by point (splitppo/config/debug.py lists all): one failpoint, or several"
+        default_factory=dict,
+        description="by point (splitppo/config/debug.py lists all): one failpoint, or several; refused unless every"
+        " service listens on this machine alone",
+    )
+    response_lengths: ResponseLengths | None = Field(
+        None,
+        description="tokens of each response, by its sampling seed, at most max_response_length; no token and no text"
+        " ends one before. `{kind: uniform, low, high}`, or `{kind: log_normal, median, max, sigma}` (sigma 1)",
     )

@@ -47,8 +47,10 @@ class RolloutConfig(Section):
     top_k: int = Field(0, ge=0, description="most likely tokens kept; 0 keeps every token")
     stop: tuple[str, ...] = Field((), description="texts that end a response, beside the end-of-sequence tokens")
     max_batch_size: PositiveInt = Field(256, description="rows that one rank decodes together (hf)")
-    stream_groups: PositiveInt = Field(
-        1, description="contiguous groups of prompts whose responses are sent on as soon as the group has ended"
+    stream_groups: Literal["auto"] | PositiveInt = Field(
+        "auto",
+        description="parts of a step's responses, in the order in which they end, each sent on while others are still"
+        " generated; auto: 4 where another group than the actor's computes with them, else 1",
     )
     check_freq: int | None = Field(
         None,

@@ -243,7 +243,7 @@ class Inputs:
             case 1:
                 header.num_rows = _uint64(draw) & 0xFFFFFFFF
             case 2:
-                header.columns[0].name = draw.choice(("", "mini_batches", "groups", "values", "../../etc/passwd"))
+                header.columns[0].name = draw.choice(("", "mini_batches", "places", "values", "../../etc/passwd"))
             case 3:
                 header.columns[0].dtype = draw.choice((0, 3, 99))
             case 4:

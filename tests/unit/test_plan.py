@@ -56,8 +56,8 @@ def test_without_a_critic_the_plan_has_the_actor_only(tmp_path: Path) -> None:
         ),
         (
             "rollout.stream_groups=9",
-            "rollout.stream_groups (9) must not exceed data.train_batch_size (8), since a group holds at least one"
-            " prompt; lower rollout.stream_groups",
+            "rollout.stream_groups (9) must not exceed data.train_batch_size (8) times rollout.n (1), since a part"
+            " holds at least one response; lower rollout.stream_groups",
         ),
         (
             "rollout={backend: vllm, vllm: {tensor_model_parallel_size: 2}}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -108,27 +108,26 @@ def test_stop_texts_end_a_response_where_the_policys_own_engine_ends_it(shared_e
     assert len(set(lengths)) > 1
 
 
-def pairs(rows: list[Any]) -> Iterator[tuple[Any, Any]]:
-    """The two samples of each prompt."""
-    return zip(rows[::2], rows[1::2], strict=True)
-
-
 def check_streaming(found: list[dict[str, Any]]) -> None:
-    """The groups of each rank make up its rows; whichever rank answers a prompt, the answers are the same."""
-    streamed, unstreamed = {}, {}
+    """The parts of each rank make up its rows, and are the same when the same is sampled again."""
+    answered = []
     for rank in found:
-        parts = [row for part in sorted(rank["parts"], key=int) for row in rank["parts"][part]]
-        assert parts == rank["streamed"]
-        streamed.update(zip(rank["rows"], pairs(parts), strict=True))
-        unstreamed.update(zip(rank["unstreamed_rows"], pairs(rank["unstreamed"]), strict=True))
-    assert sorted(streamed) == list(range(9))
-    assert streamed == unstreamed
+        places = [2 * row + sample for row in rank["rows"] for sample in range(2)]
+        streamed = {place: row for part in rank["parts"] for place, row in zip(*part, strict=True)}
+        assert streamed == dict(zip(places, rank["streamed"], strict=True))
+        assert rank["streamed"] == rank["unstreamed"]
+        assert rank["again"] == rank["parts"]
+        assert len(rank["parts"]) == 3
+        answered += streamed
+    assert sorted(answered) == list(range(18))
 
 
-def test_groups_are_reported_as_the_whole_holds_them(alone: Alone) -> None:
+def test_parts_hold_the_responses_that_end_next(alone: Alone) -> None:
     found = alone("streaming")
-    assert sorted(found["parts"]) == ["1", "2", "3"]
     check_streaming([found])
+    lengths = [[len(row) for row in rows] for _, rows in found["parts"]]
+    assert list(map(len, lengths)) == [9, 5, 4]
+    assert max(lengths[0]) <= min(lengths[1]) <= max(lengths[1]) <= min(lengths[2])
 
 
 def check_cancellation(found: dict[str, Any]) -> None:

@@ -219,15 +219,20 @@ def stop_texts(actor: Actor) -> dict[str, Any]:
 
 
 def streaming(actor: Actor) -> dict[str, Any]:
-    """Three groups: what is reported group by group is what the whole holds. Ranks share unstreamed rows otherwise."""
-    prompts, report = make_prompts(9, 2), RecordedProgress()
+    """Three parts, twice: which rows of the whole they hold, and their responses."""
+    prompts, report, again = make_prompts(9, 2), RecordedProgress(), RecordedProgress()
     rows, rollouts = actor.generate(prompts, num_parts=3, report=report)
-    unstreamed_rows, whole = actor.generate(prompts)
+    actor.generate(prompts, num_parts=3, report=again)
+    _, whole = actor.generate(prompts)
+
+    def told(report: RecordedProgress) -> list[Any]:
+        return [[columns["places"].values.tolist(), lists(columns)] for columns in report.parts.values()]
+
     return {
         "rows": rows,
-        "parts": {str(part): lists(columns) for part, columns in report.parts.items()},
+        "parts": told(report),
+        "again": told(again),
         "streamed": lists(rollouts),
-        "unstreamed_rows": unstreamed_rows,
         "unstreamed": lists(whole),
     }
 

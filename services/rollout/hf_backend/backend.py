@@ -1,7 +1,7 @@
 """Rollout on the trained model itself: batched decoding over any Hugging Face causal LM's forward with a KV cache.
 
-Needs no second copy of the weights and no second engine. Rows wait in the order of their groups, prompts and samples;
-one that has ended makes place for the next, and once none waits it leaves.
+Needs no second copy of the weights and no second engine. Rows wait in the order of their prompts and samples; one
+that has ended makes place for the next, and once none waits it leaves.
 """
 
 from collections import deque
@@ -49,7 +49,10 @@ class HfRollout:
     @torch.no_grad()
     def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
         """See `RolloutBackend.generate`."""
-        waiting = deque(_Row(response, self.stop_rule.begin(response.prompt)) for response in empty_responses(rows))
+        waiting = deque(
+            _Row(response, self.stop_rule.begin(response.prompt), self.stop_rule.max_tokens(response.seed, sampling))
+            for response in empty_responses(rows)
+        )
         done, total = 0, len(waiting) * sampling.max_response_length
         with self.gathered() as model, grouped_attention(model):
             while waiting:
@@ -99,7 +102,7 @@ class HfRollout:
         for row, token, log_prob in zip(batch, tokens_R.tolist(), log_probs_R.tolist(), strict=True):
             if not row.has_ended:
                 row.response.extend((token,), (log_prob,))
-                row.has_ended = row.stop.ends_with(token) or len(row.response.tokens) == sampling.max_response_length
+                row.has_ended = row.stop.ends_with(token) or len(row.response.tokens) == row.max_tokens
         return tokens_R
 
 
@@ -107,6 +110,7 @@ class HfRollout:
 class _Row:
     response: Response
     stop: StopWatch
+    max_tokens: int
     has_ended: bool = False
 
 

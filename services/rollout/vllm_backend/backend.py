@@ -166,7 +166,7 @@ class VllmRollout:
             top_p=1.0 if greedy else sampling.top_p,
             top_k=0 if greedy else sampling.top_k,
             seed=None if greedy or self._sampler is not None else seed,
-            max_tokens=sampling.max_response_length,
+            max_tokens=self._stop_rule.max_tokens(seed, sampling),
             stop_token_ids=sorted(self._stop_rule.token_ids),
             ignore_eos=True,  # the rule knows all end-of-sequence tokens
             stop=texts,

@@ -132,7 +132,8 @@ class Leader:
             slots.add_part(call.request.slot, part.part, columns)
             call.part_ready(part)
 
-        gatherer = PartGatherer(shards, rows, deliver)
+        num_parts = command.num_parts(call.request) if is_streamed(rows) else 0
+        gatherer = PartGatherer(num_parts, self.channel.world_size, deliver)
         steps_before = self.steps.num_steps
         if is_streamed(rows):
             slots.drop_parts(call.request.slot)  # of an attempt that failed

@@ -7,20 +7,19 @@
               all rows of the part are there: keep them, tell the callers
     run has ended                receive  <---- the end ----------------- run has ended
 
-A rank has rows of some parts only; which, rank 0 knows, because it dealt them out. The threads live as long as the
+A rank says which rows of the whole its rows of a part are; it may have none of some. The threads live as long as the
 command; what they receive on is a process group of its own, so that they disturb nobody.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from services.runtime.ranks.control_channel import ControlChannel
-from services.runtime.ranks.sharding import Indices, join_shards
-from splitppo.batch import Batch
+from splitppo.batch import Batch, concatenate
 from splitppo.v1 import worker_pb2
 
 _END = 0
@@ -28,40 +27,30 @@ _END = 0
 
 @dataclass
 class _Part:
-    """A part that is not complete yet: the rows that each rank was given, and what it has made of them."""
+    """A part that is not complete yet: what the ranks have made of their rows of it."""
 
-    shards: Sequence[Indices]
     columns: dict[int, Batch] = field(default_factory=dict)
     versions: set[int] = field(default_factory=set)
 
 
 def is_streamed(rows: object) -> bool:
     """Whether a command that was prepared to work on these rows has parts."""
-    return isinstance(rows, Batch) and "groups" in rows
+    return isinstance(rows, Batch) and "places" in rows
 
 
 class PartGatherer:
     """Rank 0: the parts of one command, as the ranks' shares of them come in. Thread-safe.
 
     Args:
-        shards: rows that each rank was given.
-        rows: all of them; without the column `groups` there are no parts.
-        deliver: takes a complete part: what the callers are told of it, and all its rows in order. Called in any
-            thread, for one part at a time.
+        num_parts: 0 where the command is not streamed.
+        num_ranks: that report each of them.
+        deliver: takes a complete part: what the callers are told of it, and all its rows by ascending place. Called in
+            any thread, for one part at a time.
     """
 
-    def __init__(
-        self, shards: Sequence[Indices], rows: Batch | None, deliver: Callable[[worker_pb2.PartReady, Batch], None]
-    ) -> None:
-        groups = rows["groups"].values if rows is not None and "groups" in rows else np.empty(0, np.int32)
-        known = np.unique(groups)
-        if not np.array_equal(known, np.arange(len(known))):
-            raise RuntimeError(f"groups must be numbered from 0 without gaps, got {known.tolist()}")
-        self._num_parts = len(known)
-        self._missing = {
-            group + 1: _Part([shard[groups[shard] == group] for shard in shards]) for group in range(self._num_parts)
-        }
-        self._deliver = deliver
+    def __init__(self, num_parts: int, num_ranks: int, deliver: Callable[[worker_pb2.PartReady, Batch], None]) -> None:
+        self._num_parts, self._num_ranks, self._deliver = num_parts, num_ranks, deliver
+        self._missing = {part: _Part() for part in range(1, num_parts + 1)}
         self._lock = threading.Lock()
 
     @property
@@ -76,17 +65,17 @@ class PartGatherer:
             raise RuntimeError(f"part {part} was reported, but the command is not streamed")
         with self._lock:
             one = self._missing.get(part)
-            if one is None or rank in one.columns or not len(one.shards[rank]):
-                raise RuntimeError(f"rank {rank} has no rows of part {part} left to report")
+            if one is None or rank in one.columns:
+                raise RuntimeError(f"rank {rank} has no part {part} left to report")
             one.columns[rank] = columns
             one.versions.add(policy_version)
-            if len(one.columns) < sum(len(shard) > 0 for shard in one.shards):
+            if len(one.columns) < self._num_ranks:
                 return
             del self._missing[part]
             if len(one.versions) > 1:
                 raise RuntimeError(f"part {part} was made with weights of versions {sorted(one.versions)}")
-            rows = join_shards(one.shards, [one.columns.get(rank) for rank in range(len(one.shards))])
-            assert rows is not None
+            rows = concatenate(list(one.columns.values()))
+            rows = rows.take(np.argsort(rows["places"].values))
             ready = worker_pb2.PartReady(part=part, num_parts=self._num_parts, policy_version=policy_version)
             self._deliver(ready, rows)
 

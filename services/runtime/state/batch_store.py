@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from splitppo.batch import Batch, concatenate
+from splitppo.batch import Batch, join_parts
 from splitppo.rpc.errors import InvalidArgument, LimitExceeded, NotFound, WrongState
 from splitppo.v1 import batch_pb2, worker_pb2
 
@@ -39,7 +39,7 @@ class BatchStore:
     There is room for the experience of the next two steps (under `overlap` the step after next arrives while the
     next one is still being trained) and for a few evaluation batches, of which the oldest makes room for a new one.
     Experience may come in parts, 1, 2, ...; as long as nothing was put to the whole (part 0), the whole is what the
-    parts have in common, one part after the other. The first put to the whole takes their place.
+    parts have in common, each row where its part's column `places` says. The first put to the whole takes their place.
 
     Where no step is ever committed (`committed_step` is None), there is room for one step: a put to another one drops
     what was there.
@@ -176,9 +176,7 @@ class BatchStore:
         if parts != list(range(1, len(parts) + 1)):
             whole = describe(batch_pb2.Slot(**key._asdict()))
             raise WrongState(f"the {whole} has gaps: only its parts {', '.join(map(str, parts))} were put")
-        rows = [self._entries[key._replace(part=part)].rows for part in parts]
-        common = [name for name in rows[0].columns if all(name in one for one in rows)]
-        return _Entry(concatenate([one.select(common) for one in rows]))
+        return _Entry(join_parts([self._entries[key._replace(part=part)].rows for part in parts]))
 
     def _parts(self, whole: _Key) -> list[int]:
         return sorted(key.part for key in self._entries if key[:2] == whole[:2] and key.part)

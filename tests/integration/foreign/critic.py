@@ -93,13 +93,15 @@ class Critic:
             raise Refused(Code.FAILED_PRECONDITION, "WRONG_STATE", "call Handshake first")
 
     def rows(self, slot: batch_pb2.Slot) -> dict[str, list[np.ndarray[Any, Any]]]:
-        """Section "Slots": the whole of what was put in parts is one part after the other."""
+        """Section "Slots": the whole of what was put in parts has each row where its place says."""
         if (key := (slot.kind, slot.step, slot.part)) in self.slots:
             return self.slots[key]
         parts = sorted(other for other in self.slots if other[:2] == key[:2]) if slot.part == 0 else []
         if not parts:
             raise Refused(Code.NOT_FOUND, "NOT_FOUND", f"there is no slot {key}")
         whole = {name: [row for part in parts for row in self.slots[part][name]] for name in self.slots[parts[0]]}
+        order = np.argsort(np.concatenate(whole.pop("places")))
+        whole = {name: [rows[index] for index in order] for name, rows in whole.items()}
         for part in parts:
             del self.slots[part]
         self.slots[key] = whole

@@ -26,7 +26,7 @@ Completed = Callable[[str, int], RunFolder]
         (["run.resume=/nowhere/global_step_3"], "run.resume"),
         (["algorithm.adv_estimator=ppo"], "expected one of gae, grpo"),
         (["services.launch=external"], "services.actor.address"),
-        (["rollout.stream_groups=9"], "rollout.stream_groups (9) must not exceed data.train_batch_size (8)"),
+        (["rollout.stream_groups=33"], "rollout.stream_groups (33) must not exceed data.train_batch_size (8) times"),
     ],
 )
 def test_a_mistake_costs_one_sentence(

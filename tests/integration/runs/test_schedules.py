@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from controller.tracking.timeline import read_trace
 from tests.runs import NUM_LONG_STEPS, NUM_STEPS, RunFolder
 
 # One test may have to make several runs first; on a busy machine they take their time.
@@ -111,7 +112,7 @@ def test_values_wait_for_the_critic_update_before_them_in_overlap(completed: Com
 
 @NUM_RANKS
 @pytest.mark.parametrize("schedule", ["gather", "overlap"])
-def test_values_and_scores_of_the_first_group_begin_while_the_actor_generates(
+def test_values_and_scores_of_the_first_part_begin_while_the_actor_generates(
     completed: Completed, schedule: str, num_actor_ranks: int
 ) -> None:
     folder = completed(schedule, num_actor_ranks)
@@ -120,6 +121,25 @@ def test_values_and_scores_of_the_first_group_begin_while_the_actor_generates(
         for name in ("values", "score"):
             first, _ = the_spans(folder, name, step)
             assert generation["start"] < first["start"] < generation["end"], (name, step)
+
+
+@NUM_RANKS
+def test_every_schedule_cuts_the_same_parts_which_hold_every_response_once(
+    completed: Completed, num_actor_ranks: int
+) -> None:
+    def parts(schedule: str) -> list[Sequence[Sequence[int]]]:
+        spans = read_trace(completed(schedule, num_actor_ranks).path / "trace.json")
+        return [span.parts for span in spans if span.name == "gen"]
+
+    serial = parts("serial")
+    assert len(serial) == NUM_STEPS_ON[num_actor_ranks]
+    for cut in serial:
+        assert len(cut) == NUM_STREAMED
+        assert sorted(place for part in cut for place in part) == list(range(sum(map(len, cut))))
+        assert all(list(part) == sorted(part) for part in cut)
+    assert any(max(first) > min(second) for first, second in serial)  # no slices of the prompts
+    assert parts("gather") == serial
+    assert parts("overlap") == serial
 
 
 def test_two_actor_ranks_share_the_tokens_of_every_update(completed: Completed) -> None:

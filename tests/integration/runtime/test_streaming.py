@@ -20,7 +20,7 @@ from tests.integration.runtime.conftest import StartToy, Toy
 PROMPTS = [[toy.STREAM, row] for row in range(7)]
 RESPONSES = [[row] * (1 + row % 3) for row in range(7)]
 VALUES = toy.values_of(PROMPTS, RESPONSES)
-ROWS_OF_PART = {1: [0, 1, 2], 2: [3, 4], 3: [5, 6]}
+ROWS_OF_PART = toy.ROWS_OF_PART
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,9 @@ def cancelled_ranks(running: Toy) -> list[str]:
 
 
 def assert_part(client: Client, part: int) -> None:
-    values = client.get(part_slot(part), "values")["values"]
+    rows = client.get(part_slot(part), "values", "places")
+    assert rows["places"].values.tolist() == ROWS_OF_PART[part]
+    values = rows["values"]
     expected = VALUES.take(np.array(ROWS_OF_PART[part]))
     assert values.values.tolist() == expected.values.tolist()
     assert values.lengths.tolist() == expected.lengths.tolist()

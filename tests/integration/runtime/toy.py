@@ -22,7 +22,7 @@ from services.runtime.context import RankContext
 from services.runtime.launch import run_service
 from services.runtime.ranks.sharding import Indices, shard_by_mini_batch, shard_by_tokens
 from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome
-from splitppo.batch import COLUMN_DTYPES, Batch, Column
+from splitppo.batch import Batch, Column
 from splitppo.v1 import critic_pb2, worker_pb2
 
 # First token of the first prompt.
@@ -36,6 +36,7 @@ NO_MEMORY_TO_PREPARE = 945  # rank 0, before the others hear of the command
 STREAM = 950  # in NUM_PARTS parts, each when the file "part_<number>" exists, until cancelled
 CANCEL_ON_RANK = 960  # + rank, which waits until it is cancelled; the others finish
 NUM_PARTS = 3
+ROWS_OF_PART = {1: [0, 1, 2], 2: [4], 3: [3, 5, 6]}  # one of two ranks has no row of part 2
 
 
 class ToyRole:
@@ -65,6 +66,7 @@ class ToyRole:
                 self._compute_values,
                 columns=("prompts", "responses"),
                 prepare=self._prepare_values,
+                num_parts=lambda _: NUM_PARTS,
                 shard=_shard,
                 cancellable=True,
             ),
@@ -90,12 +92,10 @@ class ToyRole:
         batch = self._prepare(request, batch)
         if batch["prompts"].values[0] != STREAM:
             return batch
-        slices = np.array_split(np.arange(batch.num_rows), NUM_PARTS)
-        groups = [[part] for part, rows in enumerate(slices) for _ in rows]
-        return batch.merge(Batch(batch.num_rows, {"groups": Column.from_rows(groups, COLUMN_DTYPES["groups"])}))
+        return batch.merge(Batch.from_rows(places=[[place] for place in range(batch.num_rows)]))
 
     def _compute_values(self, request: Any, batch: Batch, progress: CommandProgress) -> Outcome:
-        if "groups" in batch:
+        if "places" in batch:
             return self._stream(batch, progress)
         if batch["prompts"].values[0] >= CANCEL_ON_RANK:
             return self._wait_on_rank(int(batch["prompts"].values[0]) - CANCEL_ON_RANK, batch, progress)
@@ -114,14 +114,14 @@ class ToyRole:
     def _stream(self, batch: Batch, report: CommandProgress) -> Outcome:
         """Parts in the order in which the test lets them end."""
         report(0, 1, "streaming")
-        waiting = set(batch["groups"].values.tolist())
+        waiting = set(range(1, NUM_PARTS + 1))
         while waiting:
-            for group in sorted(waiting):
+            for part in sorted(waiting):
                 self._look_around(report)
-                if (self._context.config.run.dir / f"part_{group + 1}").exists():
-                    rows = batch.take(np.flatnonzero(batch["groups"].values == group))
-                    report.part_ready(group + 1, self._values(rows), policy_version=7)
-                    waiting.remove(group)
+                if (self._context.config.run.dir / f"part_{part}").exists():
+                    rows = batch.take(np.flatnonzero(np.isin(batch["places"].values, ROWS_OF_PART[part])))
+                    report.part_ready(part, self._values(rows).merge(rows.select(["places"])), policy_version=7)
+                    waiting.remove(part)
         return Outcome(self._values(batch), policy_version=7)
 
     def _wait_on_rank(self, rank: int, batch: Batch, report: CommandProgress) -> Outcome:
@@ -212,8 +212,8 @@ class ToyRole:
 
 
 def _shard(batch: Batch, num_ranks: int) -> list[Indices]:
-    """What is streamed is dealt in turn, so that each of two ranks has rows of every part."""
-    if "groups" not in batch:
+    """What is streamed is dealt in turn."""
+    if "places" not in batch:
         return shard_by_tokens(batch, num_ranks)
     return [np.arange(rank, batch.num_rows, num_ranks) for rank in range(num_ranks)]
 

@@ -15,6 +15,7 @@ from tokenizers import models, pre_tokenizers
 
 from controller.__main__ import main
 from splitppo.config import load_config
+from splitppo.config.streaming import resolve_stream_groups
 from splitppo.config.threads import permitted_cores, resolve_threads
 from tests.models import save_policy
 
@@ -52,7 +53,8 @@ def test_check_prints_the_resolved_config_and_the_batch_plan_and_starts_nothing(
     printed = capsys.readouterr().out
     resolved, _, plan = printed.partition("\nstep: ")
     (tmp_path / "resolved.yaml").write_text(resolved)
-    expected = resolve_threads(load_config(config_file, ["rollout.n=3"]), permitted_cores())
+    expected = resolve_stream_groups(load_config(config_file, ["rollout.n=3"]))
+    expected = resolve_threads(expected, permitted_cores())
     assert load_config(tmp_path / "resolved.yaml") == expected
     assert plan.startswith("4 prompts x 3 samples = 12 responses\nactor: 2 mini-batches of 2 prompts (6 responses")
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Generation in groups: what begins before all responses have ended, in every schedule."""
+"""Generation in parts: what begins before all responses have ended, in every schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("no_task_is_left")
 
 
 @pytest.mark.parametrize("schedule", ["gather", "overlap"])
-async def test_values_and_scores_of_a_group_come_while_the_next_one_is_generated(
+async def test_values_and_scores_of_a_part_come_while_the_next_one_is_generated(
     tmp_path: Path, schedule: Schedule
 ) -> None:
     run = make_run(tmp_path, run__schedule=schedule, run__total_steps=1, rollout__stream_groups=2)
@@ -31,7 +31,7 @@ async def test_values_and_scores_of_a_group_come_while_the_next_one_is_generated
     assert run.log.order(("end", "actor.generate", 1), ("begin", "actor.update", 1))
 
 
-async def test_serial_generates_completely_before_it_computes_anything_of_any_group(tmp_path: Path) -> None:
+async def test_serial_generates_completely_before_it_computes_anything_of_any_part(tmp_path: Path) -> None:
     run = make_run(
         tmp_path,
         run__schedule="serial",
@@ -48,14 +48,14 @@ async def test_serial_generates_completely_before_it_computes_anything_of_any_gr
     ]
 
 
-async def test_what_is_learned_does_not_depend_on_groups_or_schedule(tmp_path: Path) -> None:
+async def test_what_is_learned_does_not_depend_on_parts_or_schedule(tmp_path: Path) -> None:
     lines = []
     for schedule in SCHEDULES:
-        for num_groups, host in ((1, "actor"), (2, "actor"), (2, "critic")):
+        for num_parts, host in ((1, "actor"), (2, "actor"), (2, "critic")):
             run = make_run(
-                tmp_path / f"{schedule}_{num_groups}_{host}",
+                tmp_path / f"{schedule}_{num_parts}_{host}",
                 run__schedule=schedule,
-                rollout__stream_groups=num_groups,
+                rollout__stream_groups=num_parts,
                 placement__reference=host,
                 algorithm__use_kl_in_reward=True,
             )
@@ -66,14 +66,18 @@ async def test_what_is_learned_does_not_depend_on_groups_or_schedule(tmp_path: P
     assert all(line == lines[0] for line in lines)
 
 
-async def test_the_critic_is_sent_each_group_once_and_the_returns_of_all_together(tmp_path: Path) -> None:
+async def test_the_critic_is_sent_each_part_once_and_the_returns_of_all_together(tmp_path: Path) -> None:
     run = make_run(tmp_path, run__total_steps=1, rollout__stream_groups=2)
     await run.trainer.fit()
-    assert run.critic.puts == [(1, {"prompts", "responses"}), (1, {"prompts", "responses"}), (1, {"returns"})]
+    assert run.critic.puts == [
+        (1, {"prompts", "responses", "places"}),
+        (1, {"prompts", "responses", "places"}),
+        (1, {"returns"}),
+    ]
     assert run.actor.puts == [(1, {"prompts", "seeds"}), (1, {"advantages"})]
 
 
-async def test_the_critics_reference_works_on_each_group_and_shares_its_rows_with_the_values(tmp_path: Path) -> None:
+async def test_the_critics_reference_works_on_each_part_and_shares_its_rows_with_the_values(tmp_path: Path) -> None:
     run = make_run(
         tmp_path,
         run__total_steps=1,
@@ -88,10 +92,14 @@ async def test_the_critics_reference_works_on_each_group_and_shares_its_rows_wit
     end_part.set()
     await fitting
     assert run.log.names().count("critic.ref_log_probs") == 2
-    assert run.critic.puts == [(1, {"prompts", "responses"}), (1, {"prompts", "responses"}), (1, {"returns"})]
+    assert run.critic.puts == [
+        (1, {"prompts", "responses", "places"}),
+        (1, {"prompts", "responses", "places"}),
+        (1, {"returns"}),
+    ]
 
 
-async def test_the_critics_update_is_joined_before_the_values_of_the_first_group(tmp_path: Path) -> None:
+async def test_the_critics_update_is_joined_before_the_values_of_the_first_part(tmp_path: Path) -> None:
     run = make_run(tmp_path, run__schedule="overlap", run__total_steps=2, rollout__stream_groups=2)
     finish_update = run.log.hold("critic.update", at_step=1)
     fitting = asyncio.create_task(run.trainer.fit())
@@ -109,7 +117,7 @@ async def test_examples_are_shown_once_per_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("culprit", ["actor.part", "critic.values", "scorer.score"])
-async def test_a_failure_while_groups_are_generated_ends_the_step(tmp_path: Path, culprit: str) -> None:
+async def test_a_failure_while_parts_are_generated_ends_the_step(tmp_path: Path, culprit: str) -> None:
     run = make_run(tmp_path, run__schedule="gather", rollout__stream_groups=2)
     run.log.hold("actor.part", at_step=2)
     run.log.fail(culprit, ConnectionError("the cause"), at_step=2 if culprit == "actor.part" else 1)

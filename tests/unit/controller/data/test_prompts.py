@@ -231,8 +231,8 @@ def test_the_batch_for_generation_has_one_seed_per_response(tmp_path: Path, toke
     seeds = np.stack(batch["seeds"].rows())
     assert np.array_equal(seeds, response_seeds(5, 2, prompts.row_indices[:, None], [0, 1, 2, 3]))
     repeated = prompts.repeated(4)
-    assert repeated.num_rows == 12
-    assert [ids.tolist() for ids in repeated["prompts"].rows()[4:8]] == [prompts.prompts.rows()[1].tolist()] * 4
+    assert repeated.num_prompts == 12
+    assert [ids.tolist() for ids in repeated.prompts.rows()[4:8]] == [prompts.prompts.rows()[1].tolist()] * 4
 
 
 def test_response_seeds_are_distinct_repeatable_and_not_negative() -> None:

@@ -49,10 +49,10 @@ def tokenizer() -> Tokenizer:
 
 
 async def judge(tokenizer: Tokenizer, reward: LengthReward, *, num_examine: int = 0) -> ScoredResponses:
-    prompts = make_table().take(np.array([0, 1]))
-    rollouts = prompts.repeated(2).merge(Batch.from_rows(responses=RESPONSES))
+    prompts = make_table().take(np.array([0, 0, 1, 1]))
+    rollouts = Batch.from_rows(responses=RESPONSES)
     scorer = Scorer(tokenizer, reward)  # type: ignore[arg-type]
-    return await scorer.score(prompts, rollouts, num_samples=2, num_examine=num_examine)
+    return await scorer.score(prompts, rollouts, num_examine=num_examine)
 
 
 async def test_the_reward_sees_the_response_without_prompt_and_special_tokens(tokenizer: Tokenizer) -> None:
@@ -93,9 +93,9 @@ async def test_rows_for_the_rollout_files_hold_scores_and_extra_fields(tokenizer
 async def test_a_source_without_a_function_is_not_judged_and_keeps_its_place(tokenizer: Tokenizer) -> None:
     reward = LengthReward()
     reward.data_sources = frozenset("a")
-    rollouts = (prompts := make_table().take(np.array([1, 0]))).repeated(2).merge(Batch.from_rows(responses=RESPONSES))
+    prompts, rollouts = make_table().take(np.array([1, 1, 0, 0])), Batch.from_rows(responses=RESPONSES)
     reward.extras = [{}, {}]
-    scored = await Scorer(tokenizer, reward).score(prompts, rollouts, num_samples=2, num_examine=0)  # type: ignore[arg-type]
+    scored = await Scorer(tokenizer, reward).score(prompts, rollouts, num_examine=0)  # type: ignore[arg-type]
     assert [sample.data_source for sample in reward.samples] == ["a", "a"]
     assert [(sample.data_source, sample.score) for sample in scored.samples] == [("b", 0), ("b", 0), ("a", 0), ("a", 1)]
 
@@ -104,7 +104,7 @@ def responses(*scores: float, **fields: Any) -> ScoredResponses:
     return ScoredResponses([ScoredSample("p", f"answer {score}", score, "t", "letters", **fields) for score in scores])
 
 
-def test_responses_of_groups_are_joined_in_their_order() -> None:
+def test_responses_of_parts_are_joined_in_their_order() -> None:
     joined = ScoredResponses.join(
         [
             responses(1.0, extra={"acc": 0.5}),

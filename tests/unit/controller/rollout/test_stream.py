@@ -1,4 +1,4 @@
-"""How the prompts of a step are cut, and what waits for their responses."""
+"""The parts of a step's responses: which rows they hold, who waits for them, and the way back to the prompts' order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from controller.rollout.stream import RolloutStream
 from splitppo.batch import Batch
@@ -15,36 +16,59 @@ from tests.fake_services import CallLog, FakeActor, make_config, make_table
 PROMPTS = make_table().take(np.array([5, 3, 1, 0, 2]))
 
 
-def make_stream(run_dir: Path, num_groups: int) -> RolloutStream:
-    config = make_config(run_dir, rollout__stream_groups=num_groups)
-    return RolloutStream(config, FakeActor(CallLog()), PROMPTS, step=3)
+def make_stream(run_dir: Path, num_parts: int) -> RolloutStream:
+    config = make_config(run_dir, rollout__stream_groups=num_parts)
+    actor = FakeActor(CallLog())
+    actor.committed_step = 2
+    return RolloutStream(config, actor, PROMPTS, step=3)
 
 
-async def test_groups_are_neighbouring_prompts_in_order_as_equal_in_number_as_possible(tmp_path: Path) -> None:
-    groups = make_stream(tmp_path, 2).groups
-    assert [group.prompts.row_indices.tolist() for group in groups] == [[5, 3, 1], [0, 2]]
-    assert [(group.slot.step, group.slot.part) for group in groups] == [(3, 1), (3, 2)]
-    first = groups[0].prompts
-    assert first.prompts.rows()[1].tolist() == PROMPTS.prompts.rows()[1].tolist()
-    assert first.texts == PROMPTS.texts[:3]
-    assert first.rows == PROMPTS.rows[:3]
+@pytest.mark.parametrize("num_parts", [2, 3, 10])
+async def test_what_is_computed_of_parts_comes_back_in_the_order_of_the_prompts(tmp_path: Path, num_parts: int) -> None:
+    stream = make_stream(tmp_path, num_parts)
+    rollouts, _ = await stream.generate()
+    parts = [part async for part in stream.parts()]
+    assert [(part.slot.step, part.slot.part) for part in parts] == [(3, part) for part in range(1, num_parts + 1)]
+    lengths = [int(length) for part in parts for length in part.rollouts["responses"].lengths]
+    assert rollouts["responses"].lengths.tolist() != lengths  # they came in another order
+    computed = [Batch.from_rows(rm_scores=part.rollouts["responses"].lengths[:, None]) for part in parts]
+    assert stream.in_order(computed)["rm_scores"].values.tolist() == rollouts["responses"].lengths.tolist()
+    assert [prompt.tolist() for prompt in rollouts["prompts"].rows()[2:4]] == [PROMPTS.prompts.rows()[1].tolist()] * 2
 
 
-async def test_one_group_is_the_whole_slot(tmp_path: Path) -> None:
-    (group,) = make_stream(tmp_path, 1).groups
-    assert group.slot == Slot(kind=SLOT_KIND_EXPERIENCE, step=3)
-    assert group.prompts is PROMPTS
+async def test_every_row_of_a_part_comes_with_its_prompt(tmp_path: Path) -> None:
+    stream = make_stream(tmp_path, 3)
+    await stream.generate()
+    async for part in stream.parts():
+        assert part.rollouts["places"].values.tolist() == part.places.tolist()
+        assert part.prompts.row_indices.tolist() == PROMPTS.row_indices[part.places // 2].tolist()
+        asked = [prompt.tolist() for prompt in part.prompts.prompts.rows()]
+        assert [prompt.tolist() for prompt in part.rollouts["prompts"].rows()] == asked
 
 
-async def test_whoever_waits_for_rollouts_is_not_disturbed_by_others_that_give_up(
-    tmp_path: Path,
-) -> None:
-    (group,) = make_stream(tmp_path, 1).groups
-    patient, other = (asyncio.create_task(group.rollouts()) for _ in range(2))
+async def test_one_part_is_the_whole_slot(tmp_path: Path) -> None:
+    stream = make_stream(tmp_path, 1)
+    rollouts, _ = await stream.generate()
+    (part,) = [part async for part in stream.parts()]
+    assert part.slot == Slot(kind=SLOT_KIND_EXPERIENCE, step=3)
+    assert part.prompts.row_indices.tolist() == np.repeat(PROMPTS.row_indices, 2).tolist()
+    assert "places" not in part.rollouts
+    assert part.rollouts["responses"].values.tolist() == rollouts["responses"].values.tolist()
+
+
+async def test_parts_without_rows_are_nobodys_work(tmp_path: Path) -> None:
+    stream = make_stream(tmp_path, 12)
+    rollouts, _ = await stream.generate()
+    assert rollouts.num_rows == 10
+    assert [len(places) for places in stream.places] == [1] * 10 + [0] * 2
+    assert len([part async for part in stream.parts()]) == 10
+
+
+async def test_whoever_waits_for_a_part_is_not_disturbed_by_others_that_give_up(tmp_path: Path) -> None:
+    stream = make_stream(tmp_path, 1)
+    patient, other = (asyncio.create_task(anext(aiter(stream.parts()))) for _ in range(2))
     await asyncio.sleep(0)
     other.cancel()
     await asyncio.sleep(0)
-    rollouts = Batch.from_rows(prompts=[[1]], responses=[[2]])
-    group.fetched.set_result(rollouts)
-    assert await patient is rollouts
-    assert await group.rollouts() is rollouts
+    await stream.generate()
+    assert (await patient).rollouts.num_rows == 10

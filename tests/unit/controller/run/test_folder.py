@@ -57,6 +57,17 @@ def test_threads_are_stored_as_numbers_which_a_resumed_run_keeps_on_any_machine(
     assert threads(load_config(run_dir / "config.yaml")) == [61, 2]
 
 
+def test_the_number_of_parts_is_stored_and_kept(run_dir: Path) -> None:
+    leave_a_run(run_dir, rollout={"n": 2, "stream_groups": 2})
+    assert (
+        RunFolder(make_config(run_dir, rollout={"n": 2, "stream_groups": "auto"})).resolve().rollout.stream_groups == 2
+    )
+    reopen(run_dir, rollout={"n": 2, "stream_groups": "auto"})
+    assert load_config(run_dir / "config.yaml").rollout.stream_groups == 2
+    with pytest.raises(ConfigError, match=r"rollout\.stream_groups: 2 in the folder, 3 now"):
+        reopen(run_dir, rollout={"n": 2, "stream_groups": 3})
+
+
 def test_a_start_that_failed_leaves_no_threads_to_keep(run_dir: Path) -> None:
     with RunFolder(make_config(run_dir, services__actor={"threads": 61})):
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ def test_the_file_is_valid_json_after_every_addition(tmp_path: Path) -> None:
     assert (first["name"], first["ts"], first["dur"], first["args"]) == ("gen", T0 * 1e6, 250_000.0, {"step": 1})
     assert [event["name"] for event in events(path)] == ["gen", "values", "update"]
     assert [s.name for s in read_trace(path)] == ["gen", "values", "update"]
+
+
+def test_the_rows_of_each_part_are_kept_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    Trace(path, restored_step=-1).add([replace(span("actor", "gen", 1, 0.0, 0.25), parts=[[0, 3], [1, 2]])])
+    assert events(path)[0]["args"] == {"step": 1, "parts": [[0, 3], [1, 2]]}
+    assert Trace(path, restored_step=1).spans[0].parts == [[0, 3], [1, 2]]
+    assert events(path)[0]["args"]["parts"] == [[0, 3], [1, 2]]
 
 
 def test_every_pool_is_a_named_process(tmp_path: Path) -> None:

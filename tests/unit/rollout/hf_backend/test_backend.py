@@ -33,6 +33,7 @@ from services.rollout.protocol import DecodingStep, GenerationCancelled, Samplin
 from services.rollout.stopping import StopRule
 from services.rollout.streamed_parts import response_rows
 from splitppo.batch import Batch
+from splitppo.config.response_lengths import UniformLengths
 from tests.models import save_tokenizer
 
 VOCAB = 23
@@ -91,13 +92,12 @@ def steps_of(
     seeds: Sequence[Sequence[int]],
     length: int = 8,
     *,
-    groups: list[int] | None = None,
     cancel_after: int | None = None,
     **drawing: Any,
 ) -> Iterator[DecodingStep]:
     """Is cancelled once that many steps have come."""
     settings = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, **drawing}
-    rows = Batch.from_rows(prompts=prompts, seeds=seeds, groups=[[group] for group in groups or [0] * len(prompts)])
+    rows = Batch.from_rows(prompts=prompts, seeds=seeds)
     asked = itertools.count()
     cancelled = (lambda: next(asked) >= cancel_after) if cancel_after is not None else lambda: False
     return rollout.generate(rows, Sampling(**settings, max_response_length=length), cancelled)
@@ -109,6 +109,20 @@ def generate(rollout: HfRollout, prompts: list[Any], seeds: Sequence[Sequence[in
 
 def responses(rollout: Batch) -> list[list[int]]:
     return [row.tolist() for row in rollout["responses"].rows()]
+
+
+def test_forced_lengths_end_every_response_where_they_say_and_nothing_ends_it_before() -> None:
+    forced = UniformLengths(kind="uniform", low=2, high=9)
+    rollout = HfRollout(
+        lambda: nullcontext(build()), StopRule((), forced=forced), max_batch_size=3, device=torch.device("cpu")
+    )
+    seeds = [[1, 2], [3, 4], [5, 6], [7, 8]]
+
+    made = generate(rollout, random_prompts([3, 1, 4, 1]), seeds, length=8)
+
+    wanted = [min(8, forced.of(seed)) for row in seeds for seed in row]
+    assert made["responses"].lengths.tolist() == wanted
+    assert len(set(wanted)) > 1
 
 
 @pytest.mark.parametrize("max_batch_size", [2, 64])
@@ -249,24 +263,24 @@ def test_the_policy_version_is_that_of_the_last_sync() -> None:
 
 
 @pytest.mark.parametrize("max_batch_size", [2, 5, 64])
-def test_each_response_ends_once_and_in_its_group(max_batch_size: int) -> None:
+def test_each_response_ends_once(max_batch_size: int) -> None:
     prompts, seeds = random_prompts([9, 2, 6, 1, 4]), [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]
 
-    steps = steps_of(backend(build(), [3], max_batch_size), prompts, seeds, groups=[0, 0, 2, 3, 3])
+    steps = steps_of(backend(build(), [3], max_batch_size), prompts, seeds)
 
     ended = sorted((response for step in steps for response in step.ended), key=lambda response: response.index)
     assert [(response.index, response.seed) for response in ended] == list(enumerate(range(1, 11)))
-    assert [response.group for response in ended] == [0, 0, 0, 0, 2, 2, 3, 3, 3, 3]
 
 
-def test_groups_are_decoded_in_order_and_responses_told_as_soon_as_they_have_ended() -> None:
-    seeds, groups = [list(range(4)) for _ in range(6)], [0, 0, 1, 1, 2, 2]
+def test_responses_are_told_in_the_step_in_which_they_end_the_same_in_every_run() -> None:
+    def told() -> list[list[tuple[int, int]]]:
+        steps = steps_of(backend(build(), [3], 24), random_prompts([3] * 6), [list(range(4)) for _ in range(6)])
+        return [[(response.index, len(response.tokens)) for response in step.ended] for step in steps]
 
-    steps = list(steps_of(backend(build(), [3], 4), random_prompts([3] * 6), seeds, groups=groups))
-
-    last_step = {response.group: number for number, step in enumerate(steps) for response in step.ended}
-    assert last_step[0] < last_step[1] < last_step[2] == len(steps) - 1
-    assert all(len(response.tokens) == 8 or response.tokens[-1] == 3 for step in steps for response in step.ended)
+    steps = told()
+    assert all(length == number for number, step in enumerate(steps, start=1) for _, length in step)
+    assert len([step for step in steps if step]) > 2
+    assert told() == steps
 
 
 def test_it_is_cancelled_at_the_next_token_and_the_backend_stays_usable() -> None:

@@ -48,7 +48,7 @@ class Counter:
         self.after_step: Callable[[], None] = lambda: None
         self.before_load: Callable[[], None] = lambda: None
         self.metrics: dict[str, Any] = {}
-        self.groups: list[int] = []
+        self.num_parts = 0
         self.working: Callable[[Batch, Any], None] = lambda batch, report: None
         self.durable: Future[str] = Future()
 
@@ -61,6 +61,7 @@ class Counter:
                 columns=("prompts", "responses"),
                 optional_columns=("values",),
                 prepare=self.prepare,
+                num_parts=lambda _: self.num_parts,
                 cancellable=True,
             ),
             Command("Update", critic_pb2.CriticUpdateRequest, self.update, columns=("prompts",), commits=True),
@@ -69,8 +70,8 @@ class Counter:
     def prepare(self, request: Any, batch: Batch) -> Batch:
         if int(batch["prompts"].values[0]) > 100:
             raise ValueError("the first token is over 100")
-        if self.groups:
-            return batch.merge(Batch.from_rows(groups=[[group] for group in self.groups]))
+        if self.num_parts:
+            return batch.merge(Batch.from_rows(places=[[place] for place in range(batch.num_rows)]))
         return batch
 
     def compute_values(self, request: Any, batch: Batch | None, progress: Any) -> Outcome:

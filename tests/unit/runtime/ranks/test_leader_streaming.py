@@ -27,12 +27,12 @@ def parts_of(call: CommandCall) -> list[worker_pb2.PartReady]:
 
 
 def reports_parts(*parts: int) -> Callable[[Batch, Any], None]:
-    """Reports these parts, in this order."""
+    """Reports these parts, in this order: part 1 is the last row."""
 
     def work(batch: Batch, report: Any) -> None:
         for part in parts:
-            rows = batch.take(np.flatnonzero(batch["groups"].values == part - 1))
-            values = Batch(rows.num_rows, {"values": replace_dtype(rows)})
+            rows = batch.take(np.array([batch.num_rows - part]))
+            values = Batch(rows.num_rows, {"values": replace_dtype(rows), "places": rows["places"]})
             report.part_ready(part, values, policy_version=5)
 
     return work
@@ -49,20 +49,21 @@ def part_of_step_1(part: int) -> batch_pb2.Slot:
 
 def test_parts_can_be_fetched_and_are_announced_in_the_order_in_which_they_end(service: Service) -> None:
     service.worker.slots.put(experience(1), ROWS, 0)
-    service.role.groups, service.role.working = [0, 1], reports_parts(2, 1)
+    service.role.num_parts, service.role.working = 2, reports_parts(2, 1)
     call = service.submit("ComputeValues", slot=experience(1))
     service.work()
     assert [(part.part, part.num_parts, part.policy_version) for part in parts_of(call)] == [(2, 2, 5), (1, 2, 5)]
     assert call.result().policy_version == 5
-    assert service.worker.slots.get(part_of_step_1(2))["values"].values.tolist() == [5.0, 6.0]
+    assert service.worker.slots.get(part_of_step_1(1))["values"].values.tolist() == [5.0, 6.0]
+    assert service.worker.slots.get(part_of_step_1(1))["places"].values.tolist() == [1]
     whole = service.worker.slots.get(experience(1))
     assert whole["values"].values.tolist() == [4.0, 5.0, 6.0]
-    assert "groups" not in whole
+    assert "places" not in whole
 
 
 def test_a_streamed_command_that_leaves_a_part_out_has_a_bug(service: Service) -> None:
     service.worker.slots.put(experience(1), ROWS, 0)
-    service.role.groups, service.role.working = [0, 1], reports_parts(2)
+    service.role.num_parts, service.role.working = 2, reports_parts(2)
     with pytest.raises(Internal, match=r"without its parts \[1\]"):
         service.do("ComputeValues", slot=experience(1))
 
@@ -77,7 +78,7 @@ def test_parts_of_a_command_that_is_not_streamed_are_a_bug(service: Service) -> 
 def test_an_evaluation_is_not_worked_on_in_parts(service: Service) -> None:
     slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=0)
     service.worker.slots.put(slot, ROWS, 0)
-    service.role.groups = [0, 1]
+    service.role.num_parts = 2
     with pytest.raises(InvalidArgument, match="only a whole experience slot"):
         service.do("ComputeValues", slot=slot)
 
@@ -92,13 +93,13 @@ def test_nothing_is_kept_of_a_cancelled_command_and_the_service_goes_on(service:
         reports_parts(2)(batch, report)
         gives_up(batch, report)
 
-    service.role.groups, service.role.working = [0, 1], work
+    service.role.num_parts, service.role.working = 2, work
     service.work()
     with pytest.raises(Unavailable, match="cancelled: a checkpoint is being loaded"):
         call.result()
     assert service.worker.slots.slots() == [experience(1)]
     assert "values" not in service.worker.slots.get(experience(1))
-    service.role.groups, service.role.working = [], lambda batch, report: None
+    service.role.num_parts, service.role.working = 0, lambda batch, report: None
     assert service.do("ComputeValues", slot=experience(1)).committed_step == 0
 
 
@@ -110,7 +111,7 @@ def test_a_command_that_is_finished_before_it_notices_is_answered(service: Servi
         call.cancel("too late")
         reports_parts(1, 2)(batch, report)
 
-    service.role.groups, service.role.working = [0, 1], work
+    service.role.num_parts, service.role.working = 2, work
     service.work()
     assert call.result().committed_step == 0
     assert [part.part for part in parts_of(call)] == [1, 2]

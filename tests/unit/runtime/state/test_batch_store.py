@@ -96,6 +96,24 @@ def test_the_whole_of_parts_can_be_read_before_anything_is_put_to_it_and_grows_w
     assert store.get(experience(1)).num_rows == 4
 
 
+def test_the_whole_has_every_row_of_its_parts_at_its_place() -> None:
+    store = BatchStore()
+    store.put(experience(1, 1), Batch.from_rows(responses=[[1], [2, 3]], places=[[1], [3]]), 0)
+    store.put(experience(1, 2), Batch.from_rows(responses=[[4, 5], [6]], places=[[0], [2]]), 0)
+    assert [row.tolist() for row in store.get(experience(1))["responses"].rows()] == [[4, 5], [1], [6], [2, 3]]
+    store.put(experience(1), Batch.from_rows(returns=[[4.0, 5.0], [1.0], [6.0], [2.0, 3.0]]), 0)
+    assert set(store.get(experience(1)).columns) == {"responses", "returns"}
+
+
+@pytest.mark.parametrize("places", [[[0], [0]], [[0], [2]], [[-1], [1]], [[1], [0, 0]], [[0, 1], []]])
+def test_places_that_are_not_every_row_once_are_refused_and_change_nothing(places: list[list[int]]) -> None:
+    store = BatchStore()
+    store.put(experience(1, 1), Batch.from_rows(responses=[[1], [2]], places=places), 0)
+    with pytest.raises(ValueError, match=r"hold each of 2 rows once|one value per row"):
+        store.put(experience(1), Batch.from_rows(returns=[[1.0], [2.0]]), 0)
+    assert [slot.part for slot in store.slots()] == [1]
+
+
 def test_a_command_on_the_whole_of_parts_keeps_its_columns_there() -> None:
     store = with_parts()
     made = Batch.from_rows(advantages=[[1.0], [2.0, 3.0], [4.0, 5.0]])

@@ -1,0 +1,45 @@
+"""The number of parts of a step, where it is chosen automatically."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splitppo.config.streaming import keep_stream_groups, resolve_stream_groups
+from tests.fake_services import make_config
+
+
+def resolved(run_dir: Path, **changes: Any) -> object:
+    config = make_config(run_dir, **{"rollout__stream_groups": "auto", **changes})
+    return resolve_stream_groups(config).rollout.stream_groups
+
+
+@pytest.mark.parametrize("schedule", ["serial", "gather", "overlap"])
+def test_with_a_critic_there_are_four_parts_under_every_schedule(tmp_path: Path, schedule: str) -> None:
+    assert resolved(tmp_path, run__schedule=schedule) == 4
+
+
+def test_a_step_of_few_responses_has_no_more_parts_than_those(tmp_path: Path) -> None:
+    assert resolved(tmp_path, rollout__n=1) == 2
+
+
+def test_where_no_other_group_computes_nothing_is_streamed(tmp_path: Path) -> None:
+    assert resolved(tmp_path, algorithm__adv_estimator="grpo") == 1
+
+
+def test_a_reward_model_in_a_group_of_its_own_is_another_group(tmp_path: Path) -> None:
+    changes = {"reward_model__model": "rm", "placement__reward_model": "reward", "algorithm__adv_estimator": "grpo"}
+    assert resolved(tmp_path, **changes) == 4
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_a_number_stays(tmp_path: Path, num_parts: int) -> None:
+    assert resolved(tmp_path, rollout__stream_groups=num_parts) == num_parts
+
+
+def test_a_resumed_run_keeps_the_number_that_it_has_been_using(tmp_path: Path) -> None:
+    auto, stored, three = (make_config(tmp_path, rollout__stream_groups=number) for number in ("auto", 2, 3))
+    assert keep_stream_groups(auto, stored) == stored
+    assert keep_stream_groups(three, stored) == three
