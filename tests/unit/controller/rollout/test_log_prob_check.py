@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,39 @@ async def test_without_correction_nothing_more_is_sent(tmp_path: Path) -> None:
 
     assert (1, frozenset({"advantages"})) in run.actor.puts
     assert (1, frozenset({"returns"})) in run.critic.puts
+
+
+# The rollout backend's log-probs as the old ones.
+
+
+async def test_with_bypass_the_rollouts_log_probs_are_the_old_ones_and_only_checked_steps_compute_others(
+    tmp_path: Path,
+) -> None:
+    run = make_run(
+        tmp_path,
+        actor__ppo_mini_batch_size=1,
+        rollout__check_freq=2,
+        rollout__max_log_prob_diff=0.2,
+        algorithm__rollout_correction={"bypass_mode": True},
+        algorithm__use_kl_in_reward=True,
+    )
+    run.actor.rollout_offsets = {2: 0.125, 3: 9.0}
+
+    await run.trainer.fit()
+
+    computed = [step for what, name, step in run.log.events if what == "end" and name == "actor.old_log_probs"]
+    assert computed == [1, 2]  # the first and every second: 9 nats in step 3 are not seen
+    assert [step for step, columns in run.actor.puts if columns == {"advantages", "old_log_probs"}] == [1, 2, 3]
+    # The KL is of what has sampled, in checked steps too.
+    kl = [row["actor/reward_kl_penalty"] for row in run.metrics]
+    assert [after - before for before, after in pairwise(kl)] == pytest.approx([0.125, 9.0 - 0.125], abs=1e-5)
+
+
+async def test_with_bypass_a_backend_that_is_off_is_found_in_the_first_step(tmp_path: Path) -> None:
+    correction = {"bypass_mode": True}
+    run = make_run(tmp_path, rollout__check_freq=100, algorithm__rollout_correction=correction)
+    run.actor.rollout_offsets = {1: 9.0}
+
+    with pytest.raises(RolloutMismatch, match="step 1"):
+        await run.trainer.fit()
+    await run.trainer.abandon()
