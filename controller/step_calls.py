@@ -184,9 +184,7 @@ class StepCalls:
         warming_up = self._critic is not None and self.record.step <= self.config.critic.warmup_steps
         lacks_reference = self.config.actor.use_kl_loss and self.workers.reference is not self._actor
         lacks_old = self.config.algorithm.rollout_correction.bypasses
-        columns = (
-            None if warming_up else experience.actor_columns(lacks_reference=lacks_reference, lacks_old=lacks_old)
-        )
+        columns = None if warming_up else experience.actor_columns(lacks_reference=lacks_reference, lacks_old=lacks_old)
         await self._update(self._actor, partial(self._actor.update, advance_only=warming_up), columns)
 
     async def update_critic(self, experience: Experience) -> None:
