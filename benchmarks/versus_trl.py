@@ -2,7 +2,7 @@
 
     python -m benchmarks.versus_trl --trl PYTHON [--lengths varied|fixed] [--rounds 3] [--steps 5] [--dtype fp32]
 
-A random Qwen2 (3.2 M parameters: hidden 256, 4 layers; --hidden, --layers), 64 prompts of 64 tokens, responses of 8 to 128
+A random Qwen2 (hidden 256, 4 layers: 3.2 M parameters), 64 prompts of 64 tokens, responses of 8 to 128
 tokens (varied) or 128 (fixed), 4 mini-batches, one epoch, KL in the reward. Lengths are forced, row by row the same on
 both sides; no stop token ends a response. TRL is the last version with PPO, with two threads; here each group has one,
 schedule overlap, once for every placement of the frozen reference and number of streamed parts. Blocks of steps
