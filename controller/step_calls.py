@@ -60,28 +60,33 @@ class StepCalls:
         return rollouts
 
     async def old_log_probs(self) -> Batch:
-        """Actor: log-probs of the responses under policy and rollout backend; no column where none is needed."""
-        if not self._needs_old_log_probs():
+        """Actor: log-probs of the responses under policy and rollout backend; no column where none is needed.
+
+        With bypass_mode the policy's are computed where they are checked, and nowhere else.
+        """
+        computes, bypasses = self._computes_log_probs(), self.config.algorithm.rollout_correction.bypasses
+        if not computes and not bypasses:
             return self._no_columns
         await self._has_generated.wait()
+        if not computes:
+            return await self._actor.get_batch(self._slot, ["rollout_log_probs"])
         with self.record.timed("old_log_prob"):
             reply = await self._actor.compute_log_probs(self._slot, base_step=self._base_step)
         self.record.add_reply("actor", "old_log_prob", reply)
         return await self._actor.get_batch(self._slot, ["old_log_probs", "rollout_log_probs"])
 
-    def _needs_old_log_probs(self) -> bool:
-        """One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones.
+    def _computes_log_probs(self) -> bool:
+        """Whether log-probs under the policy are needed before the update, which has them itself.
 
-        Then only the KL in the reward, rollout correction and the check of the rollout backend ask for them.
+        One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones. Then only the KL in the
+        reward, rollout correction and the check of the rollout backend ask for them.
         """
+        if self.log_prob_check.is_due(self.record.step):
+            return True
         actor, algorithm = self.config.actor, self.config.algorithm
         one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.data.train_batch_size
-        return (
-            not one_update
-            or algorithm.use_kl_in_reward
-            or algorithm.rollout_correction.is_active
-            or self.log_prob_check.is_due(self.record.step)
-        )
+        needed = not one_update or algorithm.use_kl_in_reward or algorithm.rollout_correction.is_active
+        return needed and not algorithm.rollout_correction.bypasses
 
     async def ref_log_probs(self, *, after_update: AfterUpdate) -> Batch:
         """The reference's host: log-probs of the responses under the reference; no column where KL is not used.
@@ -178,7 +183,8 @@ class StepCalls:
         """Actor: one PPO update of the policy; in the critic's warm-up only the step advances."""
         warming_up = self._critic is not None and self.record.step <= self.config.critic.warmup_steps
         lacks_reference = self.config.actor.use_kl_loss and self.workers.reference is not self._actor
-        columns = None if warming_up else experience.actor_columns(lacks_reference=lacks_reference)
+        lacks_old = self.config.algorithm.rollout_correction.bypasses
+        columns = None if warming_up else experience.actor_columns(lacks_reference=lacks_reference, lacks_old=lacks_old)
         await self._update(self._actor, partial(self._actor.update, advance_only=warming_up), columns)
 
     async def update_critic(self, experience: Experience) -> None:

@@ -44,6 +44,7 @@ def make_config(run_dir: Path, **changes: Any) -> Config:
         "run": {"dir": str(run_dir), "total_steps": 3},
         "data": {"train_files": "train.jsonl", "train_batch_size": 2, "max_response_length": 4},
         "rollout": {"n": 2, "stream_groups": 1},
+        "algorithm": {"rollout_correction": {"bypass_mode": False}},
         "actor": {"model": "models/policy"},
         "evaluation": {"val_before_train": False},
         "tracking": {"trackers": [], "sample_freq": -1},

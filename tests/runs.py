@@ -77,6 +77,8 @@ class Inputs:
                 "kl_coef": 0.05,
                 "kl_target": 0.001,
                 "kl_horizon": 200,
+                # The actor has a call of its own for the old log-probs, in which it can be killed.
+                "rollout_correction": {"bypass_mode": False},
             },
             "actor": {"model": str(self.folder / "policy"), "lr": 1e-3, "ppo_mini_batch_size": 4},
             "critic": {"model": str(self.folder / "value"), "lr": 1e-3, "ppo_epochs": 2, "warmup_steps": 1},

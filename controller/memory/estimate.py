@@ -224,7 +224,7 @@ def _micro_batch(config: Config, role: RoleName, computed: ComputedModelConfig, 
     service, longest = config.services.of(role), config.data.longest_row
     rows = ceil(prompts * config.rollout.n / service.num_processes)
     budget, fixed = computed.ppo_max_token_len_per_gpu, computed.ppo_micro_batch_size_per_gpu
-    packed = bool(service.devices) if computed.use_remove_padding is None else computed.use_remove_padding
+    packed = computed.use_remove_padding is not False
     if fixed is not None:
         tokens = min(fixed, rows) * longest
     elif packed:

@@ -49,10 +49,11 @@ class Experience:
         """Prompt and response tokens."""
         return len(self.batch["prompts"].values) + len(self.batch["responses"].values)
 
-    def actor_columns(self, *, lacks_reference: bool = False) -> Batch:
-        """What the actor's update needs beside what the actor has; it may lack the log-probs of the reference."""
-        reference = ("ref_log_probs",) if lacks_reference else ()
-        return self._present("advantages", "response_mask", "rollout_is_weights", *reference)
+    def actor_columns(self, *, lacks_reference: bool = False, lacks_old: bool = False) -> Batch:
+        """What the actor's update needs beside what it has; it may lack the reference's or the old log-probs."""
+        others = {"ref_log_probs": lacks_reference, "old_log_probs": lacks_old}
+        lacking = (name for name, lacks in others.items() if lacks)
+        return self._present("advantages", "response_mask", "rollout_is_weights", *lacking)
 
     @property
     def critic_columns(self) -> Batch:
@@ -78,6 +79,9 @@ def assemble_experience(
     if "response_mask" in rollouts:
         mask_BT &= rollouts["response_mask"].pad().astype(np.bool_)
     correction = _correct(algorithm, rollouts, mask_BT)
+    if algorithm.rollout_correction.bypasses and "rollout_log_probs" in rollouts:
+        # In checked steps too, where both are known: whether a step is checked must not change what is learned.
+        rollouts = rollouts.merge(Batch(rollouts.num_rows, {"old_log_probs": rollouts["rollout_log_probs"]}))
     learned_BT = _enough_to_learn(correction.kept, mask_BT)
     rewards_BT = token_rewards(scores_B, np.where(learned_BT.any(axis=1, keepdims=True), learned_BT, mask_BT))
     kl, metrics = None, {**correction.metrics}

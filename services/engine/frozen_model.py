@@ -22,7 +22,7 @@ class FrozenModel:
         self.model: Any = build_model(config.model, kind, dtype=dtype)
         self.model.requires_grad_(requires_grad=False)
         self.device = device
-        self.limits = micro_batch_limits(config, self.model, device)
+        self.limits = micro_batch_limits(config, self.model)
         parallel.shard(self.model, device=device, bf16=False, forward_method=RESPONSE_METHOD)
         fill_model(self.model, config.model, kind)
 

@@ -18,15 +18,15 @@ from splitppo.config import ComputedModelConfig
 ReportProgress = Callable[[int, int, str], None]
 
 
-def micro_batch_limits(config: ComputedModelConfig, model: nn.Module, device: torch.device) -> MicroBatchLimits:
-    """What the config says about micro-batches; by default packed on GPUs, for models that can be.
+def micro_batch_limits(config: ComputedModelConfig, model: nn.Module) -> MicroBatchLimits:
+    """What the config says about micro-batches; by default packed, for models that can be.
 
     Raises:
         ValueError: packing is asked for and the model cannot.
     """
     packed, can_pack = config.use_remove_padding, supports_packing(model)
     if packed is None:
-        packed = device.type == "cuda" and can_pack
+        packed = can_pack
     if packed and not can_pack:
         raise ValueError(f"use_remove_padding: rows of {type(model).__name__} cannot be packed, set it to false")
     return MicroBatchLimits(packed, config.ppo_max_token_len_per_gpu, config.ppo_micro_batch_size_per_gpu)

@@ -72,7 +72,7 @@ class TrainEngine:
         self.num_parameters: int = self.model.num_parameters()
         self.architecture = describe_architecture(self.model)
         self.flops_meter = FlopsMeter(self.model, config, device)
-        self.limits = micro_batch_limits(config, self.model, device)
+        self.limits = micro_batch_limits(config, self.model)
         parallel.shard(self.model, device=device, bf16=config.dtype == "bf16", forward_method=RESPONSE_METHOD)
         fill_model(self.model, config.model, kind, seed=seed)
         self.optimizer = build_optimizer(self.model, config)

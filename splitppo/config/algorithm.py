@@ -41,6 +41,11 @@ class RolloutCorrectionConfig(Section):
     r is the trainer's probability of a sampled token over the rollout backend's.
     """
 
+    bypass_mode: Literal["auto"] | bool = Field(
+        "auto",
+        description="the log-probs that the rollout backend reports are the old ones, and the trainer computes none;"
+        " auto: where both compute alike (rollout.backend hf, actor.dtype fp32) and nothing is corrected",
+    )
     rollout_is: Literal["token", "sequence"] | None = Field(
         None, description="importance weights on the policy loss: r of each token, or its product over the response"
     )
@@ -61,6 +66,11 @@ class RolloutCorrectionConfig(Section):
     def _thresholds_fit(self) -> "RolloutCorrectionConfig":
         if self.rollout_is_batch_normalize and self.rollout_is is None:
             raise ValueError("rollout_is_batch_normalize is set, but rollout_is is not")
+        if self.bypasses and self.is_active:
+            raise ValueError(
+                "bypass_mode takes the rollout backend's log-probs for the trainer's, which leaves nothing to correct:"
+                " set bypass_mode to false, or rollout_is and rollout_rs to null"
+            )
         _ = self.rejections
         return self
 
@@ -68,6 +78,11 @@ class RolloutCorrectionConfig(Section):
     def rejections(self) -> tuple[Rejection, ...]:
         """The criteria that a token must pass; none: nothing is rejected."""
         return parse_rejections(self.rollout_rs, self.rollout_rs_threshold)
+
+    @property
+    def bypasses(self) -> bool:
+        """Whether the rollout backend's log-probs are the old ones; `Config` resolves auto."""
+        return self.bypass_mode is True
 
     @property
     def is_active(self) -> bool:

@@ -22,7 +22,7 @@ class ComputedModelConfig(Section):
     )
     ppo_max_token_len_per_gpu: PositiveInt = Field(16_384, description="token budget of a dynamic micro-batch")
     use_remove_padding: bool | None = Field(
-        None, description="pack rows without padding; default: on GPU yes, on CPU no (length-sorted, trimmed padding)"
+        None, description="pack rows without padding; default: where the model can; else length-sorted, trimmed padding"
     )
 
 

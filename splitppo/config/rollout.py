@@ -56,7 +56,7 @@ class RolloutConfig(Section):
         None,
         ge=0,
         description="steps between comparisons of the rollout backend's log-probs with the trainer's, from the first"
-        " step on; 0: never; default: 1 for an engine with weights of its own (vllm), else 0",
+        " step on; 0: never; default: 1 for an engine with weights of its own (vllm), 100 with bypass_mode, else 0",
     )
     max_log_prob_diff: float | None = Field(
         None,

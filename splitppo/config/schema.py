@@ -25,6 +25,9 @@ from splitppo.config.security import is_loopback
 from splitppo.config.services import ServicesConfig
 from splitppo.config.tracking import TrackingConfig
 
+# Steps between comparisons where the rollout backend's log-probs are the old ones: they cost next to nothing.
+BYPASS_CHECK_FREQ = 100
+
 
 class Config(Section):
     """The whole configuration of a run, and the rules between its sections."""
@@ -105,18 +108,20 @@ class Config(Section):
         """Fills the defaults that come from another section, so that the resolved config shows them."""
         if not isinstance(tree, dict):
             return tree
-        given = {"critic": {}, "rollout": {}, "placement": {}} | {
+        given = {"critic": {}, "rollout": {}, "algorithm": {}, "placement": {}} | {
             name: section for name, section in tree.items() if section
         }
-        names = ("actor", "critic", "data", "rollout", "placement")
+        names = ("actor", "critic", "data", "rollout", "algorithm", "placement")
         sections = {name: dict(given[name]) for name in names if isinstance(given.get(name), dict)}
-        actor, critic, data, rollout, placement = (sections.get(name, {}) for name in names)
+        actor, critic, data, rollout, algorithm, placement = (sections.get(name, {}) for name in names)
         _fill(actor, "ppo_mini_batch_size", data.get("train_batch_size"))
         _fill(critic, "ppo_mini_batch_size", actor["ppo_mini_batch_size"])
         critic["model"] = critic.get("model") or actor.get("model", "")
         _fill(data, "tokenizer", actor.get("model"))
-        _fill(rollout, "check_freq", 0 if rollout.get("backend", "hf") == "hf" else 1)
-        _fill(rollout, "max_log_prob_diff", 1e-3 if actor.get("dtype", "fp32") == "fp32" else 2.0)
+        is_fp32, samples_itself = actor.get("dtype", "fp32") == "fp32", rollout.get("backend", "hf") == "hf"
+        bypasses = _resolve_bypass(algorithm, computes_alike=samples_itself and is_fp32)
+        _fill(rollout, "check_freq", 1 if not samples_itself else BYPASS_CHECK_FREQ if bypasses else 0)
+        _fill(rollout, "max_log_prob_diff", 1e-3 if is_fp32 else 2.0)
         if placement.get("reference", "auto") == "auto":
             placement["reference"] = "actor"
         if placement.get("reward_model", "auto") == "auto":
@@ -180,6 +185,18 @@ class Config(Section):
             for key, address in {"bind": service.bind, "address": service.address or "localhost:0"}.items():
                 if not is_loopback(address):
                     yield f"services.{role}.{key}", address
+
+
+def _resolve_bypass(algorithm: dict[str, Any], *, computes_alike: bool) -> bool:
+    """Fills rollout_correction.bypass_mode where it is auto; returns it."""
+    correction = algorithm.get("rollout_correction") or {}
+    if not isinstance(correction, dict):  # validation refuses it
+        return False
+    corrects = any(correction.get(key) is not None for key in ("rollout_is", "rollout_rs"))
+    mode = correction.get("bypass_mode", "auto")
+    mode = computes_alike and not corrects if mode == "auto" else mode
+    algorithm["rollout_correction"] = {**correction, "bypass_mode": mode}
+    return mode is True
 
 
 def _fill(section: dict[str, Any], key: str, default: Any) -> None:

@@ -111,3 +111,24 @@ def test_the_weight_of_the_reward_model_is_a_number_or_one_for_each_data_source(
 
     assert [one.reward_model.coef_of(source) for source in ("hh", "math")] == [0.5, 0.5]
     assert [several.reward_model.coef_of(source) for source in ("hh", "math")] == [2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "bypasses", "check_freq"),
+    [
+        ([], True, 100),
+        (["algorithm.rollout_correction.bypass_mode=auto"], True, 100),
+        (["rollout.check_freq=7"], True, 7),
+        (["algorithm.rollout_correction.bypass_mode=false"], False, 0),
+        (["algorithm.rollout_correction.rollout_is=token"], False, 0),
+        (["actor.dtype=bf16"], False, 0),
+        (["rollout.backend=vllm"], False, 1),
+        (["rollout.backend=vllm", "algorithm.rollout_correction.bypass_mode=true"], True, 1),
+    ],
+)
+def test_the_rollout_backends_log_probs_are_the_old_ones_where_both_compute_alike(
+    tmp_path: Path, overrides: list[str], bypasses: bool, check_freq: int
+) -> None:
+    config = load(tmp_path, *overrides)
+    assert config.algorithm.rollout_correction.bypass_mode is bypasses  # auto is resolved, and so stored with the run
+    assert config.rollout.check_freq == check_freq

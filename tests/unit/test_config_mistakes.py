@@ -69,7 +69,11 @@ from tests.configs import MINIMAL, load, mistake
             'algorithm.rollout_correction={rollout_rs: token_k3, rollout_rs_threshold: "0.5_2.0"}',
             "key 'algorithm.rollout_correction': rollout_rs_threshold: token_k3 takes one positive upper bound in nats",
         ),
-        ("algorithm.rollout_correction={bypass_mode: true}", "unknown key 'algorithm.rollout_correction.bypass_mode'"),
+        ("algorithm.rollout_correction={loss_type: ppo}", "unknown key 'algorithm.rollout_correction.loss_type'"),
+        (
+            "algorithm.rollout_correction={bypass_mode: true, rollout_is: token}",
+            "key 'algorithm.rollout_correction': bypass_mode takes the rollout backend's log-probs for the trainer's",
+        ),
         ("rollout.temperature=0.001", "key 'rollout.temperature': input should be greater than or equal to 0.01"),
         ("evaluation.temperature=1e-38", "key 'evaluation.temperature': expected 0 (greedy) or at least 0.01"),
         (

@@ -106,6 +106,8 @@ def _check_log_probs(config: Config) -> None:
         ways_out.append("rollout.check_freq to 0")
     if config.algorithm.rollout_correction.is_active:
         ways_out.append("algorithm.rollout_correction.rollout_is and rollout_rs to null")
+    if config.algorithm.rollout_correction.bypasses:
+        ways_out.append("algorithm.rollout_correction.bypass_mode to false")
     if ways_out:
         raise ValueError(
             "vLLM on a GPU reports log-probs after rollout.top_p and rollout.top_k where rollout.temperature is"

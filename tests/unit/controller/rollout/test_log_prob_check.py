@@ -153,3 +153,40 @@ async def test_without_correction_nothing_more_is_sent(tmp_path: Path) -> None:
 
     assert (1, frozenset({"advantages"})) in run.actor.puts
     assert (1, frozenset({"returns"})) in run.critic.puts
+
+
+# The rollout backend's log-probs as the old ones.
+
+
+async def test_with_bypass_the_rollouts_log_probs_are_the_old_ones_whether_a_step_is_checked_or_not(
+    tmp_path: Path,
+) -> None:
+    kl: dict[int, list[float]] = {}
+    for check_freq in (0, 2):
+        run = make_run(
+            tmp_path / str(check_freq),
+            actor__ppo_mini_batch_size=1,
+            rollout__check_freq=check_freq,
+            rollout__max_log_prob_diff=0.2,
+            algorithm__rollout_correction={"bypass_mode": True},
+            algorithm__use_kl_in_reward=True,
+        )
+        run.actor.rollout_offsets = {2: 0.125, 3: 9.0}
+        await run.trainer.fit()
+        computed = [step for what, name, step in run.log.events if what == "end" and name == "actor.old_log_probs"]
+        assert computed == ([1, 2] if check_freq else [])  # the first and every second
+        assert [step for step, columns in run.actor.puts if columns == {"advantages", "old_log_probs"}] == [1, 2, 3]
+        kl[check_freq] = [row["actor/reward_kl_penalty"] for row in run.metrics]
+
+    assert kl[0] == kl[2]
+    assert kl[0][2] > 5.0 > kl[0][1]  # of what has sampled, 9 nats off in step 3
+
+
+async def test_with_bypass_a_backend_that_is_off_is_found_in_the_first_step(tmp_path: Path) -> None:
+    correction = {"bypass_mode": True}
+    run = make_run(tmp_path, rollout__check_freq=100, algorithm__rollout_correction=correction)
+    run.actor.rollout_offsets = {1: 9.0}
+
+    with pytest.raises(RolloutMismatch, match="step 1"):
+        await run.trainer.fit()
+    await run.trainer.abandon()

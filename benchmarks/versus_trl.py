@@ -1,0 +1,224 @@
+"""A PPO step here and in TRL on the same two cores, measured in one run (`make bench-trl`).
+
+    python -m benchmarks.versus_trl --trl PYTHON [--lengths varied|fixed] [--rounds 3] [--steps 5] [--dtype fp32]
+
+A random Qwen2 (hidden 256, 4 layers: 3.2 M parameters), 64 prompts of 64 tokens, responses of 8 to 128
+tokens (varied) or 128 (fixed), 4 mini-batches, one epoch, KL in the reward. Lengths are forced, row by row the same on
+both sides; no stop token ends a response. TRL is the last version with PPO, with two threads; here each group has one,
+schedule overlap, once for every placement of the frozen reference and number of streamed parts. Blocks of steps
+alternate; the first step of each is left out. Learning rates are 0 (TRL: 1e-9) and every step gets the same prompts.
+Figures are medians; only ratios within one run mean anything on a shared machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvloop
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.overlap import Row, SamePrompts, median, run_block
+from benchmarks.streaming import Variant, block_config, start
+from controller.data.prompts import load_prompts
+from controller.data.tokenizer import load_tokenizer
+from controller.rollout.scoring import Scorer
+from controller.tracking.trackers import METRICS_FILE, read_metrics
+from controller.workers.concurrency import gather_calls
+from recipes.qwen2_tokenizer import save_tokenizer
+from recipes.sort_letters.prepare import EOS, PAD, make_tokenizer
+from rewards.manager import RewardManager
+from splitppo.config import Config
+from splitppo.config.load import validate
+
+ROWS, PROMPT_TOKENS, MAX_RESPONSE, MINI_BATCHES = 64, 64, 128, 4
+LENGTHS = {
+    "varied": {"kind": "uniform", "low": 8, "high": MAX_RESPONSE},
+    "fixed": {"kind": "uniform", "low": MAX_RESPONSE, "high": MAX_RESPONSE},
+}
+VARIANTS = [Variant(host, parts) for host in ("actor", "critic") for parts in (1, 4)]
+REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 0.0\n"
+
+
+def make_inputs(folder: Path, hidden: int, layers: int) -> None:
+    """A random model with its tokenizer, prompts of PROMPT_TOKENS characters, a reward function."""
+    tokenizer = make_tokenizer()
+    shape = Qwen2Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=max(1, hidden // 128),
+        max_position_embeddings=512,
+        pad_token_id=tokenizer.token_to_id(PAD),
+        eos_token_id=tokenizer.token_to_id(EOS),
+    )
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(shape).save_pretrained(folder / "policy")
+    save_tokenizer(tokenizer, folder / "policy", named_tokens={"eos_token": EOS, "pad_token": PAD})
+    prompts = [f"{row:04d}" * (PROMPT_TOKENS // 4) for row in range(ROWS)]
+    rows = [{"prompt": prompt, "data_source": "any", "reward_model": {"ground_truth": ""}} for prompt in prompts]
+    (folder / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / "reward.py").write_text(REWARD)
+
+
+def make_config(folder: Path, reference: str, options: argparse.Namespace) -> Config:
+    """The configuration of a pair of groups: defaults, but for the sizes."""
+    model = {"ppo_mini_batch_size": ROWS // MINI_BATCHES, "lr": 0.0, "dtype": options.dtype}
+    tree: dict[str, Any] = {
+        "run": {"dir": str(folder / f"reference_{reference}"), "total_steps": 1, "schedule": "overlap"},
+        "data": {
+            "train_files": str(folder / "train.jsonl"),
+            "train_batch_size": ROWS,
+            "max_prompt_length": PROMPT_TOKENS,
+            "max_response_length": MAX_RESPONSE,
+        },
+        "algorithm": {"use_kl_in_reward": True},
+        "actor": {"model": str(folder / "policy"), **model},
+        "critic": model,
+        "placement": {"reference": reference},
+        "reward": {"custom_function_path": str(folder / "reward.py"), "num_workers": 1},
+        "evaluation": {"val_before_train": False},
+        "tracking": {"trackers": []},
+        "checkpoint": {"save_freq": -1, "save_last": False},
+        "services": {role: {"threads": 1} for role in ("actor", "critic")},
+        "debug": {"response_lengths": LENGTHS[options.lengths]},
+    }
+    return validate(tree, "benchmark")
+
+
+class Trl:
+    """TRL's trainer in a process of its own, which works only when it is asked to.
+
+    Args:
+        python: of the environment that has TRL.
+        task: see benchmarks/trl_ppo.py.
+    """
+
+    def __init__(self, python: str, task: Mapping[str, Any]) -> None:
+        threads = {"OMP_NUM_THREADS": str(task["threads"]), "MKL_NUM_THREADS": str(task["threads"])}
+        mixed = {"ACCELERATE_MIXED_PRECISION": "bf16" if task["dtype"] == "bf16" else "no"}
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._process = subprocess.Popen(
+            [python, str(Path(__file__).with_name("trl_ppo.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**environment, **threads, **mixed, "HF_HUB_OFFLINE": "1"},
+            text=True,
+        )
+        self._tell(json.dumps(task))
+
+    def steps(self, count: int) -> list[float]:
+        """Seconds of so many steps."""
+        self._tell(str(count))
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"TRL's trainer has ended, exit status {self._process.wait()}")
+        seconds: list[float] = json.loads(answer)
+        return seconds
+
+    def close(self) -> None:
+        """Lets it end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+
+async def measure(folder: Path, options: argparse.Namespace) -> tuple[list[float], Mapping[Variant, Sequence[Row]]]:
+    """Runs all blocks; returns TRL's seconds per step, and the metrics lines of ours by variant."""
+    variants = [variant for variant in VARIANTS if f"{variant.reference}{variant.num_parts}" in options.variants]
+    hosts = sorted({variant.reference for variant in variants})
+    configs = {host: make_config(folder, host, options) for host in hosts}
+    config = configs[hosts[0]]
+    tokenizer = load_tokenizer(config.actor.model)
+    table = load_prompts(config.data, tokenizer, "train")
+    prompts = SamePrompts(table, ROWS, config.run.seed, shuffle=False)
+    first = prompts.batch_at(1).to_batch(config.run.seed, 1, 1)
+    lengths = config.debug.response_lengths
+    assert lengths is not None
+    task = {
+        "model": config.actor.model,
+        "folder": str(folder / "trl"),
+        "threads": 2,
+        "dtype": options.dtype,
+        "mini_batches": MINI_BATCHES,
+        "prompts": [row.tolist() for row in first["prompts"].rows()],
+        "lengths": [lengths.of(int(seed)) for seed in first["seeds"].values],
+    }
+    trl_s: list[float] = []
+    rows: dict[Variant, list[Row]] = defaultdict(list)
+    async with AsyncExitStack() as stack:
+        trl = Trl(options.trl, task)
+        stack.callback(trl.close)
+        trl.steps(1)
+        running = {host: await start(stack, configs[host]) for host in hosts}
+        manager = await stack.enter_async_context(RewardManager(config.reward, table.data_sources))
+        scorer = Scorer(tokenizer, manager, None)
+        for _ in range(options.rounds):
+            trl_s += trl.steps(options.steps)[1:]
+            for variant in variants:
+                run_folder, workers = running[variant.reference]
+                await gather_calls(*(client.load_checkpoint(0) for client in workers.clients))
+                block = block_config(run_folder.config, variant, options.steps)
+                await run_block(block, run_folder, workers, prompts, scorer)
+                rows[variant] += read_metrics(block.run.dir / METRICS_FILE)[1:]
+    return trl_s, rows
+
+
+def report(trl_s: Sequence[float], rows: Mapping[Variant, Sequence[Row]]) -> str:
+    """The table, and the ratio at the best placement."""
+    names = ("step", "gen", "old_log_prob", "ref", "values", "update_actor", "update_critic")
+    idle = ("bubble_actor", "bubble_critic")
+    lines = ["median seconds".ljust(30) + "steps".rjust(6) + "".join(f"{name:>14}" for name in (*names, *idle))]
+    trl_step_s = statistics.median(trl_s)
+    lines.append("TRL, 2 threads".ljust(30) + f"{len(trl_s):>6}{trl_step_s:>14.2f}")
+    for variant, found in rows.items():
+        figures = [median(found, f"timing_s/{name}") for name in names]
+        figures += [median(found, f"overlap/{name}") for name in idle]
+        lines.append(str(variant).ljust(30) + f"{len(found):>6}" + "".join(f"{value:>14.2f}" for value in figures))
+    steps = {variant: median(found, "timing_s/step") for variant, found in rows.items()}
+    best = min(steps, key=lambda variant: steps[variant])
+    return "\n".join([*lines, "", f"TRL's step / ours ({best}): {trl_step_s / steps[best]:.2f}"])
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trl", required=True, metavar="PYTHON", help="of an environment with TRL")
+    parser.add_argument("--lengths", choices=list(LENGTHS), default="varied", help="of the responses")
+    parser.add_argument("--rounds", type=int, default=3, help="blocks of each side")
+    parser.add_argument("--steps", type=int, default=5, help="steps per block; the first is left out")
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="compute, on both sides")
+    parser.add_argument("--hidden", type=int, default=256, help="of the models, a multiple of 64")
+    parser.add_argument("--layers", type=int, default=4, help="of the models")
+    everything = [f"{variant.reference}{variant.num_parts}" for variant in VARIANTS]
+    parser.add_argument(
+        "--variants", nargs="+", choices=everything, default=everything, help="the reference's host, parts"
+    )
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        make_inputs(Path(name), options.hidden, options.layers)
+        trl_s, rows = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(measure(Path(name), options))
+        print(f"{options.lengths} lengths, {options.dtype}\n{report(trl_s, rows)}")
+
+
+if __name__ == "__main__":
+    main()
