@@ -60,27 +60,13 @@ class StepCalls:
 
     async def old_log_probs(self) -> Batch:
         """Actor: log-probs of the responses under policy and rollout backend; no column where none is needed."""
-        if not self._needs_old_log_probs():
+        if not (self.config.needs_old_log_probs or self.log_prob_check.is_due(self.record.step)):
             return self._no_columns
         await self._has_generated.wait()
         with self.record.timed("old_log_prob"):
             reply = await self._actor.compute_log_probs(self._slot, base_step=self._base_step)
         self.record.add_reply("actor", "old_log_prob", reply)
         return await self._actor.get_batch(self._slot, ["old_log_probs", "rollout_log_probs"])
-
-    def _needs_old_log_probs(self) -> bool:
-        """One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones.
-
-        Then only the KL in the reward, rollout correction and the check of the rollout backend ask for them.
-        """
-        actor, algorithm = self.config.actor, self.config.algorithm
-        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.data.train_batch_size
-        return (
-            not one_update
-            or algorithm.use_kl_in_reward
-            or algorithm.rollout_correction.is_active
-            or self.log_prob_check.is_due(self.record.step)
-        )
 
     async def ref_log_probs(self, *, after_update: AfterUpdate) -> Batch:
         """The reference's host: log-probs of the responses under the reference; no column where KL is not used.

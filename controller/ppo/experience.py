@@ -37,7 +37,7 @@ class Experience:
             tokens may be rejected, rollout_is_weights where they are weighted.
         scores: [B].
         rewards: KL penalty included; aligned with responses, 0 where a token does not count.
-        learned: [N], of all response tokens those that both models learn from: the others are masked or rejected.
+        learned: bool, of all response tokens those that both models learn from: the others are masked or rejected.
         kl: mean KL to the reference, nats; None without KL in the reward.
         metrics: of the KL in the reward, and of how the rollout backend's log-probs compare with the trainer's.
     """
@@ -45,7 +45,7 @@ class Experience:
     batch: Batch
     scores: Float32s
     rewards: Column
-    learned: Mask
+    learned: Column
     kl: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 

@@ -21,6 +21,7 @@ from controller.workers.client import WorkerClient
 from splitppo.atomic_write import write_atomically
 from splitppo.config import Config, ConfigError, dump_config
 from splitppo.config.load import validate
+from splitppo.config.reference_placement import keep_reference
 from splitppo.config.threads import keep_threads, permitted_cores, resolve_threads
 
 # Keys that say how long, where and how often, but not what is computed: they may differ from the stored config.
@@ -116,7 +117,8 @@ class RunFolder:
         config = self.config
         if stored is not None:
             with suppress(ConfigError):  # of another version: then its keys are compared, and nothing of it is kept
-                config = keep_threads(config, validate(stored, str(self.config_file)))
+                used = validate(stored, str(self.config_file))
+                config = keep_reference(keep_threads(config, used), used)
         return resolve_threads(config, permitted_cores())
 
     def _stored(self) -> Any:

@@ -4,7 +4,7 @@ Every model is frozen and refuses unknown keys. Field names are verl's where ver
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Self
 
 from pydantic import model_validator
 
@@ -15,6 +15,7 @@ from splitppo.config.debug import DebugConfig
 from splitppo.config.evaluation import EvaluationConfig
 from splitppo.config.models import ActorConfig, CriticConfig, TrainedModelConfig
 from splitppo.config.placement import PlacementConfig
+from splitppo.config.reference_placement import place_reference
 from splitppo.config.reward import RewardConfig
 from splitppo.config.reward_model import RewardModelConfig
 from splitppo.config.rollout import RolloutConfig
@@ -65,6 +66,22 @@ class Config(Section):
             return None
         return "critic" if self.placement.reference == "critic" else "actor"
 
+    def with_reference_on(self, host: RoleName) -> Self:
+        """This configuration with another host of the reference, which counts as chosen, not as given."""
+        placement = self.placement.model_copy(update={"reference": host})
+        placement.model_fields_set.discard("reference")
+        return self.model_copy(update={"placement": placement})
+
+    @property
+    def needs_old_log_probs(self) -> bool:
+        """One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones.
+
+        Then only the KL in the reward and rollout correction ask for them, and the check of the rollout backend.
+        """
+        actor, algorithm = self.actor, self.algorithm
+        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.data.train_batch_size
+        return not one_update or algorithm.use_kl_in_reward or algorithm.rollout_correction.is_active
+
     @property
     def reward_model_host(self) -> RoleName | None:
         """The role whose group holds the reward model; None where there is no reward model."""
@@ -105,11 +122,16 @@ class Config(Section):
         _fill(data, "tokenizer", actor.get("model"))
         _fill(rollout, "check_freq", 0 if rollout.get("backend", "hf") == "hf" else 1)
         _fill(rollout, "max_log_prob_diff", 1e-3 if actor.get("dtype", "fp32") == "fp32" else 2.0)
-        if placement.get("reference", "auto") == "auto":
-            placement["reference"] = "actor"
         if placement.get("reward_model", "auto") == "auto":
             placement["reward_model"] = "critic"
         return {**tree, **sections}
+
+    @model_validator(mode="after")
+    def _the_reference_is_placed(self) -> "Config":
+        """In place of `auto`; what the rule has chosen is not among the fields that were set."""
+        if self.placement.reference != "auto":
+            return self
+        return self.with_reference_on(place_reference(self).host)
 
     @model_validator(mode="after")
     def _the_reference_has_a_group(self) -> "Config":
