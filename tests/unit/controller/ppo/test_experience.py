@@ -174,3 +174,31 @@ def test_columns_of_the_rollouts_stay_beside_what_was_learned(tmp_path: Path) ->
         column.values.dtype == np.float32 for name, column in experience.batch.columns.items() if "p" not in name
     )
     assert experience.num_tokens == 6 + 6
+
+
+def test_a_batch_of_several_blocks_is_what_its_rows_are_alone(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    lengths = np.array([300_000, 700_000, 20, 400_000, 1, 600_000])
+    rows = {name: [random.normal(size=n).astype(np.float32) for n in lengths] for name in ("old_log_probs", "values")}
+    rows["ref_log_probs"] = [row - 0.1 for row in rows["old_log_probs"]]
+    rows["rollout_log_probs"] = [row + 0.01 * random.normal(size=len(row)) for row in rows["old_log_probs"]]
+    rollouts = Batch.from_rows(prompts=[[1]] * 6, responses=[np.arange(n) for n in lengths], **rows)
+    algorithm = make_config(tmp_path, algorithm__use_kl_in_reward=True).algorithm
+    scores = np.arange(6, dtype=np.float32)
+    together = assemble_experience(algorithm, rollouts, scores, num_samples=2, kl_coef=0.5)
+    for start in (0, 2, 4):
+        pair = slice(start, start + 2)
+        alone = assemble_experience(
+            algorithm, rollouts.take(np.arange(6)[pair]), scores[pair], num_samples=2, kl_coef=0.5
+        )
+        for column, expected in (
+            (together.rewards, alone.rewards),
+            (together.batch["returns"], alone.batch["returns"]),
+        ):
+            np.testing.assert_array_equal(column.between(start, start + 2).values, expected.values)
+    old, sampled = (np.concatenate(rows[name]).astype(np.float32) for name in ("old_log_probs", "rollout_log_probs"))
+    p, q = np.exp(old.astype(np.float64)), np.exp(sampled.astype(np.float64))
+    assert together.metrics["training/rollout_probs_diff_std"] == pytest.approx(np.abs(p - q).std(ddof=1))
+    assert together.metrics["training/rollout_actor_probs_pearson_corr"] == pytest.approx(np.corrcoef(p, q)[0, 1])
+    assert together.batch["advantages"].values.mean() == pytest.approx(0.0, abs=1e-6)
+    assert together.batch["advantages"].values.std(ddof=1) == pytest.approx(1.0, abs=1e-5)
