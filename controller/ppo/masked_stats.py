@@ -35,9 +35,18 @@ def masked_var(values: Floats, mask: Mask) -> float:
     count = int(mask.sum())
     if count < 2:
         raise ValueError(f"a variance needs at least two response tokens in the batch, got {count}")
-    mean = masked_mean(values, mask)
-    squares = (masked_sum((part - mean) ** 2, within) for part, within in _chunks(values, mask))
-    return float(sum(squares) / (count + 1e-8)) * count / (count - 1)
+    return _sum_of_squares(values, mask) / (count + 1e-8) * count / (count - 1)
+
+
+def variance(values: Floats) -> float:
+    """sum of (x - mean)^2 / n over all values; 0 of none."""
+    return _sum_of_squares(values, np.ones(values.shape, np.bool_)) / max(values.size, 1)
+
+
+def _sum_of_squares(values: Floats, mask: Mask) -> float:
+    """Sum of (x - mean)^2 over the mask."""
+    mean = masked_sum(values, mask) / max(int(mask.sum()), 1)
+    return float(sum(masked_sum((part - mean) ** 2, within) for part, within in _chunks(values, mask)))
 
 
 def masked_whiten(values: Floats, mask: Mask) -> Floats:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.ppo.experience import Experience
-from controller.ppo.masked_stats import Floats, Mask, masked_var
+from controller.ppo.masked_stats import Floats, Mask, variance
 from controller.rollout.results import ScoredSample, is_numeric
 from controller.workers.span import Span, busy_s
 from splitppo.balance import attention_cost, partition
@@ -47,16 +47,8 @@ def _where(mask_N: Mask, values_N: Floats) -> Floats:
 
 def explained_variance(values_N: Floats, returns_N: Floats) -> float:
     """1 - var(returns - values) / (var(returns) + 1e-5): 1 for a perfect critic, at most 0 for a useless one."""
-    residual, total = _variance(np.subtract(returns_N, values_N, dtype=np.float64)), _variance(returns_N)
-    return 1.0 - residual / (total + 1e-5)
-
-
-def _variance(values_N: Floats) -> float:
-    """The mean squared deviation from the mean."""
-    num_values = len(values_N)
-    return (
-        masked_var(values_N, np.ones(num_values, np.bool_)) * (num_values - 1) / num_values if num_values > 1 else 0.0
-    )
+    residual = variance(np.subtract(returns_N, values_N, dtype=np.float64))
+    return 1.0 - residual / (variance(returns_N) + 1e-5)
 
 
 def length_metrics(

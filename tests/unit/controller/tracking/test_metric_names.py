@@ -103,7 +103,8 @@ def test_values_and_their_explained_variance_count_only_tokens_that_are_learned_
 
 
 def test_metrics_over_no_token_are_left_out() -> None:
-    metrics = learning_metrics(experience(batch=with_values(), learned=np.zeros((3, 3), bool)))
+    nothing = Column(np.zeros(5, bool), np.array([2, 0, 3], np.int32))
+    metrics = learning_metrics(experience(batch=with_values(), learned=nothing))
     assert {name.split("/")[1] for name in metrics} == {"score", "rewards"}
     assert all(math.isfinite(value) for value in metrics.values())
 
