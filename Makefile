@@ -100,7 +100,7 @@ bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport,
 certs: setup  ## certificates for services.security in certs/, or new ones of the same authority; HOSTS=gpu-one,10.0.0.5 DAYS=90
 	@$(PY) tools/certs.py --hosts "$(HOSTS)" --days "$(DAYS)" $(ARGS)
 
-fuzz: setup-dev  ## send N=50000 malformed and hostile inputs to an actor and a critic and check that nothing in them changes
+fuzz: setup-dev  ## send N=50000 malformed and hostile inputs to services of every role and check that nothing in them changes
 	$(PY) -m tests.fuzz --inputs $(N) $(ARGS)
 
 lock: setup-dev  ## resolve pyproject.toml again and write requirements/*.txt

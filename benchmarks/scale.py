@@ -143,8 +143,8 @@ def sized(config: Config, num_responses: int, num_tokens: int, num_steps: int) -
     batch_size = num_responses // SAMPLES
     data = config.data.model_copy(update={"train_batch_size": batch_size, "max_response_length": num_tokens})
     models = {
-        role: config.model_of(role).model_copy(update={"ppo_mini_batch_size": max(1, batch_size // 4)})
-        for role in config.roles
+        role: config.trained_model_of(role).model_copy(update={"ppo_mini_batch_size": max(1, batch_size // 4)})
+        for role in config.trained_roles
     }
     run = config.run.model_copy(update={"total_steps": num_steps})
     return config.model_copy(update={"data": data, "run": run, **models})

@@ -165,7 +165,7 @@ class Session:
         self._restored = point.state
         evaluator = Evaluator(config, workers.actor, inputs.val_prompts, scorer)
         checkpoints = CheckpointWriter(
-            folder.checkpoints, workers.clients, config, on_saved=recorder.add_spans, on_commit=recorder.release
+            folder.checkpoints, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release
         )
         self._trainer = Trainer(config, workers, inputs.prompts, scorer, evaluator, checkpoints, recorder, point.state)
         self._phase = "training"

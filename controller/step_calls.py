@@ -53,9 +53,8 @@ class StepCalls:
     async def generate(self) -> Batch:
         """Actor: prompts and responses, n per prompt, ordered by prompt, then sample."""
         with self.record.timed("gen"):
-            rollouts, reply = await self._stream.generate()
+            rollouts, reply = await self._stream.generate(on_generated=self._has_generated.set)
         self.record.add_reply("actor", "gen", reply)
-        self._has_generated.set()
         return rollouts
 
     async def old_log_probs(self) -> Batch:
@@ -76,7 +75,7 @@ class StepCalls:
         host = self.workers.reference
         if host is None:
             return self._no_columns
-        if host is self._critic:
+        if host is not self._actor:
             send = partial(self._send_rollouts, host)
             return await self._by_groups(host, "ref", send, host.compute_ref_log_probs, "ref_log_probs", after_update)
         await self._has_generated.wait()
@@ -158,7 +157,7 @@ class StepCalls:
         parts: list[ScoredResponses] = []
         for group in self._stream.groups:
             rollouts = await group.rollouts()
-            with self.record.timed("reward"), self.record.span("reward", "score"):
+            with self.record.timed("reward"), self.record.span("scoring", "score"):
                 scored = await self.scorer.score(
                     group.prompts,
                     rollouts,

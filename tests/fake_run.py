@@ -63,7 +63,7 @@ def make_run(run_dir: Path, *, at_step: int = 0, validates: bool = False, **chan
         prompts,
         scorer,
         Evaluator(config, actor, make_table(2) if validates else None, scorer),
-        CheckpointWriter(store, workers.clients, config, on_saved=recorder.add_spans, on_commit=recorder.release),
+        CheckpointWriter(store, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release),
         recorder,
         RunState.initial(config).at_step(at_step),
     )

@@ -19,7 +19,7 @@ from typing import Any
 START_TIMEOUT_S = 240.0
 POLL_INTERVAL_S = 0.02
 # Numbers on a CPU may depend on how many threads compute them: tests give the same ones on every machine.
-ONE_THREAD = ("services.actor.threads=1", "services.critic.threads=1")
+ONE_THREAD = tuple(f"services.{role}.threads=1" for role in ("actor", "critic", "reward"))
 PROJECT = Path(__file__).resolve().parent.parent
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,13 +13,14 @@ from services.runtime.context import RankContext
 from services.runtime.role import CommandProgress, Outcome, Role
 from splitppo.batch import Batch
 from splitppo.config import Config
+from splitppo.config.section import RoleName
 from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, reward_model_pb2, worker_pb2
 from tests.models import VOCABULARY
 
 N_SAMPLES = 3
 
 
-def context_of(role_name: Literal["actor", "critic"], **sections: Any) -> RankContext:
+def context_of(role_name: RoleName, **sections: Any) -> RankContext:
     """The only rank of a group on the CPU; sections change the configuration."""
     data = {"train_files": "unused", "train_batch_size": 4, "max_response_length": 6}
     config = {"run": {"dir": "unused", "total_steps": 10}, "data": data, **sections}

@@ -44,9 +44,10 @@ class Inputs:
 
     @classmethod
     def make(cls, folder: Path) -> Inputs:
-        """Writes a policy, a larger value model, 16 training and 8 validation prompts and a reward of many values."""
+        """Writes a policy, a larger value model, a reward model, 16 training and 8 validation prompts and a function."""
         models.save_policy(folder / "policy")
         models.save_value_model(folder / "value")
+        models.save_reward_model(folder / "reward")
         draws = random.Random(0)
         for name, num_rows in (("train", 16), ("val", 8)):
             rows = [_row("".join(draws.sample("abcdefghij", 4))) for _ in range(num_rows)]

@@ -11,7 +11,7 @@ from math import ceil
 
 from controller.memory.model_shape import ModelShape
 from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
-from splitppo.config.section import RoleName
+from splitppo.config.section import RoleName, TrainedRoleName
 
 GIB = 1 << 30
 # Of a rank, before there is a model: Python, torch and transformers in anonymous memory, as benchmarks.memory measures
@@ -88,14 +88,14 @@ class _MicroBatch:
 
 def estimate_group(
     config: Config,
-    role: RoleName,
+    role: TrainedRoleName,
     model: ModelShape,
     *,
     reference: ModelShape | None = None,
     reward_model: ModelShape | None = None,
     gpu_bytes: int | None = None,
 ) -> GroupMemory:
-    """The memory of each rank of a role's group.
+    """The memory of each rank of a trained role's group.
 
     Always there, with the weights and the moments of AdamW in fp32, sharded, and frozen models in the compute dtype:
 
@@ -109,7 +109,7 @@ def estimate_group(
     `model` is the role's, `reference` and `reward_model` are the frozen models that its group hosts (None: none), and
     `gpu_bytes` is the memory of the group's smallest GPU, if it is known: vLLM takes a share of it.
     """
-    service, trained = config.services.of(role), config.model_of(role)
+    service, trained = config.services.of(role), config.trained_model_of(role)
     num_ranks, bytes_each = service.num_processes, _compute_bytes(trained)
     reference_each = _compute_bytes(config.actor)  # the reference is the actor's model as it was
     reward_each = _compute_bytes(config.reward_model)
@@ -146,6 +146,17 @@ def estimate_group(
     )
     phases["optimizer step"] = replace(kept, gradients=4 * model.num_parameters // num_ranks)
     return GroupMemory(role, num_ranks, service.devices, phases)
+
+
+def estimate_reward_group(config: Config, model: ModelShape) -> GroupMemory:
+    """The memory of each rank of the group that holds the reward model and nothing else."""
+    service, bytes_each = config.services.reward, _compute_bytes(config.reward_model)
+    kept = Terms(
+        reward_model=bytes_each * model.num_parameters // service.num_processes,
+        process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
+    )
+    phase = _frozen_forward(config, "reward", config.reward_model, model, kept, has_logits=False)
+    return GroupMemory("reward", service.num_processes, service.devices, {"reward": phase})
 
 
 def _frozen_forward(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from controller.memory.estimate import GIB, GroupMemory, label
-from splitppo.config import Config, ConfigError
+from splitppo.config import ComputedModelConfig, Config, ConfigError, TrainedModelConfig
 
 _QUERY = ("--query-gpu=index,memory.total", "--format=csv,noheader,nounits")
 _TIMEOUT_S = 20.0
@@ -61,10 +61,11 @@ def _sentence(config: Config, here: Iterable[tuple[GroupMemory, int]], device: i
 def way_out(config: Config, group: GroupMemory, term: str) -> str:
     """What lowers a term of a group's peak: a key, and how to change it."""
     # The reference computes in the micro-batches of the actor's section.
-    section = "actor" if group.peak_phase == "reference" else group.role
-    trained, generates = config.model_of(section), group.peak_phase == "generate"
+    section = {"reference": "actor", "reward": "reward_model"}.get(group.peak_phase, group.role)
+    computed: ComputedModelConfig = getattr(config, section)
+    generates = group.peak_phase == "generate"
     if term == "gathered_weights":
-        if trained.dtype == "fp32":
+        if computed.dtype == "fp32":
             return f"set {section}.dtype to bf16"
         return "set rollout.backend to vllm" if generates else f"choose a smaller {section}.model"
     if term == "vllm":
@@ -74,18 +75,20 @@ def way_out(config: Config, group: GroupMemory, term: str) -> str:
         return f"choose other GPUs in services.{group.role}.devices"
     if term == "reference" and config.uses_critic:
         return f"set placement.reference to {'critic' if group.role == 'actor' else 'actor'}"
+    if term == "reward_model" and group.role == "critic":
+        return "set placement.reward_model to reward, a group with GPUs of its own"
     if term in ("activations", "logits", "kv_cache"):
         if generates:
             return "lower rollout.max_batch_size"
-        if term == "activations" and group.peak_phase == "backward" and not trained.gradient_checkpointing:
+        keeps_all = isinstance(computed, TrainedModelConfig) and not computed.gradient_checkpointing
+        if term == "activations" and group.peak_phase == "backward" and keeps_all:
             return f"set {section}.gradient_checkpointing to true"
-        return _smaller_micro_batches(config, section)
+        return _smaller_micro_batches(config, section, computed)
     return f"raise services.{group.role}.num_processes, with a GPU in services.{group.role}.devices for each"
 
 
-def _smaller_micro_batches(config: Config, section: str) -> str:
-    trained = config.model_of("critic" if section == "critic" else "actor")
-    rows, budget = trained.ppo_micro_batch_size_per_gpu, trained.ppo_max_token_len_per_gpu
+def _smaller_micro_batches(config: Config, section: str, computed: ComputedModelConfig) -> str:
+    rows, budget = computed.ppo_micro_batch_size_per_gpu, computed.ppo_max_token_len_per_gpu
     if rows is not None and rows > 1:
         return f"lower {section}.ppo_micro_batch_size_per_gpu"
     if rows is None and budget > config.data.longest_row:

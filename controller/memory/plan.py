@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from controller.memory.estimate import GIB, GroupMemory, estimate_group, label
-from controller.memory.model_shape import Kind, UnknownShape, read_model_shape
+from controller.memory.estimate import GIB, GroupMemory, estimate_group, estimate_reward_group, label
+from controller.memory.model_shape import Kind, ModelShape, UnknownShape, read_model_shape
 from splitppo.config import Config
 from splitppo.config.section import RoleName
 
@@ -31,23 +31,31 @@ def memory_plan(config: Config, gpus: Mapping[int, int]) -> MemoryPlan:
     """
     groups: list[GroupMemory] = []
     unknown: dict[RoleName, str] = {}
-    for role in config.roles:
+    for role in config.trained_roles:
         sizes = [gpus[device] for device in config.services.of(role).devices if device in gpus]
         kind: Kind = "policy" if role == "actor" else "value"
         try:
             model = read_model_shape(config.model_of(role).model, kind, f"{role}.model")
             has_reference = role == config.reference_host
             reference = read_model_shape(config.actor.model, "policy", "actor.model") if has_reference else None
-            reward_model = None
-            if role == config.reward_model_host:  # as a value model: a base model with one label
-                reward_model = read_model_shape(config.reward_model.model, "value", "reward_model.model")
+            reward_model = _reward_model_shape(config) if role == config.reward_model_host else None
         except UnknownShape as reason:
             unknown[role] = str(reason)
             continue
         gpu_bytes = min(sizes, default=None)
         frozen = {"reference": reference, "reward_model": reward_model}
         groups.append(estimate_group(config, role, model, **frozen, gpu_bytes=gpu_bytes))
+    if "reward" in config.roles:
+        try:
+            groups.append(estimate_reward_group(config, _reward_model_shape(config)))
+        except UnknownShape as reason:
+            unknown["reward"] = str(reason)
     return MemoryPlan(tuple(groups), unknown)
+
+
+def _reward_model_shape(config: Config) -> ModelShape:
+    """As of a value model: a base model with one label."""
+    return read_model_shape(config.reward_model.model, "value", "reward_model.model")
 
 
 def _table(group: GroupMemory) -> Iterator[str]:

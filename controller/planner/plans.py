@@ -64,8 +64,11 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
     first = measurements[0]
     config, times = first.config, phase_times(measurements)
     total = sum(first.devices.values()) if num_devices is None else num_devices
-    if total < 2:
-        raise ConfigError(f"--gpus {total}: expected at least 2, one for the actor's group and one for the critic's")
+    if total < len(config.roles) or total < 2:
+        raise ConfigError(
+            f"--gpus {total}: expected at least {max(2, len(config.roles))}, one for each group"
+            f" ({', '.join(config.roles)})"
+        )
     for other in measurements[1:]:
         if _work(other.config) != _work(config):
             raise ConfigError(
@@ -73,9 +76,9 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
                 " lengths, on other devices"
             )
     rows, refused, memory = [], [], _Memory(config)
-    for layout, devices, reference in _layouts(config, total):
+    for layout, devices, reference in _layouts(config, total, first.devices.get("reward", 0)):
         try:
-            gib = memory.of(layout, list(devices.values()), reference)
+            gib = memory.of(layout, devices, reference)
         except ConfigError as why:
             refused.append(f"{layout} {' + '.join(map(str, devices.values()))}: {why}")
             continue
@@ -88,6 +91,7 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
         config.run.schedule,
         config.reference_host or "actor",
         num_parts=config.rollout.stream_groups,
+        has_reward_group=config.reward_model_host == "reward",
     )
     return Plans(first, own.step_s, tuple(sorted(rows, key=lambda row: row.step_s)), tuple(refused))
 
@@ -96,22 +100,24 @@ def _work(config: Config) -> object:
     """What a step computes, wherever it does."""
     sections = (config.data, config.rollout.n, config.algorithm, config.reward_model.model)
     keys = {"model", "ppo_mini_batch_size", "ppo_epochs", "dtype"}
-    return sections, [config.model_of(role).model_dump(include=keys) for role in config.roles]
+    return sections, [config.trained_model_of(role).model_dump(include=keys) for role in config.trained_roles]
 
 
-def _layouts(config: Config, total: int) -> Iterator[tuple[Layout, dict[str, int], RoleName | None]]:
-    """(layout, devices, reference's host); without a critic all devices are the actor's."""
+def _layouts(config: Config, total: int, for_rewards: int) -> Iterator[tuple[Layout, dict[str, int], RoleName | None]]:
+    """(layout, devices, reference's host); without a critic all are the actor's. A reward group keeps its devices."""
     hosts: list[RoleName | None] = [None]
     if config.uses_reference:
         hosts = ["actor", "critic"] if config.uses_critic else ["actor"]
     schedules: Sequence[Schedule] = get_args(Schedule)
+    kept = {"reward": for_rewards} if for_rewards else {}
+    total -= for_rewards
     if not config.uses_critic:
-        yield from ((schedule, {"actor": total}, hosts[0]) for schedule in schedules if schedule != "overlap")
+        yield from ((schedule, {"actor": total, **kept}, hosts[0]) for schedule in schedules if schedule != "overlap")
         return
-    yield "colocated", {"all": total}, hosts[0]
+    yield "colocated", {"all": total, **kept}, hosts[0]
     for schedule in schedules:
         for actor in range(1, total):
-            yield from ((schedule, {"actor": actor, "critic": total - actor}, host) for host in hosts)
+            yield from ((schedule, {"actor": actor, "critic": total - actor, **kept}, host) for host in hosts)
 
 
 def _plan(
@@ -129,7 +135,8 @@ def _plan(
         phase_s[name], law = known.on(devices.get(host, devices.get("all", 0)))
         laws.add(law)
     parts = config.rollout.stream_groups
-    predicted = step_time(phase_s, idle_s, layout, reference or "actor", num_parts=parts)
+    own_group = config.reward_model_host == "reward"
+    predicted = step_time(phase_s, idle_s, layout, reference or "actor", num_parts=parts, has_reward_group=own_group)
     bubbles = {pool: share for pool, share in predicted.bubbles.items() if pool in devices}
     return Plan(layout, devices, reference, predicted.step_s, bubbles, memory, tuple(sorted(laws - {""})))
 
@@ -141,30 +148,36 @@ class _Memory:
         self._config = config
         self._known: dict[object, dict[str, GroupMemory]] = {}
 
-    def of(self, layout: Layout, devices: Sequence[int], host: RoleName | None) -> dict[str, float | None]:
+    def of(self, layout: Layout, devices: Mapping[str, int], host: RoleName | None) -> dict[str, float | None]:
         """GiB of a rank of each group at its peak; ConfigError if the run cannot be laid out so."""
         roles = self._config.roles
-        per_role = tuple(devices) if len(devices) == len(roles) else (devices[0],) * len(roles)
-        if (per_role, host) not in self._known:
-            self._known[per_role, host] = self._groups(per_role, host)
-        groups = self._known[per_role, host]
+        counts = {role: devices.get(role, devices.get("all", 0)) for role in roles}
+        key = (*counts.values(), host)
+        if key not in self._known:
+            self._known[key] = self._groups(counts, host)
+        groups = self._known[key]
+        gib: dict[str, float | None] = {}
+        for role in roles:
+            gib[role] = groups[role].peak.total / GIB if role in groups else None
         if layout != "colocated":
-            return {role: groups[role].peak.total / GIB if role in groups else None for role in roles}
-        if len(groups) < len(roles):
-            return {"all": None}
+            return gib
+        both = [groups[role] for role in self._config.trained_roles if role in groups]
+        of_rewards = {role: known for role, known in gib.items() if role not in self._config.trained_roles}
+        if len(both) < len(self._config.trained_roles):
+            return {"all": None, **of_rewards}
         # One works, the other rests beside it.
-        peaks = {role: group.peak.total for role, group in groups.items()}
-        at_rest = {role: min(terms.total for terms in group.phases.values()) for role, group in groups.items()}
-        return {"all": max(peaks["actor"] + at_rest["critic"], peaks["critic"] + at_rest["actor"]) / GIB}
+        at_rest = [min(terms.total for terms in group.phases.values()) for group in both]
+        peak = max(group.peak.total - rest for group, rest in zip(both, at_rest, strict=True)) + sum(at_rest)
+        return {"all": peak / GIB, **of_rewards}
 
-    def _groups(self, devices: tuple[int, ...], host: RoleName | None) -> dict[str, GroupMemory]:
+    def _groups(self, counts: Mapping[RoleName, int], host: RoleName | None) -> dict[str, GroupMemory]:
         tree = self._config.model_dump(mode="json")
         if host is not None:
             tree["placement"]["reference"] = host
         tree["services"]["allow_shared_devices"] = True
-        for role, count in zip(self._config.roles, devices, strict=True):
+        for role, count in counts.items():
             tree["services"][role] |= self._service(role, count)
-        config = validate(tree, "services." + ", services.".join(self._config.roles))
+        config = validate(tree, ", ".join(f"{count} devices of the {role}" for role, count in counts.items()))
         batch_plan(config)
         return {group.role: group for group in memory_plan(config, {}).groups}
 

@@ -39,7 +39,7 @@ def masked_var(values: Floats, mask: Mask) -> float:
 
 
 def variance(values: Floats) -> float:
-    """sum of (x - mean)^2 / n over all values; 0 of none."""
+    """The sum of (x - mean)^2 / n over all values; 0 of none."""
     return _sum_of_squares(values, np.ones(values.shape, np.bool_)) / max(values.size, 1)
 
 

@@ -47,7 +47,7 @@ class Evaluator:
             scoring_s = time.time()
             examined = evaluation.num_examine if part == 0 else 0
             scored.append(await self._scorer.score(prompts, responses, num_samples=evaluation.n, num_examine=examined))
-            spans += [reply.span("actor", "testing", step), Span("reward", "testing", step, scoring_s, time.time())]
+            spans += [reply.span("actor", "testing", step), Span("scoring", "testing", step, scoring_s, time.time())]
             for name, seconds in reply.timings_s.items():
                 timings_s[name] += seconds
         answers = ScoredResponses.join(scored)

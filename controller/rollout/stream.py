@@ -1,6 +1,7 @@
 """The rollouts of a step: its prompts in groups, each of which is handed on as soon as its last response has ended."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,14 +59,19 @@ class RolloutStream:
                 for part, of_part in enumerate(places, start=1)
             ]
 
-    async def generate(self) -> tuple[Batch, CommandReply]:
-        """Samples n responses per prompt; returns prompts and responses, ordered by prompt, then sample."""
+    async def generate(self, *, on_generated: Callable[[], None]) -> tuple[Batch, CommandReply]:
+        """Samples n responses per prompt; returns prompts and responses, ordered by prompt, then sample.
+
+        `on_generated` is called once the actor has them all, while they are still on their way here.
+        """
         rows = self._prompts.to_batch(self._config.run.seed, self.slot.step, self._config.rollout.n)
         await self._actor.put_batch(self.slot, rows)
-        reply, *rollouts = await gather_calls(self._sample(), *(self._fetch(group) for group in self.groups))
+        reply, *rollouts = await gather_calls(
+            self._sample(on_generated), *(self._fetch(group) for group in self.groups)
+        )
         return concatenate(rollouts), reply
 
-    async def _sample(self) -> CommandReply:
+    async def _sample(self, on_generated: Callable[[], None]) -> CommandReply:
         reply = await self._actor.generate(
             self.slot,
             sampling_params(self._config.rollout, self._config.data),
@@ -75,6 +81,7 @@ class RolloutStream:
         )
         for group in self.groups:
             group.ended.set()
+        on_generated()
         return reply
 
     async def _fetch(self, group: StreamGroup) -> Batch:

@@ -51,7 +51,7 @@ class Display:
     def start(self, plan: BatchPlan, config: Config, *, step: int = 0) -> None:
         """Shows what will be trained, and how; `step` is the step that the run goes on from."""
         self._step, self._last_step = step, config.last_step
-        self._phases = {role.role: ("", 0, 0) for role in plan.roles}
+        self._phases = dict.fromkeys(config.roles, ("", 0, 0))
         self._title = f"SplitPPO · {config.run.name} · {config.run.schedule}"
         self.line(f"SplitPPO · {config.run.name}", style="bold cyan")
         for line in _header(plan, config, step):
@@ -167,10 +167,11 @@ class _Console(Console):
 def _header(plan: BatchPlan, config: Config, step: int) -> list[str]:
     run = config.run
     critic = f"critic {config.critic.model}" if config.uses_critic else "no critic"
+    frozen = [f"reward model {config.reward_model.model}"] if config.reward_model_host else []
     start = "from the initial models" if step == 0 else f"resumed after step {step}"
     return [
         f"run folder  {run.dir}",
-        f"models      actor {config.actor.model}, {critic}",
+        f"models      {', '.join([f'actor {config.actor.model}', critic, *frozen])}",
         f"algorithm   {config.algorithm.adv_estimator}, schedule {run.schedule}, seed {run.seed},"
         f" {config.last_step} steps, {start}",
         "plan        " + str(plan).replace("\n", "\n" + 12 * " "),

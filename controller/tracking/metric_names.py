@@ -102,7 +102,11 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "memory of the actor's rank 0: highest use of its GPU so far, and main memory in use on its machine",
         ),
         ("overlap/efficiency", "1", "share of the shorter update that the longer one hid"),
-        ("overlap/{bubble_actor,bubble_critic}", "1", "share of step time in which no call ran in the pool's engine"),
+        (
+            "overlap/{bubble_actor,bubble_critic,bubble_reward}",
+            "1",
+            "share of step time in which no call ran in the pool's engine",
+        ),
         ("overlap/idle_fraction", "1", "share of step time in which no call ran in any engine"),
         ("rpc/{bytes_sent,bytes_received}", "bytes", "columns sent to and received from the services"),
         ("rpc/time_fraction", "1", "share of step time in which columns were on the wire"),

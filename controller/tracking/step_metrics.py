@@ -17,7 +17,8 @@ from splitppo.balance import attention_cost, partition
 
 Counts = NDArray[np.integer[Any]]
 
-ENGINE_POOLS = ("actor", "critic")
+ENGINE_POOLS = ("actor", "critic", "reward")
+_UPDATES = ("update_actor", "update_critic")
 
 
 def learning_metrics(experience: Experience) -> dict[str, float]:
@@ -125,7 +126,7 @@ def timing_metrics(
 
 
 def overlap_metrics(spans: Sequence[Span], *, step: int, started_s: float, step_s: float) -> dict[str, float]:
-    """overlap/...: how well the two pools worked at the same time in a step, whose times are on the clock of the spans.
+    """overlap/...: how well the pools worked at the same time in a step, whose times are on the clock of the spans.
 
         efficiency = (t_actor + t_critic - t_wall) / min(t_actor, t_critic), in [0, 1]: the share hidden
 
@@ -143,9 +144,7 @@ def overlap_metrics(spans: Sequence[Span], *, step: int, started_s: float, step_
     for pool in ENGINE_POOLS:
         if own := [span for span in calls if span.pool == pool]:
             metrics[f"overlap/bubble_{pool}"] = 1.0 - busy_s(own, started_s, finished_s) / step_s
-    actor, critic = (
-        [span for span in calls if span.step == step and span.name == f"update_{pool}"] for pool in ENGINE_POOLS
-    )
+    actor, critic = ([span for span in calls if span.step == step and span.name == name] for name in _UPDATES)
     if actor and critic:
         updates = [*actor, *critic]
         t_wall = max(span.finished_s for span in updates) - min(span.started_s for span in updates)

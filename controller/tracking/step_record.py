@@ -86,7 +86,7 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
     assert experience is not None
     assert scored is not None
     prompt_lengths, response_lengths = (experience.batch[name].lengths for name in ("prompts", "responses"))
-    num_ranks = config.services.actor.num_processes
+    num_ranks = {role: config.services.of(role).num_processes for role in config.roles}
     metrics = {
         **record.metrics,
         **experience.metrics,
@@ -98,7 +98,7 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
             max_prompt_length=config.data.max_prompt_length,
             max_response_length=config.data.max_response_length,
         ),
-        **balance_metrics(prompt_lengths + response_lengths, num_ranks),
+        **balance_metrics(prompt_lengths + response_lengths, num_ranks["actor"]),
         **reward_extra_metrics(scored.extra),
         **reward_model_metrics(scored.samples),
         "reward/num_timeouts": float(scored.failures[Failure.TIMEOUT]),
@@ -109,7 +109,7 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
             num_response_tokens=int(response_lengths.sum()),
             num_tokens=experience.num_tokens,
             step_s=record.step_s,
-            num_ranks=num_ranks + (config.services.critic.num_processes if config.uses_critic else 0),
+            num_ranks=sum(num_ranks.values()),
         ),
         **overlap_metrics(spans, step=record.step, started_s=record.started_s, step_s=record.step_s),
         "rpc/bytes_sent": float(record.traffic.bytes_sent),

@@ -14,7 +14,7 @@ from typing import Any
 from controller.workers.span import Span
 from splitppo.atomic_write import write_atomically
 
-POOLS = ("actor", "critic", "controller", "reward")
+POOLS = ("actor", "critic", "controller", "scoring", "reward")
 
 # Metadata: a process per pool.
 _PROCESSES = [

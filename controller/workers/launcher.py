@@ -243,7 +243,7 @@ class LocalLauncher:
     async def start(self) -> dict[RoleName, Endpoint]:
         """Starts every group that is not running and waits until all answer; returns their endpoints by role."""
         if self._shared_devices:
-            log.warning("both groups use the GPUs %s: they share memory and compute", list(self._shared_devices))
+            log.warning("several groups use the GPUs %s: they share memory and compute", list(self._shared_devices))
         if self._token_file is not None:
             write_secret(self._token_file, self.tokens.accepted[0])
         endpoints = await gather_calls(*(group.start() for group in self.groups.values()))

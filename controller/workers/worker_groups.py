@@ -14,6 +14,7 @@ from controller.workers.concurrency import gather_calls, run_watched
 from controller.workers.critic_client import CriticClient
 from controller.workers.launcher import GroupFailed, LocalLauncher
 from controller.workers.recovery import LOST_GROUP, ends_by_restart
+from controller.workers.reward_client import RewardClient
 from controller.workers.span import Span
 from splitppo.config import Config, ConfigError
 from splitppo.config.section import RoleName
@@ -30,28 +31,32 @@ MIN_GRACE_S = 10.0
 
 @dataclass(frozen=True)
 class Workers:
-    """The groups that a run trains with; estimators without values have no critic.
+    """The groups of a run; estimators without values have no critic.
 
     Attributes:
+        trained: those that train a model, and save it; actor first.
+        clients: all of them; actor first.
         reference: whichever of them hosts the reference; None where KL is not used.
         reward_model: whichever of them hosts the reward model; None where there is none.
     """
 
     actor: ActorClient
     critic: CriticClient | None
-    reference: ActorClient | CriticClient | None
-    reward_model: ActorClient | CriticClient | None
+    trained: Sequence[ActorClient | CriticClient]
+    clients: Sequence[WorkerClient]
+    reference: WorkerClient | None
+    reward_model: WorkerClient | None
 
     @classmethod
-    def of(cls, config: Config, actor: ActorClient, critic: CriticClient | None) -> Self:
+    def of(
+        cls, config: Config, actor: ActorClient, critic: CriticClient | None, reward: RewardClient | None = None
+    ) -> Self:
         """The groups, with the hosts of the frozen models that the configuration names."""
-        hosts: dict[RoleName | None, ActorClient | CriticClient | None] = {"actor": actor, "critic": critic}
-        return cls(actor, critic, hosts.get(config.reference_host), hosts.get(config.reward_model_host))
-
-    @property
-    def clients(self) -> Sequence[ActorClient | CriticClient]:
-        """Actor first."""
-        return [self.actor] if self.critic is None else [self.actor, self.critic]
+        hosts: dict[RoleName | None, WorkerClient | None] = {"actor": actor, "critic": critic, "reward": reward}
+        trained = [client for client in (actor, critic) if client is not None]
+        clients = [client for client in hosts.values() if client is not None]
+        reference, reward_model = hosts.get(config.reference_host), hosts.get(config.reward_model_host)
+        return cls(actor, critic, trained, clients, reference, reward_model)
 
 
 class WorkerGroups:
@@ -87,6 +92,11 @@ class WorkerGroups:
         """Of the connected workers, actor first."""
         return [] if self._workers is None else self._workers.clients
 
+    @property
+    def trained(self) -> Sequence[WorkerClient]:
+        """Those of them that train a model."""
+        return [] if self._workers is None else self._workers.trained
+
     async def connect(self) -> Workers:
         """Starts the groups that do not run, and greets all.
 
@@ -108,6 +118,7 @@ class WorkerGroups:
             self._config,
             ActorClient(addresses["actor"], callers["actor"], *shared),
             CriticClient(addresses["critic"], callers["critic"], *shared) if "critic" in addresses else None,
+            RewardClient(addresses["reward"], callers["reward"], *shared) if "reward" in addresses else None,
         )
         # A group may have died while the other one started.
         await run_watched(self._greet(), self.watch())
@@ -152,8 +163,8 @@ class WorkerGroups:
     async def recover(self, error: Exception) -> None:
         """Ends what is left of lost groups that we started, so that `connect` brings them up again.
 
-        A group is lost if `error` says so, if it or one of its ranks has ended, or if it does not answer. The other
-        one stays, with its models loaded.
+        A group is lost if `error` says so, if it or one of its ranks has ended, or if it does not answer. The others
+        stay, with their models loaded.
         """
         if self._launcher is None:
             await self._close_channels()
@@ -170,7 +181,7 @@ class WorkerGroups:
         await self._launcher.discard(lost)
 
     async def restore(self, step: int, manifests: Mapping[str, Manifest]) -> list[Span]:
-        """Brings every role to the pair checkpoint of `step`, at the same time; 0 is the initial model.
+        """Brings every trained role to the pair checkpoint of `step`, at the same time; 0 is the initial model.
 
         Returns the spans of what the engines loaded: nothing of a role that was there already.
 
@@ -179,7 +190,7 @@ class WorkerGroups:
             ConfigError: the checkpoint does not fit the model, or lacks a role.
             WireError: a worker is lost.
         """
-        stale = {client.role: client for client in self.clients if not client.is_fresh_at(step)}
+        stale = {client.role: client for client in self.trained if not client.is_fresh_at(step)}
         if step and (missing := stale.keys() - manifests.keys()):
             raise ConfigError(
                 f"the checkpoint of step {step} holds {' and '.join(sorted(manifests))}, expected also the"
@@ -200,9 +211,9 @@ class WorkerGroups:
         return [reply.span(role, "load_checkpoint", step) for role, reply in replies.items()]
 
     async def weights_digests(self) -> dict[str, str]:
-        """sha256 of each role's weights."""
-        digests = await gather_calls(*(client.compute_weights_digest() for client in self.clients))
-        return {client.role: digest for client, digest in zip(self.clients, digests, strict=True)}
+        """sha256 of each trained role's weights."""
+        digests = await gather_calls(*(client.compute_weights_digest() for client in self.trained))
+        return {client.role: digest for client, digest in zip(self.trained, digests, strict=True)}
 
     async def close(self) -> None:
         """Closes the channels and ends the groups that we started."""

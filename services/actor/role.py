@@ -12,7 +12,7 @@ import numpy as np
 from services.actor.losses import actor_loss
 from services.engine.memory_metrics import memory_metrics
 from services.engine.model.forward import policy_forward
-from services.roles.frozen_models import frozen_commands
+from services.roles.frozen_models import FrozenModels
 from services.roles.trained_role import TrainedRole
 from services.rollout.backends import BACKENDS
 from services.rollout.generation import Generation
@@ -40,7 +40,7 @@ class ActorRole:
         self._forward, loss = policy_forward(config.rollout.temperature), actor_loss(config.actor)
         self._trained = TrainedRole(context, config.actor, kind="policy", forward=self._forward, loss=loss)
         self._policy = self._trained.engine
-        self._frozen = frozen_commands(context, before=lambda: self._generation.suspend())
+        self._frozen = FrozenModels(context, before=lambda: self._generation.suspend())
         self._generation = Generation(context, self._policy)
         self.num_parameters, self.model = self._policy.num_parameters, self._policy.architecture
         self.check_checkpoint = self._policy.check_checkpoint
@@ -65,7 +65,7 @@ class ActorRole:
             shard=shard_by_mini_batch,
             commits=True,
         )
-        return (self._generation.command(), compute_log_probs, *self._frozen, update)
+        return (self._generation.command(), compute_log_probs, *self._frozen.commands, update)
 
     def compute_log_probs(
         self, _request: actor_pb2.ComputeLogProbsRequest, batch: Batch, progress: CommandProgress

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from services.critic.losses import critic_loss
 from services.engine.model.forward import value_forward
-from services.roles.frozen_models import frozen_commands
+from services.roles.frozen_models import FrozenModels
 from services.roles.trained_role import TrainedRole
 from services.runtime.context import RankContext
 from services.runtime.ranks.sharding import shard_by_mini_batch, shard_by_tokens
@@ -29,7 +29,7 @@ class CriticRole:
         config = context.config.critic
         self._trained = TrainedRole(context, config, kind="value", forward=value_forward, loss=critic_loss(config))
         self._engine = engine = self._trained.engine
-        self._frozen = frozen_commands(context)
+        self._frozen = FrozenModels(context)
         self.num_parameters, self.model = engine.num_parameters, engine.architecture
         self.save_checkpoint, self.check_checkpoint = engine.save_checkpoint, engine.check_checkpoint
         self.load_checkpoint, self.compute_weights_digest = engine.load_checkpoint, engine.compute_weights_digest
@@ -54,7 +54,7 @@ class CriticRole:
             shard=shard_by_mini_batch,
             commits=True,
         )
-        return (compute_values, *self._frozen, update)
+        return (compute_values, *self._frozen.commands, update)
 
     def compute_values(
         self, _request: critic_pb2.ComputeValuesRequest, batch: Batch, progress: CommandProgress

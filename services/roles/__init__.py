@@ -1,1 +1,1 @@
-"""What actor and critic have in common: a model in training."""
+"""What the roles have in common: a model in training, models that are not trained."""

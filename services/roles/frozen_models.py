@@ -20,16 +20,30 @@ from splitppo.config.section import RoleName
 from splitppo.v1 import reference_pb2, reward_model_pb2
 
 
-def frozen_commands(context: RankContext, *, before: Callable[[], None] = lambda: None) -> Sequence[Command]:
-    """ComputeRefLogProbs and ComputeRewardScores, as a group of any role offers them.
+class FrozenModels:
+    """Those that a group hosts, loaded, on every rank together.
 
-    Models that this group hosts are loaded, on every rank together; a command whose model is elsewhere says where.
-    `before` is called before any of them computes, on every rank.
+    Args:
+        before: called before any of them computes, on every rank.
+
+    Attributes:
+        commands: ComputeRefLogProbs and ComputeRewardScores, as a group of any role offers them: where the model is
+            elsewhere, the command says where.
+        num_parameters: of the models that are here.
 
     Raises:
         ValueError: a model cannot be loaded.
     """
-    return [_command(frozen, context, before) for frozen in (_reference(context), _reward_model(context))]
+
+    def __init__(self, context: RankContext, *, before: Callable[[], None] = lambda: None) -> None:
+        self.num_parameters = 0
+        self.commands: list[Command] = []
+        for frozen in (_reference(context), _reward_model(context)):
+            model = None
+            if frozen.host == context.role_name:
+                model = FrozenModel(frozen.config, kind=frozen.kind, device=context.device)
+                self.num_parameters += int(model.model.num_parameters())
+            self.commands.append(_command(frozen, model, context.role_name, before))
 
 
 @dataclass(frozen=True)
@@ -61,7 +75,7 @@ class _Frozen:
         """What the caller of another group is told."""
         key = f"placement.{self.name.replace(' ', '_')}"
         because = self.absent if self.host is None else f"{key} is {self.host}, call that group"
-        return f"the {role} holds no {self.name}: {because}"
+        return f"the {role} group holds no {self.name}: {because}"
 
 
 def _reference(context: RankContext) -> _Frozen:
@@ -102,13 +116,10 @@ def _reward_model(context: RankContext) -> _Frozen:
     )
 
 
-def _command(frozen: _Frozen, context: RankContext, before: Callable[[], None]) -> Command:
-    is_here = frozen.host == context.role_name
-    model = FrozenModel(frozen.config, kind=frozen.kind, device=context.device) if is_here else None
-
+def _command(frozen: _Frozen, model: FrozenModel | None, role: RoleName, before: Callable[[], None]) -> Command:
     def check(_request: Any) -> None:
         if model is None:
-            raise ValueError(frozen.why_not_in(context.role_name))
+            raise ValueError(frozen.why_not_in(role))
 
     def prepare(_request: Any, batch: Batch) -> Batch:
         assert model is not None

@@ -17,11 +17,11 @@ from services.runtime.failures.heartbeat import Activity, Heartbeat, start_limit
 from services.runtime.failures.peer_watch import PeerWatch
 from services.runtime.logs import set_up_logging, show_progress_on_stderr
 from services.runtime.process_group import Launch, introduce, join_group, place_process
-from services.runtime.ranks.checkpoint_commands import CheckpointCommands
+from services.runtime.ranks.checkpoint_commands import CheckpointCommands, no_checkpoint_commands
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.ranks.follower import Follower
 from services.runtime.ranks.leader import Leader
-from services.runtime.role import Role
+from services.runtime.role import CheckpointedRole, Role
 from services.runtime.rpc.server import Server
 from services.runtime.signals import drain_on_signal, hold_lifeline, ignore_signals
 from services.runtime.state.batch_store import BatchStore
@@ -71,8 +71,7 @@ def run(
         options = parse(role_name, arguments)
         config = load_config(options.config, options.overrides)
         plan = batch_plan(config)
-        if role_name == "critic" and not config.uses_critic:
-            raise ConfigError(f"algorithm.adv_estimator {config.algorithm.adv_estimator!r} uses no critic")
+        _check_has_group(role_name, config)
         check_config(config)
         if not options.check:
             _serve(role_name, config, build_role, lifeline=options.lifeline)
@@ -88,6 +87,14 @@ def run(
         log.exception("this rank failed outside of any command")
         return _FAILED
     return 0
+
+
+def _check_has_group(role_name: RoleName, config: Config) -> None:
+    if role_name == "critic" and not config.uses_critic:
+        raise ConfigError(f"algorithm.adv_estimator {config.algorithm.adv_estimator!r} uses no critic")
+    if role_name == "reward" and config.reward_model_host != "reward":
+        found = f"{config.reward_model.model!r}, and placement.reward_model is {config.placement.reward_model}"
+        raise ConfigError(f"this run has no reward group: reward_model.model is {found}; expected a model, and reward")
 
 
 def _describe(role_name: RoleName, config: Config) -> str:
@@ -120,8 +127,12 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     placed = f"rank {rank} of {world_size} on {device}, {torch.get_num_threads()} threads"
     log.info("%s: building the %s", placed, role_name)
     role = build_role(context)
-    ledger, slots = Ledger(), BatchStore(services.max_held_bytes)
-    commands = [*role.commands(), *CheckpointCommands(role, context, ledger, slots).commands()]
+    ledger, slots = None, BatchStore(services.max_held_bytes)
+    checkpoint_commands = no_checkpoint_commands(role_name)
+    if isinstance(role, CheckpointedRole):
+        ledger = Ledger()
+        checkpoint_commands = CheckpointCommands(role, context, ledger, slots).commands()
+    commands = [*role.commands(), *checkpoint_commands]
     channel = ControlChannel(rank, world_size, context.control_group)
     parts_channel = ControlChannel(rank, world_size, context.parts_group)
     activity.idle()

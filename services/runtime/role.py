@@ -1,14 +1,14 @@
 """The contract between the runtime of a worker group and a role: its commands, and what it must be able to do.
 
-The runtime moves rows and orders work; it knows nothing of PPO. A role (actor, critic) declares its commands; the
-runtime serves each as the RPC of the same name.
+The runtime moves rows and orders work; it knows nothing of PPO. A role (actor, critic, reward) declares its commands;
+the runtime serves each as the RPC of the same name. A role that trains has checkpoints as well.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from google.protobuf.message import Message
@@ -145,14 +145,20 @@ class Command:
 
 
 class Role(Protocol):
-    """A trained or served model. Its methods are called on the main thread of every rank, but for one."""
+    """What a group is there for. Its methods are called on the main thread of every rank, but for one."""
 
     role: worker_pb2.Role
     num_parameters: int
-    model: str  # its architecture in words; a checkpoint of another one is refused
 
     def commands(self) -> Sequence[Command]:
         """The role's own RPCs."""
+
+
+@runtime_checkable
+class CheckpointedRole(Role, Protocol):
+    """A role that trains: its service keeps a ledger, and both are saved together."""
+
+    model: str  # its architecture in words; a checkpoint of another one is refused
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """Snapshots the role and writes it to `directory` in the background, with rank 0's `service_state`.

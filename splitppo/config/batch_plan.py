@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from splitppo.batch import MAX_BATCH_ROWS
 from splitppo.config.load import ConfigError
 from splitppo.config.schema import Config
-from splitppo.config.section import RoleName
+from splitppo.config.section import TrainedRoleName
 
 
 @dataclass(frozen=True)
 class RolePlan:
     """Batches of one trained role; rows are responses."""
 
-    role: RoleName
+    role: TrainedRoleName
     num_ranks: int
     mini_batch_prompts: int
     mini_batch_rows: int
@@ -55,7 +55,7 @@ def batch_plan(config: Config) -> BatchPlan:
     _check_rollout(config)
     if config.rollout.backend == "vllm":
         _check_vllm(config)
-    roles = tuple(_role_plan(config, role) for role in config.roles)
+    roles = tuple(_role_plan(config, role) for role in config.trained_roles)
     return BatchPlan(config.data.train_batch_size, config.rollout.n, roles)
 
 
@@ -92,8 +92,8 @@ def _check_vllm(config: Config) -> None:
         )
 
 
-def _role_plan(config: Config, role: RoleName) -> RolePlan:
-    model = config.model_of(role)
+def _role_plan(config: Config, role: TrainedRoleName) -> RolePlan:
+    model = config.trained_model_of(role)
     prompts, longest = config.data.train_batch_size, config.data.longest_row
     num_ranks, mini_batch = config.services.of(role).num_processes, model.ppo_mini_batch_size or prompts
     fixed, budget = model.ppo_micro_batch_size_per_gpu, model.ppo_max_token_len_per_gpu

@@ -33,7 +33,10 @@ POINTS: Mapping[str, str] = {
         for role in ("actor", "critic")
     },
     "critic.compute_values": "micro-batch boundary of values",
-    "critic.compute_reward_scores": "micro-batch boundary of the reward model's scores",
+    **{
+        f"{role}.compute_reward_scores": "micro-batch boundary of the reward model's scores, where this group hosts it"
+        for role in ("critic", "reward")
+    },
     **{f"controller.{role}.{point}": what for role in ("actor", "critic") for point, what in _OF_A_CLIENT.items()},
     "controller.actor.generate": "a progress event of a generation has come",
     "controller.actor.compute_log_probs": "a progress event of log-probs has come",

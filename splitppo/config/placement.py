@@ -7,11 +7,11 @@ from pydantic import Field
 from splitppo.config.section import Section
 
 ReferenceHost = Literal["actor", "critic", "auto"]
-RewardModelHost = Literal["critic", "auto"]
+RewardModelHost = Literal["critic", "reward", "auto"]
 
 
 class PlacementConfig(Section):
-    """Where frozen models run; with the same number of ranks in both groups the numbers are the same."""
+    """Where frozen models run; on the same number of ranks the numbers are the same in every group."""
 
     reference: ReferenceHost = Field(
         "auto",
@@ -20,5 +20,7 @@ class PlacementConfig(Section):
         " actor; a resumed run keeps its place",
     )
     reward_model: RewardModelHost = Field(
-        "auto", description="group that holds the reward model and computes its scores: critic | auto (critic)"
+        "auto",
+        description="group that holds the reward model and computes its scores: critic | reward (a group of its own,"
+        " services.reward) | auto (critic)",
     )

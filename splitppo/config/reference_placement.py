@@ -64,7 +64,7 @@ def place_reference(config: "Config") -> ReferencePlacement:
     if config.run.schedule == "serial":
         rest = generate + old + values
         return _better(rest + 1 / a, rest + 1 / c)
-    update_actor, update_critic = (UPDATE_COST * config.model_of(role).ppo_epochs for role in ("actor", "critic"))
+    update_actor, update_critic = (UPDATE_COST * model.ppo_epochs for model in (config.actor, config.critic))
     late = max(0.0, update_critic / c - update_actor / a) if config.run.schedule == "overlap" else 0.0
 
     def behind(work: float) -> float:

@@ -3,8 +3,9 @@
 Every model is frozen and refuses unknown keys. Field names are verl's where verl has a name for the thing.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from pydantic import model_validator
 
@@ -13,14 +14,14 @@ from splitppo.config.checkpoint import CheckpointConfig
 from splitppo.config.data import DataConfig
 from splitppo.config.debug import DebugConfig
 from splitppo.config.evaluation import EvaluationConfig
-from splitppo.config.models import ActorConfig, CriticConfig, TrainedModelConfig
+from splitppo.config.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
 from splitppo.config.placement import PlacementConfig
 from splitppo.config.reference_placement import place_reference
 from splitppo.config.reward import RewardConfig
 from splitppo.config.reward_model import RewardModelConfig
 from splitppo.config.rollout import RolloutConfig
 from splitppo.config.run import RunConfig
-from splitppo.config.section import RoleName, Section
+from splitppo.config.section import RoleName, Section, TrainedRoleName
 from splitppo.config.security import is_loopback
 from splitppo.config.services import ServicesConfig
 from splitppo.config.tracking import TrackingConfig
@@ -85,24 +86,35 @@ class Config(Section):
     @property
     def reward_model_host(self) -> RoleName | None:
         """The role whose group holds the reward model; None where there is no reward model."""
-        return "critic" if self.reward_model.model else None
+        if not self.reward_model.model:
+            return None
+        return "reward" if self.placement.reward_model == "reward" else "critic"
+
+    @property
+    def trained_roles(self) -> tuple[TrainedRoleName, ...]:
+        """Those whose group trains a model, and saves it."""
+        return ("actor", "critic") if self.uses_critic else ("actor",)
 
     @property
     def roles(self) -> tuple[RoleName, ...]:
         """Those that have a group."""
-        return ("actor", "critic") if self.uses_critic else ("actor",)
+        return (*self.trained_roles, "reward") if self.reward_model_host == "reward" else self.trained_roles
 
-    def model_of(self, role: RoleName) -> TrainedModelConfig:
-        """The section of the model that a role's group holds: the role's own, or the actor's where it has none."""
-        model: TrainedModelConfig = getattr(self, role, self.actor)
-        return model
+    def trained_model_of(self, role: TrainedRoleName) -> TrainedModelConfig:
+        """The section of the model that a role's group trains."""
+        return self.critic if role == "critic" else self.actor
+
+    def model_of(self, role: RoleName) -> ComputedModelConfig:
+        """The section of the model that a role's group is there for."""
+        return self.reward_model if role == "reward" else self.trained_model_of(role)
 
     @property
     def shared_devices(self) -> tuple[int, ...]:
-        """GPUs of this machine that both groups would use."""
-        if self.services.launch == "external" or not self.uses_critic:
+        """GPUs of this machine that several groups would use."""
+        if self.services.launch == "external":
             return ()
-        return tuple(sorted(set(self.services.actor.devices) & set(self.services.critic.devices)))
+        groups = Counter(device for role in self.roles for device in set(self.services.of(role).devices))
+        return tuple(sorted(device for device, count in groups.items() if count > 1))
 
     @model_validator(mode="before")
     @classmethod
@@ -147,23 +159,23 @@ class Config(Section):
         if self.reward_model_host == "critic" and not self.uses_critic:
             raise ValueError(
                 f"placement.reward_model is critic, but algorithm.adv_estimator {self.algorithm.adv_estimator} needs no"
-                " values and starts no critic: leave reward_model.model empty, or take an estimator with a critic"
+                " values and starts no critic: set placement.reward_model to reward, or take an estimator with a critic"
             )
         return self
 
     @model_validator(mode="after")
     def _groups_share_no_gpu(self) -> "Config":
-        if self.shared_devices and not self.services.allow_shared_devices:
-            raise ValueError(
-                f"services.actor.devices {list(self.services.actor.devices)} and services.critic.devices"
-                f" {list(self.services.critic.devices)} overlap; give each group its own GPUs, or set"
-                " services.allow_shared_devices"
-            )
+        if self.services.allow_shared_devices:
+            return self
+        for shared in self.shared_devices[:1]:
+            devices = {role: list(self.services.of(role).devices) for role in self.roles}
+            both = " and ".join(f"services.{role}.devices {of}" for role, of in devices.items() if shared in of)
+            raise ValueError(f"{both} overlap; give each group its own GPUs, or set services.allow_shared_devices")
         return self
 
     @model_validator(mode="after")
     def _failpoints_stay_here(self) -> "Config":
-        for key, address in self._reachable_from_elsewhere(("actor", "critic")) if self.debug.failpoints else ():
+        for key, address in self._reachable_from_elsewhere(get_args(RoleName)) if self.debug.failpoints else ():
             raise ValueError(
                 f"debug.failpoints is for tests on one machine: expected a loopback address in {key}, got {address!r};"
                 " remove debug.failpoints"

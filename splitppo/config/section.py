@@ -4,7 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-RoleName = Literal["actor", "critic"]
+# A role has a worker group; those that are trained have checkpoints.
+TrainedRoleName = Literal["actor", "critic"]
+RoleName = Literal[TrainedRoleName, "reward"]
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]

@@ -40,10 +40,11 @@ class ServiceConfig(Section):
 class ServicesConfig(Section):
     """The groups and how the controller reaches them."""
 
-    launch: Literal["local", "external"] = Field("local", description="local: the controller starts both groups")
+    launch: Literal["local", "external"] = Field("local", description="local: the controller starts all groups")
     actor: ServiceConfig = ServiceConfig()
     critic: ServiceConfig = ServiceConfig()
-    allow_shared_devices: bool = Field(False, description="both groups may use the same GPUs, if memory allows")
+    reward: ServiceConfig = ServiceConfig()
+    allow_shared_devices: bool = Field(False, description="groups may use the same GPUs, if memory allows")
     start_timeout_s: float = Field(300.0, gt=0.0, description="until a group answers")
     progress_timeout_s: float = Field(600.0, gt=0.0, description="longest silence of a running command")
     reconnect_timeout_s: float = Field(

@@ -13,16 +13,18 @@ _OF_REWARD_ROWS = {"tokenizer", "chat_template", "max_length", "coef"}
 
 
 def worker_digest(config: Config, role: RoleName) -> str:
-    """sha256 over the sections that shape this role's weights and samples, and nothing else.
+    """sha256 over the sections that shape what this role's models compute and learn, and nothing else.
 
     A longer run, another address or another schedule leaves it unchanged.
     """
-    sections: dict[str, object] = {
-        "seed": config.run.seed,
-        role: config.model_of(role).model_dump(mode="json"),
-        "rollout.n": config.rollout.n,
-        "data.max_response_length": config.data.max_response_length,
-    }
+    sections: dict[str, object] = {}
+    if role != "reward":
+        sections = {
+            "seed": config.run.seed,
+            role: config.model_of(role).model_dump(mode="json"),
+            "rollout.n": config.rollout.n,
+            "data.max_response_length": config.data.max_response_length,
+        }
     if role == "actor":
         sections["rollout"] = config.rollout.model_dump(mode="json", exclude=_CONTROLLERS)
         sections["data.tokenizer"] = config.data.tokenizer

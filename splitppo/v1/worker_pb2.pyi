@@ -13,6 +13,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_UNSPECIFIED: _ClassVar[Role]
     ROLE_ACTOR: _ClassVar[Role]
     ROLE_CRITIC: _ClassVar[Role]
+    ROLE_REWARD: _ClassVar[Role]
 
 class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -25,6 +26,7 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 ROLE_UNSPECIFIED: Role
 ROLE_ACTOR: Role
 ROLE_CRITIC: Role
+ROLE_REWARD: Role
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_IDLE: WorkerState
 WORKER_STATE_BUSY: WorkerState

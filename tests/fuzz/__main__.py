@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz [--inputs 50000] [--seed 1]`: fuzzes actor and critic, half each; `make fuzz N=50000`."""
+"""`python -m tests.fuzz [--inputs 50000] [--seed 1]`: fuzzes every role, an equal part each; `make fuzz N=50000`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.fuzz.services import running
 
 
 def main() -> int:
-    """0 if both services stood; else 1."""
+    """0 if all services stood; else 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--role", choices=get_args(Role), action="append", help="default: both")
+    parser.add_argument("--role", choices=get_args(Role), action="append", help="default: all")
     options = parser.parse_args()
     roles = options.role or get_args(Role)
     num_failures = 0

@@ -20,11 +20,12 @@ from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_
 from tests.batch_streams import encode
 from tests.models import POSITIONS, VOCABULARY
 
-Role = Literal["actor", "critic"]
+Role = Literal["actor", "critic", "reward"]
 Rows = dict[str, list[Any]]
 ACTOR, CRITIC = "/splitppo.v1.ActorService", "/splitppo.v1.CriticService"
-REF_LOG_PROBS = "/splitppo.v1.ReferenceService/ComputeRefLogProbs"  # of whichever group hosts it; here each does
-REWARD_SCORES = "/splitppo.v1.RewardModelService/ComputeRewardScores"  # of the critic, which hosts the reward model
+# Of whichever group hosts the model: here actor and critic the reference, critic and reward group the reward model.
+REF_LOG_PROBS = "/splitppo.v1.ReferenceService/ComputeRefLogProbs"
+REWARD_SCORES = "/splitppo.v1.RewardModelService/ComputeRewardScores"
 MAX_RESPONSE_LENGTH = 8
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 
@@ -65,9 +66,12 @@ class Case:
 
 def make_case(draw: random.Random, role: Role, header: worker_pb2.CommandHeader, committed_step: int) -> Case:
     """Any command of a role, whose header is in order."""
-    methods = (f"{ACTOR}/Generate", f"{ACTOR}/ComputeLogProbs", f"{ACTOR}/Update")
-    own = methods if role == "actor" else (f"{CRITIC}/ComputeValues", f"{CRITIC}/Update", REWARD_SCORES)
-    method = draw.choice((*own, REF_LOG_PROBS))
+    methods = {
+        "actor": (f"{ACTOR}/Generate", f"{ACTOR}/ComputeLogProbs", f"{ACTOR}/Update", REF_LOG_PROBS),
+        "critic": (f"{CRITIC}/ComputeValues", f"{CRITIC}/Update", REWARD_SCORES, REF_LOG_PROBS),
+        "reward": (REWARD_SCORES,),
+    }
+    method = draw.choice(methods[role])
     if method.endswith("Update"):
         return _update(draw, method, header, committed_step)
     faults = _SEQUENCE_FAULTS if method == REWARD_SCORES else _FAULTS
@@ -87,6 +91,8 @@ def command_requests(
     draw: random.Random, role: Role, header: worker_pb2.CommandHeader, slot: batch_pb2.Slot
 ) -> dict[str, Message]:
     """A request for each command of a role, that works on whatever its slot holds."""
+    if role == "reward":
+        return {method: _compute(method, header, slot) for method in (REF_LOG_PROBS, REWARD_SCORES)}
     if role == "critic":
         values = f"{CRITIC}/ComputeValues"
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
 import threading
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+import numpy as np
+from numpy.typing import NDArray
 
 from splitppo.manifest import read_manifest
 from splitppo.rpc.bearer_tokens import BearerTokens
@@ -48,7 +51,7 @@ ALLOWED = frozenset(
 
 @dataclass(frozen=True)
 class Standing:
-    """What must not change."""
+    """What must not change; of a group that trains nothing, the scores of a row stand for its weights."""
 
     committed_step: int
     weights_sha256: str
@@ -94,28 +97,39 @@ class Outcome:
 
 
 def prepare(service: Service) -> Target:
-    """Two updates and a checkpoint, so that there is something to lose."""
+    """Two updates and a checkpoint where something is trained, so that there is something to lose."""
     client = service.client
-    for step in (1, 2):
+    steps = (1, 2) if service.trains else ()
+    for step in steps:
         rows = {name: [[0.5], [-0.25]] for name in ("advantages", "values", "returns")}
         client.put(experience(step), prompts=[[3], [4]], responses=[[5], [6]], **rows)
         result(client.update(step, request_id=f"before-{step}"))
-    result(client.save(2))
+        result(client.save(step))
     nonce = "nonce-of-the-fuzzer"
     (service.run_dir / nonce).touch()
     digest = client.handshake(nonce=nonce).config_digest
-    return Target(service.role, client.run_id, client.epoch, 2, digest, nonce)
+    return Target(service.role, client.run_id, client.epoch, len(steps), digest, nonce)
 
 
 def standing(service: Service) -> Standing:
     """Weights, step and ledger, as the service itself says and saves them."""
     client = service.client
     step = client.status().committed_step
+    if not service.trains:
+        scores = _scores(client).tobytes()
+        return Standing(step, hashlib.sha256(scores).hexdigest(), "", client.status().instance_id)
     result(client.save(step))
     saved = read_manifest(service.run_dir / "checkpoints" / f"global_step_{step}" / service.role)
     weights_sha256 = client.digest(step)
     assert weights_sha256 == saved.weights_sha256
     return Standing(step, weights_sha256, saved.ledger_sha256, client.status().instance_id)
+
+
+def _scores(client: Client) -> NDArray[np.float32]:
+    client.put(experience(1), reward_tokens=[[3, 4, 5], [6]])
+    result(client.compute_reward_scores(experience(1)))
+    scores: NDArray[np.float32] = client.get(experience(1), "rm_scores")["rm_scores"].values
+    return scores
 
 
 def fuzz(service: Service, num_inputs: int, seed: int) -> Outcome:
@@ -137,14 +151,15 @@ def fuzz(service: Service, num_inputs: int, seed: int) -> Outcome:
     after = standing(service)
     if after != before:
         outcome.failures.append(f"the service has changed: {before} before, {after} now")
-    _check_it_still_works(service.client, outcome)
+    _check_it_still_works(service, outcome)
     return outcome
 
 
-def _check_it_still_works(client: Client, outcome: Outcome) -> None:
+def _check_it_still_works(service: Service, outcome: Outcome) -> None:
     """The last update is still the last one, and the next one can be made."""
+    client = service.client
     wait_until(lambda: client.status().state == worker_pb2.WORKER_STATE_IDLE, what="idle")
-    if not result(client.update(2, base_step=1, request_id="before-2")).replayed:
+    if service.trains and not result(client.update(2, base_step=1, request_id="before-2")).replayed:
         outcome.failures.append("the ledger has lost the last update")
     client.put(experience(4), prompts=[[1]], responses=[[1]])
     if client.get(experience(4), "prompts")["prompts"].num_rows != 1:

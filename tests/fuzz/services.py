@@ -1,4 +1,4 @@
-"""The services that are fuzzed: both real roles, each on one rank, tiny; the critic hosts a reward model as well."""
+"""The services that are fuzzed: every real role, each on one rank, tiny; the critic hosts a reward model as well."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ class Service:
     client: Client
 
     @property
+    def trains(self) -> bool:
+        return self.role != "reward"
+
+    @property
     def run_dir(self) -> Path:
         return self.group.run_dir
 
@@ -42,7 +46,7 @@ def running(role: Role, folder: Path) -> Iterator[Service]:
         "run": {"dir": str(run_dir), "total_steps": 3},
         "data": {"train_files": "unused", "train_batch_size": 4, "max_response_length": MAX_RESPONSE_LENGTH},
         "algorithm": {"use_kl_in_reward": True},
-        "placement": {"reference": role},
+        "placement": {"reward_model": "reward"} if role == "reward" else {"reference": role},
         "reward_model": {"model": str(models.save_reward_model(folder / "reward"))},
         "actor": {"model": str(policy), "ppo_mini_batch_size": 1},
         "critic": {"model": str(value), "ppo_mini_batch_size": 1},

@@ -8,11 +8,13 @@ from typing import Any
 
 # The step in which the process dies; a step before it and one after it are undisturbed.
 STEP = 2
-VICTIMS = ("actor_0", "actor_1", "critic_0", "controller")
+VICTIMS = ("actor_0", "actor_1", "critic_0", "controller", "reward_0")
 MOMENTS = (
     "generating",
     "streaming",
     "computing_values",
+    "computing_ref_log_probs",
+    "computing_reward_scores",
     "before_update",
     "between_mini_batches",
     "after_update_before_reply",
@@ -54,7 +56,7 @@ class Cell:
 
     @property
     def role(self) -> str:
-        """The role whose process it is: actor, critic or controller."""
+        """The role whose process it is: actor, critic, reward or controller."""
         return self.victim.partition("_")[0]
 
     @property
@@ -76,7 +78,7 @@ def debug(cells: Iterable[Cell]) -> dict[str, Any]:
 
 
 def cells_at(step: int) -> dict[str, Cell]:
-    """All cells by name, in which a process dies in the work on `step`."""
+    """All cells of runs without frozen models, by name, in which a process dies in the work on `step`."""
 
     def after(point: str) -> dict[str, Any]:
         """The victim waits at its point until another process has passed `point` in the same step."""
@@ -144,4 +146,44 @@ def cells_at(step: int) -> dict[str, Cell]:
     return {cell.name: cell for cell in found}
 
 
-CELLS = tuple(cells_at(STEP).values())
+def frozen_model_cells_at(step: int) -> dict[str, Cell]:
+    """Those in which a process dies that holds a frozen model; the reward group's only work is scoring.
+
+    Under `overlap` the reward group scores the responses of a step while the critic still learns from the step before,
+    and while the pair of that step is saved: it dies in its scoring once another process has come to the moment.
+    """
+    before = step - 1
+    moments = {
+        "generating": ("actor.generate", step),
+        "computing_values": ("critic.compute_values", step),
+        "before_update": ("critic.update.begin", before),
+        "between_mini_batches": ("critic.update.mini_batch", before),
+        "after_update_before_reply": ("critic.update.committed", before),
+        "writing_checkpoint": ("actor.save_checkpoint.writing", before),
+        "between_parts_of_commit": ("actor.save_checkpoint.durable", before),
+    }
+    of_reward_group = [
+        Cell(
+            "reward_0",
+            moment,
+            "reward.compute_reward_scores",
+            step,
+            {"after": {"point": point, "step": step_of_others}},
+            overrides=("run.schedule=overlap", "placement.reward_model=reward"),
+        )
+        for moment, (point, step_of_others) in moments.items()
+    ]
+    on_critic = [
+        Cell("critic_0", "computing_reward_scores", "critic.compute_reward_scores", step),
+        Cell(
+            "critic_0",
+            "computing_ref_log_probs",
+            "critic.compute_ref_log_probs",
+            step,
+            overrides=("placement.reference=critic",),
+        ),
+    ]
+    return {cell.name: cell for cell in (*of_reward_group, *on_critic)}
+
+
+CELLS = (*cells_at(STEP).values(), *frozen_model_cells_at(STEP).values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,13 @@ from tests.runs import Inputs, RunFolder, started
 NUM_STEPS = 3
 _POLL_INTERVAL_S = 0.05
 _STUCK_S = 180.0
-_ROLES = ("actor", "critic")
 
 
 def matrix_config(inputs: Inputs, **services: Any) -> dict[str, Any]:
-    """Three steps, two actor ranks, several mini-batches in both roles, a checkpoint after every step."""
-    config = inputs.config()
-    return with_incidents({**config, "run": {"total_steps": NUM_STEPS}}, actor={"num_processes": 2}, **services)
+    """Three steps, two actor ranks, several mini-batches, a checkpoint after every step, a reward model."""
+    config = {**inputs.config(), "run": {"total_steps": NUM_STEPS}}
+    reward_model = {"model": str(inputs.folder / "reward"), "coef": 0.1}
+    return with_incidents({**config, "reward_model": reward_model}, actor={"num_processes": 2}, **services)
 
 
 def with_incidents(config: dict[str, Any], **services: Any) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Verdict:
     @property
     def expected_starts(self) -> Counter[str]:
         """Only what has ended is started again; the groups end with the controller that has started them."""
-        starts = Counter(dict.fromkeys(("controller", *_ROLES), 1))
+        starts = Counter(dict.fromkeys(self.num_starts, 1))
         for cell in self.cells:
             if cell.ends_process:
                 starts.update(starts.keys() if cell.role == "controller" else [cell.role])
@@ -117,7 +117,7 @@ def run_cells(
             break
     run = controller.complete()
     watch.look()
-    starts = Counter({"controller": num_starts, **{role: len(watch.instances[role]) for role in _ROLES}})
+    starts = Counter({"controller": num_starts, **{role: len(ids) for role, ids in watch.instances.items()}})
     return Verdict(cells, run, watch.fired, starts)
 
 
@@ -129,7 +129,7 @@ class _Watch:
         self._folder = folder
         self._changed_at = time.monotonic()
         self._num_lines = 0
-        self.instances: dict[str, set[str]] = {role: set() for role in _ROLES}
+        self.instances: dict[str, set[str]] = defaultdict(set)
         self.fired: dict[str, Fired] = {}
 
     @property

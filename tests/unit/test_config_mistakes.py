@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from splitppo.config import ConfigError, load_config
-from tests.configs import MINIMAL, mistake
+from tests.configs import MINIMAL, load, mistake
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ from tests.configs import MINIMAL, mistake
         ),
         (
             "placement.reward_model=actor",
-            "key 'placement.reward_model': input should be 'critic' or 'auto', got 'actor'",
+            "key 'placement.reward_model': input should be 'critic', 'reward' or 'auto', got 'actor'",
         ),
         (
             "reward_model.coef={hh: 2}",
@@ -101,7 +101,24 @@ def test_a_reward_model_without_a_critic_is_refused_with_both_keys(tmp_path: Pat
     sentence = mistake(tmp_path, "reward_model.model=rm", "algorithm.adv_estimator=grpo")
 
     assert sentence.startswith("placement.reward_model is critic, but algorithm.adv_estimator grpo needs no values")
-    assert "leave reward_model.model empty" in sentence
+    assert "set placement.reward_model to reward" in sentence
+
+
+def test_a_reward_group_needs_no_critic(tmp_path: Path) -> None:
+    config = load(tmp_path, "reward_model.model=rm", "placement.reward_model=reward", "algorithm.adv_estimator=grpo")
+
+    assert config.roles == ("actor", "reward")
+    assert config.trained_roles == ("actor",)
+
+
+def test_groups_that_share_a_gpu_are_named(tmp_path: Path) -> None:
+    devices = [f"services.{role}.devices=[{gpu}]" for role, gpu in (("actor", 0), ("critic", 1), ("reward", 1))]
+    reward = ("reward_model.model=rm", "placement.reward_model=reward")
+    sentence = mistake(tmp_path, *devices, *reward)
+
+    assert sentence.startswith("services.critic.devices [1] and services.reward.devices [1] overlap")
+    assert load(tmp_path, *devices).roles == ("actor", "critic")
+    assert load(tmp_path, *devices, *reward, "services.allow_shared_devices=true").shared_devices == (1,)
 
 
 @pytest.mark.parametrize(

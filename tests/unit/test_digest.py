@@ -89,6 +89,19 @@ def test_the_reward_model_shapes_the_group_that_hosts_it(tmp_path: Path, overrid
     assert worker_digest(before, "critic") != worker_digest(load(tmp_path), "critic")
 
 
+def test_a_reward_group_is_shaped_by_its_model_alone(tmp_path: Path) -> None:
+    hosted = ("reward_model.model=rm", "placement.reward_model=reward")
+    before = load(tmp_path, *hosted)
+    other_run = load(tmp_path, *hosted, "actor.model=other", "run.seed=7", "rollout.n=3", "reward_model.coef=0.5")
+    other_model = load(tmp_path, *hosted, "reward_model.model=other")
+
+    assert worker_digest(before, "reward") == worker_digest(other_run, "reward")
+    assert worker_digest(before, "reward") != worker_digest(other_model, "reward")
+    assert [worker_digest(before, role) for role in ("actor", "critic")] == [
+        worker_digest(load(tmp_path), role) for role in ("actor", "critic")
+    ]
+
+
 def test_a_place_for_no_reference_changes_no_digest(tmp_path: Path) -> None:
     before, after = load(tmp_path), load(tmp_path, "placement.reference=critic")
 

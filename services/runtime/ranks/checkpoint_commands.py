@@ -1,4 +1,4 @@
-"""Commands that every role has: save, load, digest. They run through the command queue like the role's own.
+"""Commands of every role that trains: save, load, digest. They run through the command queue like the role's own.
 
 A part of a checkpoint ends with its manifest: rank 0 writes it when the files of all ranks are there, and before a load
 compares every file with it. Nothing of a file is read for its meaning before that.
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from services.runtime.context import RankContext
-from services.runtime.role import Command, CommandProgress, Outcome, Role
+from services.runtime.role import CheckpointedRole, Command, CommandProgress, Outcome
 from services.runtime.state.batch_store import BatchStore
 from services.runtime.state.ledger import Ledger
 from splitppo import failpoints
+from splitppo.config.section import RoleName
 from splitppo.manifest import DamagedCheckpoint, Manifest, describe_files, read_manifest, verify_files, write_manifest
 from splitppo.rpc.errors import DataLoss, InvalidArgument, NotFound, StorageFailed
 from splitppo.v1 import worker_pb2
@@ -29,7 +30,7 @@ DURABLE_TIMEOUT_S = 25.0
 class CheckpointCommands:
     """Checkpoints and digests of one rank's role; the ledger travels with the weights."""
 
-    def __init__(self, role: Role, context: RankContext, ledger: Ledger, slots: BatchStore) -> None:
+    def __init__(self, role: CheckpointedRole, context: RankContext, ledger: Ledger, slots: BatchStore) -> None:
         self._role = role
         self._role_name = context.role_name
         self._rank = context.rank
@@ -121,6 +122,23 @@ class CheckpointCommands:
 
     def _digest(self, _: worker_pb2.ComputeWeightsDigestRequest, __: Any, ___: CommandProgress) -> Outcome:
         return Outcome(weights_sha256=self._role.compute_weights_digest())
+
+
+def no_checkpoint_commands(role_name: RoleName) -> Sequence[Command]:
+    """The same commands of a role that does not train: each is refused."""
+
+    def refuse(_request: Any) -> None:
+        raise InvalidArgument(f"the {role_name} group trains nothing: it has no checkpoints and no digest")
+
+    def run(*_: Any) -> Outcome:
+        raise AssertionError("a request that was refused is not run")
+
+    requests = {
+        "SaveCheckpoint": worker_pb2.SaveCheckpointRequest,
+        "LoadCheckpoint": worker_pb2.LoadCheckpointRequest,
+        "ComputeWeightsDigest": worker_pb2.ComputeWeightsDigestRequest,
+    }
+    return [Command(method, request, run, check=refuse) for method, request in requests.items()]
 
 
 @contextmanager

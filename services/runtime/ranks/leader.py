@@ -113,6 +113,7 @@ class Leader:
             _refuse(call, error, "could not be made durable")
             return
         reply.manifest_sha256 = durable.result()
+        assert self.worker.ledger is not None, "who saves has a ledger"
         self.worker.ledger.remember_save(call.request_id, reply)
         call.resolve(reply)
 
@@ -192,7 +193,7 @@ class Leader:
     ) -> worker_pb2.CommandResult:
         """Enters what the command made: columns into the slot; an update into the ledger, or it would come again."""
         worker, command = self.worker, call.command
-        step = worker.ledger.committed_step + (1 if command.commits else 0)
+        step = (worker.committed_step or 0) + (1 if command.commits else 0)
         try:
             reply = worker_pb2.CommandResult(
                 engine_time=engine_time,
@@ -202,6 +203,7 @@ class Leader:
                 policy_version=outcome.policy_version,
             )
             if command.commits:
+                assert worker.ledger is not None, "who trains has a ledger"
                 worker.ledger.commit(step, call.request_id, reply)
                 worker.slots.commit(step)
             elif outcome.columns is not None:

@@ -10,11 +10,13 @@ from splitppo.v1 import batch_pb2
 
 
 def check_identity(worker: Worker, call: CommandCall) -> None:
-    """The caller must be the newest controller, and mean the step that this service is at."""
-    header, command, committed = call.request.header, call.command, worker.ledger.committed_step
+    """The caller must be the newest controller, and mean the step that this service is at, if it is at any."""
+    header, command, committed = call.request.header, call.command, worker.committed_step
     worker.fencing.check(header.run_id, header.epoch)
     if not command.repairs:
         worker.check_clean()
+    if committed is None:
+        return
     if header.base_step != committed:
         raise WrongStep(f"the caller expects committed step {header.base_step}, it is {committed}")
     if command.commits and call.request.slot.step != committed + 1:

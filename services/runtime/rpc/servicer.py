@@ -59,13 +59,15 @@ class WorkerServicer:
             )
         if worker.fencing.take(request.run_id, request.epoch):
             worker.command_queue.supersede("a newer controller has taken over")
+        if worker.ledger is None:
+            worker.slots.clear()  # no checkpoint will be loaded that would do it
         return worker_pb2.HandshakeResponse(
             protocol_version=PROTOCOL_VERSION,
             software_version=__version__,
             role=worker.role,
             world_size=worker.context.world_size,
             instance_id=worker.instance_id,
-            committed_step=worker.ledger.committed_step,
+            committed_step=worker.committed_step or 0,
             config_digest=worker.config_digest,
             processes=worker.processes,
             unix_ns=time.time_ns(),
@@ -79,7 +81,7 @@ class WorkerServicer:
             role=worker.role,
             state=worker.state,
             instance_id=worker.instance_id,
-            committed_step=worker.ledger.committed_step,
+            committed_step=worker.committed_step or 0,
             epoch=worker.fencing.epoch,
             running_method=running.command.method if running else "",
             progress=running.progress if running else None,
@@ -101,7 +103,7 @@ class WorkerServicer:
             nonlocal opening
             opening = header
             self._check_caller(header)
-            slots.check(header.batch.slot, self._worker.ledger.committed_step)
+            slots.check(header.batch.slot, self._worker.committed_step)
             # More is refused by the receiver.
             room.enter_context(slots.reserved(min(header.batch.total_bytes, services.max_batch_bytes)))
             return header.batch
@@ -118,7 +120,7 @@ class WorkerServicer:
                     f"the batch was not complete within {services.max_send_s:g} s (services.max_send_s)"
                 ) from error
             self._check_caller(opening)  # a newer controller may have come while the chunks arrived
-            slots.put(header.slot, batch, self._worker.ledger.committed_step)
+            slots.put(header.slot, batch, self._worker.committed_step)
         return worker_pb2.PutBatchResponse(received_bytes=header.total_bytes)
 
     async def get_batch(

@@ -41,6 +41,9 @@ class BatchStore:
     Experience may come in parts, 1, 2, ...; as long as nothing was put to the whole (part 0), the whole is what the
     parts have in common, one part after the other. The first put to the whole takes their place.
 
+    Where no step is ever committed (`committed_step` is None), there is room for one step: a put to another one drops
+    what was there.
+
     Args:
         max_bytes: of batches that are held and on their way (services.max_held_bytes).
     """
@@ -68,20 +71,25 @@ class BatchStore:
             with self._lock:
                 self._coming_bytes -= num_bytes
 
-    def check(self, slot: batch_pb2.Slot, committed_step: int) -> None:
+    def check(self, slot: batch_pb2.Slot, committed_step: int | None) -> None:
         """Refuses a slot that makes no sense (InvalidArgument), or whose step is over or too far ahead (WrongState)."""
         if slot.kind == batch_pb2.SLOT_KIND_EXPERIENCE:
             if not 0 <= slot.part <= MAX_PARTS:
                 raise InvalidArgument(f"an experience slot has parts 0 to {MAX_PARTS}, got {slot.part}")
-            steps = (committed_step + 1, committed_step + 2)
+            first = 1
         elif slot.kind == batch_pb2.SLOT_KIND_EVALUATION:
-            steps = (committed_step, committed_step + 1)
+            first = 0
         else:
             raise InvalidArgument(f"unknown slot kind {slot.kind}")
+        if committed_step is None:
+            if slot.step < first:
+                raise InvalidArgument(f"the step of an {describe(slot)} must be {first} or more")
+            return
+        steps = (committed_step + first, committed_step + first + 1)
         if slot.step not in steps:
             raise WrongState(f"no room for {describe(slot)}: steps {steps[0]} and {steps[1]} are taken now")
 
-    def put(self, slot: batch_pb2.Slot, batch: Batch, committed_step: int) -> None:
+    def put(self, slot: batch_pb2.Slot, batch: Batch, committed_step: int | None) -> None:
         """Creates the slot, or adds columns to its rows; all or nothing.
 
         Raises:
@@ -91,6 +99,8 @@ class BatchStore:
         self.check(slot, committed_step)
         key = _key(slot)
         with self._lock:
+            if committed_step is None:
+                self._entries = {other: entry for other, entry in self._entries.items() if other.step == key.step}
             present = self._find(key)
             rows = present.rows.merge(batch) if present else batch
             if key.may_have_parts and key not in self._entries:

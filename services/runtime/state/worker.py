@@ -20,6 +20,7 @@ class Worker:
     """A service as its callers see it: who it is, whose it is, what it holds, and in which state it is.
 
     Attributes:
+        ledger: None where nothing is trained: then no step is committed, and requests alone say which one they mean.
         instance_id: new at each start of the group.
         on_change: called, in any thread, when `is_serving` may have changed.
     """
@@ -28,7 +29,7 @@ class Worker:
     role: worker_pb2.Role
     num_parameters: int
     processes: Sequence[worker_pb2.Process]
-    ledger: Ledger
+    ledger: Ledger | None
     slots: BatchStore
 
     def __post_init__(self) -> None:
@@ -57,12 +58,19 @@ class Worker:
         """Whether it takes commands of every kind."""
         return not (self._has_failed or self._dirty or self._is_draining)
 
+    @property
+    def committed_step(self) -> int | None:
+        """None without a ledger."""
+        return None if self.ledger is None else self.ledger.committed_step
+
     def stored_reply(self, call: CommandCall) -> worker_pb2.CommandResult | None:
         """The reply of a command that was finished before and still stands; each kind of command has its own home."""
+        if call.command.works_on_slot and not call.command.commits:
+            return self.slots.reply_of(call.request.slot, call.reply_key)
+        if self.ledger is None:
+            return None
         if call.command.commits:
             return self.ledger.reply_of(call.request_id)
-        if call.command.works_on_slot:
-            return self.slots.reply_of(call.request.slot, call.reply_key)
         return self.ledger.reply_of_save(call.request_id) if call.command.method == "SaveCheckpoint" else None
 
     def check_clean(self) -> None:

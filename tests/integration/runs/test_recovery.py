@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.kill_matrix.cells import CELLS, Cell, cells_at
+from tests.kill_matrix.cells import Cell, cells_at
 from tests.kill_matrix.harness import fired_mark_of, matrix_config, run_cells, undisturbed_digests, with_incidents
 from tests.runs import NUM_LONG_STEPS, Inputs, RunFolder, started
 
@@ -44,10 +44,10 @@ def one_after_the_other() -> list[Cell]:
 
 
 def test_the_incidents_are_cells_of_the_matrix_and_cover_every_victim_and_moment() -> None:
-    covered = [cell for cell in CELLS if cell.name in NAMES]
-    assert len(covered) == len(NAMES)
-    assert {cell.victim for cell in covered} == {cell.victim for cell in CELLS}
-    assert {cell.moment for cell in covered} == {cell.moment for cell in CELLS}
+    cells = cells_at(FIRST_STEP)
+    covered = [cells[name] for name in NAMES]
+    assert {cell.victim for cell in covered} == {cell.victim for cell in cells.values()}
+    assert {cell.moment for cell in covered} == {cell.moment for cell in cells.values()}
 
 
 def test_one_incident_after_the_other_costs_no_more_than_time(

@@ -1,8 +1,13 @@
-"""Runs in which a reward model on the critic's group scores conversations, alone and beside a reward function."""
+"""Runs in which a reward model scores conversations, alone and beside a function, on the critic's group or its own."""
 
 from __future__ import annotations
 
+import functools
+import gzip
+import itertools
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +16,43 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from tests import models
+from tests.groups import PROJECT
 from tests.kill_matrix.cells import Cell
-from tests.kill_matrix.harness import run_cells, undisturbed_digests, with_incidents
-from tests.runs import Inputs, RunFolder, started
+from tests.kill_matrix.harness import run_cells, with_incidents
+from tests.runs import Controller, Inputs, RunFolder, started
 
+HH = PROJECT.parent / "shared" / "data" / "hh" / "harmless-base_test.jsonl.gz"
+NUM_CONVERSATIONS, MAX_CHARACTERS = 8, 200
 COEF = {"sort_letters": 0.25, "default": 2.0}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def _conversation(index: int) -> dict[str, Any]:
-    """As a preference data set has them: several turns, no ground truth, no reward function."""
-    turns = [f"is it safe to mix {index} and soap?", "it depends. why?", f"i have {index} stains."]
-    roles = ("user", "assistant", "user")
-    return {
-        "prompt": [{"role": role, "content": text} for role, text in zip(roles, turns, strict=True)],
-        "data_source": "harmless",
-        "reward_model": {"style": "model", "ground_truth": ""},
-    }
+def _conversations() -> list[list[dict[str, str]]]:
+    """Of a preference data set, which have several turns and neither a ground truth nor a reward function."""
+    if not HH.is_file():
+        turns = ("is it safe to mix {} and soap?", "it depends. why?", "i have {} stains.")
+        roles = ("user", "assistant", "user")
+        return [
+            [{"role": role, "content": text.format(n)} for role, text in zip(roles, turns, strict=True)]
+            for n in range(NUM_CONVERSATIONS)
+        ]
+    with gzip.open(HH, "rt") as lines:
+        found = (_messages(json.loads(line)["chosen"]) for line in lines)
+        short = (messages for messages in found if sum(len(one["content"]) for one in messages) < MAX_CHARACTERS)
+        return list(itertools.islice(short, NUM_CONVERSATIONS))
+
+
+def _messages(transcript: str) -> list[dict[str, str]]:
+    """All but the last answer."""
+    _, *parts = re.split(r"\n\n(Human|Assistant): ", transcript)
+    roles = {"Human": "user", "Assistant": "assistant"}
+    turns = [{"role": roles[name], "content": text} for name, text in zip(parts[::2], parts[1::2], strict=True)]
+    return turns[:-1]
+
+
+def _conversation(messages: list[dict[str, str]]) -> dict[str, Any]:
+    return {"prompt": messages, "data_source": "harmless", "reward_model": {"style": "model", "ground_truth": ""}}
 
 
 def _sorting(letters: str) -> dict[str, Any]:
@@ -49,11 +73,11 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def scored_by_model(inputs: Inputs, reward_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Three streamed steps over conversations and letters to sort; no KL."""
-    rows = [row for index in range(8) for row in (_conversation(index), _sorting("dcba"))]
+    rows = [row for messages in _conversations() for row in (_conversation(messages), _sorting("dcba"))]
     data = tmp_path_factory.mktemp("data") / "mixed.jsonl"
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     config = inputs.config()
-    files = {"train_files": str(data), "val_files": str(data), "max_prompt_length": 96}
+    files = {"train_files": str(data), "val_files": str(data), "max_prompt_length": 256}
     return {
         **config,
         "run": {"total_steps": 3},
@@ -77,18 +101,45 @@ def _model_score(model: Any, tokenizer: Any, prompt: list[dict[str, str]], respo
         return float(model(input_ids=ids).logits)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.extended)])
+@pytest.fixture(scope="module")
+def completed(
+    scored_by_model: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, int], Controller]:
+    """The run under `overlap`, once for each host and number of its ranks."""
+
+    @functools.cache
+    def complete(host: str, num_ranks: int = 1) -> Controller:
+        placed = (f"placement.reward_model={host}", f"services.{host}.num_processes={num_ranks}")
+        with started(scored_by_model, tmp_path_factory.mktemp(host) / "run", "run.schedule=overlap", *placed) as run:
+            run.complete()
+        return run
+
+    return complete
+
+
+HOSTS = [
+    ("critic", 1),
+    pytest.param("reward", 1, marks=pytest.mark.extended),
+    pytest.param("critic", 2, marks=pytest.mark.extended),
+    pytest.param("reward", 2, marks=pytest.mark.extended),
+]
+
+
+@pytest.mark.parametrize(("host", "num_ranks"), HOSTS)
 def test_model_and_function_score_a_run_together(
-    scored_by_model: dict[str, Any], reward_model: Path, tmp_path: Path, num_ranks: int
+    completed: Callable[[str, int], Controller],
+    scored_by_model: dict[str, Any],
+    reward_model: Path,
+    host: str,
+    num_ranks: int,
 ) -> None:
-    overrides = ("run.schedule=overlap", f"services.critic.num_processes={num_ranks}")
-    with started(scored_by_model, tmp_path / "run", *overrides) as controller:
-        folder = controller.complete()
+    controller = completed(host, num_ranks)
+    folder = controller.folder
 
     model = AutoModelForSequenceClassification.from_pretrained(reward_model)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(reward_model)
-    prompts = {json.dumps(row["prompt"]): row["prompt"] for row in map(json.loads, _data_lines(scored_by_model))}
-    by_text = {"".join(f"{m['role'][0]}:{m['content']}\n" for m in p) + "a:": p for p in prompts.values()}
+    of_model = PreTrainedTokenizerFast.from_pretrained(reward_model)
+    prompts = [row["prompt"] for row in map(json.loads, _data_lines(scored_by_model))]
+    by_text = {_shown(prompt): prompt for prompt in prompts}
     lines = _rollouts(folder, "train")
     assert {line["data_source"] for line in lines} == {"harmless", "sort_letters"}
     for line in lines:
@@ -96,39 +147,56 @@ def test_model_and_function_score_a_run_together(
         weighted = COEF.get(line["data_source"], COEF["default"]) * line["model_score"]
         assert line["score"] == pytest.approx((line["rule_score"] or 0.0) + weighted, abs=1e-5)
     for line in lines[::7]:
-        expected = _model_score(model, tokenizer, by_text[line["prompt"]], line["response"])
-        assert line["model_score"] == pytest.approx(expected, abs=1e-4)
+        expected = _model_score(model, of_model, by_text[line["prompt"]], line["response"])
+        assert line["model_score"] == pytest.approx(expected, abs=1e-5)
 
     assert {line["data_source"] for line in _rollouts(folder, "val")} == {"sort_letters"}
     assert "validation is by reward functions, and data_source harmless has none" in controller.output
     steps = folder.metrics[1:]  # after the validation of the initial policy
     assert len(steps) == 3
     assert all({"reward/rule/mean", "reward/model/mean", "reward/model/max"} <= line.keys() for line in steps)
+    assert all((f"overlap/bubble_{host}") in line for line in steps)
     spans = [span for span in folder.spans() if span["name"] == "reward_model"]
-    assert {span["pool"] for span in spans} == {"critic"}
+    assert {span["pool"] for span in spans} == {host}
     assert len(spans) == 3 * scored_by_model["rollout"]["stream_groups"]
+    assert set(folder.summary["weights_sha256"]) == {"actor", "critic"}
+
+
+def _shown(prompt: list[dict[str, str]]) -> str:
+    """A prompt in the policy's chat template."""
+    return "".join(f"{turn['role'][0]}:{turn['content']}\n" for turn in prompt) + "a:"
 
 
 def _data_lines(config: dict[str, Any]) -> list[str]:
     return Path(config["data"]["train_files"]).read_text().splitlines()
 
 
+@pytest.mark.parametrize("host", ["reward", pytest.param("critic", marks=pytest.mark.extended)])
+def test_a_group_that_dies_while_it_scores_costs_no_more_than_time(
+    completed: Callable[[str, int], Controller], scored_by_model: dict[str, Any], tmp_path: Path, host: str
+) -> None:
+    """The other groups stay; and on a group of its own the model gives the same scores as on the critic's."""
+    cell = Cell(
+        f"{host}_0",
+        "computing_reward_scores",
+        f"{host}.compute_reward_scores",
+        overrides=(f"placement.reward_model={host}", "run.schedule=overlap"),
+    )
+    verdict = run_cells([cell], with_incidents(scored_by_model), tmp_path / "run")
+    assert verdict.failures(completed("critic", 1).folder.summary["weights_sha256"]) == []
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("schedule", ["serial", "gather"])
-def test_the_schedule_changes_no_weight(scored_by_model: dict[str, Any], tmp_path: Path, schedule: str) -> None:
-    digests = [
-        undisturbed_digests({**scored_by_model, "run": {"total_steps": 2, "schedule": name}}, tmp_path / name / "run")
-        for name in ("overlap", schedule)
-    ]
-    assert digests[0] == digests[1]
-
-
-@pytest.mark.extended
-def test_a_critic_that_dies_while_it_scores_costs_no_more_than_time(
-    scored_by_model: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize("host", ["critic", "reward"])
+def test_neither_schedule_nor_host_changes_a_weight(
+    completed: Callable[[str, int], Controller],
+    scored_by_model: dict[str, Any],
+    tmp_path: Path,
+    schedule: str,
+    host: str,
 ) -> None:
-    config = with_incidents(scored_by_model)
-    undisturbed = undisturbed_digests(config, tmp_path / "undisturbed" / "run")
-    cell = Cell("critic_0", "computing_reward_scores", "critic.compute_reward_scores", step=2)
-    verdict = run_cells([cell], config, tmp_path / "run")
-    assert verdict.failures(undisturbed) == []
+    overrides = (f"run.schedule={schedule}", f"placement.reward_model={host}")
+    with started(scored_by_model, tmp_path / "run", *overrides) as controller:
+        digests = controller.complete().summary["weights_sha256"]
+    assert digests == completed("critic", 1).folder.summary["weights_sha256"]

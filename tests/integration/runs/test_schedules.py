@@ -82,7 +82,7 @@ def test_nothing_intersects_in_serial(completed: Completed, num_actor_ranks: int
     spans = [span for span in completed("serial", num_actor_ranks).spans() if span["pool"] != "controller"]
     # Both roles are brought to the initial models before the first step, under any schedule.
     spans = [span for span in spans if span["name"] != "load_checkpoint"]
-    assert {span["pool"] for span in spans} == {"actor", "critic", "reward"}
+    assert {span["pool"] for span in spans} == {"actor", "critic", "scoring"}
     assert len([span for span in spans if span["name"] == "values"]) == NUM_STREAMED * NUM_STEPS_ON[num_actor_ranks]
     assert [pair for pair in combinations(spans, 2) if intersect(*pair)] == []
 

@@ -6,18 +6,29 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import grpc
 
 from splitppo import __version__
 from splitppo.batch import Batch
 from splitppo.config import load_config
+from splitppo.config.section import RoleName
 from splitppo.config.worker_digest import worker_digest
 from splitppo.rpc.codec import BatchReceiver
 from splitppo.rpc.credentials import Credentials, load_credentials
 from splitppo.rpc.errors import WireError, error_from_rpc
-from splitppo.v1 import actor_pb2, actor_pb2_grpc, batch_pb2, critic_pb2, critic_pb2_grpc, worker_pb2, worker_pb2_grpc
+from splitppo.v1 import (
+    actor_pb2,
+    actor_pb2_grpc,
+    batch_pb2,
+    critic_pb2,
+    critic_pb2_grpc,
+    reward_model_pb2,
+    reward_model_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 from tests.batch_streams import add, encode
 
 TIMEOUT_S = 60.0
@@ -44,7 +55,7 @@ class Client:
         address: str,
         config_file: Path,
         *,
-        role: Literal["actor", "critic"] = "critic",
+        role: RoleName = "critic",
         run_id: str = "run",
         epoch: int = 1,
         credentials: Credentials | None = None,
@@ -56,6 +67,7 @@ class Client:
         self.worker: Any = worker_pb2_grpc.WorkerServiceStub(self.channel)
         self.actor: Any = actor_pb2_grpc.ActorServiceStub(self.channel)
         self.critic: Any = critic_pb2_grpc.CriticServiceStub(self.channel)
+        self.reward_model: Any = reward_model_pb2_grpc.RewardModelServiceStub(self.channel)
 
     def close(self) -> None:
         self.channel.close()
@@ -104,6 +116,11 @@ class Client:
         """The stream of events."""
         request = critic_pb2.ComputeValuesRequest(header=self.header(base_step, request_id), slot=slot)
         return self.critic.ComputeValues(request, timeout=TIMEOUT_S)
+
+    def compute_reward_scores(self, slot: batch_pb2.Slot) -> Any:
+        """The stream of events."""
+        request = reward_model_pb2.ComputeRewardScoresRequest(header=self.header(0), slot=slot)
+        return self.reward_model.ComputeRewardScores(request, timeout=TIMEOUT_S)
 
     def update(self, step: int, *, base_step: int | None = None, request_id: str = "") -> Any:
         header = self.header(step - 1 if base_step is None else base_step, request_id)

@@ -11,7 +11,9 @@ from tests.fuzz.fuzzer import fuzz
 from tests.fuzz.services import running
 
 
-@pytest.mark.parametrize("role", ["actor", pytest.param("critic", marks=pytest.mark.extended)])
+@pytest.mark.parametrize(
+    "role", ["actor", *(pytest.param(role, marks=pytest.mark.extended) for role in ("critic", "reward"))]
+)
 def test_a_service_stands_whatever_it_is_sent(role: Role, tmp_path: Path) -> None:
     with running(role, tmp_path) as service:
         outcome = fuzz(service, 1000, seed=1)

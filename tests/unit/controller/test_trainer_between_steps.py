@@ -115,7 +115,7 @@ async def test_all_work_of_a_run_is_in_the_trace_and_what_it_is_called_in_the_re
     assert beside == [
         *[("load_checkpoint", 0, pool) for pool in ("actor", "critic")],
         *[("save_checkpoint", step, pool) for step in (1, 2) for pool in ("actor", "critic")],
-        *[("testing", step, pool) for step in (0, 2) for pool in ("actor", "reward")],
+        *[("testing", step, pool) for step in (0, 2) for pool in ("actor", "scoring")],
     ]
 
 

@@ -51,14 +51,14 @@ def test_both_groups_compute_the_same_bits(model: Path) -> None:
 
 @pytest.mark.parametrize(("role", "host"), [("actor", "critic"), ("critic", "actor")])
 def test_the_other_group_says_who_has_it(model: Path, role: Literal["actor", "critic"], host: str) -> None:
-    sentence = f"the {role} holds no reference: placement.reference is {host}, call that group"
+    sentence = f"the {role} group holds no reference: placement.reference is {host}, call that group"
     with pytest.raises(ValueError, match=sentence):
         ref_log_probs(build(role, model, host), rows())
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_without_kl_no_group_has_one(model: Path, role: Literal["actor", "critic"]) -> None:
-    sentence = f"the {role} holds no reference: neither algorithm.use_kl_in_reward nor actor.use_kl_loss is set"
+    sentence = f"the {role} group holds no reference: neither algorithm.use_kl_in_reward nor actor.use_kl_loss is set"
     with pytest.raises(ValueError, match=sentence):
         ref_log_probs(build(role, model, "critic", use_kl_loss=False), rows())
 

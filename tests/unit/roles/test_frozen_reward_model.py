@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +12,14 @@ from transformers import AutoModelForSequenceClassification, BertConfig, BertFor
 
 from services.actor.role import ActorRole
 from services.critic.role import CriticRole
-from services.runtime.role import Role
+from services.reward.role import RewardRole
+from services.runtime.role import CheckpointedRole, Role
 from splitppo.batch import Batch
+from splitppo.config.section import RoleName
 from tests.models import POSITIONS, VOCABULARY, save_policy, save_reward_model, tiny_config
 from tests.roles import context_of, reward_scores
 
-ROLES: dict[Literal["actor", "critic"], Any] = {"actor": ActorRole, "critic": CriticRole}
+ROLES: dict[RoleName, Any] = {"actor": ActorRole, "critic": CriticRole, "reward": RewardRole}
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +32,12 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_reward_model(tmp_path_factory.mktemp("models") / "reward", seed=3)
 
 
-def build(policy: Path, model: Path | str, role: Literal["actor", "critic"] = "critic", **section: Any) -> Role:
-    """A role of a run whose reward model is on the critic."""
-    reward_model = {"model": str(model), **section}
-    built: Role = ROLES[role](context_of(role, actor={"model": str(policy)}, reward_model=reward_model))
+def build(
+    policy: Path, model: Path | str, role: RoleName = "critic", host: RoleName = "critic", **section: Any
+) -> Role:
+    """A role of a run whose reward model is on the group of `host`."""
+    sections = {"reward_model": {"model": str(model), **section}, "placement": {"reward_model": host}}
+    built: Role = ROLES[role](context_of(role, actor={"model": str(policy)}, **sections))
     return built
 
 
@@ -62,23 +66,34 @@ def by_transformers(model: Path, tokens: list[list[int]]) -> list[float]:
 
 @pytest.mark.parametrize("use_remove_padding", [False, True])
 @pytest.mark.parametrize("num_rows", [None, 3])
+@pytest.mark.parametrize("host", ["critic", "reward"])
 def test_scores_are_those_of_a_direct_forward_pass(
-    policy: Path, reward_model: Path, use_remove_padding: bool, num_rows: int | None
+    policy: Path, reward_model: Path, host: RoleName, use_remove_padding: bool, num_rows: int | None
 ) -> None:
-    role = build(policy, reward_model, use_remove_padding=use_remove_padding, ppo_micro_batch_size_per_gpu=num_rows)
+    batching = {"use_remove_padding": use_remove_padding, "ppo_micro_batch_size_per_gpu": num_rows}
+    role = build(policy, reward_model, host, host, **batching)
     expected = by_transformers(reward_model, rows())
     np.testing.assert_allclose(scores_of(role, rows()), expected, atol=1e-5)
     assert np.ptp(expected) > 0.1
 
 
-def test_the_other_group_says_who_has_it(policy: Path, reward_model: Path) -> None:
-    with pytest.raises(ValueError, match=r"the actor holds no reward model: placement\.reward_model is critic, call"):
-        scores_of(build(policy, reward_model, "actor"), rows())
+@pytest.mark.parametrize(("role", "host"), [("actor", "critic"), ("critic", "reward"), ("reward", "critic")])
+def test_another_group_says_who_has_it(policy: Path, reward_model: Path, role: RoleName, host: RoleName) -> None:
+    sentence = rf"the {role} group holds no reward model: placement\.reward_model is {host}, call"
+    with pytest.raises(ValueError, match=sentence):
+        scores_of(build(policy, reward_model, role, host), rows())
+
+
+def test_a_reward_group_trains_nothing(policy: Path, reward_model: Path) -> None:
+    role = build(policy, reward_model, "reward", "reward")
+    assert not isinstance(role, CheckpointedRole)
+    assert role.num_parameters == AutoModelForSequenceClassification.from_pretrained(reward_model).num_parameters()
+    assert isinstance(build(policy, reward_model), CheckpointedRole)
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_without_a_model_no_group_has_one(policy: Path, role: Literal["actor", "critic"]) -> None:
-    with pytest.raises(ValueError, match=f"the {role} holds no reward model: reward_model.model is empty"):
+def test_without_a_model_no_group_has_one(policy: Path, role: RoleName) -> None:
+    with pytest.raises(ValueError, match=f"the {role} group holds no reward model: reward_model.model is empty"):
         scores_of(build(policy, "", role), rows())
 
 

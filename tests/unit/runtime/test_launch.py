@@ -56,6 +56,20 @@ def test_bad_input_is_one_sentence(
     assert printed.out == ""
 
 
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        (("placement.reward_model=reward",), "reward_model.model is '', and placement.reward_model is reward"),
+        (("reward_model.model=rm",), "reward_model.model is 'rm', and placement.reward_model is critic"),
+    ],
+)
+def test_a_reward_group_that_the_run_has_not_is_bad_input(
+    config_file: Path, capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], found: str
+) -> None:
+    assert run("reward", build_nothing, ["--config", str(config_file), "--check", *overrides]) == 2
+    assert capsys.readouterr().err == f"error: this run has no reward group: {found}; expected a model, and reward\n"
+
+
 def test_check_writes_nothing(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("actor", build_nothing, ["--config", str(config_file), "--check"]) == 0
     assert "actor: some/model, 1 processes on the CPU" in capsys.readouterr().out

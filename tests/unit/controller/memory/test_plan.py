@@ -73,6 +73,13 @@ def test_the_reward_model_counts_on_the_critic(tmp_path: Path, model: str) -> No
     assert [group.role for group in plan.groups if group.peak.reward_model] == ["critic"]
     assert "reward" in plan.groups[1].phases
     assert "reward model" in str(plan)
+    alone = memory_plan(
+        make_config(tmp_path / "run", actor__model=model, reward_model__model=rm, placement__reward_model="reward"), {}
+    )
+    assert [(group.role, list(group.phases)) for group in alone.groups if group.peak.reward_model] == [
+        ("reward", ["reward"])
+    ]
+    assert alone.groups[2].peak.weights == alone.groups[2].peak.optimizer == 0
     away = memory_plan(make_config(tmp_path / "run", actor__model=model, reward_model__model="some/rm"), {})
     assert list(away.unknown) == ["critic"]
 

@@ -43,9 +43,9 @@ async def test_the_timeline_shows_the_actors_and_the_scorers_part(tmp_path: Path
     spans = (await evaluator.evaluate(4)).spans
     assert [(span.pool, span.name, span.step) for span in spans] == [
         ("actor", "testing", 4),
-        ("reward", "testing", 4),
+        ("scoring", "testing", 4),
         ("actor", "testing", 4),
-        ("reward", "testing", 4),
+        ("scoring", "testing", 4),
     ]
 
 

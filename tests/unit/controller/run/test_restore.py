@@ -70,7 +70,7 @@ class Groups(WorkerGroups):
         self.actor, self.critic = Loader("actor", folder), Loader("critic", folder)
 
     @property
-    def clients(self) -> Any:
+    def trained(self) -> Any:
         return [self.actor, self.critic]
 
 

@@ -213,7 +213,7 @@ def test_a_critic_update_that_runs_into_the_next_step_counts_in_each_step_as_far
 
 
 def test_without_a_critic_there_is_no_efficiency_and_other_pools_do_not_count() -> None:
-    assert overlap(("actor", "gen", 0, 5), ("reward", "score", 5, 10)) == {"bubble_actor": 0.5, "idle_fraction": 0.5}
+    assert overlap(("actor", "gen", 0, 5), ("scoring", "score", 5, 10)) == {"bubble_actor": 0.5, "idle_fraction": 0.5}
 
 
 def test_validations_checkpoints_and_restores_are_no_calls_of_a_step() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from services.runtime.context import RankContext
 from services.runtime.failures.heartbeat import Activity
-from services.runtime.ranks.checkpoint_commands import CheckpointCommands
+from services.runtime.ranks.checkpoint_commands import CheckpointCommands, no_checkpoint_commands
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.ranks.leader import Leader
 from services.runtime.role import Command, Outcome
@@ -132,9 +132,13 @@ def new_leader(commands: Sequence[Command], channel: ControlChannel, failure: An
 
 
 class Service:
-    """A leader without followers; `do` runs one call through command queue and engine."""
+    """A leader without followers; `do` runs one call through command queue and engine.
 
-    def __init__(self, run_dir: Path) -> None:
+    Args:
+        trains: else it has neither ledger nor checkpoints.
+    """
+
+    def __init__(self, run_dir: Path, *, trains: bool = True) -> None:
         config = validate(
             {
                 "run": {"dir": str(run_dir), "total_steps": 1},
@@ -147,12 +151,10 @@ class Service:
         control: Any = None
         context = RankContext("critic", 0, 1, 0, torch.device("cpu"), control, config)
         ledger, slots = Ledger(), BatchStore()
-        self.worker = Worker(context, self.role.role, 1, (), ledger, slots)
+        self.worker = Worker(context, self.role.role, 1, (), ledger if trains else None, slots)
         self.worker.fencing.take("run", 1)
-        self.commands = [
-            *self.role.commands(),
-            *CheckpointCommands(self.role, context, ledger, slots).commands(),
-        ]
+        checkpoints = CheckpointCommands(self.role, context, ledger, slots).commands()
+        self.commands = [*self.role.commands(), *(checkpoints if trains else no_checkpoint_commands("critic"))]
         self.failure = RecordedFailureWatch()
         failure: Any = self.failure
         self.leader = new_leader(self.commands, ControlChannel(0, 1), failure, self.worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,25 @@ def test_columns_go_into_the_slot_and_progress_to_the_caller(service: Service) -
     assert dict(call.result().metrics) == {"mean": 2.5}
     assert call.result().engine_time.finished_unix_ns >= call.result().engine_time.started_unix_ns > 0
     assert service.worker.slots.get(experience(1))["values"].values.tolist() == [4.0, 5.0, 6.0]
+
+
+@pytest.mark.parametrize("base_step", [0, 6, 100])
+def test_where_nothing_is_trained_a_request_may_mean_any_step(tmp_path: Path, base_step: int) -> None:
+    service = Service(tmp_path, trains=False)
+    service.worker.slots.put(experience(7), ROWS, service.worker.committed_step)
+    reply = service.do("ComputeValues", base_step=base_step, slot=experience(7))
+    assert reply.committed_step == 0
+    assert "values" in service.worker.slots.get(experience(7))
+    with pytest.raises(StaleEpoch):
+        service.do("ComputeValues", base_step=base_step, slot=experience(7), epoch=0, request_id="older")
+
+
+@pytest.mark.parametrize("method", ["SaveCheckpoint", "LoadCheckpoint", "ComputeWeightsDigest"])
+def test_where_nothing_is_trained_there_is_nothing_to_save(tmp_path: Path, method: str) -> None:
+    service = Service(tmp_path, trains=False)
+    with pytest.raises(InvalidArgument, match="the critic group trains nothing: it has no checkpoints and no digest"):
+        service.do(method)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_update_commits_its_step_and_drops_its_experience(service: Service) -> None:

@@ -58,6 +58,22 @@ async def test_the_status_says_what_a_stranger_has_to_introduce_itself_with(work
     assert (await servicer.handshake(request, None)).committed_step == 0
 
 
+@pytest.mark.parametrize(("trains", "left"), [(True, [SLOT]), (False, [])])
+async def test_a_handshake_drops_the_rows_of_a_group_that_loads_no_checkpoint(
+    worker: Worker, trains: bool, left: list[batch_pb2.Slot]
+) -> None:
+    (worker.context.config.run.dir / "nonce").touch()
+    worker.ledger = worker.ledger if trains else None
+    worker.slots.put(SLOT, Batch.from_rows(prompts=[[1]]), worker.committed_step)
+    servicer = WorkerServicer(worker)
+    status = await servicer.get_status(worker_pb2.GetStatusRequest(), None)
+    known = {name: getattr(status, name) for name in ("protocol_version", "software_version", "config_digest")}
+
+    request = worker_pb2.HandshakeRequest(run_id="run", epoch=1, nonce="nonce", **known)
+    assert (await servicer.handshake(request, None)).committed_step == 0
+    assert worker.slots.slots() == left
+
+
 async def test_a_put_that_a_newer_controller_overtakes_changes_nothing(worker: Worker) -> None:
     header, chunks = encode(Batch.from_rows(prompts=[[1, 2], [3]]), SLOT)
 

@@ -203,3 +203,26 @@ def test_what_is_held_and_what_is_coming_count_together() -> None:
         store.reserved(81).__enter__()
     with store.reserved(80):
         pass
+
+
+@pytest.mark.parametrize("slot", [experience(1), experience(9), evaluation(0), evaluation(3, part=7)])
+def test_where_no_step_is_committed_any_step_may_come(slot: batch_pb2.Slot) -> None:
+    store = BatchStore()
+    store.put(slot, PROMPTS, None)
+    assert store.get(slot).num_rows == 2
+
+
+@pytest.mark.parametrize(("slot", "first"), [(experience(0), 1), (experience(-4), 1), (evaluation(-1), 0)])
+def test_where_no_step_is_committed_steps_begin_somewhere(slot: batch_pb2.Slot, first: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"must be {first} or more"):
+        BatchStore().put(slot, PROMPTS, None)
+
+
+@pytest.mark.parametrize("other", [1, 3])
+def test_where_no_step_is_committed_another_step_drops_what_was_there(other: int) -> None:
+    store = BatchStore()
+    for slot in (experience(2, part=1), experience(2, part=2), evaluation(2)):
+        store.put(slot, PROMPTS, None)
+    assert len(store.slots()) == 3
+    store.put(experience(other, part=1), PROMPTS, None)
+    assert store.slots() == [experience(other, part=1)]

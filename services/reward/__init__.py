@@ -1,0 +1,1 @@
+"""The reward group: frozen models alone, in a group of their own."""

@@ -1,0 +1,11 @@
+"""`python -m services.reward --config FILE [key=value ...]`: the reward group; under torchrun, one rank of it."""
+
+from services.runtime.command_line import start_group_unless_rank
+
+if __name__ == "__main__":
+    start_group_unless_rank("reward")
+    # Imported now: whoever becomes torchrun has no use for models.
+    from services.reward.role import RewardRole
+    from services.runtime.launch import run_service
+
+    run_service("reward", RewardRole)
