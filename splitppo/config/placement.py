@@ -16,7 +16,7 @@ class PlacementConfig(Section):
     reference: ReferenceHost = Field(
         "auto",
         description="group that holds the frozen reference and computes its log-probs: actor | critic | auto: where"
-        " it delays the step least by lengths, ranks, schedule and streaming (`controller plan` explains it), else the"
+        " it delays the step least by lengths, ranks, epochs and streaming (`controller plan` explains it), else the"
         " actor; a resumed run keeps its place",
     )
     reward_model: RewardModelHost = Field(

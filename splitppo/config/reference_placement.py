@@ -48,11 +48,13 @@ def place_reference(config: "Config") -> ReferencePlacement:
     equally large:
 
         generate = (P + DECODE_COST R) / ((P + R) a)       old, ref = 1 / a       values, scores, ref = 1 / c
+        late = what the critic's update is longer than the actor's, as it matters under `overlap`
         behind(work) = max(work / n, late + work - generate)    what of the critic's work ends after generation
         on the actor:  generate + max(old + ref, behind(values + scores))
         on the critic: generate + max(old, behind(values + scores + ref))
 
-    late, under `overlap`, is what the critic's update is longer than the actor's. Under `serial` everything adds up.
+    The schedule has no say: all three must compute the same, bit for bit, and rows that come in parts are rounded
+    differently on the critic.
     """
     if not config.uses_critic:
         return ReferencePlacement("actor", 1.0, float("inf"))
@@ -61,11 +63,8 @@ def place_reference(config: "Config") -> ReferencePlacement:
     generate = (prompt + DECODE_COST * response) / ((prompt + response) * a)
     old = 1 / a if config.needs_old_log_probs else 0.0
     values = (2 if config.reward_model_host == "critic" else 1) / c
-    if config.run.schedule == "serial":
-        rest = generate + old + values
-        return _better(rest + 1 / a, rest + 1 / c)
     update_actor, update_critic = (UPDATE_COST * model.ppo_epochs for model in (config.actor, config.critic))
-    late = max(0.0, update_critic / c - update_actor / a) if config.run.schedule == "overlap" else 0.0
+    late = max(0.0, update_critic / c - update_actor / a)
 
     def behind(work: float) -> float:
         return max(work / config.rollout.stream_groups, late + work - generate)

@@ -27,9 +27,7 @@ def config_with(tmp_path: Path, **changes: Any) -> Config:
         ({"services__critic__num_processes": 2}, "critic"),  # which computes it in half the time
         ({"services__actor__num_processes": 2}, "actor"),
         (STREAMED, "critic"),  # most of it hides behind generation
-        ({**STREAMED, "run__schedule": "overlap"}, "critic"),
-        ({**STREAMED, "run__schedule": "serial"}, "actor"),  # nothing hides
-        ({**STREAMED, "run__schedule": "overlap", "critic__ppo_epochs": 4}, "actor"),  # the critic comes late
+        ({**STREAMED, "critic__ppo_epochs": 4}, "actor"),  # the critic comes late
         ({**STREAMED, "reward_model__model": "rm"}, "critic"),
         ({"reward_model__model": "rm"}, "actor"),
     ],
@@ -39,6 +37,11 @@ def test_the_reference_goes_where_it_delays_the_step_least(tmp_path: Path, chang
     assert config.reference_host == host
     placement = place_reference(config)
     assert (placement.on_critic < placement.on_actor) == (host == "critic")
+
+
+@pytest.mark.parametrize("schedule", ["serial", "gather", "overlap"])
+def test_the_schedule_has_no_say(tmp_path: Path, schedule: str) -> None:
+    assert config_with(tmp_path, **STREAMED, run__schedule=schedule).reference_host == "critic"
 
 
 def test_without_a_critic_it_is_the_actors(tmp_path: Path) -> None:
@@ -52,17 +55,17 @@ def test_what_is_given_is_not_changed(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_keeps_its_place_unless_another_is_given(tmp_path: Path) -> None:
-    stored = config_with(tmp_path, **STREAMED)
-    resumed = config_with(tmp_path, **STREAMED, run__schedule="serial")
+    stored, resumed = config_with(tmp_path, **STREAMED), config_with(tmp_path)
     assert (stored.reference_host, resumed.reference_host) == ("critic", "actor")
     assert keep_reference(resumed, stored).reference_host == "critic"
-    given = config_with(tmp_path, **STREAMED, run__schedule="serial", placement__reference="actor")
+    given = config_with(tmp_path, placement__reference="actor")
     assert keep_reference(given, stored).reference_host == "actor"
 
 
 def test_the_run_folder_resolves_it_once(tmp_path: Path) -> None:
-    with RunFolder(config_with(tmp_path, **STREAMED)) as first:
+    wide = {"services__critic__num_processes": 2}
+    with RunFolder(config_with(tmp_path, **wide)) as first:
         JsonlTracker(first.path / "metrics.jsonl").log(1, {})
-    with RunFolder(config_with(tmp_path, **STREAMED, run__schedule="serial")) as second:
+    with RunFolder(config_with(tmp_path)) as second:
         assert second.config.reference_host == "critic"
         assert load_config(second.config_file).reference_host == "critic"
