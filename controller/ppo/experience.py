@@ -24,8 +24,9 @@ from splitppo.config import AlgorithmConfig
 log = logging.getLogger(__name__)
 
 
-# Padded tokens that are worked on at a time: float64 arrays of so many stay in a core's cache.
-_BLOCK_TOKENS = 1 << 20
+# Padded tokens that are worked on at a time. Few, and float64 arrays of them stay in a core's cache; many, and the
+# recursion over a response's tokens takes more responses per call.
+_MISMATCH_TOKENS, _ADVANTAGE_TOKENS = 1 << 17, 1 << 19
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +87,7 @@ def assemble_experience(
     learned = Column(_enough_to_learn(correction.kept.values, mask.values), lengths)
     rewards, advantages, returns = (Column(np.empty(len(mask.values), np.float32), lengths) for _ in range(3))
     kl_B = np.zeros(rollouts.num_rows)
-    for start, stop in _blocks(lengths, num_samples):
+    for start, stop in _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples):
         made = _assemble_rows(
             algorithm,
             rollouts.between(start, stop),
@@ -113,10 +114,9 @@ def assemble_experience(
     return Experience(batch, scores_B, rewards, learned, kl, metrics)
 
 
-def _blocks(lengths: NDArray[np.int32], num_samples: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of neighbouring rows that are worked on together; the samples of a prompt never part."""
-    tokens_of_prompt = num_samples * int(lengths.max(initial=1))
-    num_rows = num_samples * max(1, _BLOCK_TOKENS // tokens_of_prompt)
+def _blocks(lengths: NDArray[np.int32], num_tokens: int, *, num_samples: int = 1) -> Iterator[tuple[int, int]]:
+    """(start, stop) of neighbouring rows, at most `num_tokens` when padded; the samples of a prompt never part."""
+    num_rows = num_samples * max(1, num_tokens // (num_samples * int(lengths.max(initial=1))))
     return ((start, min(start + num_rows, len(lengths))) for start in range(0, len(lengths), num_rows))
 
 
@@ -177,7 +177,7 @@ def _correct(algorithm: AlgorithmConfig, rollouts: Batch, mask: Column) -> _Corr
     old, sampled = rollouts["old_log_probs"], rollouts["rollout_log_probs"]
     if not algorithm.rollout_correction.is_active:
         mismatch = Mismatch()
-        for start, stop in _blocks(mask.lengths, 1):
+        for start, stop in _blocks(mask.lengths, _MISMATCH_TOKENS):
             mismatch.add(*(column.between(start, stop).pad() for column in (old, sampled, mask)))
         return _Corrected(mask, None, mismatch.metrics())
     correction = correct_rollout(algorithm.rollout_correction, old.pad(), sampled.pad(), mask.pad())
