@@ -231,7 +231,7 @@ async def measure(
     recorder.restart_at(0, workers.clients, None)
     evaluator = Evaluator(config, workers.actor, None, scorer)
     checkpoints = CheckpointWriter(
-        folder.checkpoints, workers.clients, config, on_saved=recorder.add_spans, on_commit=recorder.release
+        folder.checkpoints, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release
     )
     trainer = Meter(config, workers, prompts, scorer, evaluator, checkpoints, recorder, RunState.initial(config))
     await trainer.fit()
