@@ -24,6 +24,7 @@ class Measurement:
 
     Attributes:
         phase_s: median seconds of each phase that the steps have; of a phase in parts, their sum.
+        shared_s: of these, seconds in which the other one of actor and critic worked, too.
         idle_s: median seconds of a step in which nobody worked: transfer and calls that nothing hides.
         step_s: median wall time of a step.
         num_steps: how many steps the medians are of.
@@ -32,6 +33,7 @@ class Measurement:
 
     config: Config
     phase_s: Mapping[str, float]
+    shared_s: Mapping[str, float]
     idle_s: float
     step_s: float
     num_steps: int
@@ -81,6 +83,7 @@ def measurement_of(
         ConfigError: no step has both a time and spans.
     """
     seconds: defaultdict[str, list[float]] = defaultdict(list)
+    shared: defaultdict[str, list[float]] = defaultdict(list)
     for lines, spans in blocks:
         for line in lines[_FIRST_STEPS:] or lines:
             own = [span for span in spans if span.step == line["step"] and span.name in PHASES]
@@ -91,16 +94,18 @@ def measurement_of(
             # Under `overlap` the critic's update belongs to the next step's time.
             seconds["idle"].append(_idle_s(own, spans, started_s, started_s + line["timing_s/step"]))
             for name in PHASES:
-                if durations := [span.duration_s for span in own if span.name == name]:
-                    seconds[name].append(sum(durations))
+                if parts := [span for span in own if span.name == name]:
+                    seconds[name].append(sum(span.duration_s for span in parts))
+                    shared[name].append(sum(_shared_s(span, spans) for span in parts))
     if not seconds["step"]:
         raise ConfigError(
             f"{source} holds no step that can be used: expected timing_s/step, and its spans in trace.json"
         )
     medians = {name: median(values) for name, values in seconds.items()}
     phase_s = {name: medians[name] for name in PHASES if name in medians}
+    shared_s = {name: median(shared[name]) for name in phase_s}
     devices = {role: _devices(config, role) for role in config.roles}
-    return Measurement(config, phase_s, medians["idle"], medians["step"], len(seconds["step"]), devices)
+    return Measurement(config, phase_s, shared_s, medians["idle"], medians["step"], len(seconds["step"]), devices)
 
 
 def _idle_s(own: Sequence[Span], spans: Sequence[Span], started_s: float, finished_s: float) -> float:
@@ -108,6 +113,13 @@ def _idle_s(own: Sequence[Span], spans: Sequence[Span], started_s: float, finish
     steps = (own[0].step - 1, own[0].step, own[0].step + 1)
     working = [span for span in spans if span.step in steps and span.name in PHASES]
     return finished_s - started_s - busy_s(working, started_s, finished_s)
+
+
+def _shared_s(span: Span, spans: Sequence[Span]) -> float:
+    """Seconds of a span of the actor or the critic in which the other one works."""
+    others = {"actor": "critic", "critic": "actor"}
+    working = (other for other in spans if other.pool == others.get(span.pool) and other.name in PHASES)
+    return busy_s(working, span.started_s, span.finished_s)
 
 
 def _devices(config: Config, role: RoleName) -> int:

@@ -37,10 +37,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Plans:
-    """All rows, best first; what was measured, and the same predicted; how many layouts the run's sizes refuse."""
+    """All rows, best first.
+
+    Attributes:
+        measured: the first run; `fitted_s` is its step by the model.
+        slowdown: by how much actor and critic slow each other down while both work.
+        refused: layouts that the run's sizes do not allow, and why.
+    """
 
     measured: Measurement
     fitted_s: float
+    slowdown: float
     rows: tuple[Plan, ...]
     refused: tuple[str, ...]
 
@@ -62,7 +69,7 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
         ConfigError: fewer than two devices, runs of different work, or no layout that is possible.
     """
     first = measurements[0]
-    config, times = first.config, phase_times(measurements)
+    config, (times, slowdown) = first.config, phase_times(measurements)
     total = sum(first.devices.values()) if num_devices is None else num_devices
     if total < len(config.roles) or total < 2:
         raise ConfigError(
@@ -82,18 +89,14 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
         except ConfigError as why:
             refused.append(f"{layout} {' + '.join(map(str, devices.values()))}: {why}")
             continue
-        rows.append(_plan(config, times, first.idle_s, layout, devices, reference, gib))
+        rows.append(_plan(config, times, slowdown, first.idle_s, layout, devices, reference, gib))
     if not rows:
         raise ConfigError(f"--gpus {total}: no layout is possible; {refused[0]}")
-    own = step_time(
-        first.phase_s,
-        first.idle_s,
-        config.run.schedule,
-        config.reference_host or "actor",
-        num_parts=config.rollout.stream_groups,
-        has_reward_group=config.reward_model_host == "reward",
+    own_layout = _plan(
+        config, times, slowdown, first.idle_s, config.run.schedule, dict(first.devices), config.reference_host, {}
     )
-    return Plans(first, own.step_s, tuple(sorted(rows, key=lambda row: row.step_s)), tuple(refused))
+    rows.sort(key=lambda row: row.step_s)
+    return Plans(first, own_layout.step_s, slowdown, tuple(rows), tuple(refused))
 
 
 def _work(config: Config) -> object:
@@ -123,6 +126,7 @@ def _layouts(config: Config, total: int, for_rewards: int) -> Iterator[tuple[Lay
 def _plan(
     config: Config,
     times: Mapping[str, PhaseTimes],
+    slowdown: float,
     idle_s: float,
     layout: Layout,
     devices: Mapping[str, int],
@@ -134,9 +138,15 @@ def _plan(
         host = (reference if name == "ref" else host_of(config, name)) or ""
         phase_s[name], law = known.on(devices.get(host, devices.get("all", 0)))
         laws.add(law)
-    parts = config.rollout.stream_groups
-    own_group = config.reward_model_host == "reward"
-    predicted = step_time(phase_s, idle_s, layout, reference or "actor", num_parts=parts, has_reward_group=own_group)
+    predicted = step_time(
+        phase_s,
+        idle_s,
+        layout,
+        reference or "actor",
+        num_parts=config.rollout.stream_groups,
+        has_reward_group=config.reward_model_host == "reward",
+        slowdown=slowdown,
+    )
     bubbles = {pool: share for pool, share in predicted.bubbles.items() if pool in devices}
     return Plan(layout, devices, reference, predicted.step_s, bubbles, memory, tuple(sorted(laws - {""})))
 

@@ -31,7 +31,9 @@ def _as_json(plans: Plans) -> str:
             "predicted_step_s": plans.fitted_s,
             "idle_s": measured.idle_s,
             "phase_s": measured.phase_s,
+            "shared_s": measured.shared_s,
         },
+        "slowdown": plans.slowdown,
         "plans": [asdict(plan) for plan in plans.rows],
         "refused": plans.refused,
         "explanation": explain(plans),
@@ -88,6 +90,15 @@ def explain(plans: Plans) -> list[str]:
     split, colocated = plans.best_split, plans.colocated
     if split is not None and colocated is not None:
         sentences.append(_split_or_colocated(split, colocated))
+    if plans.slowdown > 1.0:
+        sentences.append(
+            f"work takes {plans.slowdown:.2f} times as long while the other group works, too, in these runs."
+        )
+    elif plans.measured.config.uses_critic:
+        sentences.append(
+            "whether one group's work slows the other's down is not known from one schedule: name the folders of a"
+            " serial run and of one that is not."
+        )
     laws = {law for plan in plans.rows for law in plan.laws}
     if "1/n" in laws:
         sentences.append(

@@ -1,19 +1,24 @@
-"""Seconds of a phase on another number of devices than it was measured on."""
+"""The work of each phase, and its seconds on another number of devices than it was measured on."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
 from controller.planner.measured import PHASES, Measurement
+
+# Of what takes turns completely.
+_MAX_SLOWDOWN = 2.0
+_ByPlace = dict[tuple[str, int], list[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
 class PhaseTimes:
     """What is known of one phase: seconds by number of devices; those of the controller's machine are by 0."""
 
-    seconds: dict[int, float]
+    seconds: Mapping[int, float]
 
     def on(self, num_devices: int) -> tuple[float, str]:
         """(seconds, the law that they come from; empty: measured).
@@ -38,11 +43,32 @@ class PhaseTimes:
         return float(fixed + divided / num_devices), "a+b/n"
 
 
-def phase_times(measurements: Iterable[Measurement]) -> dict[str, PhaseTimes]:
-    """By phase; of two runs on the same number of devices the first one counts."""
-    found: defaultdict[str, dict[int, float]] = defaultdict(dict)
+def phase_times(measurements: Sequence[Measurement]) -> tuple[dict[str, PhaseTimes], float]:
+    """(times by phase, slowdown) of all runs together.
+
+    A phase that takes w seconds alone takes t = w + s (1 - 1 / slowdown) if s of them are shared: actor and critic work
+    at the same time, and on one machine they may wait for its memory or its cores. The slowdown is fitted by least
+    squares, within phases, to runs that share different parts of their time: schedules, or places of the reference.
+    Where no two do, it is 1: what was measured is taken as it is.
+    """
+    by_place: _ByPlace = defaultdict(list)
     for measurement in measurements:
         for name in PHASES:
             if name in measurement.phase_s:
-                found[name].setdefault(measurement.device_count_of(name), measurement.phase_s[name])
-    return {name: PhaseTimes(seconds) for name, seconds in found.items()}
+                place = name, measurement.device_count_of(name)
+                by_place[place].append((measurement.phase_s[name], measurement.shared_s[name]))
+    lost = _lost_share(by_place)
+    times: dict[str, dict[int, float]] = defaultdict(dict)
+    for (name, devices), runs in by_place.items():
+        times[name][devices] = fmean(seconds - lost * shared for seconds, shared in runs)
+    return {name: PhaseTimes(seconds) for name, seconds in times.items()}, 1.0 / (1.0 - lost)
+
+
+def _lost_share(by_place: _ByPlace) -> float:
+    """1 - 1 / slowdown: of shared time, the part in which nothing gets done."""
+    together = spread = 0.0
+    for runs in by_place.values():
+        deviations = np.array(runs) - np.mean(runs, axis=0)
+        together += float(deviations[:, 0] @ deviations[:, 1])
+        spread += float(deviations[:, 1] @ deviations[:, 1])
+    return min(max(together / spread, 0.0), 1.0 - 1.0 / _MAX_SLOWDOWN) if spread > 0.0 else 0.0

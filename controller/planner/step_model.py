@@ -1,9 +1,8 @@
-"""The time of a step from the times of its phases: what waits for what, under each schedule (controller/trainer.py)."""
+"""The time of a step from the work of its phases: what waits for what, under each schedule (controller/trainer.py)."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from splitppo.config import Schedule
@@ -12,7 +11,9 @@ from splitppo.config.section import RoleName
 # One pool of devices for both models, one call after the other.
 Layout = Schedule | Literal["colocated"]
 # Steps until an overlapped critic's update has found its rhythm.
-_STEPS = 8
+_STEPS = 6
+# What a task waits for: the tasks before it, by number.
+_Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,15 @@ class StepTime:
     bubbles: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class _Task:
+    """A call: `work` seconds in a pool, which does one after the other in their order; without a pool, a delay."""
+
+    pool: str
+    work: float
+    after: _Numbers
+
+
 def step_time(
     phase_s: Mapping[str, float],
     idle_s: float,
@@ -31,51 +41,82 @@ def step_time(
     *,
     num_parts: int = 1,
     has_reward_group: bool = False,
+    slowdown: float = 1.0,
 ) -> StepTime:
-    """The steady state of `phase_s` (a phase that is absent takes no time), with `idle_s` in which nobody works.
+    """The steady state of steps.
 
         serial, colocated   the sum of all
         gather              generate + max(old [+ ref], values [+ ref] [+ reward model], scores) + adv + max(updates)
         overlap             the same, but the critic's update only delays the critic's next values
 
-    The reward model is on the critic, or in a group of its own (`has_reward_group`), which computes beside the others.
-    With `num_parts` parts of a streamed generation all but the actor begin with the first part.
+    Args:
+        phase_s: seconds of work of each phase; one that is absent takes none.
+        layout: the schedule, or one pool for both models.
+        reference: its host.
+        idle_s: seconds of a step in which nobody works, on top.
+        num_parts: of a streamed generation: all but the actor begin with the first part.
+        has_reward_group: the reward model is in a group of its own, else on the critic.
+        slowdown: work of actor and critic takes so many times as long while the other one works, too.
     """
     at = defaultdict(float, phase_s)
-    work = {"actor": at["old_log_prob"], "critic": at["values"], "reward": 0.0}  # between generation and updates
-    work[reference] += at["ref"]
-    work["reward" if has_reward_group else "critic"] += at["reward_model"]
-    busy = {**work, "actor": work["actor"] + at["gen"] + at["update_actor"]}
-    busy["critic"] += at["update_critic"]
-    if not has_reward_group:
-        del busy["reward"]
-    if layout in ("serial", "colocated"):
-        step_s = sum(busy.values()) + at["score"] + at["adv"] + idle_s
-        if layout == "colocated":
-            return StepTime(step_s, {"all": 1.0 - sum(busy.values()) / step_s})
-        return StepTime(step_s, _bubbles(busy, step_s))
-    generate, step_s, late_s = at["gen"], 0.0, 0.0
-    after = partial(_after, generate, num_parts)
+    at["adv"] += idle_s
+    rewards = "reward" if has_reward_group else "critic"
+    hosts = {"old_log_prob": "actor", "ref": reference, "values": "critic", "reward_model": rewards, "score": ""}
+    tasks: list[_Task] = []
+
+    def add(pool: str, work: float, *after: int) -> int:
+        in_turn = layout in ("serial", "colocated") and tasks
+        tasks.append(_Task(pool, work, (len(tasks) - 1,) if in_turn else after))
+        return len(tasks) - 1
+
+    ends: list[_Numbers] = [()]
     for _ in range(_STEPS):
-        computed = max(
-            generate + work["actor"], after(work["critic"], late_s), after(work["reward"]), after(at["score"])
-        )
-        updates = computed + at["adv"] + idle_s
-        critic_done = updates + at["update_critic"]
-        step_s = updates + at["update_actor"]
-        if layout == "gather":
-            step_s = max(step_s, critic_done)
-        late_s = max(0.0, critic_done - step_s)
-    return StepTime(step_s, _bubbles(busy, step_s))
+        parts: list[int] = []
+        for _ in range(num_parts):
+            parts.append(add("actor", at["gen"] / num_parts, *(parts[-1:] or ends[-1])))
+        computed = [add("actor", at[name], parts[-1]) for name, pool in hosts.items() if pool == "actor"]
+        for part in parts:
+            computed += [add(pool, at[name] / num_parts, part) for name, pool in hosts.items() if pool != "actor"]
+        adv = add("", at["adv"], *computed)
+        actor, critic = add("actor", at["update_actor"], adv), add("critic", at["update_critic"], adv)
+        ends.append((actor,) if layout == "overlap" else (actor, critic))
+    started, ended = _run(tasks, slowdown)
+    begin_s, end_s = (max(ended[number] for number in numbers) for numbers in ends[-2:])
+    step_s, last = end_s - begin_s, len(tasks) - len(tasks) // _STEPS
+    busy: dict[str, float] = defaultdict(float)
+    for number, task in enumerate(tasks[last:], start=last):
+        busy[task.pool] += ended[number] - started[number]
+    if layout == "colocated":
+        busy["all"] = busy["actor"] + busy["critic"]
+    pools = (["all"] if layout == "colocated" else ["actor", "critic"]) + (["reward"] if has_reward_group else [])
+    return StepTime(step_s, {pool: max(0.0, 1.0 - busy[pool] / step_s) for pool in pools})
 
 
-def _after(generate: float, num_parts: int, work: float, late_s: float = 0.0) -> float:
-    """When work is done that begins with the first part of a generation, but not before `late_s`.
-
-    The share of the last part is still to be done when generation ends.
-    """
-    return max(generate + work / num_parts, max(generate / num_parts, late_s) + work)
-
-
-def _bubbles(busy: Mapping[str, float], step_s: float) -> dict[str, float]:
-    return {pool: max(0.0, 1.0 - seconds / step_s) for pool, seconds in busy.items()}
+def _run(tasks: Sequence[_Task], slowdown: float) -> tuple[list[float], list[float]]:
+    """When each task starts and ends."""
+    left = [task.work for task in tasks]
+    started, ended = [-1.0] * len(tasks), [-1.0] * len(tasks)
+    waiting, now = list(range(len(tasks))), 0.0
+    while waiting:
+        running: dict[str, int] = {}
+        delays = []
+        for number in waiting:
+            task = tasks[number]
+            is_next = not task.pool or task.pool not in running
+            if task.pool and is_next:
+                running[task.pool] = number  # and nothing behind it, even while it waits
+            if is_next and not task.pool and all(ended[other] >= 0.0 for other in task.after):
+                delays.append(number)
+        ready = [number for number in running.values() if all(ended[other] >= 0.0 for other in tasks[number].after)]
+        both = {"actor", "critic"} <= {tasks[number].pool for number in ready if left[number] > 0.0}
+        rates = {number: 1.0 / slowdown if both and tasks[number].pool != "reward" else 1.0 for number in ready}
+        rates |= dict.fromkeys(delays, 1.0)
+        step_s = min(left[number] / rate for number, rate in rates.items())
+        for number, rate in rates.items():
+            started[number] = now if started[number] < 0.0 else started[number]
+            left[number] -= step_s * rate
+            if left[number] <= 1e-12:
+                ended[number] = now + step_s
+        now += step_s
+        waiting = [number for number in waiting if ended[number] < 0.0]
+    return started, ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from controller.__main__ import main
 from controller.planner.measured import read_measurement
 from controller.planner.plans import Plan, make_plans
-from controller.planner.scaling import PhaseTimes
+from controller.planner.scaling import PhaseTimes, phase_times
 from controller.tracking.timeline import Trace
 from controller.tracking.trackers import JsonlTracker
 from controller.workers.span import Span
@@ -103,7 +104,8 @@ def test_a_run_on_more_devices_replaces_the_law_by_what_it_measured(tmp_path: Pa
     two = read_measurement(leave_run(tmp_path / "two", model, speed=1.5, **wide))
     colocated = make_plans([one, two], 2).colocated
     assert colocated is not None
-    assert colocated.step_s == pytest.approx(24 / 1.5 + 0.5 + 0.5 + 1, abs=1e-3)
+    on_the_controller = 0.5 * (1.0 + 1.0 / 1.5)  # score and adv, mean of both runs
+    assert colocated.step_s == pytest.approx(24 / 1.5 + on_the_controller + 1, abs=1e-3)
     assert colocated.laws == ()
 
 
@@ -113,6 +115,17 @@ def test_a_law_of_two_measurements_has_a_fixed_and_a_divided_part() -> None:
     assert times.on(8) == (pytest.approx(3.0), "a+b/n")
     assert PhaseTimes({1: 4.0, 2: 5.0}).on(8) == (4.5, "a+b/n")  # never slower for more devices
     assert PhaseTimes({4: 3.0}).on(8) == (1.5, "1/n")
+
+
+def test_the_slowdown_of_shared_time_is_fitted_to_two_schedules(tmp_path: Path, model: str) -> None:
+    serial = read_measurement(leave_run(tmp_path / "run", model))
+    # In the other run everything shares half of its time, and takes 1.25 times as long then.
+    phases = {name: seconds / 0.9 for name, seconds in serial.phase_s.items()}
+    shared = {name: seconds / 2 for name, seconds in phases.items()}
+    times, slowdown = phase_times([serial, replace(serial, phase_s=phases, shared_s=shared)])
+    assert slowdown == pytest.approx(1.25)
+    assert {name: known.on(1)[0] for name, known in times.items()} == pytest.approx(serial.phase_s)
+    assert phase_times([serial])[1] == 1.0
 
 
 def test_runs_of_other_work_are_refused(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:

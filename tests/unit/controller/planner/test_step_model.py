@@ -59,3 +59,21 @@ def test_with_streaming_the_critics_work_hides_behind_generation() -> None:
 def test_phases_that_a_run_does_not_have_take_no_time() -> None:
     alone = {name: PHASES[name] for name in ("gen", "update_actor")}
     assert step_time(alone, 0.0, "gather", "actor").step_s == pytest.approx(11.0)
+
+
+def test_what_runs_at_the_same_time_is_slowed_down_while_both_work() -> None:
+    two = {"gen": 6.0, "update_actor": 4.0, "update_critic": 2.0}
+    # Both updates work for 2.5 s, in which each does 2 s of work; then the actor has 2 s left, alone.
+    assert step_time(two, 0.0, "gather", "actor", slowdown=1.25).step_s == pytest.approx(6 + 2.5 + 2)
+    assert step_time(two, 0.0, "serial", "actor", slowdown=1.25).step_s == pytest.approx(12)
+    # Under overlap the critic's update is done before the next generation begins.
+    assert step_time(two, 0.0, "overlap", "actor", slowdown=1.25).step_s == pytest.approx(10.5)
+
+
+def test_a_reward_group_works_beside_the_others() -> None:
+    with_model = PHASES | {"reward_model": 5.0}
+    on_critic = step_time(with_model, 0.0, "gather", "actor")
+    own_group = step_time(with_model, 0.0, "gather", "actor", has_reward_group=True)
+    assert on_critic.step_s == pytest.approx(6 + (4 + 5) + 0.5 + 8)
+    assert own_group.step_s == pytest.approx(6 + (3 + 2) + 0.5 + 8)
+    assert own_group.bubbles["reward"] == pytest.approx(1 - 5 / 19.5)
