@@ -37,7 +37,7 @@ class Measurement:
     idle_s: float
     step_s: float
     num_steps: int
-    devices: Mapping[RoleName, int]
+    devices: Mapping[str, int]
 
     def device_count_of(self, phase: str) -> int:
         """Devices of the group that a phase ran on; 0 for what runs on the controller's machine."""

@@ -93,7 +93,7 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
     if not rows:
         raise ConfigError(f"--gpus {total}: no layout is possible; {refused[0]}")
     own_layout = _plan(
-        config, times, slowdown, first.idle_s, config.run.schedule, dict(first.devices), config.reference_host, {}
+        config, times, slowdown, first.idle_s, config.run.schedule, first.devices, config.reference_host, {}
     )
     rows.sort(key=lambda row: row.step_s)
     return Plans(first, own_layout.step_s, slowdown, tuple(rows), tuple(refused))
