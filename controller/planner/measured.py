@@ -104,7 +104,7 @@ def measurement_of(
     medians = {name: median(values) for name, values in seconds.items()}
     phase_s = {name: medians[name] for name in PHASES if name in medians}
     shared_s = {name: median(shared[name]) for name in phase_s}
-    devices = {role: _devices(config, role) for role in config.roles}
+    devices: dict[str, int] = {role: _devices(config, role) for role in config.roles}
     return Measurement(config, phase_s, shared_s, medians["idle"], medians["step"], len(seconds["step"]), devices)
 
 
