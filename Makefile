@@ -88,13 +88,15 @@ chaos: setup-dev  ## N random kills over a long run (N=50), which must end with 
 	$(PY) -m tests.chaos --kills $(or $(N),50) $(ARGS)
 	$(PY) -m tests.chaos.orphans
 
-bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport, health checks under load, overlap of actor and critic, rollout engines
+bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport, health checks under load, overlap of actor and critic, planner, scale, rollout engines
 	$(PY) -m benchmarks.startup
 	$(PY) -m benchmarks.loading
 	$(PY) -m benchmarks.memory
 	$(PY) -m benchmarks.transport
 	$(PY) -m benchmarks.health
 	$(PY) -m benchmarks.overlap
+	$(PY) -m benchmarks.planner
+	$(PY) -m benchmarks.scale
 	$(PY) -m benchmarks.rollout
 
 certs: setup  ## certificates for services.security in certs/, or new ones of the same authority; HOSTS=gpu-one,10.0.0.5 DAYS=90

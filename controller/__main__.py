@@ -1,4 +1,7 @@
-"""`python -m controller --config FILE [key.path=value ...]`: runs PPO; `--check` only validates and prints the plan."""
+"""`python -m controller --config FILE [key.path=value ...]`: runs PPO; `--check` only validates and prints the plan.
+
+`python -m controller plan RUN_DIR`: what a step of that run would take on other devices, schedules and placements.
+"""
 
 import argparse
 import sys
@@ -11,6 +14,8 @@ from splitppo.config.threads import crowding, permitted_cores
 
 def main(arguments: list[str]) -> int:
     """Runs the command and returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted."""
+    if arguments[:1] == ["plan"]:
+        return _plan(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
     parser.add_argument(
@@ -46,6 +51,27 @@ def main(arguments: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _plan(arguments: list[str]) -> int:
+    """The command `plan`: 0, or 2 for a folder or a number that cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="python -m controller plan", description="Predicts the step of other layouts."
+    )
+    parser.add_argument(
+        "run_dir", type=Path, nargs="+", metavar="RUN_DIR", help="run folder; more of them: other numbers of devices"
+    )
+    parser.add_argument("--gpus", type=int, metavar="N", help="devices in all; default: those of the first run")
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    options = parser.parse_args(arguments)
+    from controller.planner.report import run_plan
+
+    try:
+        sys.stdout.write(run_plan(options.run_dir, options.gpus, as_json=options.json))
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
 
 
 if __name__ == "__main__":

@@ -53,10 +53,9 @@ class StepCalls:
     async def generate(self) -> Batch:
         """Actor: prompts and responses, n per prompt, ordered by prompt, then sample."""
         with self.record.timed("gen"):
-            rollouts, reply = await self._stream.generate()
+            rollouts, reply = await self._stream.generate(on_generated=self._has_generated.set)
         parts = [places.tolist() for places in self._stream.places]
         self.record.add_reply("actor", "gen", reply, parts=parts if len(parts) > 1 else ())
-        self._has_generated.set()
         return rollouts
 
     async def old_log_probs(self) -> Batch:
@@ -64,8 +63,8 @@ class StepCalls:
 
         With bypass_mode the policy's are computed where they are checked, and nowhere else.
         """
-        computes, bypasses = self._computes_log_probs(), self.config.algorithm.rollout_correction.bypasses
-        if not computes and not bypasses:
+        computes = self.config.needs_old_log_probs or self.log_prob_check.is_due(self.record.step)
+        if not (computes or self.config.algorithm.rollout_correction.bypasses):
             return self._no_columns
         await self._has_generated.wait()
         if not computes:
@@ -74,19 +73,6 @@ class StepCalls:
             reply = await self._actor.compute_log_probs(self._slot, base_step=self._base_step)
         self.record.add_reply("actor", "old_log_prob", reply)
         return await self._actor.get_batch(self._slot, ["old_log_probs", "rollout_log_probs"])
-
-    def _computes_log_probs(self) -> bool:
-        """Whether log-probs under the policy are needed before the update, which has them itself.
-
-        One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones. Then only the KL in the
-        reward, rollout correction and the check of the rollout backend ask for them.
-        """
-        if self.log_prob_check.is_due(self.record.step):
-            return True
-        actor, algorithm = self.config.actor, self.config.algorithm
-        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.config.data.train_batch_size
-        needed = not one_update or algorithm.use_kl_in_reward or algorithm.rollout_correction.is_active
-        return needed and not algorithm.rollout_correction.bypasses
 
     async def ref_log_probs(self, *, after_update: AfterUpdate) -> Batch:
         """The reference's host: log-probs of the responses under the reference; no column where KL is not used.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,21 @@ class FakeRun:
         return read_metrics(self.config.run.dir / "metrics.jsonl")
 
 
-def make_run(run_dir: Path, *, at_step: int = 0, validates: bool = False, **changes: Any) -> FakeRun:
-    """A run that has done `at_step` steps; `changes` as for `make_config`."""
+def make_run(
+    run_dir: Path,
+    *,
+    at_step: int = 0,
+    validates: bool = False,
+    actor: Callable[[CallLog], FakeActor] = FakeActor,
+    **changes: Any,
+) -> FakeRun:
+    """A run that has done `at_step` steps; `changes` as for `make_config`, `actor` makes the client of that role."""
     config = make_config(run_dir, **changes)
     log = CallLog()
-    actor, critic, scorer = FakeActor(log), FakeCritic(log), FakeScorer(log)
-    actor.committed_step = critic.committed_step = at_step
+    policy, critic, scorer = actor(log), FakeCritic(log), FakeScorer(log)
+    policy.committed_step = critic.committed_step = at_step
     prompts = make_prompts(config)
-    workers = Workers.of(config, actor, critic if config.uses_critic else None)
+    workers = Workers.of(config, policy, critic if config.uses_critic else None)
     recorder = Recorder(config, run_dir, plain_display())
     recorder.restart_at(at_step, workers.clients, None)
     store = CheckpointStore(run_dir / "checkpoints")
@@ -62,9 +70,9 @@ def make_run(run_dir: Path, *, at_step: int = 0, validates: bool = False, **chan
         workers,
         prompts,
         scorer,
-        Evaluator(config, actor, make_table(2) if validates else None, scorer),
+        Evaluator(config, policy, make_table(2) if validates else None, scorer),
         CheckpointWriter(store, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release),
         recorder,
         RunState.initial(config).at_step(at_step),
     )
-    return FakeRun(config, log, actor, critic, scorer, store, recorder, trainer)
+    return FakeRun(config, log, policy, critic, scorer, store, recorder, trainer)

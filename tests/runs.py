@@ -70,6 +70,7 @@ class Inputs:
             },
             # The rows of the first group of prompts are all under way before any of the second.
             "rollout": {"n": 4, "stream_groups": 2, "max_batch_size": 8},
+            "placement": {"reference": "actor"},  # whatever a run streams on the same groups
             "algorithm": {
                 "lam": 0.95,
                 "use_kl_in_reward": True,

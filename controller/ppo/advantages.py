@@ -32,14 +32,19 @@ def gae(rewards_BT: Float32s, values_BT: Float32s, mask_BT: Mask, *, gamma: floa
     _check(rewards_BT, mask_BT, gamma, lam)
     if values_BT.shape != mask_BT.shape:
         raise ValueError(f"values must have the shape of the rewards, {mask_BT.shape}, got {values_BT.shape}")
+    # The masked tokens of each row, side by side at its beginning; zeros after them.
+    dense_BT = np.arange(mask_BT.shape[1]) < mask_BT.sum(axis=1)[:, None]
+    deltas_BT, dense_values_BT = np.zeros(mask_BT.shape), np.zeros(mask_BT.shape)
+    deltas_BT[dense_BT], dense_values_BT[dense_BT] = rewards_BT[mask_BT], values_BT[mask_BT]
+    deltas_BT[:, :-1] += gamma * dense_values_BT[:, 1:]
+    deltas_BT -= dense_values_BT
+    # One column after the other, from the last: each one is contiguous in this layout.
+    advantages_TB = np.ascontiguousarray(deltas_BT.T)
+    decay = gamma * lam
+    for t in reversed(range(len(advantages_TB) - 1)):
+        advantages_TB[t] += decay * advantages_TB[t + 1]
     advantages_BT = np.zeros(mask_BT.shape)
-    advantage_B, next_value_B = np.zeros(len(mask_BT)), np.zeros(len(mask_BT))
-    for t in reversed(range(mask_BT.shape[1])):
-        mask_B, value_B = mask_BT[:, t], values_BT[:, t].astype(np.float64)
-        delta_B = rewards_BT[:, t] + gamma * next_value_B - value_B
-        advantage_B = np.where(mask_B, delta_B + gamma * lam * advantage_B, advantage_B)
-        next_value_B = np.where(mask_B, value_B, next_value_B)
-        advantages_BT[:, t] = advantage_B
+    advantages_BT[mask_BT] = advantages_TB.T[dense_BT]
     return _float32(advantages_BT, mask_BT), _float32(advantages_BT + values_BT, mask_BT)
 
 
@@ -91,7 +96,10 @@ def reinforce_plus_plus_baseline(
 
 @dataclass(frozen=True)
 class Estimator:
-    """A function of rewards_BT, mask_BT and `inputs`, all by keyword; `whiten` its advantages, over the batch."""
+    """A function of rewards_BT, mask_BT and `inputs`, all by keyword; `whiten` its advantages, over the batch.
+
+    Rows of different prompts do not meet in it, so that a batch may come to it in pieces.
+    """
 
     function: Callable[..., AdvantagesAndReturns]
     inputs: tuple[str, ...]
@@ -117,9 +125,9 @@ def compute_advantages(
     values_BT: Float32s | None = None,
     scored_BT: Mask | None = None,
 ) -> AdvantagesAndReturns:
-    """(advantages, returns) by `algorithm.adv_estimator`, ready for the loss; rewards include the KL penalty.
+    """(advantages, returns) by `algorithm.adv_estimator`, not yet whitened; rewards include the KL penalty.
 
-    ValueError if an argument does not fit or is missing, or fewer than two tokens are there to whiten.
+    ValueError if an argument does not fit or is missing.
     """
     estimator = ESTIMATORS[algorithm.adv_estimator]
     if values_BT is None and "values_BT" in estimator.inputs:
@@ -133,10 +141,15 @@ def compute_advantages(
         "norm_adv_by_std": algorithm.norm_adv_by_std_in_grpo,
     }
     inputs = {name: given[name] for name in estimator.inputs}
-    advantages_BT, returns_BT = estimator.function(rewards_BT=rewards_BT, mask_BT=mask_BT, **inputs)
-    if estimator.whiten:
-        advantages_BT = _float32(masked_whiten(advantages_BT, mask_BT), mask_BT)
-    return advantages_BT, returns_BT
+    return estimator.function(rewards_BT=rewards_BT, mask_BT=mask_BT, **inputs)
+
+
+def whiten_advantages(algorithm: AlgorithmConfig, advantages: Floats, mask: Mask) -> Floats:
+    """The advantages of a whole batch, of any shape, ready for the loss: whitened where the estimator says so.
+
+    ValueError if fewer than two tokens are there to whiten.
+    """
+    return masked_whiten(advantages, mask) if ESTIMATORS[algorithm.adv_estimator].whiten else advantages
 
 
 def _scores_and_group_means(

@@ -1,46 +1,52 @@
 """From rollouts, log-probs, values and scores to what the updates need: rewards, advantages, returns.
 
-B responses (prompts x samples, ordered by prompt, then sample), T response tokens, right-padded.
+B responses (prompts x samples, ordered by prompt, then sample), T response tokens, right-padded; N tokens of responses,
+one row after the other. Formulas work on padded arrays; only a block of rows is padded at a time, and what a step keeps
+is ragged.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from controller.ppo.advantages import compute_advantages
+from controller.ppo.advantages import compute_advantages, whiten_advantages
 from controller.ppo.kl import kl_divergence
-from controller.ppo.masked_stats import Float32s, Mask
-from controller.ppo.rollout_correction import Correction, correct_rollout
+from controller.ppo.masked_stats import Float32s, Float64s, Mask
+from controller.ppo.rollout_correction import correct_rollout
+from controller.ppo.rollout_mismatch import Mismatch
 from controller.ppo.token_rewards import penalise_kl, token_rewards
-from splitppo.batch import Batch
+from splitppo.batch import Batch, Column
 from splitppo.config import AlgorithmConfig
 
 log = logging.getLogger(__name__)
 
 
+# Padded tokens that are worked on at a time. Few, and float64 arrays of them stay in a core's cache; many, and the
+# recursion over a response's tokens takes more responses per call.
+_MISMATCH_TOKENS, _ADVANTAGE_TOKENS = 1 << 17, 1 << 19
+
+
 @dataclass(frozen=True, eq=False)
 class Experience:
-    """What one step learns from. Arrays over tokens are [B, T], 0 outside the mask; scores are [B].
+    """What one step learns from.
 
     Attributes:
         batch: prompts, responses, what the services computed for them, advantages, returns; response_mask where
             tokens may be rejected, rollout_is_weights where they are weighted.
-        rewards: KL penalty included.
-        mask: response tokens that count.
-        learned: those of them that both models learn from: the others are rejected.
+        scores: [B].
+        rewards: KL penalty included; aligned with responses, 0 where a token does not count.
+        learned: bool, of all response tokens those that both models learn from: the others are masked or rejected.
         kl: mean KL to the reference, nats; None without KL in the reward.
         metrics: of the KL in the reward, and of how the rollout backend's log-probs compare with the trainer's.
     """
 
     batch: Batch
     scores: Float32s
-    rewards: Float32s
-    mask: Mask
-    learned: Mask
-    advantages: Float32s
-    returns: Float32s
+    rewards: Column
+    learned: Column
     kl: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -74,55 +80,119 @@ def assemble_experience(
 
     `rollouts` come with whatever the services computed for them; the `num_samples` of one prompt are neighbours.
     """
-    responses = rollouts["responses"]
-    mask_BT = responses.mask()
+    lengths = rollouts["responses"].lengths
+    mask = Column(np.ones(len(rollouts["responses"].values), np.bool_), lengths)
     if "response_mask" in rollouts:
-        mask_BT &= rollouts["response_mask"].pad().astype(np.bool_)
-    correction = _correct(algorithm, rollouts, mask_BT)
+        mask = Column(rollouts["response_mask"].values.astype(np.bool_), lengths)
+    correction = _correct(algorithm, rollouts, mask)
     if algorithm.rollout_correction.bypasses and "rollout_log_probs" in rollouts:
         # In checked steps too, where both are known: whether a step is checked must not change what is learned.
         rollouts = rollouts.merge(Batch(rollouts.num_rows, {"old_log_probs": rollouts["rollout_log_probs"]}))
-    learned_BT = _enough_to_learn(correction.kept, mask_BT)
-    rewards_BT = token_rewards(scores_B, np.where(learned_BT.any(axis=1, keepdims=True), learned_BT, mask_BT))
+    learned = Column(_enough_to_learn(correction.kept.values, mask.values), lengths)
+    rewards, advantages, returns = (Column(np.empty(len(mask.values), np.float32), lengths) for _ in range(3))
+    kl_B = np.zeros(rollouts.num_rows)
+    for start, stop in _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples):
+        made = _assemble_rows(
+            algorithm,
+            rollouts.between(start, stop),
+            scores_B[start:stop],
+            *(of_tokens.between(start, stop).pad() for of_tokens in (mask, learned)),
+            num_samples=num_samples,
+            kl_coef=kl_coef,
+        )
+        kl_B[start:stop] = made.kl
+        for column, values_N in ((rewards, made.rewards), (advantages, made.advantages), (returns, made.returns)):
+            column.between(start, stop).values[:] = values_N
     kl, metrics = None, {**correction.metrics}
     if algorithm.use_kl_in_reward:
-        log_probs_BT, ref_log_probs_BT = rollouts["old_log_probs"].pad(), rollouts["ref_log_probs"].pad()
-        kl_BT = kl_divergence(log_probs_BT, ref_log_probs_BT, mask_BT, kl_penalty=algorithm.kl_penalty)
-        rewards_BT, kl = penalise_kl(rewards_BT, kl_BT, mask_BT, kl_coef=kl_coef)
+        kl = float(kl_B.mean()) if len(kl_B) else 0.0
         metrics |= {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": kl_coef}
-    advantages_BT = returns_BT = np.zeros(mask_BT.shape, np.float32)
-    if learned_BT.any() or not mask_BT.any():
-        advantages_BT, returns_BT = compute_advantages(
-            algorithm,
-            rewards_BT,
-            learned_BT,
-            groups_B=np.arange(rollouts.num_rows) // num_samples,
-            values_BT=rollouts["values"].pad() if "values" in rollouts else None,
-            scored_BT=mask_BT,
-        )
-    columns = {"advantages": responses.unpad(advantages_BT), "returns": responses.unpad(returns_BT)}
+    if learned.values.any() or not mask.values.any():
+        advantages = Column(whiten_advantages(algorithm, advantages.values, learned.values), lengths)
+    columns = {"advantages": advantages, "returns": returns}
     if algorithm.rollout_correction.rejections:
-        columns["response_mask"] = responses.unpad(learned_BT.astype(np.uint8))
+        columns["response_mask"] = Column(learned.values.astype(np.uint8), lengths)
     if correction.weights is not None:
-        columns["rollout_is_weights"] = responses.unpad(correction.weights)
+        columns["rollout_is_weights"] = correction.weights
     batch = rollouts.merge(Batch(rollouts.num_rows, columns))
-    return Experience(batch, scores_B, rewards_BT, mask_BT, learned_BT, advantages_BT, returns_BT, kl, metrics)
+    return Experience(batch, scores_B, rewards, learned, kl, metrics)
 
 
-def _correct(algorithm: AlgorithmConfig, rollouts: Batch, mask_BT: Mask) -> Correction:
+def _blocks(lengths: NDArray[np.int32], num_tokens: int, *, num_samples: int = 1) -> Iterator[tuple[int, int]]:
+    """(start, stop) of neighbouring rows, at most `num_tokens` when padded; the samples of a prompt never part."""
+    num_rows = num_samples * max(1, num_tokens // (num_samples * int(lengths.max(initial=1))))
+    return ((start, min(start + num_rows, len(lengths))) for start in range(0, len(lengths), num_rows))
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """What becomes of some rows: over their N response tokens, and KL [B], in nats."""
+
+    rewards: Float32s
+    advantages: Float32s
+    returns: Float32s
+    kl: Float64s
+
+
+def _assemble_rows(
+    algorithm: AlgorithmConfig,
+    rows: Batch,
+    scores_B: Float32s,
+    mask_BT: Mask,
+    learned_BT: Mask,
+    *,
+    num_samples: int,
+    kl_coef: float,
+) -> _Rows:
+    """Rewards, advantages and returns of whole groups of samples; advantages are not whitened."""
+    rewards_BT = token_rewards(scores_B, np.where(learned_BT.any(axis=1, keepdims=True), learned_BT, mask_BT))
+    kl_B = np.zeros(rows.num_rows)
+    if algorithm.use_kl_in_reward:
+        log_probs_BT, ref_log_probs_BT = rows["old_log_probs"].pad(), rows["ref_log_probs"].pad()
+        kl_BT = kl_divergence(log_probs_BT, ref_log_probs_BT, mask_BT, kl_penalty=algorithm.kl_penalty)
+        rewards_BT, kl_B = penalise_kl(rewards_BT, kl_BT, mask_BT, kl_coef=kl_coef)
+    advantages_BT, returns_BT = compute_advantages(
+        algorithm,
+        rewards_BT,
+        learned_BT,
+        groups_B=np.arange(rows.num_rows) // num_samples,
+        values_BT=rows["values"].pad() if "values" in rows else None,
+        scored_BT=mask_BT,
+    )
+    is_token_BT = rows["responses"].mask()
+    return _Rows(rewards_BT[is_token_BT], advantages_BT[is_token_BT], returns_BT[is_token_BT], kl_B)
+
+
+@dataclass(frozen=True, eq=False)
+class _Corrected:
+    """As `Correction`, of ragged rows."""
+
+    kept: Column
+    weights: Column | None
+    metrics: Mapping[str, float]
+
+
+def _correct(algorithm: AlgorithmConfig, rollouts: Batch, mask: Column) -> _Corrected:
     """Weights, rejection and metrics, where both log-probs are known; else every token is kept as it is."""
-    if "old_log_probs" in rollouts and "rollout_log_probs" in rollouts:
-        old_BT, rollout_BT = rollouts["old_log_probs"].pad(), rollouts["rollout_log_probs"].pad()
-        return correct_rollout(algorithm.rollout_correction, old_BT, rollout_BT, mask_BT)
-    if algorithm.rollout_correction.is_active:
-        raise ValueError("rollout correction needs old_log_probs and rollout_log_probs")
-    return Correction(mask_BT, None, {})
+    if not ("old_log_probs" in rollouts and "rollout_log_probs" in rollouts):
+        if algorithm.rollout_correction.is_active:
+            raise ValueError("rollout correction needs old_log_probs and rollout_log_probs")
+        return _Corrected(mask, None, {})
+    old, sampled = rollouts["old_log_probs"], rollouts["rollout_log_probs"]
+    if not algorithm.rollout_correction.is_active:
+        mismatch = Mismatch()
+        for start, stop in _blocks(mask.lengths, _MISMATCH_TOKENS):
+            mismatch.add(*(column.between(start, stop).pad() for column in (old, sampled, mask)))
+        return _Corrected(mask, None, mismatch.metrics())
+    correction = correct_rollout(algorithm.rollout_correction, old.pad(), sampled.pad(), mask.pad())
+    weights = None if correction.weights is None else mask.unpad(correction.weights)
+    return _Corrected(mask.unpad(correction.kept), weights, correction.metrics)
 
 
-def _enough_to_learn(kept_BT: Mask, mask_BT: Mask) -> Mask:
+def _enough_to_learn(kept_N: Mask, mask_N: Mask) -> Mask:
     """What was kept, or nothing if rejection left a single token, which no statistic can be made of."""
-    if kept_BT.sum() >= 2 or mask_BT.sum() < 2:
-        return kept_BT
-    kept, total = kept_BT.sum(), mask_BT.sum()
+    if kept_N.sum() >= 2 or mask_N.sum() < 2:
+        return kept_N
+    kept, total = kept_N.sum(), mask_N.sum()
     log.warning("rollout correction keeps %d of %d response tokens: nothing is learned in this step", kept, total)
-    return np.zeros_like(kept_BT)
+    return np.zeros_like(kept_N)

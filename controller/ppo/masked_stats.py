@@ -1,8 +1,10 @@
 """Statistics over the positions that a mask marks. B sequences, T response tokens.
 
-Everything is computed in float64 and never looks at a value outside the mask, so NaN there does no harm.
+Everything is computed in float64 and never looks at a value outside the mask, so NaN there does no harm. What is
+over everything is taken `CHUNK` positions at a time: memory for all of them in float64 costs more than the arithmetic.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,14 @@ Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
+CHUNK = 1 << 18
+
 
 def masked_sum(values: Floats, mask: Mask, axis: int | None = None) -> Float64s:
     """Sum over the mask, along `axis` or over everything."""
-    return np.asarray(np.where(mask, values, 0.0).sum(axis=axis, dtype=np.float64))
+    if axis is not None:
+        return np.asarray(np.where(mask, values, 0.0).sum(axis=axis, dtype=np.float64))
+    return np.asarray(sum(float(np.where(within, part, 0.0).sum()) for part, within in _chunks(values, mask)))
 
 
 def masked_mean(values: Floats, mask: Mask, axis: int | None = None) -> Float64s:
@@ -29,11 +35,35 @@ def masked_var(values: Floats, mask: Mask) -> float:
     count = int(mask.sum())
     if count < 2:
         raise ValueError(f"a variance needs at least two response tokens in the batch, got {count}")
-    deviations = np.asarray(values, np.float64) - masked_mean(values, mask)
-    return float(masked_mean(deviations**2, mask)) * count / (count - 1)
+    return _sum_of_squares(values, mask) / (count + 1e-8) * count / (count - 1)
 
 
-def masked_whiten(values: Floats, mask: Mask) -> Float64s:
-    """(x - mean) / sqrt(var + 1e-8) over the mask, zero outside it; errors as of `masked_var`."""
-    centred = np.asarray(values, np.float64) - masked_mean(values, mask)
-    return np.where(mask, centred / np.sqrt(masked_var(values, mask) + 1e-8), 0.0)
+def variance(values: Floats) -> float:
+    """The sum of (x - mean)^2 / n over all values; 0 of none."""
+    return _sum_of_squares(values, np.ones(values.shape, np.bool_)) / max(values.size, 1)
+
+
+def _sum_of_squares(values: Floats, mask: Mask) -> float:
+    """Sum of (x - mean)^2 over the mask."""
+    mean = masked_sum(values, mask) / max(int(mask.sum()), 1)
+    return float(sum(masked_sum((part - mean) ** 2, within) for part, within in _chunks(values, mask)))
+
+
+def masked_whiten(values: Floats, mask: Mask) -> Floats:
+    """(x - mean) / sqrt(var + 1e-8) over the mask, zero outside it, in shape and dtype of `values`.
+
+    Errors as of `masked_var`.
+    """
+    mean, std = masked_mean(values, mask), np.sqrt(masked_var(values, mask) + 1e-8)
+    whitened, start = np.empty(mask.size, values.dtype), 0
+    for part, within in _chunks(values, mask):
+        whitened[start : start + len(part)] = np.where(within, (part - mean) / std, 0.0)
+        start += len(part)
+    return whitened.reshape(values.shape)
+
+
+def _chunks(values: Floats, mask: Mask) -> Iterator[tuple[Float64s, Mask]]:
+    """Values, in float64, and mask, both flat."""
+    flat, within = values.reshape(-1), mask.reshape(-1)
+    for start in range(0, len(flat), CHUNK):
+        yield flat[start : start + CHUNK].astype(np.float64), within[start : start + CHUNK]

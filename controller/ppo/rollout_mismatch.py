@@ -4,6 +4,8 @@ B responses, T response tokens, right-padded; N tokens inside the mask, R respon
 probability of a token, q the rollout backend's, r = p / q; exponents are clamped. float64 throughout.
 """
 
+from collections import defaultdict
+
 import numpy as np
 
 from controller.ppo.kl import clamp_log_ratio, k1, k3
@@ -11,53 +13,99 @@ from controller.ppo.masked_stats import Float64s, Floats, Mask
 
 
 def mismatch_metrics(old_log_probs_BT: Floats, rollout_log_probs_BT: Floats, mask_BT: Mask) -> dict[str, float]:
+    """The metrics of `Mismatch`, of a batch in one piece."""
+    mismatch = Mismatch()
+    mismatch.add(old_log_probs_BT, rollout_log_probs_BT, mask_BT)
+    return mismatch.metrics()
+
+
+class Mismatch:
     """training/rollout_... and rollout_corr/..., in every step in which log p and log q are known, corrected or not.
 
-    Empty without any token; ValueError if shapes differ.
+    Rows may come in several pieces: what is kept of them is a few numbers of each response.
     """
-    if not old_log_probs_BT.shape == rollout_log_probs_BT.shape == mask_BT.shape:
-        raise ValueError(
-            f"log-probs and mask must have the same shape, got {old_log_probs_BT.shape},"
-            f" {rollout_log_probs_BT.shape} and {mask_BT.shape}"
-        )
-    if not mask_BT.any():
-        return {}
-    old_BT = np.where(mask_BT, old_log_probs_BT, 0.0).astype(np.float64)
-    rollout_BT = np.where(mask_BT, rollout_log_probs_BT, 0.0).astype(np.float64)
-    metrics = _by_token(old_BT[mask_BT], rollout_BT[mask_BT]) | _by_response(old_BT, rollout_BT, mask_BT)
-    return {name: float(value) for name, value in metrics.items()}
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._largest: defaultdict[str, float] = defaultdict(float)
+        self._means_3 = np.zeros(3)  # of |p - q|, p and q
+        self._moments_33 = np.zeros((3, 3))  # sums of products of their deviations
+        self._responses: list[tuple[Float64s, Float64s, Float64s]] = []
+
+    def add(self, old_log_probs_BT: Floats, rollout_log_probs_BT: Floats, mask_BT: Mask) -> None:
+        """Takes some rows; ValueError if shapes differ."""
+        if not old_log_probs_BT.shape == rollout_log_probs_BT.shape == mask_BT.shape:
+            raise ValueError(
+                f"log-probs and mask must have the same shape, got {old_log_probs_BT.shape},"
+                f" {rollout_log_probs_BT.shape} and {mask_BT.shape}"
+            )
+        if not mask_BT.any():
+            return
+        old_BT = np.where(mask_BT, old_log_probs_BT, 0.0).astype(np.float64)
+        rollout_BT = np.where(mask_BT, rollout_log_probs_BT, 0.0).astype(np.float64)
+        self._add_tokens(old_BT[mask_BT], rollout_BT[mask_BT])
+        rows = mask_BT.any(axis=1)
+        tokens_R = mask_BT.sum(axis=1)[rows].astype(np.float64)
+        self._responses.append((old_BT.sum(axis=1)[rows], rollout_BT.sum(axis=1)[rows], tokens_R))
+
+    def _add_tokens(self, old_N: Float64s, rollout_N: Float64s) -> None:
+        p_N, q_N, d_N = np.exp(old_N), np.exp(rollout_N), rollout_N - old_N
+        diff_N, abs_N = np.abs(p_N - q_N), np.abs(d_N)
+        self._largest["probs"] = max(self._largest["probs"], diff_N.max())
+        self._largest["log_probs"] = max(self._largest["log_probs"], abs_N.max())
+        self._sums["abs"] += abs_N.sum()
+        self._sums["k1"] += k1(d_N).sum()
+        self._sums["k3"] += k3(clamp_log_ratio(d_N)).sum()
+        self._sums["squared_ratio"] += (np.exp(clamp_log_ratio(-d_N)) ** 2).sum()
+        self._add_moments(np.stack([diff_N, p_N, q_N]))
+
+    def _add_moments(self, values_3N: Float64s) -> None:
+        """Means and products of deviations, of what was there and what is new (Chan et al., 1983)."""
+        before, added = self._num_tokens, values_3N.shape[1]
+        means_3 = values_3N.mean(axis=1)
+        deviations_3N, shift_3 = values_3N - means_3[:, None], means_3 - self._means_3
+        self._moments_33 += deviations_3N @ deviations_3N.T
+        self._moments_33 += np.outer(shift_3, shift_3) * before * added / (before + added)
+        self._means_3 += shift_3 * added / (before + added)
+        self._num_tokens += added
+
+    def metrics(self) -> dict[str, float]:
+        """Of all rows so far; empty without any token."""
+        if not self._num_tokens:
+            return {}
+        old_R, rollout_R, tokens_R = map(np.concatenate, zip(*self._responses, strict=True))
+        metrics = self._by_token() | _by_response(old_R, rollout_R, tokens_R)
+        return {name: float(value) for name, value in metrics.items()}
+
+    def _by_token(self) -> dict[str, float]:
+        num_tokens, means, moments = self._num_tokens, self._means_3, self._moments_33
+        metrics = {
+            "training/rollout_probs_diff_max": self._largest["probs"],
+            "training/rollout_probs_diff_mean": means[0],
+            "training/rollout_probs_diff_std": np.sqrt(moments[0, 0] / (num_tokens - 1)) if num_tokens > 1 else 0.0,
+            "training/rollout_log_probs_diff_max": self._largest["log_probs"],
+            "training/rollout_log_probs_diff_mean": self._sums["abs"] / num_tokens,
+            "rollout_corr/kl": self._sums["k1"] / num_tokens,
+            "rollout_corr/k3_kl": self._sums["k3"] / num_tokens,
+            "rollout_corr/chi2_token": self._sums["squared_ratio"] / num_tokens - 1.0,
+        }
+        if moments[1, 1] > 0.0 and moments[2, 2] > 0.0:
+            correlation = moments[1, 2] / np.sqrt(moments[1, 1] * moments[2, 2])
+            metrics["training/rollout_actor_probs_pearson_corr"] = np.clip(correlation, -1.0, 1.0)
+        return metrics
 
 
-def _by_token(old_N: Float64s, rollout_N: Float64s) -> dict[str, float]:
-    p_N, q_N, d_N = np.exp(old_N), np.exp(rollout_N), rollout_N - old_N
-    diff_N = np.abs(p_N - q_N)
-    metrics = {
-        "training/rollout_probs_diff_max": diff_N.max(),
-        "training/rollout_probs_diff_mean": diff_N.mean(),
-        "training/rollout_probs_diff_std": diff_N.std(ddof=1) if len(diff_N) > 1 else 0.0,
-        "training/rollout_log_probs_diff_max": np.abs(d_N).max(),
-        "training/rollout_log_probs_diff_mean": np.abs(d_N).mean(),
-        "rollout_corr/kl": k1(d_N).mean(),
-        "rollout_corr/k3_kl": k3(clamp_log_ratio(d_N)).mean(),
-        "rollout_corr/chi2_token": (np.exp(clamp_log_ratio(-d_N)) ** 2).mean() - 1.0,
-    }
-    if p_N.std() > 0.0 and q_N.std() > 0.0:
-        metrics["training/rollout_actor_probs_pearson_corr"] = np.corrcoef(p_N, q_N)[0, 1]
-    return metrics
-
-
-def _by_response(old_BT: Float64s, rollout_BT: Float64s, mask_BT: Mask) -> dict[str, float]:
-    """Means over responses; a perplexity is exp of minus the mean log-prob of a response's tokens."""
-    rows = mask_BT.any(axis=1)
-    tokens_R = mask_BT.sum(axis=1)[rows]
-    training_R, rollout_R = (-log_probs.sum(axis=1)[rows] / tokens_R for log_probs in (old_BT, rollout_BT))
-    diff_R = training_R - rollout_R
-    log_ratio_R = clamp_log_ratio((old_BT - rollout_BT).sum(axis=1)[rows])
+def _by_response(old_R: Float64s, rollout_R: Float64s, tokens_R: Float64s) -> dict[str, float]:
+    """Means over responses, from the sums of their log-probs; a perplexity is exp of minus the mean of them."""
+    training_R, sampled_R = -old_R / tokens_R, -rollout_R / tokens_R
+    diff_R = training_R - sampled_R
+    log_ratio_R = clamp_log_ratio(old_R - rollout_R)
     return {
         "rollout_corr/training_ppl": np.exp(training_R).mean(),
         "rollout_corr/training_log_ppl": training_R.mean(),
-        "rollout_corr/rollout_ppl": np.exp(rollout_R).mean(),
-        "rollout_corr/rollout_log_ppl": rollout_R.mean(),
+        "rollout_corr/rollout_ppl": np.exp(sampled_R).mean(),
+        "rollout_corr/rollout_log_ppl": sampled_R.mean(),
         "rollout_corr/log_ppl_diff": diff_R.mean(),
         "rollout_corr/log_ppl_abs_diff": np.abs(diff_R).mean(),
         "rollout_corr/log_ppl_diff_max": diff_R.max(),

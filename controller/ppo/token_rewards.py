@@ -21,11 +21,11 @@ def token_rewards(scores_B: Floats, mask_BT: Mask) -> Float32s:
     return rewards_BT
 
 
-def penalise_kl(rewards_BT: Float32s, kl_BT: Float64s, mask_BT: Mask, *, kl_coef: float) -> tuple[Float32s, float]:
+def penalise_kl(rewards_BT: Float32s, kl_BT: Float64s, mask_BT: Mask, *, kl_coef: float) -> tuple[Float32s, Float64s]:
     """r_t - kl_coef * KL_t on every token inside the mask.
 
     Returns:
-        (rewards [B, T], mean KL: over rows, of each row's mean over its tokens; an empty row counts as 0).
+        (rewards [B, T], KL [B]: each row's mean over its tokens; that of an empty row is 0).
     """
-    mean_kl = float(masked_mean(kl_BT, mask_BT, axis=1).mean()) if len(mask_BT) else 0.0
-    return np.where(mask_BT, rewards_BT - kl_coef * kl_BT, 0.0).astype(np.float32), mean_kl
+    kl_B = masked_mean(kl_BT, mask_BT, axis=1)
+    return np.where(mask_BT, rewards_BT - kl_coef * kl_BT, 0.0).astype(np.float32), kl_B

@@ -1,7 +1,7 @@
 """The rollouts of a step, in parts that are handed on while others are still generated."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -63,11 +63,14 @@ class RolloutStream:
         loop = asyncio.get_running_loop()
         self._fetched: list[asyncio.Future[StreamPart]] = [loop.create_future() for _ in self._slots]
 
-    async def generate(self) -> tuple[Batch, CommandReply]:
-        """Samples n responses per prompt; returns prompts and responses, ordered by prompt, then sample."""
+    async def generate(self, *, on_generated: Callable[[], None]) -> tuple[Batch, CommandReply]:
+        """Samples n responses per prompt; returns prompts and responses, ordered by prompt, then sample.
+
+        `on_generated` is called once the actor has them all, while they are still on their way here.
+        """
         rows = self._prompts.to_batch(self._config.run.seed, self.slot.step, self._config.rollout.n)
         await self._actor.put_batch(self.slot, rows)
-        reply, *parts = await gather_calls(self._sample(), *map(self._fetch, range(len(self._slots))))
+        reply, *parts = await gather_calls(self._sample(on_generated), *map(self._fetch, range(len(self._slots))))
         return self.in_order(part.rollouts.select(("prompts", "responses")) for part in parts), reply
 
     async def parts(self) -> AsyncIterator[StreamPart]:
@@ -94,7 +97,7 @@ class RolloutStream:
         """What was computed of the parts that have rows, in the order of the prompts."""
         return concatenate(list(parts)).take(self.order)
 
-    async def _sample(self) -> CommandReply:
+    async def _sample(self, on_generated: Callable[[], None]) -> CommandReply:
         reply = await self._actor.generate(
             self.slot,
             sampling_params(self._config.rollout, self._config.data),
@@ -104,6 +107,7 @@ class RolloutStream:
         )
         for ended in self._ended:
             ended.set()
+        on_generated()
         return reply
 
     async def _fetch(self, index: int) -> StreamPart:

@@ -21,6 +21,7 @@ from controller.workers.client import WorkerClient
 from splitppo.atomic_write import write_atomically
 from splitppo.config import Config, ConfigError, dump_config
 from splitppo.config.load import validate
+from splitppo.config.reference_placement import keep_reference
 from splitppo.config.streaming import keep_stream_groups, resolve_stream_groups
 from splitppo.config.threads import keep_threads, permitted_cores, resolve_threads
 
@@ -117,8 +118,8 @@ class RunFolder:
         config = self.config
         if stored is not None:
             with suppress(ConfigError):  # of another version: then its keys are compared, and nothing of it is kept
-                of_folder = validate(stored, str(self.config_file))
-                config = keep_stream_groups(keep_threads(config, of_folder), of_folder)
+                used = validate(stored, str(self.config_file))
+                config = keep_stream_groups(keep_reference(keep_threads(config, used), used), used)
         return resolve_threads(resolve_stream_groups(config), permitted_cores())
 
     def _stored(self) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.ppo.experience import Experience
-from controller.ppo.masked_stats import Floats, Mask
+from controller.ppo.masked_stats import Floats, Mask, variance
 from controller.rollout.results import ScoredSample, is_numeric
 from controller.workers.span import Span, busy_s
 from splitppo.balance import attention_cost, partition
@@ -26,25 +26,30 @@ def learning_metrics(experience: Experience) -> dict[str, float]:
 
     Scores and rewards are of all responses; the rest is over the tokens that are learned from.
     """
-    learned_BT, batch = experience.learned, experience.batch
-    returns_N = experience.returns[learned_BT]
+    learned_N, batch = experience.learned.values, experience.batch
+    advantages_N, returns_N = (_where(learned_N, batch[name].values) for name in ("advantages", "returns"))
     metrics = {
         **_mean_max_min("critic/score", experience.scores),
-        **_mean_max_min("critic/rewards", experience.rewards.sum(axis=1)),
-        **_mean_max_min("critic/advantages", experience.advantages[learned_BT]),
+        **_mean_max_min("critic/rewards", experience.rewards.sums()),
+        **_mean_max_min("critic/advantages", advantages_N),
         **_mean_max_min("critic/returns", returns_N),
     }
     if "values" in batch and len(returns_N):
-        values_N = batch["values"].pad()[learned_BT]
+        values_N = _where(learned_N, batch["values"].values)
         metrics |= _mean_max_min("critic/values", values_N)
         metrics["critic/vf_explained_var"] = explained_variance(values_N, returns_N)
     return metrics
 
 
+def _where(mask_N: Mask, values_N: Floats) -> Floats:
+    """What the mask marks, without a copy where that is everything."""
+    return values_N if mask_N.all() else values_N[mask_N]
+
+
 def explained_variance(values_N: Floats, returns_N: Floats) -> float:
     """1 - var(returns - values) / (var(returns) + 1e-5): 1 for a perfect critic, at most 0 for a useless one."""
-    values_f64, returns_f64 = values_N.astype(np.float64), returns_N.astype(np.float64)
-    return float(1.0 - np.var(returns_f64 - values_f64) / (np.var(returns_f64) + 1e-5))
+    residual = variance(np.subtract(returns_N, values_N, dtype=np.float64))
+    return 1.0 - residual / (variance(returns_N) + 1e-5)
 
 
 def length_metrics(

@@ -15,8 +15,9 @@ class PlacementConfig(Section):
 
     reference: ReferenceHost = Field(
         "auto",
-        description="group that holds the frozen reference and computes its log-probs: actor | critic | auto (actor);"
-        " on the critic it costs the actor's ranks neither time nor memory",
+        description="group that holds the frozen reference and computes its log-probs: actor | critic | auto: where"
+        " it delays the step least by lengths, ranks, epochs and streaming (`controller plan` explains it), else the"
+        " actor; a resumed run keeps its place",
     )
     reward_model: RewardModelHost = Field(
         "auto",

@@ -5,7 +5,7 @@ Every model is frozen and refuses unknown keys. Field names are verl's where ver
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from pydantic import model_validator
 
@@ -16,6 +16,7 @@ from splitppo.config.debug import DebugConfig
 from splitppo.config.evaluation import EvaluationConfig
 from splitppo.config.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
 from splitppo.config.placement import PlacementConfig
+from splitppo.config.reference_placement import place_reference
 from splitppo.config.reward import RewardConfig
 from splitppo.config.reward_model import RewardModelConfig
 from splitppo.config.rollout import RolloutConfig
@@ -68,6 +69,24 @@ class Config(Section):
         if not self.uses_reference:
             return None
         return "critic" if self.placement.reference == "critic" else "actor"
+
+    def with_reference_on(self, host: RoleName) -> Self:
+        """This configuration with another host of the reference, which counts as chosen, not as given."""
+        placement = self.placement.model_copy(update={"reference": host})
+        placement.model_fields_set.discard("reference")
+        return self.model_copy(update={"placement": placement})
+
+    @property
+    def needs_old_log_probs(self) -> bool:
+        """Whether log-probs under the policy are computed before the update in every step, checked or not.
+
+        One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones. Then only the KL in the
+        reward and rollout correction ask for them. With bypass_mode the rollout backend's are taken.
+        """
+        actor, algorithm = self.actor, self.algorithm
+        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.data.train_batch_size
+        needed = not one_update or algorithm.use_kl_in_reward or algorithm.rollout_correction.is_active
+        return needed and not algorithm.rollout_correction.bypasses
 
     @property
     def reward_model_host(self) -> RoleName | None:
@@ -122,11 +141,16 @@ class Config(Section):
         bypasses = _resolve_bypass(algorithm, computes_alike=samples_itself and is_fp32)
         _fill(rollout, "check_freq", 1 if not samples_itself else BYPASS_CHECK_FREQ if bypasses else 0)
         _fill(rollout, "max_log_prob_diff", 1e-3 if is_fp32 else 2.0)
-        if placement.get("reference", "auto") == "auto":
-            placement["reference"] = "actor"
         if placement.get("reward_model", "auto") == "auto":
             placement["reward_model"] = "critic"
         return {**tree, **sections}
+
+    @model_validator(mode="after")
+    def _the_reference_is_placed(self) -> "Config":
+        """In place of `auto`; what the rule has chosen is not among the fields that were set."""
+        if self.placement.reference != "auto":
+            return self
+        return self.with_reference_on(place_reference(self).host)
 
     @model_validator(mode="after")
     def _the_reference_has_a_group(self) -> "Config":

@@ -1,25 +1,41 @@
-"""The number of parts of a step's responses, where `rollout.stream_groups` is `auto`."""
+"""The parts of a step's responses: their number where `rollout.stream_groups` is `auto`, and how large they are."""
 
-from splitppo.config.schema import Config
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from splitppo.config.schema import Config
 
 AUTO_PARTS = 4
 
 
-def resolve_stream_groups(config: Config) -> Config:
-    """`config` with a number in place of `auto`.
+def num_parts(config: "Config") -> int:
+    """`rollout.stream_groups` as a number.
 
     A function of the configuration alone, and not of its schedule, which changes no result.
     """
+    if config.rollout.stream_groups != "auto":
+        return config.rollout.stream_groups
     num_responses = config.data.train_batch_size * config.rollout.n
-    return _with_parts(config, min(AUTO_PARTS, num_responses) if len(config.roles) > 1 else 1)
+    return min(AUTO_PARTS, num_responses) if len(config.roles) > 1 else 1
 
 
-def keep_stream_groups(config: Config, stored: Config) -> Config:
+def part_shares(num_parts: int) -> list[float]:
+    """The share of the responses in each part: half of what the parts before have left, in the last one the rest."""
+    shares = [0.5**part for part in range(1, num_parts)]
+    return [*shares, 1.0 - sum(shares)]
+
+
+def resolve_stream_groups(config: "Config") -> "Config":
+    """`config` with a number in place of `auto`."""
+    return _with_parts(config, num_parts(config))
+
+
+def keep_stream_groups(config: "Config", stored: "Config") -> "Config":
     """`config` of a resumed run with the number that it has been using, by its `stored` one, in place of `auto`."""
     return _with_parts(config, stored.rollout.stream_groups)
 
 
-def _with_parts(config: Config, num_parts: int | str) -> Config:
+def _with_parts(config: "Config", num_parts: int | str) -> "Config":
     if config.rollout.stream_groups != "auto":
         return config
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"stream_groups": num_parts})})

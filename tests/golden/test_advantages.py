@@ -17,6 +17,7 @@ from controller.ppo.advantages import (
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     rloo,
+    whiten_advantages,
 )
 from splitppo.config import AlgorithmConfig, Config
 from splitppo.config.algorithm import NEEDS_VALUES
@@ -118,9 +119,9 @@ def test_gae_by_hand_with_a_hole() -> None:
 
 def test_gae_by_name_whitens_the_advantages_and_not_the_returns() -> None:
     rewards_BT, values_BT, mask_BT, groups_B = batch()
-    advantages_BT, returns_BT = compute_advantages(
-        algorithm("gae", gamma=0.9, lam=0.8), rewards_BT, mask_BT, groups_B=groups_B, values_BT=values_BT
-    )
+    of_gae = algorithm("gae", gamma=0.9, lam=0.8)
+    raw_BT, returns_BT = compute_advantages(of_gae, rewards_BT, mask_BT, groups_B=groups_B, values_BT=values_BT)
+    advantages_BT = whiten_advantages(of_gae, raw_BT, mask_BT)
     plain, plain_returns = reference_gae(rewards_BT.tolist(), values_BT.tolist(), mask_BT.tolist(), 0.9, 0.8)
     np.testing.assert_allclose(advantages_BT, reference_whiten(plain, mask_BT.tolist()), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(returns_BT, plain_returns, rtol=1e-6, atol=1e-7)
@@ -183,7 +184,8 @@ def test_reinforce_plus_plus_by_hand_bridges_a_hole() -> None:
 @pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
 def test_reinforce_plus_plus_by_name_is_whitened_over_the_batch(name: str) -> None:
     rewards_BT, _, mask_BT, groups_B = batch()
-    advantages_BT, returns_BT = compute_advantages(algorithm(name, gamma=0.9), rewards_BT, mask_BT, groups_B=groups_B)
+    raw_BT, returns_BT = compute_advantages(algorithm(name, gamma=0.9), rewards_BT, mask_BT, groups_B=groups_B)
+    advantages_BT = whiten_advantages(algorithm(name), raw_BT, mask_BT)
     expected_BT = reference_whiten(returns_BT.astype(np.float64).tolist(), mask_BT.tolist())
     np.testing.assert_allclose(advantages_BT, expected_BT, rtol=1e-5, atol=1e-6)
 

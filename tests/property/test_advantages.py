@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from controller.ppo.advantages import ESTIMATORS, compute_advantages, gae
+from controller.ppo.advantages import ESTIMATORS, compute_advantages, gae, whiten_advantages
 from controller.ppo.masked_stats import masked_whiten
 from splitppo.config import AlgorithmConfig
 
@@ -29,7 +29,8 @@ def batches(draw: st.DrawFn) -> dict[str, np.ndarray]:
 def advantages_of(name: str, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     assume(batch["mask_BT"].sum() >= 2)
     algorithm = AlgorithmConfig.model_validate({"adv_estimator": name, "gamma": 0.9, "lam": 0.8})
-    return compute_advantages(algorithm, **batch)
+    advantages_BT, returns_BT = compute_advantages(algorithm, **batch)
+    return whiten_advantages(algorithm, advantages_BT, batch["mask_BT"]), returns_BT
 
 
 @few

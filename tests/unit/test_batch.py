@@ -166,3 +166,25 @@ def test_concatenating_puts_the_rows_of_one_batch_after_those_of_the_other() -> 
 def test_concatenating_different_columns_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot concatenate batches with different columns"):
         concatenate([Batch.from_rows(prompts=[[1]]), Batch.from_rows(responses=[[1]])])
+
+
+def test_neighbouring_rows_are_views() -> None:
+    ragged = column([1, 2], [], [3], [4, 5])
+    middle = ragged.between(1, 3)
+    assert [row.tolist() for row in middle.rows()] == [[], [3]]
+    assert np.shares_memory(middle.values, ragged.values)
+    assert ragged.between(2, 9).lengths.tolist() == [1, 2]
+    assert ragged.between(2, 2).num_rows == 0
+
+
+def test_each_row_is_summed() -> None:
+    assert column([1, 2], [], [3], []).sums().tolist() == [3, 0, 3, 0]
+    assert column([], []).sums().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("length", [2, 300])  # by position, and row by row
+def test_rows_are_taken_in_any_order_and_may_repeat(length: int) -> None:
+    rows = [np.arange(length), np.arange(0), np.arange(length) + length]
+    taken = Column.from_rows(rows, np.dtype(np.int32)).take(np.array([2, 1, 0, 2]))
+    for row, expected in zip(taken.rows(), (rows[2], rows[1], rows[0], rows[2]), strict=True):
+        np.testing.assert_array_equal(row, expected)

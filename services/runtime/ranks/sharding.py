@@ -75,6 +75,8 @@ def join_shards(shards: Sequence[Indices], parts: Sequence[Batch | None]) -> Bat
     if factors or factor < 1 or factor != int(factor):
         made = ", ".join(f"{len(rows)} -> {part.num_rows if part else 'none'}" for rows, part in worked)
         raise RuntimeError(f"every rank must return the same multiple of its rows, got {made}")
+    if len(worked) == 1:
+        return worked[0][1]
     expanded = [(rows[:, None] * int(factor) + np.arange(int(factor))).reshape(-1) for rows, _ in worked]
     order = np.argsort(np.concatenate(expanded), kind="stable")
     return concatenate([part for _, part in worked if part is not None]).take(order)

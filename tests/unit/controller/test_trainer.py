@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from splitppo.batch import Batch
 from splitppo.config import Schedule
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
 from tests.fake_run import make_run
+from tests.fake_services import FakeActor
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 FIRST_EXPERIENCE = Slot(kind=SLOT_KIND_EXPERIENCE, step=1)
@@ -42,6 +45,25 @@ async def test_log_probs_values_and_scores_run_at_the_same_time(tmp_path: Path, 
     run.log.meet("actor.old_log_probs", "critic.values", "scorer.score")
     await run.trainer.fit()
     assert run.log.order(("end", "actor.generate", 1), ("begin", "critic.values", 1), ("begin", "actor.update", 1))
+
+
+class FetchesLate(FakeActor):
+    """Its responses arrive when it has begun to compute log-probs of them."""
+
+    async def get_batch(self, slot: Slot, columns: Sequence[str]) -> Batch:
+        if "responses" in columns:
+            await self.log.until("begin", "actor.old_log_probs", slot.step)
+        return await super().get_batch(slot, columns)
+
+
+@pytest.mark.parametrize("schedule", ["gather", "overlap"])
+async def test_the_actor_computes_log_probs_while_the_controller_fetches_the_responses(
+    tmp_path: Path, schedule: Schedule
+) -> None:
+    changes = {"run__schedule": schedule, "run__total_steps": 1, "algorithm__use_kl_in_reward": True}
+    run = make_run(tmp_path, actor=FetchesLate, **changes)
+    await run.trainer.fit()
+    assert [row["step"] for row in run.metrics] == [1]
 
 
 @pytest.mark.parametrize("schedule", ["gather", "overlap"])

@@ -38,6 +38,7 @@ async def test_serial_generates_completely_before_it_computes_anything_of_any_pa
         run__total_steps=1,
         rollout__stream_groups=2,
         algorithm__use_kl_in_reward=True,
+        placement__reference="actor",
         checkpoint__save_last=False,
     )
     await run.trainer.fit()

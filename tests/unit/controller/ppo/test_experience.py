@@ -29,22 +29,20 @@ def like_responses(number: float) -> list[list[float]]:
 
 def test_the_score_sits_on_the_last_token_of_its_response(tmp_path: Path) -> None:
     experience = assemble(tmp_path, {}, algorithm__adv_estimator="grpo")
-    assert experience.rewards.tolist() == [[0, 0, 1], [2, 0, 0], [0, 0, 0], [0, 4, 0]]
+    assert experience.rewards.pad().tolist() == [[0, 0, 1], [2, 0, 0], [0, 0, 0], [0, 4, 0]]
 
 
 def test_an_empty_response_gets_no_reward_anywhere(tmp_path: Path) -> None:
     experience = assemble(tmp_path, {"values": like_responses(0.0)})
-    assert not experience.rewards[2].any()
-    assert not experience.mask[2].any()
-    assert len(experience.batch["advantages"].rows()[2]) == 0
+    assert experience.rewards.values.sum() == 7.0
+    assert [len(row) for row in experience.batch["advantages"].rows()] == [3, 1, 0, 2]
 
 
 def test_holes_in_the_response_mask_get_no_reward_and_no_advantage(tmp_path: Path) -> None:
     mask = [[1, 0, 0], [1], [], [0, 1]]
     experience = assemble(tmp_path, {"response_mask": mask}, algorithm__adv_estimator="reinforce_plus_plus")
-    assert experience.rewards.tolist() == [[1, 0, 0], [2, 0, 0], [0, 0, 0], [0, 4, 0]]
-    advantages = experience.advantages
-    assert np.count_nonzero(advantages[~experience.mask]) == 0
+    assert experience.rewards.pad().tolist() == [[1, 0, 0], [2, 0, 0], [0, 0, 0], [0, 4, 0]]
+    assert not experience.batch["advantages"].values[[1, 2, 4]].any()
     assert [len(row) for row in experience.batch["advantages"].rows()] == [3, 1, 0, 2]
 
 
@@ -56,7 +54,7 @@ def test_the_kl_is_subtracted_from_every_tokens_reward(tmp_path: Path) -> None:
     }
     experience = assemble(tmp_path, columns, algorithm__use_kl_in_reward=True)
     # k1 is 0.25 nats on every token, times a coefficient of 0.5.
-    assert experience.rewards.tolist() == [[-0.125, -0.125, 0.875], [1.875, 0, 0], [0, 0, 0], [-0.125, 3.875, 0]]
+    assert experience.rewards.pad().tolist() == [[-0.125, -0.125, 0.875], [1.875, 0, 0], [0, 0, 0], [-0.125, 3.875, 0]]
     assert experience.kl == pytest.approx(0.25 * 3 / 4, abs=1e-6)  # the empty row counts as 0
     assert experience.metrics == {"actor/reward_kl_penalty": experience.kl, "actor/reward_kl_penalty_coeff": 0.5}
 
@@ -64,7 +62,7 @@ def test_the_kl_is_subtracted_from_every_tokens_reward(tmp_path: Path) -> None:
 def test_without_kl_in_the_reward_there_is_no_kl(tmp_path: Path) -> None:
     experience = assemble(tmp_path, {"ref_log_probs": like_responses(-9.0)}, algorithm__adv_estimator="grpo")
     assert experience.kl is None
-    assert experience.rewards.sum() == 7.0
+    assert experience.rewards.values.sum() == 7.0
 
 
 def test_returns_with_gamma_and_lambda_one_are_the_rewards_to_go(tmp_path: Path) -> None:
@@ -98,12 +96,12 @@ def test_a_rejected_token_gets_nothing_and_the_score_moves_to_the_last_one_that_
     correction = {"rollout_rs": "token_k1", "rollout_rs_threshold": 2.0}
     experience = assemble(tmp_path, {**OFF, "rollout_log_probs": ROLLOUT}, algorithm__rollout_correction=correction)
     assert [row.tolist() for row in experience.batch["response_mask"].rows()] == [[1, 1, 0], [0], [], [1, 1]]
-    assert experience.learned.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 0], [1, 1, 0]]
-    assert experience.rewards.tolist() == [[0, 1, 0], [2, 0, 0], [0, 0, 0], [0, 4, 0]]
+    assert experience.learned.pad().tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 0], [1, 1, 0]]
+    assert experience.rewards.pad().tolist() == [[0, 1, 0], [2, 0, 0], [0, 0, 0], [0, 4, 0]]
     assert [row.tolist() for row in experience.batch["returns"].rows()] == [[1, 1, 0], [0], [], [4, 4]]
-    advantages = experience.advantages
-    assert not advantages[~experience.learned].any()
-    assert advantages[experience.learned].mean() == pytest.approx(0.0, abs=1e-6)  # whitened over what is learned from
+    advantages, learned = experience.batch["advantages"].values, experience.learned.values
+    assert not advantages[~learned].any()
+    assert advantages[learned].mean() == pytest.approx(0.0, abs=1e-6)  # whitened over what is learned from
     assert experience.metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(2 / 6)
 
 
@@ -115,12 +113,12 @@ def test_a_response_that_is_rejected_still_counts_in_its_groups_baseline(tmp_pat
     changes = {"algorithm__adv_estimator": estimator, "algorithm__norm_adv_by_std_in_grpo": False}
     all_kept = assemble(tmp_path, columns, **changes)
     experience = assemble(tmp_path, columns, algorithm__rollout_correction=correction, **changes)
-    assert experience.learned.sum(axis=1).tolist() == [3, 0, 0, 2]
+    assert experience.learned.sums().tolist() == [3, 0, 0, 2]
     if estimator == "reinforce_plus_plus_baseline":
-        assert np.sign(experience.advantages[[0, 3], 0]).tolist() == [-1.0, 1.0]
+        assert np.sign(experience.batch["advantages"].pad()[[0, 3], 0]).tolist() == [-1.0, 1.0]
     else:
-        expected = np.where(experience.learned, all_kept.advantages, 0.0)
-        np.testing.assert_array_equal(experience.advantages, expected)
+        expected = np.where(experience.learned.values, all_kept.batch["advantages"].values, 0.0)
+        np.testing.assert_array_equal(experience.batch["advantages"].values, expected)
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
@@ -131,10 +129,9 @@ def test_where_too_little_is_left_nothing_is_learned(tmp_path: Path, estimator: 
     rollout[1] = [-1.0] * num_left or [-9.0]
     changes = {"algorithm__adv_estimator": estimator, "algorithm__rollout_correction": correction}
     experience = assemble(tmp_path, {**OFF, "rollout_log_probs": rollout}, **changes)
-    assert not experience.advantages.any()
     for name in ("advantages", "returns", "response_mask"):
         assert not experience.batch[name].values.any()
-    assert experience.rewards.sum() == 7.0
+    assert experience.rewards.values.sum() == 7.0
 
 
 def test_the_kl_in_the_reward_is_measured_on_all_tokens(tmp_path: Path) -> None:
@@ -161,7 +158,7 @@ def test_without_correction_what_differs_is_measured_and_changes_nothing(tmp_pat
     plain = assemble(tmp_path, OFF)
     assert measured.metrics["training/rollout_log_probs_diff_max"] == 4.0
     assert plain.metrics == {}
-    np.testing.assert_array_equal(measured.advantages, plain.advantages)
+    np.testing.assert_array_equal(measured.batch["advantages"].values, plain.batch["advantages"].values)
     assert set(measured.actor_columns().columns) == {"advantages"}
 
 
@@ -177,3 +174,31 @@ def test_columns_of_the_rollouts_stay_beside_what_was_learned(tmp_path: Path) ->
         column.values.dtype == np.float32 for name, column in experience.batch.columns.items() if "p" not in name
     )
     assert experience.num_tokens == 6 + 6
+
+
+def test_a_batch_of_several_blocks_is_what_its_rows_are_alone(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    lengths = np.array([300_000, 700_000, 20, 400_000, 1, 600_000])
+    rows = {name: [random.normal(size=n).astype(np.float32) for n in lengths] for name in ("old_log_probs", "values")}
+    rows["ref_log_probs"] = [row - 0.1 for row in rows["old_log_probs"]]
+    rows["rollout_log_probs"] = [row + 0.01 * random.normal(size=len(row)) for row in rows["old_log_probs"]]
+    rollouts = Batch.from_rows(prompts=[[1]] * 6, responses=[np.arange(n) for n in lengths], **rows)
+    algorithm = make_config(tmp_path, algorithm__use_kl_in_reward=True).algorithm
+    scores = np.arange(6, dtype=np.float32)
+    together = assemble_experience(algorithm, rollouts, scores, num_samples=2, kl_coef=0.5)
+    for start in (0, 2, 4):
+        pair = slice(start, start + 2)
+        alone = assemble_experience(
+            algorithm, rollouts.take(np.arange(6)[pair]), scores[pair], num_samples=2, kl_coef=0.5
+        )
+        for column, expected in (
+            (together.rewards, alone.rewards),
+            (together.batch["returns"], alone.batch["returns"]),
+        ):
+            np.testing.assert_array_equal(column.between(start, start + 2).values, expected.values)
+    old, sampled = (np.concatenate(rows[name]).astype(np.float32) for name in ("old_log_probs", "rollout_log_probs"))
+    p, q = np.exp(old.astype(np.float64)), np.exp(sampled.astype(np.float64))
+    assert together.metrics["training/rollout_probs_diff_std"] == pytest.approx(np.abs(p - q).std(ddof=1))
+    assert together.metrics["training/rollout_actor_probs_pearson_corr"] == pytest.approx(np.corrcoef(p, q)[0, 1])
+    assert together.batch["advantages"].values.mean() == pytest.approx(0.0, abs=1e-6)
+    assert together.batch["advantages"].values.std(ddof=1) == pytest.approx(1.0, abs=1e-5)

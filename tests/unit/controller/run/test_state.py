@@ -12,16 +12,16 @@ from pydantic import ValidationError
 from controller.ppo.experience import Experience
 from controller.rollout.results import Accuracy
 from controller.run.state import RunState
-from splitppo.batch import Batch
+from splitppo.batch import Batch, Column
 from tests.fake_services import make_config
 
 
 def experience(kl: float | None) -> Experience:
     """Two responses, five tokens in all."""
     batch = Batch.from_rows(prompts=[[1], [1]], responses=[[2], [2, 3]])
-    mask = np.array([[True, False], [True, True]])
-    zeros = np.zeros((2, 2), np.float32)
-    return Experience(batch, np.zeros(2, np.float32), zeros, mask, mask, zeros, zeros, kl)
+    lengths = batch["responses"].lengths
+    rewards, learned = Column(np.zeros(3, np.float32), lengths), Column(np.ones(3, bool), lengths)
+    return Experience(batch, np.zeros(2, np.float32), rewards, learned, kl)
 
 
 def test_a_run_starts_with_the_configured_coefficient(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from controller.tracking.step_metrics import (
     timing_metrics,
 )
 from controller.workers.span import Span
-from splitppo.batch import Batch
+from splitppo.batch import Batch, Column
 
 
 def test_names_that_dashboards_know_are_declared() -> None:
@@ -55,16 +55,16 @@ def test_every_name_is_declared_once_with_a_unit_and_a_meaning() -> None:
 
 def experience(**changes: Any) -> Experience:
     """Responses of 2, no and 3 tokens, of which the middle one of the last is rejected."""
-    learned_BT = np.array([[1, 1, 0], [0, 0, 0], [1, 0, 1]], bool)
-    advantages_BT = np.array([[1, 2, 0], [0, 0, 0], [-3, 0, 4]], np.float32)
+    advantages = [[1, 2], [], [-3, 0, 4]]
+    returns = [np.abs(row) for row in advantages]
+    lengths = np.array([2, 0, 3], np.int32)
     made = Experience(
-        batch=Batch.from_rows(prompts=[[1]] * 3, responses=[[5, 6], [], [5, 6, 7]]),
+        batch=Batch.from_rows(
+            prompts=[[1]] * 3, responses=[[5, 6], [], [5, 6, 7]], advantages=advantages, returns=returns
+        ),
         scores=np.array([1.0, 0.0, 0.5], np.float32),
-        rewards=np.array([[-0.5, 1, 0], [0, 0, 0], [0, 0, 0.25]], np.float32),
-        mask=np.array([[1, 1, 0], [0, 0, 0], [1, 1, 1]], bool),
-        learned=learned_BT,
-        advantages=advantages_BT,
-        returns=np.abs(advantages_BT),
+        rewards=Column(np.array([-0.5, 1, 0, 0, 0.25], np.float32), lengths),
+        learned=Column(np.array([1, 1, 1, 0, 1], bool), lengths),
     )
     return replace(made, **changes)
 
@@ -103,7 +103,8 @@ def test_values_and_their_explained_variance_count_only_tokens_that_are_learned_
 
 
 def test_metrics_over_no_token_are_left_out() -> None:
-    metrics = learning_metrics(experience(batch=with_values(), learned=np.zeros((3, 3), bool)))
+    nothing = Column(np.zeros(5, bool), np.array([2, 0, 3], np.int32))
+    metrics = learning_metrics(experience(batch=with_values(), learned=nothing))
     assert {name.split("/")[1] for name in metrics} == {"score", "rewards"}
     assert all(math.isfinite(value) for value in metrics.values())
 

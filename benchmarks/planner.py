@@ -1,0 +1,165 @@
+"""What the planner predicts against what is measured: three schedules, two places of the reference, and colocated.
+
+    python -m benchmarks.planner [--rounds 4] [--steps 4] [key.path=value ...]
+
+Of the quickstart's models three pairs of groups run side by side: split with the reference on the actor, split with it
+on the critic, one thread each, and colocated: two threads each, of which only one pair works at a time. Blocks of steps
+alternate between all of them; the first step of a block is left out, and all steps work on the same rollouts. The
+planner is given the phases of `serial` and `gather` with the reference on the actor, and of the colocated blocks, and
+predicts every step time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import uvloop
+
+from benchmarks.overlap import RECIPE, SamePrompts, run_block
+from controller.data.prompts import load_prompts
+from controller.data.tokenizer import load_tokenizer
+from controller.planner.measured import Measurement, measurement_of
+from controller.planner.plans import make_plans
+from controller.planner.step_model import Layout
+from controller.rollout.scoring import Scorer
+from controller.run.folder import RunFolder
+from controller.tracking.timeline import read_trace
+from controller.tracking.trackers import METRICS_FILE, read_metrics
+from controller.workers.client import Caller
+from controller.workers.concurrency import gather_calls
+from controller.workers.span import Span
+from controller.workers.worker_groups import WorkerGroups, Workers
+from recipes.sort_letters.prepare import prepare
+from rewards.manager import RewardManager
+from splitppo.config import Config, Schedule, load_config
+
+PAIRS = {
+    "actor": ("placement.reference=actor", "services.actor.threads=1", "services.critic.threads=1"),
+    "critic": ("placement.reference=critic", "services.actor.threads=1", "services.critic.threads=1"),
+    "colocated": ("placement.reference=actor", "services.actor.threads=2", "services.critic.threads=2"),
+}
+SETTINGS = (
+    "actor.lr=0",
+    "critic.lr=0",
+    "tracking.trackers=[]",
+    "checkpoint.save_freq=-1",
+    "checkpoint.save_last=false",
+)
+Variant = tuple[Layout, str]  # and the reference's host
+Block = tuple[Sequence[Mapping[str, Any]], Sequence[Span]]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two running groups."""
+
+    folder: RunFolder
+    workers: Workers
+
+
+def variants() -> list[Variant]:
+    """All that are measured."""
+    schedules: Sequence[Schedule] = get_args(Schedule)
+    return [*((schedule, host) for schedule in schedules for host in ("actor", "critic")), ("colocated", "actor")]
+
+
+async def measure(configs: Mapping[str, Config], num_rounds: int, num_steps: int) -> dict[Variant, list[Block]]:
+    """Runs all blocks in turn."""
+    config = configs["actor"]
+    tokenizer = load_tokenizer(config.actor.model)
+    table = load_prompts(config.data, tokenizer, "train")
+    prompts = SamePrompts(table, config.data.train_batch_size, config.run.seed, config.data.shuffle)
+    blocks: dict[Variant, list[Block]] = defaultdict(list)
+    async with AsyncExitStack() as stack:
+        pairs = {name: await start(stack, one) for name, one in configs.items()}
+        manager = await stack.enter_async_context(RewardManager(config.reward, prompts.table.data_sources))
+        for _ in range(num_rounds):
+            for layout, host in variants():
+                pair = pairs["colocated" if layout == "colocated" else host]
+                schedule = "serial" if layout == "colocated" else layout
+                run = pair.folder.config.run.model_copy(update={"schedule": schedule, "total_steps": num_steps})
+                block = pair.folder.config.model_copy(update={"run": run})
+                await gather_calls(*(client.load_checkpoint(0) for client in pair.workers.clients))
+                await run_block(block, pair.folder, pair.workers, prompts, Scorer(tokenizer, manager))
+                lines = read_metrics(block.run.dir / METRICS_FILE)
+                blocks[layout, host].append((lines, read_trace(block.run.dir / "trace.json")))
+    return blocks
+
+
+async def start(stack: AsyncExitStack, config: Config) -> Pair:
+    """Starts a pair of groups, which end with the stack."""
+    folder = stack.enter_context(RunFolder(config))
+    caller = Caller(folder.lease.run_id, folder.lease.epoch, nonce=folder.lease.nonce)
+    groups = WorkerGroups(folder.config, folder.config_file, caller, lambda *_: None)
+    stack.push_async_callback(groups.close)
+    return Pair(folder, await groups.connect())
+
+
+def measurements(configs: Mapping[str, Config], blocks: Mapping[Variant, list[Block]]) -> dict[Variant, Measurement]:
+    """Of each variant, with the configuration that it ran with."""
+    found = {}
+    for (layout, host), own in blocks.items():
+        config = configs["colocated" if layout == "colocated" else host]
+        run = config.run.model_copy(update={"schedule": "serial" if layout == "colocated" else layout})
+        found[layout, host] = measurement_of(config.model_copy(update={"run": run}), own, source="the benchmark")
+    return found
+
+
+SOURCES: Sequence[Variant] = (("serial", "actor"), ("gather", "actor"), ("colocated", "actor"))
+
+
+def report(measured: Mapping[Variant, Measurement]) -> str:
+    """Predicted and measured step times; sources are variants whose phases the planner was given."""
+    plans = make_plans([measured[source] for source in SOURCES], 2)
+    predicted = {(plan.layout, plan.reference or "actor"): plan.step_s for plan in plans.rows}
+    lines = [
+        "| layout | reference | steps | measured s | predicted s | error | given |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    errors = []
+    for variant, own in measured.items():
+        errors.append(predicted[variant] / own.step_s - 1.0)
+        lines.append(
+            f"| {variant[0]} | {variant[1]} | {own.num_steps} | {own.step_s:.3f} | {predicted[variant]:.3f} |"
+            f" {errors[-1]:+.1%} | {'yes' if variant in SOURCES else ''} |"
+        )
+    lines += [
+        "",
+        f"slowdown while both groups work: {plans.slowdown:.2f}",
+        f"mean error {statistics.fmean(map(abs, errors)):.1%}, largest {max(errors, key=abs):+.1%}",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=4, help="blocks per variant")
+    parser.add_argument("--steps", type=int, default=4, help="steps per block; the first is left out")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
+    options = parser.parse_intermixed_args()
+    prepare(Path(".cache/sort_letters"))
+    # Threads that spin while another group works would take its cores.
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    with tempfile.TemporaryDirectory() as folder:
+        configs = {
+            name: load_config(RECIPE, [f"run.dir={folder}/{name}", *SETTINGS, *options.overrides, *own])
+            for name, own in PAIRS.items()
+        }
+        work = measure(configs, options.rounds, options.steps)
+        blocks = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(work)
+        print(report(measurements(configs, blocks)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Actor and critic whose engines only sleep and answer, behind the real runtime: what is left is what surrounds them.
+
+    python -m services.runtime.torchrun --nproc-per-node 1 -m benchmarks.sleeping_engine ROLE --config FILE
+
+The seconds of each command are in `<run.dir>/engine_s.json`, by method. Answers are noise of the right lengths: those
+of responses are drawn from max_response_length / 16 up (varied), or all as long as that (fixed).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from services.runtime.context import RankContext
+from services.runtime.launch import run_service
+from services.runtime.role import Command, CommandProgress, Outcome
+from splitppo.batch import Batch, Column
+from splitppo.config.section import RoleName
+from splitppo.v1 import actor_pb2, critic_pb2, reference_pb2, worker_pb2
+
+SETTINGS = "engine_s.json"
+VARIED = "varied lengths"
+SHORTEST_SHARE = 16
+_ROWS = ("prompts", "responses")
+# What each command adds, beside Generate and the updates.
+COMPUTED = {"ComputeLogProbs": "old_log_probs", "ComputeRefLogProbs": "ref_log_probs", "ComputeValues": "values"}
+
+
+@lru_cache(maxsize=8)
+def noise(name: str, num_values: int) -> np.ndarray:
+    """Plausible values of a column, the same ones every time; log-probs of a token are nearly equal to each other."""
+    random = np.random.default_rng(num_values)
+    if name == "responses":
+        return random.integers(4, 100, num_values, dtype=np.int32)
+    values = random.standard_normal(num_values, dtype=np.float32)
+    if name.endswith("log_probs"):
+        own = np.random.default_rng(len(name)).standard_normal(num_values, dtype=np.float32)
+        return np.asarray(-np.abs(values) - 1e-3 * np.abs(own), np.float32)
+    return values
+
+
+def response_lengths(num_rows: int, longest: int, *, is_varied: bool) -> np.ndarray:
+    """Tokens of each response."""
+    if not is_varied:
+        return np.full(num_rows, longest, np.int32)
+    return np.random.default_rng(num_rows).integers(longest // SHORTEST_SHARE, longest + 1, num_rows, dtype=np.int32)
+
+
+class SleepingRole:
+    """See `services.runtime.role.Role`; there are no weights."""
+
+    num_parameters = 1
+    model = "none"
+
+    def __init__(self, context: RankContext) -> None:
+        self.role = worker_pb2.Role.Value(f"ROLE_{context.role_name.upper()}")
+        self._is_actor = context.role_name == "actor"
+        self._settings = context.config.run.dir / SETTINGS
+
+    def commands(self) -> Sequence[Command]:
+        """Those that the steps of the benchmark need."""
+        compute = self._compute
+        reference = Command("ComputeRefLogProbs", reference_pb2.ComputeRefLogProbsRequest, compute, columns=_ROWS)
+        if self._is_actor:
+            return (
+                Command(
+                    "Generate",
+                    actor_pb2.GenerateRequest,
+                    self._generate,
+                    columns=("prompts", "seeds"),
+                ),
+                Command("ComputeLogProbs", actor_pb2.ComputeLogProbsRequest, compute, columns=_ROWS),
+                reference,
+                Command("Update", actor_pb2.ActorUpdateRequest, self._update, columns=("advantages",), commits=True),
+            )
+        return (
+            Command("ComputeValues", critic_pb2.ComputeValuesRequest, compute, columns=_ROWS),
+            reference,
+            Command("Update", critic_pb2.CriticUpdateRequest, self._update, columns=("returns",), commits=True),
+        )
+
+    def _seconds(self) -> dict[str, float]:
+        return cast(dict[str, float], json.loads(self._settings.read_text()))
+
+    def _sleep(self, method: str, started_s: float) -> None:
+        time.sleep(max(0.0, started_s + self._seconds()[method] - time.monotonic()))
+
+    def _generate(self, request: actor_pb2.GenerateRequest, batch: Batch, _: CommandProgress) -> Outcome:
+        started_s = time.monotonic()
+        num_samples = int(batch["seeds"].lengths[0])
+        rows = np.repeat(np.arange(batch.num_rows), num_samples)
+        is_varied = bool(self._seconds()[VARIED])
+        lengths = response_lengths(len(rows), request.sampling.max_response_length, is_varied=is_varied)
+        columns = {"prompts": batch["prompts"].take(rows)}
+        for name in ("responses", "rollout_log_probs"):
+            columns[name] = Column(noise(name, int(lengths.sum(dtype=np.int64))), lengths)
+        self._sleep("Generate", started_s)
+        return Outcome(Batch(len(rows), columns), policy_version=request.header.base_step)
+
+    def _compute(self, request: Any, batch: Batch, _: CommandProgress) -> Outcome:
+        started_s = time.monotonic()
+        method = request.DESCRIPTOR.name.removesuffix("Request")
+        lengths = batch["responses"].lengths
+        column = Column(noise(COMPUTED[method], int(lengths.sum(dtype=np.int64))), lengths)
+        self._sleep(method, started_s)
+        return Outcome(Batch(batch.num_rows, {COMPUTED[method]: column}))
+
+    def _update(self, request: Any, _batch: Batch, _: CommandProgress) -> Outcome:
+        self._sleep(request.DESCRIPTOR.name.removesuffix("Request"), time.monotonic())
+        return Outcome()
+
+    def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
+        """Nothing is saved."""
+        raise NotImplementedError
+
+    def check_checkpoint(self, directory: Path) -> None:
+        """There is none."""
+        raise ValueError(f"{directory}: a sleeping engine has no checkpoints")
+
+    def load_checkpoint(self, _directory: Path | None) -> bytes:
+        """The initial model."""
+        return b""
+
+    def compute_weights_digest(self) -> str:
+        """Of nothing."""
+        return hashlib.sha256(b"").hexdigest()
+
+
+build: Callable[[RankContext], SleepingRole] = SleepingRole
+
+if __name__ == "__main__":
+    run_service(cast(RoleName, sys.argv.pop(1)), build)

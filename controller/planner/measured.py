@@ -1,0 +1,128 @@
+"""What a run has measured: seconds of every phase of a step in its engine, and on how many devices."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from controller.tracking.timeline import read_trace
+from controller.tracking.trackers import METRICS_FILE, read_metrics
+from controller.workers.span import Span, busy_s
+from splitppo.config import Config, ConfigError, load_config
+from splitppo.config.section import RoleName
+
+# Of a step: spans of these names are its phases. "score" is of the reward processes, "adv" of the controller.
+PHASES = ("gen", "old_log_prob", "ref", "values", "reward_model", "score", "adv", "update_actor", "update_critic")
+_FIRST_STEPS = 1  # slower than the rest: left out where there are more
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The steps of one run.
+
+    Attributes:
+        phase_s: median seconds of each phase that the steps have; of a phase in parts, their sum.
+        shared_s: of these, seconds in which the other one of actor and critic worked, too.
+        idle_s: median seconds of a step in which nobody worked: transfer and calls that nothing hides.
+        step_s: median wall time of a step.
+        num_steps: how many steps the medians are of.
+        devices: GPUs of each group, or on a CPU its threads.
+    """
+
+    config: Config
+    phase_s: Mapping[str, float]
+    shared_s: Mapping[str, float]
+    idle_s: float
+    step_s: float
+    num_steps: int
+    devices: Mapping[str, int]
+
+    def device_count_of(self, phase: str) -> int:
+        """Devices of the group that a phase ran on; 0 for what runs on the controller's machine."""
+        host = host_of(self.config, phase)
+        return self.devices[host] if host else 0
+
+
+def host_of(config: Config, phase: str) -> RoleName | None:
+    """The role whose group computes a phase; None: the controller, or its reward processes."""
+    hosts: dict[str, RoleName | None] = {"ref": config.reference_host, "reward_model": config.reward_model_host}
+    if phase in hosts:
+        return hosts[phase]
+    if phase in ("values", "update_critic"):
+        return "critic"
+    return "actor" if phase in ("gen", "old_log_prob", "update_actor") else None
+
+
+def read_measurement(run_dir: Path) -> Measurement:
+    """The measurement of a run folder.
+
+    Raises:
+        ConfigError: it is none, was left by another version, or holds no step.
+    """
+    config_file = run_dir / "config.yaml"
+    if not config_file.exists():
+        raise ConfigError(f"{run_dir} is no run folder: expected config.yaml and {METRICS_FILE} in it")
+    try:
+        config = load_config(config_file)
+    except ConfigError as error:
+        raise ConfigError(f"{run_dir} was left by another version: {error}") from error
+    lines = [line for line in read_metrics(run_dir / METRICS_FILE) if line["step"] > 0]
+    if not lines:
+        raise ConfigError(f"{run_dir} holds no step: expected a line with a step from 1 on in {METRICS_FILE}")
+    return measurement_of(config, [(lines, read_trace(run_dir / "trace.json"))], source=str(run_dir))
+
+
+def measurement_of(
+    config: Config, blocks: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Span]]], *, source: str
+) -> Measurement:
+    """Of blocks of steps, each with its lines of metrics and its spans; the first step of a block warms it up.
+
+    Raises:
+        ConfigError: no step has both a time and spans.
+    """
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    shared: defaultdict[str, list[float]] = defaultdict(list)
+    for lines, spans in blocks:
+        for line in lines[_FIRST_STEPS:] or lines:
+            own = [span for span in spans if span.step == line["step"] and span.name in PHASES]
+            if not own or "timing_s/step" not in line:
+                continue
+            seconds["step"].append(line["timing_s/step"])
+            started_s = min(span.started_s for span in own)
+            # Under `overlap` the critic's update belongs to the next step's time.
+            seconds["idle"].append(_idle_s(own, spans, started_s, started_s + line["timing_s/step"]))
+            for name in PHASES:
+                if parts := [span for span in own if span.name == name]:
+                    seconds[name].append(sum(span.duration_s for span in parts))
+                    shared[name].append(sum(_shared_s(span, spans) for span in parts))
+    if not seconds["step"]:
+        raise ConfigError(
+            f"{source} holds no step that can be used: expected timing_s/step, and its spans in trace.json"
+        )
+    medians = {name: median(values) for name, values in seconds.items()}
+    phase_s = {name: medians[name] for name in PHASES if name in medians}
+    shared_s = {name: median(shared[name]) for name in phase_s}
+    devices: dict[str, int] = {role: _devices(config, role) for role in config.roles}
+    return Measurement(config, phase_s, shared_s, medians["idle"], medians["step"], len(seconds["step"]), devices)
+
+
+def _idle_s(own: Sequence[Span], spans: Sequence[Span], started_s: float, finished_s: float) -> float:
+    """Seconds of a step in which neither it nor its neighbours had anybody at work."""
+    steps = (own[0].step - 1, own[0].step, own[0].step + 1)
+    working = [span for span in spans if span.step in steps and span.name in PHASES]
+    return finished_s - started_s - busy_s(working, started_s, finished_s)
+
+
+def _shared_s(span: Span, spans: Sequence[Span]) -> float:
+    """Seconds of a span of the actor or the critic in which the other one works."""
+    others = {"actor": "critic", "critic": "actor"}
+    working = (other for other in spans if other.pool == others.get(span.pool) and other.name in PHASES)
+    return busy_s(working, span.started_s, span.finished_s)
+
+
+def _devices(config: Config, role: RoleName) -> int:
+    service = config.services.of(role)
+    threads = 1 if service.devices or service.threads == "auto" else int(service.threads)
+    return service.num_processes * threads

@@ -1,0 +1,201 @@
+"""Every way to lay a run out on N devices, with the step time, idle shares and memory that it would have."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from controller.memory.estimate import GIB, GroupMemory
+from controller.memory.plan import memory_plan
+from controller.planner.measured import Measurement, host_of
+from controller.planner.scaling import PhaseTimes, phase_times
+from controller.planner.step_model import Layout, step_time
+from splitppo.config import Config, ConfigError, Schedule
+from splitppo.config.batch_plan import batch_plan
+from splitppo.config.load import validate
+from splitppo.config.section import RoleName
+from splitppo.config.streaming import num_parts
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One row: a layout of N devices, and what is predicted for it.
+
+    Attributes:
+        devices: of each group; of both together where they are colocated.
+        reference: its host; None without a reference.
+        memory_gib: of each rank at its peak; of a device that both share where they are colocated; None: unknown.
+        laws: by which phases were scaled that nobody has measured on so many devices; none: all were.
+    """
+
+    layout: Layout
+    devices: Mapping[str, int]
+    reference: RoleName | None
+    step_s: float
+    bubbles: Mapping[str, float]
+    memory_gib: Mapping[str, float | None]
+    laws: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plans:
+    """All rows, best first.
+
+    Attributes:
+        measured: the first run; `fitted_s` is its step by the model.
+        slowdown: by how much actor and critic slow each other down while both work.
+        refused: layouts that the run's sizes do not allow, and why.
+    """
+
+    measured: Measurement
+    fitted_s: float
+    slowdown: float
+    rows: tuple[Plan, ...]
+    refused: tuple[str, ...]
+
+    @property
+    def best_split(self) -> Plan | None:
+        """The fastest layout in which each model has devices of its own."""
+        return next((row for row in self.rows if row.layout != "colocated"), None)
+
+    @property
+    def colocated(self) -> Plan | None:
+        """The layout in which both models share all devices."""
+        return next((row for row in self.rows if row.layout == "colocated"), None)
+
+
+def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> Plans:
+    """Predicts all layouts of `num_devices`, those of the first run by default, from what the runs have measured.
+
+    Raises:
+        ConfigError: fewer than two devices, runs of different work, or no layout that is possible.
+    """
+    first = measurements[0]
+    config, (times, slowdown) = first.config, phase_times(measurements)
+    total = sum(first.devices.values()) if num_devices is None else num_devices
+    if total < len(config.roles) or total < 2:
+        raise ConfigError(
+            f"--gpus {total}: expected at least {max(2, len(config.roles))}, one for each group"
+            f" ({', '.join(config.roles)})"
+        )
+    for other in measurements[1:]:
+        if _work(other.config) != _work(config):
+            raise ConfigError(
+                f"{other.config.run.dir} does other work than {config.run.dir}: expected the same models, batch and"
+                " lengths, on other devices"
+            )
+    rows, refused, memory = [], [], _Memory(config)
+    for layout, devices, reference in _layouts(config, total, first.devices.get("reward", 0)):
+        try:
+            gib = memory.of(layout, devices, reference)
+        except ConfigError as why:
+            refused.append(f"{layout} {' + '.join(map(str, devices.values()))}: {why}")
+            continue
+        rows.append(_plan(config, times, slowdown, first.idle_s, layout, devices, reference, gib))
+    if not rows:
+        raise ConfigError(f"--gpus {total}: no layout is possible; {refused[0]}")
+    own_layout = _plan(
+        config, times, slowdown, first.idle_s, config.run.schedule, first.devices, config.reference_host, {}
+    )
+    rows.sort(key=lambda row: row.step_s)
+    return Plans(first, own_layout.step_s, slowdown, tuple(rows), tuple(refused))
+
+
+def _work(config: Config) -> object:
+    """What a step computes, wherever it does."""
+    sections = (config.data, config.rollout.n, config.algorithm, config.reward_model.model)
+    keys = {"model", "ppo_mini_batch_size", "ppo_epochs", "dtype"}
+    return sections, [config.trained_model_of(role).model_dump(include=keys) for role in config.trained_roles]
+
+
+def _layouts(config: Config, total: int, for_rewards: int) -> Iterator[tuple[Layout, dict[str, int], RoleName | None]]:
+    """(layout, devices, reference's host); without a critic all are the actor's. A reward group keeps its devices."""
+    hosts: list[RoleName | None] = [None]
+    if config.uses_reference:
+        hosts = ["actor", "critic"] if config.uses_critic else ["actor"]
+    schedules: Sequence[Schedule] = get_args(Schedule)
+    kept = {"reward": for_rewards} if for_rewards else {}
+    total -= for_rewards
+    if not config.uses_critic:
+        yield from ((schedule, {"actor": total, **kept}, hosts[0]) for schedule in schedules if schedule != "overlap")
+        return
+    yield "colocated", {"all": total, **kept}, hosts[0]
+    for schedule in schedules:
+        for actor in range(1, total):
+            yield from ((schedule, {"actor": actor, "critic": total - actor, **kept}, host) for host in hosts)
+
+
+def _plan(
+    config: Config,
+    times: Mapping[str, PhaseTimes],
+    slowdown: float,
+    idle_s: float,
+    layout: Layout,
+    devices: Mapping[str, int],
+    reference: RoleName | None,
+    memory: Mapping[str, float | None],
+) -> Plan:
+    phase_s, laws = {}, set()
+    for name, known in times.items():
+        host = (reference if name == "ref" else host_of(config, name)) or ""
+        phase_s[name], law = known.on(devices.get(host, devices.get("all", 0)))
+        laws.add(law)
+    predicted = step_time(
+        phase_s,
+        idle_s,
+        layout,
+        reference or "actor",
+        num_parts=num_parts(config),
+        has_reward_group=config.reward_model_host == "reward",
+        slowdown=slowdown,
+    )
+    bubbles = {pool: share for pool, share in predicted.bubbles.items() if pool in devices}
+    return Plan(layout, devices, reference, predicted.step_s, bubbles, memory, tuple(sorted(laws - {""})))
+
+
+class _Memory:
+    """The memory of a run's ranks, by devices and host of the reference; schedules do not matter."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._known: dict[object, dict[str, GroupMemory]] = {}
+
+    def of(self, layout: Layout, devices: Mapping[str, int], host: RoleName | None) -> dict[str, float | None]:
+        """GiB of a rank of each group at its peak; ConfigError if the run cannot be laid out so."""
+        roles = self._config.roles
+        counts = {role: devices.get(role, devices.get("all", 0)) for role in roles}
+        key = (*counts.values(), host)
+        if key not in self._known:
+            self._known[key] = self._groups(counts, host)
+        groups = self._known[key]
+        gib: dict[str, float | None] = {}
+        for role in roles:
+            gib[role] = groups[role].peak.total / GIB if role in groups else None
+        if layout != "colocated":
+            return gib
+        both = [groups[role] for role in self._config.trained_roles if role in groups]
+        of_rewards = {role: known for role, known in gib.items() if role not in self._config.trained_roles}
+        if len(both) < len(self._config.trained_roles):
+            return {"all": None, **of_rewards}
+        # One works, the other rests beside it.
+        at_rest = [min(terms.total for terms in group.phases.values()) for group in both]
+        peak = max(group.peak.total - rest for group, rest in zip(both, at_rest, strict=True)) + sum(at_rest)
+        return {"all": peak / GIB, **of_rewards}
+
+    def _groups(self, counts: Mapping[RoleName, int], host: RoleName | None) -> dict[str, GroupMemory]:
+        tree = self._config.model_dump(mode="json")
+        if host is not None:
+            tree["placement"]["reference"] = host
+        tree["services"]["allow_shared_devices"] = True
+        for role, count in counts.items():
+            tree["services"][role] |= self._service(role, count)
+        config = validate(tree, ", ".join(f"{count} devices of the {role}" for role, count in counts.items()))
+        batch_plan(config)
+        return {group.role: group for group in memory_plan(config, {}).groups}
+
+    def _service(self, role: RoleName, count: int) -> dict[str, Any]:
+        """On so many devices: a rank for each GPU; on a CPU as many ranks as before, while they divide the threads."""
+        service = self._config.services.of(role)
+        if service.devices:
+            return {"num_processes": count, "devices": list(range(count))}
+        num_ranks = service.num_processes if count % service.num_processes == 0 else count
+        return {"num_processes": num_ranks, "threads": count // num_ranks}

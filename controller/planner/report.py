@@ -1,0 +1,130 @@
+"""`python -m controller plan RUN_DIR`: the plans as a table, best first, and what they say in sentences; or as JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from controller.planner.measured import Measurement, read_measurement
+from controller.planner.plans import Plan, Plans, make_plans
+from splitppo.config.reference_placement import place_reference
+
+_MAX_ROWS = 20
+_HEAD = ("step s", "vs best", "layout", "actor", "critic", "reference", "idle", "GiB", "scaled by")
+
+
+def run_plan(run_dirs: Sequence[Path], num_devices: int | None, *, as_json: bool) -> str:
+    """What the command prints; ConfigError for a folder or number that cannot be used."""
+    plans = make_plans([read_measurement(run_dir) for run_dir in run_dirs], num_devices)
+    return _as_json(plans) if as_json else _as_text(plans)
+
+
+def _as_json(plans: Plans) -> str:
+    measured = plans.measured
+    content = {
+        "measured": {
+            "schedule": measured.config.run.schedule,
+            "reference": measured.config.reference_host,
+            "devices": measured.devices,
+            "num_steps": measured.num_steps,
+            "step_s": measured.step_s,
+            "predicted_step_s": plans.fitted_s,
+            "idle_s": measured.idle_s,
+            "phase_s": measured.phase_s,
+            "shared_s": measured.shared_s,
+        },
+        "slowdown": plans.slowdown,
+        "plans": [asdict(plan) for plan in plans.rows],
+        "refused": plans.refused,
+        "explanation": explain(plans),
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _as_text(plans: Plans) -> str:
+    best_s = plans.rows[0].step_s
+    shown = list(plans.rows[:_MAX_ROWS])
+    shown += [row for row in (plans.best_split, plans.colocated) if row is not None and row not in shown]
+    table = [_HEAD, *(_cells(row, best_s) for row in shown)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(_HEAD))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    if (more := len(plans.rows) - len(shown)) > 0:
+        lines.append(f"and {more} slower ones (--json lists all)")
+    if plans.refused:
+        lines.append(f"{len(plans.refused)} layouts are not possible, the first: {plans.refused[0]}")
+    return "\n".join([_measured(plans.measured, plans.fitted_s), "", *lines, "", *explain(plans)]) + "\n"
+
+
+def _measured(measured: Measurement, fitted_s: float) -> str:
+    config = measured.config
+    devices = " + ".join(f"{count} {role}" for role, count in measured.devices.items())
+    host = f", reference on the {config.reference_host}" if config.reference_host else ""
+    phases = ", ".join(f"{name} {seconds:.3g}" for name, seconds in measured.phase_s.items())
+    return (
+        f"measured: {measured.step_s:.3g} s a step ({config.run.schedule}{host}, {devices}; median of"
+        f" {measured.num_steps} steps); its phases give {fitted_s:.3g} s\nseconds: {phases}, nobody works"
+        f" {measured.idle_s:.3g}"
+    )
+
+
+def _cells(plan: Plan, best_s: float) -> tuple[str, ...]:
+    idle = " / ".join(f"{share:.0%}" for share in plan.bubbles.values())
+    memory = " / ".join("?" if gib is None else f"{gib:.2f}" for gib in plan.memory_gib.values())
+    devices = {name: str(plan.devices.get(name, plan.devices.get("all", "-"))) for name in ("actor", "critic")}
+    return (
+        f"{plan.step_s:.3g}",
+        f"{plan.step_s / best_s:.2f}",
+        plan.layout,
+        devices["actor"],
+        devices["critic"],
+        plan.reference or "-",
+        idle,
+        memory,
+        ", ".join(plan.laws) or "measured",
+    )
+
+
+def explain(plans: Plans) -> list[str]:
+    """What the table means: split or colocated, what was scaled, and where `auto` puts the reference."""
+    sentences = []
+    split, colocated = plans.best_split, plans.colocated
+    if split is not None and colocated is not None:
+        sentences.append(_split_or_colocated(split, colocated))
+    if plans.slowdown > 1.0:
+        sentences.append(
+            f"work takes {plans.slowdown:.2f} times as long while the other group works, too, in these runs."
+        )
+    elif plans.measured.config.uses_critic:
+        sentences.append(
+            "whether one group's work slows the other's down is not known from one schedule: name the folders of a"
+            " serial run and of one that is not."
+        )
+    laws = {law for plan in plans.rows for law in plan.laws}
+    if "1/n" in laws:
+        sentences.append(
+            "1/n: seconds were measured on one number of devices and divided by how many more there are, as if rows"
+            " were all that is divided; fixed costs make wide rows slower than this. A run on another number of devices"
+            " shows them: name its folder too."
+        )
+    if "a+b/n" in laws:
+        sentences.append("a+b/n: a fixed and a divided part, fitted to the runs on several numbers of devices.")
+    if plans.measured.config.uses_reference:
+        sentences.append(f"placement.reference: auto is the {place_reference(plans.measured.config)}.")
+    return sentences
+
+
+def _split_or_colocated(split: Plan, colocated: Plan) -> str:
+    idle = " and ".join(f"the {pool} for {share:.0%}" for pool, share in split.bubbles.items())
+    seconds = f"{split.step_s:.3g} s at best against {colocated.step_s:.3g} s"
+    if split.step_s > colocated.step_s:
+        why = f"it leaves {idle} of the step idle, while shared devices take one call after the other and never wait"
+        return f"split placement is slower than colocated ({seconds}): {why}{_memory(split, colocated)}."
+    why = f"what the groups do at the same time is worth more than what it leaves idle ({idle})"
+    return f"split placement is faster than colocated ({seconds}): {why}{_memory(split, colocated)}."
+
+
+def _memory(split: Plan, colocated: Plan) -> str:
+    shared, own = colocated.memory_gib.get("all"), [gib for gib in split.memory_gib.values() if gib is not None]
+    if shared is None or not own:
+        return ""
+    return f"; it needs {max(own):.2f} GiB on the fullest device, colocated {shared:.2f}"

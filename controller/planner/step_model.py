@@ -1,0 +1,124 @@
+"""The time of a step from the work of its phases: what waits for what, under each schedule (controller/trainer.py)."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from splitppo.config import Schedule
+from splitppo.config.section import RoleName
+from splitppo.config.streaming import part_shares
+
+# One pool of devices for both models, one call after the other.
+Layout = Schedule | Literal["colocated"]
+# Steps until an overlapped critic's update has found its rhythm.
+_STEPS = 6
+# What a task waits for: the tasks before it, by number.
+_Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step, and the share of it in which each pool is idle."""
+
+    step_s: float
+    bubbles: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A call: `work` seconds in a pool, which does one after the other in their order; without a pool, a delay."""
+
+    pool: str
+    work: float
+    after: _Numbers
+
+
+def step_time(
+    phase_s: Mapping[str, float],
+    idle_s: float,
+    layout: Layout,
+    reference: RoleName,
+    *,
+    num_parts: int = 1,
+    has_reward_group: bool = False,
+    slowdown: float = 1.0,
+) -> StepTime:
+    """The steady state of steps.
+
+        serial, colocated   the sum of all
+        gather              generate + max(old [+ ref], values [+ ref] [+ reward model], scores) + adv + max(updates)
+        overlap             the same, but the critic's update only delays the critic's next values
+
+    Args:
+        phase_s: seconds of work of each phase; one that is absent takes none.
+        layout: the schedule, or one pool for both models.
+        reference: its host.
+        idle_s: seconds of a step in which nobody works, on top.
+        num_parts: of a streamed generation: all but the actor begin with the first part.
+        has_reward_group: the reward model is in a group of its own, else on the critic.
+        slowdown: work of actor and critic takes so many times as long while the other one works, too.
+    """
+    at = defaultdict(float, phase_s)
+    at["adv"] += idle_s
+    rewards = "reward" if has_reward_group else "critic"
+    hosts = {"old_log_prob": "actor", "ref": reference, "values": "critic", "reward_model": rewards, "score": ""}
+    tasks: list[_Task] = []
+    shares = part_shares(num_parts)
+
+    def add(pool: str, work: float, *after: int) -> int:
+        in_turn = layout in ("serial", "colocated") and tasks
+        tasks.append(_Task(pool, work, (len(tasks) - 1,) if in_turn else after))
+        return len(tasks) - 1
+
+    ends: list[_Numbers] = [()]
+    for _ in range(_STEPS):
+        parts: list[int] = []
+        for share in shares:
+            parts.append(add("actor", at["gen"] * share, *(parts[-1:] or ends[-1])))
+        computed = [add("actor", at[name], parts[-1]) for name, pool in hosts.items() if pool == "actor"]
+        for part, share in zip(parts, shares, strict=True):
+            computed += [add(pool, at[name] * share, part) for name, pool in hosts.items() if pool != "actor"]
+        adv = add("", at["adv"], *computed)
+        actor, critic = add("actor", at["update_actor"], adv), add("critic", at["update_critic"], adv)
+        ends.append((actor,) if layout == "overlap" else (actor, critic))
+    started, ended = _run(tasks, slowdown)
+    begin_s, end_s = (max(ended[number] for number in numbers) for numbers in ends[-2:])
+    step_s, last = end_s - begin_s, len(tasks) - len(tasks) // _STEPS
+    busy: dict[str, float] = defaultdict(float)
+    for number, task in enumerate(tasks[last:], start=last):
+        busy[task.pool] += ended[number] - started[number]
+    if layout == "colocated":
+        busy["all"] = busy["actor"] + busy["critic"]
+    pools = (["all"] if layout == "colocated" else ["actor", "critic"]) + (["reward"] if has_reward_group else [])
+    return StepTime(step_s, {pool: max(0.0, 1.0 - busy[pool] / step_s) for pool in pools})
+
+
+def _run(tasks: Sequence[_Task], slowdown: float) -> tuple[list[float], list[float]]:
+    """When each task starts and ends."""
+    left = [task.work for task in tasks]
+    started, ended = [-1.0] * len(tasks), [-1.0] * len(tasks)
+    waiting, now = list(range(len(tasks))), 0.0
+    while waiting:
+        running: dict[str, int] = {}
+        delays = []
+        for number in waiting:
+            task = tasks[number]
+            is_next = not task.pool or task.pool not in running
+            if task.pool and is_next:
+                running[task.pool] = number  # and nothing behind it, even while it waits
+            if is_next and not task.pool and all(ended[other] >= 0.0 for other in task.after):
+                delays.append(number)
+        ready = [number for number in running.values() if all(ended[other] >= 0.0 for other in tasks[number].after)]
+        both = {"actor", "critic"} <= {tasks[number].pool for number in ready if left[number] > 0.0}
+        rates = {number: 1.0 / slowdown if both and tasks[number].pool != "reward" else 1.0 for number in ready}
+        rates |= dict.fromkeys(delays, 1.0)
+        step_s = min(left[number] / rate for number, rate in rates.items())
+        for number, rate in rates.items():
+            started[number] = now if started[number] < 0.0 else started[number]
+            left[number] -= step_s * rate
+            if left[number] <= 1e-12:
+                ended[number] = now + step_s
+        now += step_s
+        waiting = [number for number in waiting if ended[number] < 0.0]
+    return started, ended
