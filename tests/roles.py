@@ -36,9 +36,9 @@ def context_of(role_name: RoleName, **sections: Any) -> RankContext:
 
 
 def build_actor(model: Path, **actor: Any) -> ActorRole:
-    """An actor of `N_SAMPLES` responses per prompt and two mini-batches."""
+    """An actor of `N_SAMPLES` responses per prompt and two mini-batches; it hosts the reference, if there is one."""
     section = {"model": str(model), "lr": 1e-3, "ppo_mini_batch_size": 2, **actor}
-    return ActorRole(context_of("actor", rollout={"n": N_SAMPLES}, actor=section))
+    return ActorRole(context_of("actor", rollout={"n": N_SAMPLES}, actor=section, placement={"reference": "actor"}))
 
 
 class RecordedProgress(CommandProgress):

@@ -72,9 +72,11 @@ def test_critic_and_reference_exist_where_they_are_used(
 @pytest.mark.parametrize(
     ("overrides", "placed", "host"),
     [
-        ([], "actor", None),
-        (["actor.use_kl_loss=true"], "actor", "actor"),
-        (["actor.use_kl_loss=true", "placement.reference=auto"], "actor", "actor"),
+        ([], "critic", None),
+        (["actor.use_kl_loss=true"], "critic", "critic"),
+        (["actor.use_kl_loss=true", "placement.reference=auto"], "critic", "critic"),
+        (["actor.use_kl_loss=true", "rollout.stream_groups=1"], "actor", "actor"),
+        (["actor.use_kl_loss=true", "placement.reference=actor"], "actor", "actor"),
         (["actor.use_kl_loss=true", "placement.reference=critic"], "critic", "critic"),
         (["placement.reference=critic"], "critic", None),
     ],

@@ -43,7 +43,7 @@ def test_a_longer_run_or_another_address_needs_no_restart(tmp_path: Path, overri
 def test_what_shapes_a_worker_changes_its_digest_and_no_others(
     tmp_path: Path, override: str, actor_changes: bool, critic_changes: bool
 ) -> None:
-    before, after = load(tmp_path), load(tmp_path, override)
+    before, after = (load(tmp_path, "placement.reference=actor", *overrides) for overrides in ((), (override,)))
 
     assert (worker_digest(before, "actor") != worker_digest(after, "actor")) is actor_changes
     assert (worker_digest(before, "critic") != worker_digest(after, "critic")) is critic_changes

@@ -26,7 +26,7 @@ def make_stream(run_dir: Path, num_parts: int) -> RolloutStream:
 @pytest.mark.parametrize("num_parts", [2, 3, 10])
 async def test_what_is_computed_of_parts_comes_back_in_the_order_of_the_prompts(tmp_path: Path, num_parts: int) -> None:
     stream = make_stream(tmp_path, num_parts)
-    rollouts, _ = await stream.generate()
+    rollouts, _ = await stream.generate(on_generated=lambda: None)
     parts = [part async for part in stream.parts()]
     assert [(part.slot.step, part.slot.part) for part in parts] == [(3, part) for part in range(1, num_parts + 1)]
     lengths = [int(length) for part in parts for length in part.rollouts["responses"].lengths]
@@ -38,7 +38,7 @@ async def test_what_is_computed_of_parts_comes_back_in_the_order_of_the_prompts(
 
 async def test_every_row_of_a_part_comes_with_its_prompt(tmp_path: Path) -> None:
     stream = make_stream(tmp_path, 3)
-    await stream.generate()
+    await stream.generate(on_generated=lambda: None)
     async for part in stream.parts():
         assert part.rollouts["places"].values.tolist() == part.places.tolist()
         assert part.prompts.row_indices.tolist() == PROMPTS.row_indices[part.places // 2].tolist()
@@ -48,7 +48,7 @@ async def test_every_row_of_a_part_comes_with_its_prompt(tmp_path: Path) -> None
 
 async def test_one_part_is_the_whole_slot(tmp_path: Path) -> None:
     stream = make_stream(tmp_path, 1)
-    rollouts, _ = await stream.generate()
+    rollouts, _ = await stream.generate(on_generated=lambda: None)
     (part,) = [part async for part in stream.parts()]
     assert part.slot == Slot(kind=SLOT_KIND_EXPERIENCE, step=3)
     assert part.prompts.row_indices.tolist() == np.repeat(PROMPTS.row_indices, 2).tolist()
@@ -58,7 +58,7 @@ async def test_one_part_is_the_whole_slot(tmp_path: Path) -> None:
 
 async def test_parts_without_rows_are_nobodys_work(tmp_path: Path) -> None:
     stream = make_stream(tmp_path, 12)
-    rollouts, _ = await stream.generate()
+    rollouts, _ = await stream.generate(on_generated=lambda: None)
     assert rollouts.num_rows == 10
     assert [len(places) for places in stream.places] == [1] * 10 + [0] * 2
     assert len([part async for part in stream.parts()]) == 10
@@ -70,5 +70,5 @@ async def test_whoever_waits_for_a_part_is_not_disturbed_by_others_that_give_up(
     await asyncio.sleep(0)
     other.cancel()
     await asyncio.sleep(0)
-    await stream.generate()
+    await stream.generate(on_generated=lambda: None)
     assert (await patient).rollouts.num_rows == 10
