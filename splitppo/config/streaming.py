@@ -3,6 +3,8 @@
 from splitppo.config.schema import Config
 
 AUTO_PARTS = 4
+# Shorter responses end too close to each other for their parts to hide more than their calls cost (ADR 023).
+MIN_RESPONSE_LENGTH = 64
 
 
 def resolve_stream_groups(config: Config) -> Config:
@@ -11,7 +13,8 @@ def resolve_stream_groups(config: Config) -> Config:
     A function of the configuration alone, and not of its schedule, which changes no result.
     """
     num_responses = config.data.train_batch_size * config.rollout.n
-    return _with_parts(config, min(AUTO_PARTS, num_responses) if len(config.roles) > 1 else 1)
+    pays = len(config.roles) > 1 and config.data.max_response_length >= MIN_RESPONSE_LENGTH
+    return _with_parts(config, min(AUTO_PARTS, num_responses) if pays else 1)
 
 
 def keep_stream_groups(config: Config, stored: Config) -> Config:
