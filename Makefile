@@ -97,6 +97,8 @@ bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport,
 	$(PY) -m benchmarks.overlap
 	$(PY) -m benchmarks.planner
 	$(PY) -m benchmarks.scale
+	$(PY) -m benchmarks.streaming
+	$(PY) -m benchmarks.streaming --reward-model
 	$(PY) -m benchmarks.rollout
 
 certs: setup  ## certificates for services.security in certs/, or new ones of the same authority; HOSTS=gpu-one,10.0.0.5 DAYS=90

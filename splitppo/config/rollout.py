@@ -50,7 +50,8 @@ class RolloutConfig(Section):
     stream_groups: Literal["auto"] | PositiveInt = Field(
         "auto",
         description="parts of a step's responses, in the order in which they end, each sent on while others are still"
-        " generated; auto: 4 where another group than the actor's computes with them, else 1",
+        " generated; auto: 4 where another group than the actor's computes with them and data.max_response_length is"
+        " at least 64, else 1",
     )
     check_freq: int | None = Field(
         None,

@@ -6,6 +6,8 @@ if TYPE_CHECKING:
     from splitppo.config.schema import Config
 
 AUTO_PARTS = 4
+# Shorter responses end too close to each other for their parts to hide more than their calls cost (ADR 023).
+MIN_RESPONSE_LENGTH = 64
 
 
 def num_parts(config: "Config") -> int:
@@ -16,7 +18,8 @@ def num_parts(config: "Config") -> int:
     if config.rollout.stream_groups != "auto":
         return config.rollout.stream_groups
     num_responses = config.data.train_batch_size * config.rollout.n
-    return min(AUTO_PARTS, num_responses) if len(config.roles) > 1 else 1
+    pays = len(config.roles) > 1 and config.data.max_response_length >= MIN_RESPONSE_LENGTH
+    return min(AUTO_PARTS, num_responses) if pays else 1
 
 
 def part_shares(num_parts: int) -> list[float]:

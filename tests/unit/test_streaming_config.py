@@ -12,7 +12,7 @@ from tests.fake_services import make_config
 
 
 def resolved(run_dir: Path, **changes: Any) -> object:
-    config = make_config(run_dir, **{"rollout__stream_groups": "auto", **changes})
+    config = make_config(run_dir, **{"rollout__stream_groups": "auto", "data__max_response_length": 64, **changes})
     return resolve_stream_groups(config).rollout.stream_groups
 
 
@@ -27,6 +27,10 @@ def test_a_step_of_few_responses_has_no_more_parts_than_those(tmp_path: Path) ->
 
 def test_where_no_other_group_computes_nothing_is_streamed(tmp_path: Path) -> None:
     assert resolved(tmp_path, algorithm__adv_estimator="grpo") == 1
+
+
+def test_short_responses_are_not_streamed(tmp_path: Path) -> None:
+    assert resolved(tmp_path, data__max_response_length=63) == 1
 
 
 def test_a_reward_model_in_a_group_of_its_own_is_another_group(tmp_path: Path) -> None:
