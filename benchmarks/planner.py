@@ -137,7 +137,14 @@ def report(measured: Mapping[Variant, Measurement]) -> str:
         "",
         f"slowdown while both groups work: {plans.slowdown:.2f}",
         f"mean error {statistics.fmean(map(abs, errors)):.1%}, largest {max(errors, key=abs):+.1%}",
+        "",
+        "ms of each phase, and of it shared with the other group",
     ]
+    for (layout, host), own in measured.items():
+        phases = (
+            f"{name} {seconds * 1e3:.0f} ({own.shared_s[name] * 1e3:.0f})" for name, seconds in own.phase_s.items()
+        )
+        lines.append(f"{layout} {host}: {', '.join(phases)}, nobody {own.idle_s * 1e3:.0f}")
     return "\n".join(lines)
 
 

@@ -49,6 +49,8 @@ class StepCalls:
         self._has_generated = asyncio.Event()
         self._sent_to_critic: set[int] = set()  # parts of the slot
         self._preparing_critic = asyncio.Lock()
+        # The actor's columns go first: the critic's are sent while it works.
+        self._sending_updates = asyncio.Lock()
 
     async def generate(self) -> Batch:
         """Actor: prompts and responses, n per prompt, ordered by prompt, then sample."""
@@ -185,7 +187,8 @@ class StepCalls:
 
         async def attempt() -> CommandReply:
             if columns is not None:
-                await client.put_batch(self._slot, columns)
+                async with self._sending_updates:
+                    await client.put_batch(self._slot, columns)
             return await update(self._slot, base_step=self._base_step)
 
         name = f"update_{client.role}"

@@ -53,15 +53,16 @@ def make_run(
     at_step: int = 0,
     validates: bool = False,
     actor: Callable[[CallLog], FakeActor] = FakeActor,
+    critic: Callable[[CallLog], FakeCritic] = FakeCritic,
     **changes: Any,
 ) -> FakeRun:
-    """A run that has done `at_step` steps; `changes` as for `make_config`, `actor` makes the client of that role."""
+    """A run that has done `at_step` steps; `changes` as for `make_config`, `actor` and `critic` make the clients."""
     config = make_config(run_dir, **changes)
     log = CallLog()
-    policy, critic, scorer = actor(log), FakeCritic(log), FakeScorer(log)
-    policy.committed_step = critic.committed_step = at_step
+    policy, value, scorer = actor(log), critic(log), FakeScorer(log)
+    policy.committed_step = value.committed_step = at_step
     prompts = make_prompts(config)
-    workers = Workers.of(config, policy, critic if config.uses_critic else None)
+    workers = Workers.of(config, policy, value if config.uses_critic else None)
     recorder = Recorder(config, run_dir, plain_display())
     recorder.restart_at(at_step, workers.clients, None)
     store = CheckpointStore(run_dir / "checkpoints")
@@ -75,4 +76,4 @@ def make_run(
         recorder,
         RunState.initial(config).at_step(at_step),
     )
-    return FakeRun(config, log, policy, critic, scorer, store, recorder, trainer)
+    return FakeRun(config, log, policy, value, scorer, store, recorder, trainer)

@@ -14,7 +14,7 @@ from splitppo.batch import Batch
 from splitppo.config import Schedule
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
 from tests.fake_run import make_run
-from tests.fake_services import FakeActor
+from tests.fake_services import FakeActor, FakeCritic
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 FIRST_EXPERIENCE = Slot(kind=SLOT_KIND_EXPERIENCE, step=1)
@@ -64,6 +64,28 @@ async def test_the_actor_computes_log_probs_while_the_controller_fetches_the_res
     run = make_run(tmp_path, actor=FetchesLate, **changes)
     await run.trainer.fit()
     assert [row["step"] for row in run.metrics] == [1]
+
+
+@pytest.mark.parametrize("schedule", ["gather", "overlap"])
+async def test_the_actors_columns_are_sent_before_the_critics(tmp_path: Path, schedule: Schedule) -> None:
+    arrived: list[str] = []
+
+    class SlowToTake(FakeActor):
+        async def put_batch(self, slot: Slot, batch: Batch) -> None:
+            await super().put_batch(slot, batch)
+            if "advantages" in batch:
+                await asyncio.sleep(0.01)
+                arrived.append("advantages")
+
+    class Critic(FakeCritic):
+        async def put_batch(self, slot: Slot, batch: Batch) -> None:
+            await super().put_batch(slot, batch)
+            if "returns" in batch:
+                arrived.append("returns")
+
+    run = make_run(tmp_path, actor=SlowToTake, critic=Critic, run__schedule=schedule, run__total_steps=2)
+    await run.trainer.fit()
+    assert arrived == ["advantages", "returns"] * 2
 
 
 @pytest.mark.parametrize("schedule", ["gather", "overlap"])
