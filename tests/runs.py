@@ -44,7 +44,7 @@ class Inputs:
 
     @classmethod
     def make(cls, folder: Path) -> Inputs:
-        """Writes a policy, a larger value model, a reward model, 16 training and 8 validation prompts and a function."""
+        """Writes a policy, a larger value model, a reward model, 16 training and 8 validation prompts, a reward."""
         models.save_policy(folder / "policy")
         models.save_value_model(folder / "value")
         models.save_reward_model(folder / "reward")

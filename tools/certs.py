@@ -5,7 +5,7 @@
 The authority (ca.pem, ca.key) is made once and used again, so a second call is the rotation: new certificates that
 whoever trusts ca.pem accepts. Keys are readable by their owner only. Move ca.key to a safe place: no process needs it.
 
---spread also writes ROOT/actor, ROOT/critic and ROOT/controller, each with what the processes of that role need and no
+--spread also writes ROOT/actor, critic, reward and controller, each with what the processes of that role need and no
 more (ca.pem, their own pair, the pair for health checks, the token that all share), to be mounted where they run.
 --once is for deployments that call it at every start: what is complete and valid for another week is left alone, and
 what an earlier call has not brought to its end is completed.
@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-SERVERS = ("actor", "critic")
+SERVERS = ("actor", "critic", "reward")
 # With a token set, `health` may check health and nothing else.
 CLIENTS = ("controller", "health")
 ROLES = (*SERVERS, "controller")

@@ -1,13 +1,14 @@
 """What every container of deploy/compose starts: checks what the container was given, then runs its role.
 
-    entrypoint.py actor|critic|controller|prepare|certs|own-secrets [key.path=value | --check ...]
+    entrypoint.py actor|critic|reward|controller|prepare|certs|own-secrets [key.path=value | --check ...]
 
 Standard library only, so that a mistake is told at once. Exit codes are those of the role (docs/running.md), but for
-actor and critic: input that they refuse ends them with 0, since the engine would start any other code again
+groups: input that they refuse ends them with 0, since the engine would start any other code again
 (docs/adr/019-containers.md). The engine never restarts the controller, whose exit code is the run's: one that is killed
 is started again from here.
 """
 
+import itertools
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-GROUPS = {"actor": 7001, "critic": 7002}  # the port that each listens on, on the containers' network
+GROUPS = {"actor": 7001, "critic": 7002, "reward": 7003}  # the port that each listens on, on the containers' network
 ROLES = (*GROUPS, "controller", "prepare", "certs", "own-secrets")
 EXIT_BAD_INPUT = 2
 MAX_RESTARTS = 5
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ, 
         return run_controller(lambda: child.run(command))
     code = child.run(command)
     if role in GROUPS and code == EXIT_BAD_INPUT:
-        say(f"the {role} has refused its input, so it is not started again")
+        say(f"the {role} group has refused its input, so it is not started again")
         return 0
     return code
 
@@ -76,7 +77,7 @@ def command_of(
         check_writable(root, "authority", *(f"spread/{one}" for one in (*GROUPS, "controller")))
         spread = ["--out", "/authority", "--spread", "/spread", "--once"]
         return [*python, "tools.certs", *spread, "--hosts", "localhost", *more]
-    gpus = gpus_of(environment)
+    gpus = gpus_of(environment, role)
     check_recipe(environment, root)
     if role == "prepare":
         if environment.get("RECIPE"):
@@ -92,7 +93,7 @@ def command_of(
 
 
 def common_overrides(environment: Mapping[str, str], gpus: Mapping[str, Sequence[str]]) -> list[str]:
-    """What all three processes are told on top of the recipe; `OVERRIDES` comes last, and wins.
+    """What groups and controller are told on top of the recipe; `OVERRIDES` comes last, and wins.
 
     Args:
         environment: of the container.
@@ -126,26 +127,30 @@ def run_name(environment: Mapping[str, str]) -> str:
     return name
 
 
-def gpus_of(environment: Mapping[str, str]) -> dict[str, list[str]]:
-    """The GPUs of each group by `ACTOR_GPUS` and `CRITIC_GPUS`; nothing where neither is set.
+def gpus_of(environment: Mapping[str, str], role: str) -> dict[str, list[str]]:
+    """The GPUs of each group by `ACTOR_GPUS`, `CRITIC_GPUS` and `REWARD_GPUS`; nothing where none is set.
+
+    Only a container whose `role` is reward asks for the third list.
 
     Raises:
-        Refused: a list makes no sense, one of them is missing, or they overlap.
+        Refused: a list makes no sense, one of them is missing, or two overlap.
     """
     gpus = {}
-    for role in GROUPS:
-        name = f"{role.upper()}_GPUS"
+    for group in GROUPS:
+        name = f"{group.upper()}_GPUS"
         if not (value := environment.get(name, "")):
             continue
-        gpus[role] = value.split(",")
-        if not all(map(_GPU.fullmatch, gpus[role])) or len(set(gpus[role])) < len(gpus[role]):
+        gpus[group] = value.split(",")
+        if not all(map(_GPU.fullmatch, gpus[group])) or len(set(gpus[group])) < len(gpus[group]):
             raise Refused(f"{name} is {value!r}, expected different GPUs with commas between, such as 0,1,2")
-    if len(gpus) == 1:
-        (given,) = gpus
-        raise Refused(f"only {given.upper()}_GPUS is set, expected both lists, ACTOR_GPUS and CRITIC_GPUS")
-    if shared := set.intersection(*map(set, gpus.values())) if gpus else set():
-        both = " and ".join(f"{role.upper()}_GPUS ({','.join(gpus[role])})" for role in gpus)
-        raise Refused(f"{both} overlap in {','.join(sorted(shared))}: give each group its own GPUs")
+    for (one, ones), (other, others) in itertools.combinations(gpus.items(), 2):
+        if shared := ",".join(sorted(set(ones) & set(others))):
+            both = f"{one.upper()}_GPUS ({','.join(ones)}) and {other.upper()}_GPUS ({','.join(others)})"
+            raise Refused(f"{both} overlap in {shared}: give each group its own GPUs")
+    for group in GROUPS if gpus else ():
+        if group not in gpus and group in ("actor", "critic", role):
+            given = " and ".join(f"{one.upper()}_GPUS" for one in gpus)
+            raise Refused(f"{group.upper()}_GPUS is not set, expected a list for each group, as in {given}")
     return gpus
 
 

@@ -17,7 +17,7 @@ class SecurityConfig(Section):
     tls: bool = Field(False, description="mutual TLS: server and client show a certificate signed by ca_file")
     ca_file: Path | None = Field(None, description="PEM: certificates of the authority that both sides trust")
     cert_file: Path | None = Field(
-        None, description="PEM: this process's certificate; {role} stands for actor, critic or controller"
+        None, description="PEM: this process's certificate; {role} stands for actor, critic, reward or controller"
     )
     key_file: Path | None = Field(None, description="PEM: the certificate's private key; {role} as in cert_file")
     token_file: Path | None = Field(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.groups import PROJECT, free_address
+from tests.models import save_reward_model
 from tests.runs import RunFolder
 
 FOLDER = PROJECT / "deploy" / "compose"
@@ -22,6 +23,7 @@ BASE_IMAGE = os.environ.get("BASE_IMAGE", "python:3.11-slim-bookworm")
 ENGINE_TIMEOUT_S = 600.0
 POLL_INTERVAL_S = 0.5
 RUN_FILES = ("metrics.jsonl", "processes.json", "summary.json", "config.yaml", "checkpoints")
+REWARD_GROUP = "reward_model.model=/models/reward_model placement.reward_model=reward"
 LABEL = "com.docker.compose.project"
 
 
@@ -72,7 +74,7 @@ class Stack:
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None, files: tuple[str, ...] = ()) -> None:
         self.project = f"splitppo-test-{secrets.token_hex(4)}"
-        self.addresses = {role: free_address() for role in ("actor", "critic")}
+        self.addresses = {role: free_address() for role in ("actor", "critic", "reward")}
         self.folder = RunFolder(folder)
         ports = {f"{role.upper()}_PORT": address.rpartition(":")[2] for role, address in self.addresses.items()}
         inherited = {name: value for name, value in os.environ.items() if name not in SETTINGS}
@@ -117,6 +119,13 @@ class Stack:
         docker("cp", f"{self.container(service)}:{source}", str(target))
         return target
 
+    def add_reward_model(self, folder: Path) -> None:
+        """Puts a tiny classifier where `REWARD_GROUP` looks for it; `folder` gets a copy."""
+        for file in save_reward_model(folder / "reward_model").iterdir():
+            file.chmod(0o644)  # safetensors saves for the owner alone
+        self.compose("up", "--no-start", "--no-build", "prepare")
+        docker("cp", str(folder / "reward_model"), f"{self.container('prepare')}:/prepared")
+
     def fetch_run(self, *names: str) -> RunFolder:
         """A copy of what the run folder holds now."""
         self.folder.path.mkdir(parents=True, exist_ok=True)
@@ -152,7 +161,9 @@ class Stack:
 
     def down(self) -> None:
         """Removes all that the project has made, volumes too."""
-        self.compose("--profile", "tensorboard", "down", "--volumes", "--timeout", "5", check=False)
+        self.compose(
+            "--profile", "tensorboard", "--profile", "reward", "down", "--volumes", "--timeout", "5", check=False
+        )
 
     def left(self) -> list[str]:
         """Names of what the engine still has of this project."""
@@ -168,5 +179,6 @@ class Stack:
 SETTINGS = (
     *("LOCK", "SHM_SIZE", "TENSORBOARD_PORT", "REVISION"),
     *("RECIPE", "MODEL_DIR", "DATA_DIR", "RUNS_DIR", "RUN", "OVERRIDES", "SECRETS_DIR", "VERSION"),
-    *("ACTOR_CPUS", "CRITIC_CPUS", "ACTOR_GPUS", "CRITIC_GPUS", "ACTOR_PORT", "CRITIC_PORT", "COMPOSE_FILE"),
+    *(f"{group}_{what}" for group in ("ACTOR", "CRITIC", "REWARD") for what in ("CPUS", "GPUS", "PORT")),
+    *("COMPOSE_FILE", "COMPOSE_PROFILES"),
 )

@@ -13,22 +13,26 @@ import yaml
 from tests.deployment.stack import FOLDER, SETTINGS, has_compose_v2
 
 pytestmark = pytest.mark.docker
-GPUS = {"ACTOR_GPUS": "0,1,2", "CRITIC_GPUS": "6,7", "ACTOR_CPUS": "0-5", "CRITIC_CPUS": "6,7"}
+NEEDED_GPUS = {"ACTOR_GPUS": "0,1,2", "CRITIC_GPUS": "6,7", "ACTOR_CPUS": "0-5", "CRITIC_CPUS": "6,7"}
+GPUS = {**NEEDED_GPUS, "REWARD_GPUS": "3,4", "REWARD_CPUS": "4-7"}
 ON_TOP: dict[str, dict[str, str]] = {
     "": {},
     "compose.gpu.yaml": GPUS,
     "compose.secrets.yaml": {"SECRETS_DIR": "/srv/secrets"},
 }
-GROUPS = ("actor", "critic")
+GROUPS = ("actor", "critic", "reward")
+PROFILES = ("tensorboard", "reward")
 
 
-def config(on_top: str, settings: dict[str, str], command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+def config(
+    on_top: str, settings: dict[str, str], command: tuple[str, ...], profiles: tuple[str, ...] = PROFILES
+) -> subprocess.CompletedProcess[str]:
     """`... config` of compose.yaml with one more file, and settings on top of the example, which sets nothing."""
     files = [part for file in ("compose.yaml", on_top) if file for part in ("-f", file)]
     environment = {name: value for name, value in os.environ.items() if name not in SETTINGS} | settings
-    profiles = ["--profile", "tensorboard"]
+    chosen = [part for profile in profiles for part in ("--profile", profile)]
     return subprocess.run(
-        [*command, "--env-file", ".env.example", *files, *profiles, "config"],
+        [*command, "--env-file", ".env.example", *files, *chosen, "config"],
         cwd=FOLDER,
         env=environment,
         capture_output=True,
@@ -50,12 +54,29 @@ def services() -> dict[str, dict[str, dict[str, Any]]]:
     return found
 
 
+@pytest.mark.parametrize("profiles", [(), PROFILES], ids=["", "profiles"])
 @pytest.mark.parametrize("on_top", ON_TOP)
-def test_docker_compose_1_29_accepts_the_files(on_top: str) -> None:
+def test_docker_compose_1_29_accepts_the_files(on_top: str, profiles: tuple[str, ...]) -> None:
     if shutil.which("docker-compose") is None:
         pytest.skip("no deployment here: there is no docker-compose 1.29")
-    done = config(on_top, ON_TOP[on_top], ("docker-compose",))
+    done = config(on_top, ON_TOP[on_top], ("docker-compose",), profiles)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("on_top", ON_TOP)
+def test_without_its_profile_there_is_no_reward_group_and_the_others_are_the_same(
+    on_top: str, services: dict[str, dict[str, dict[str, Any]]]
+) -> None:
+    done = config(on_top, ON_TOP[on_top], ("docker", "compose"), ("tensorboard",))
+    assert done.returncode == 0, done.stderr
+    others = {name: service for name, service in services[on_top].items() if name != "reward"}
+    assert yaml.safe_load(done.stdout)["services"] == others
+
+
+def test_gpus_of_a_reward_group_are_not_asked_for_without_its_profile() -> None:
+    if not has_compose_v2():
+        pytest.skip("no deployment here: there is no Docker Compose v2")
+    assert config("compose.gpu.yaml", NEEDED_GPUS, ("docker", "compose"), ()).returncode == 0
 
 
 def test_nothing_runs_with_more_rights_than_it_needs(services: dict[str, dict[str, dict[str, Any]]]) -> None:
@@ -103,11 +124,11 @@ def test_each_group_gets_its_own_gpus_and_everybody_both_lists(services: dict[st
         }
 
 
-@pytest.mark.parametrize("missing", GPUS)
+@pytest.mark.parametrize("missing", NEEDED_GPUS)
 def test_gpus_without_their_settings_are_refused_with_the_name_of_what_is_missing(missing: str) -> None:
     if not has_compose_v2():
         pytest.skip("no deployment here: there is no Docker Compose v2")
-    settings = {name: value for name, value in GPUS.items() if name != missing}
+    settings = {name: value for name, value in NEEDED_GPUS.items() if name != missing}
     done = config("compose.gpu.yaml", settings, ("docker", "compose"))
     assert done.returncode != 0
     assert f"required variable {missing} is missing a value: set it in .env" in done.stderr

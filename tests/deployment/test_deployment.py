@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitppo import __version__
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
-from tests.deployment.stack import Stack, docker
+from tests.deployment.stack import REWARD_GROUP, Stack, docker
 from tests.groups import PROJECT
 from tests.ports import is_loopback, read_tables
 from tests.runs import RunFolder
@@ -44,6 +44,9 @@ class Story:
     exit_code: int | None = None
     left_after_down: list[str] = field(default_factory=list)
     undisturbed: RunFolder | None = None
+    reward_group_was_healthy: bool = False
+    scored_by_model: RunFolder | None = None
+    exit_code_scored_by_model: int | None = None
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +89,12 @@ def tell(stack: Stack, folder: Path) -> Story:
     stack.up()
     story.exit_code = stack.wait_controller()
     stack.fetch_run()
-    story.undisturbed = run_undisturbed(stack, folder)
+    prepared = stack.copy("controller", "/models/sort_letters", folder / "sort_letters")
+    start_with_reward_group(stack, folder)  # meanwhile:
+    story.undisturbed = run_undisturbed(prepared, folder)
+    story.exit_code_scored_by_model = stack.wait_controller()
+    story.reward_group_was_healthy = stack.state("reward", ".State.Health.Status") == "healthy"
+    story.scored_by_model = stack.fetch_run()
     stack.down()
     story.left_after_down = stack.left()
     return story
@@ -102,8 +110,8 @@ def ask_from_outside(story: Story, folder: Path) -> None:
     """Asks both groups through their ports on this machine, with nothing but grpcio and the pair `health`."""
     secrets = story.stack.copy("actor", "/secrets", folder / "secrets")
     ca, key, certificate = ((secrets / name).read_bytes() for name in ("ca.pem", "health.key", "health.pem"))
-    for role, address in story.stack.addresses.items():
-        port = address.rpartition(":")[2]
+    for role in GROUPS:
+        port = story.stack.addresses[role].rpartition(":")[2]
         with grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(ca, key, certificate)) as channel:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
             story.health[role] = reply.status
@@ -112,9 +120,17 @@ def ask_from_outside(story: Story, folder: Path) -> None:
             story.status_without_token[role] = refused.value.code()
 
 
-def run_undisturbed(stack: Stack, folder: Path) -> RunFolder:
+def start_with_reward_group(stack: Stack, folder: Path) -> None:
+    """Another run in the same project, of one step, with a reward model in a container of its own."""
+    stack.add_reward_model(folder)
+    short = "run.total_steps=1 evaluation.val_before_train=false evaluation.min_accuracy=0"
+    stack.environment |= {"COMPOSE_PROFILES": "reward", "RUN": "scored", "OVERRIDES": f"{REWARD_GROUP} {short}"}
+    stack.folder = RunFolder(folder / "scored")
+    stack.up()
+
+
+def run_undisturbed(prepared: Path, folder: Path) -> RunFolder:
     """The same recipe without containers and without incidents, on the model and the prompts that were prepared."""
-    prepared = stack.copy("controller", "/models/sort_letters", folder / "sort_letters")
     run = RunFolder(folder / "undisturbed")
     overrides = [
         f"run.dir={run.path}",
@@ -176,6 +192,15 @@ def test_the_next_up_goes_on_and_the_quickstart_learns(story: Story) -> None:
 def test_the_weights_are_those_of_an_undisturbed_run_without_containers(story: Story) -> None:
     assert story.undisturbed is not None
     assert story.run.summary["weights_sha256"] == story.undisturbed.summary["weights_sha256"]
+
+
+def test_a_reward_group_in_a_container_of_its_own_scores_the_responses(story: Story) -> None:
+    assert (story.exit_code_scored_by_model, story.reward_group_was_healthy) == (0, True)
+    run = story.scored_by_model
+    assert run is not None
+    assert {one["role"] for one in run.processes} == {*GROUPS, "reward", "controller"}
+    (step,) = [line for line in run.metrics if "reward/model/mean" in line]
+    assert step["reward/model/min"] < step["reward/model/max"]
 
 
 def test_down_with_volumes_leaves_nothing(story: Story) -> None:

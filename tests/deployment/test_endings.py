@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deployment.stack import ENGINE_TIMEOUT_S, FOLDER, Stack
+from tests.deployment.stack import ENGINE_TIMEOUT_S, FOLDER, REWARD_GROUP, Stack
 
 pytestmark = [pytest.mark.docker, pytest.mark.extended, pytest.mark.timeout(1500)]
 
@@ -23,9 +23,9 @@ def stack(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
         stack.down()
 
 
-def configure(stack: Stack, run: str, overrides: str) -> None:
-    stack.compose("down")  # the volumes stay
-    stack.environment |= {"RUN": run, "OVERRIDES": overrides}
+def configure(stack: Stack, run: str, overrides: str, *, profile: str = "") -> None:
+    stack.compose("--profile", "reward", "down")  # the volumes stay
+    stack.environment |= {"RUN": run, "OVERRIDES": overrides, "COMPOSE_PROFILES": profile}
 
 
 def test_a_group_that_refuses_its_input_is_not_started_again_and_says_why(stack: Stack) -> None:
@@ -37,6 +37,36 @@ def test_a_group_that_refuses_its_input_is_not_started_again_and_says_why(stack:
         assert (stack.state(role, ".State.ExitCode"), stack.state(role, ".RestartCount")) == (0, 0)
     assert "key 'actor.lr': input should be greater than or equal to 0, got -1" in stack.logs("actor")
     assert not stack.state("controller", ".State.Running")
+
+
+def test_a_reward_group_that_the_recipe_does_not_have_says_so_and_is_not_started_again(stack: Stack) -> None:
+    configure(stack, "no-reward-group", "", profile="reward")
+    stack.compose("up", "--detach", "--no-build", "reward")
+    stack.wait_for(lambda: not stack.state("reward", ".State.Running"), "the end of the reward group")
+    assert (stack.state("reward", ".State.ExitCode"), stack.state("reward", ".RestartCount")) == (0, 0)
+    assert "this run has no reward group: reward_model.model is ''" in stack.logs("reward")
+
+
+def test_a_controller_whose_reward_group_is_not_there_says_so(stack: Stack, tmp_path: Path) -> None:
+    stack.add_reward_model(tmp_path)
+    configure(stack, "reward-group-missing", f"{REWARD_GROUP} run.total_steps=1 services.start_timeout_s=60")
+    stack.up()
+    assert stack.wait_controller() == 2
+    assert "the reward at reward:7003 cannot be reached within 60 s" in stack.logs("controller")
+
+
+def test_a_reward_group_whose_rank_is_killed_is_started_again_and_the_run_goes_on(stack: Stack, tmp_path: Path) -> None:
+    overrides = f"{REWARD_GROUP} run.total_steps=4 evaluation.min_accuracy=0"
+    configure(stack, "reward-group-killed", overrides, profile="reward")
+    stack.add_reward_model(tmp_path)
+    stack.up()
+    stack.wait_for_step(1)
+    (pid,) = [one["pid"] for one in stack.fetch_run("processes.json").processes if one["role"] == "reward"]
+    stack.run_python("reward", f"import os, signal; os.kill({pid}, signal.SIGKILL)")
+    assert stack.wait_controller() == 0
+    restarts = {role: stack.state(role, ".RestartCount") for role in ("actor", "critic", "reward")}
+    assert restarts == {"actor": 0, "critic": 0, "reward": 1}
+    assert stack.fetch_run().summary["global_step"] == 4
 
 
 def test_the_exit_code_of_a_run_that_fails_is_the_scripts_and_the_containers_are_gone(stack: Stack) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from deploy.compose import entrypoint
-from deploy.compose.entrypoint import Refused, command_of, gpus_of, main
+from deploy.compose.entrypoint import GROUPS, Refused, command_of, gpus_of, main
 from splitppo.config import Config, load_config
 from tests.groups import PROJECT, wait_until
 
 QUICKSTART = (PROJECT / "recipes" / "sort_letters" / "cpu.yaml").read_text()
 USER = os.getuid() or 10001  # who runs the entry point where it may not do everything
+ROLES = (*GROUPS, "controller")
 OWN = {"RECIPE": "../mine.yaml", "MODEL_DIR": "/srv/models", "DATA_DIR": "/srv/data"}
 
 
@@ -28,9 +29,9 @@ def root(tmp_path: Path) -> Path:
         (tmp_path / folder).mkdir()
     for folder in ("models", "data"):
         (tmp_path / folder / "sort_letters").mkdir(parents=True)
-    for role in ("actor", "critic", "controller"):
+    for role in ROLES:
         (tmp_path / "spread" / role).mkdir()
-    for name in ("ca", "health", "actor", "critic", "controller"):
+    for name in ("ca", "health", *ROLES):
         (tmp_path / "secrets" / f"{name}.pem").touch()
         (tmp_path / "secrets" / f"{name}.key").touch()
     (tmp_path / "secrets" / "token").touch()
@@ -45,15 +46,15 @@ def config_of(role: str, root: Path, environment: dict[str, str]) -> Config:
     return load_config(root / "recipe.yaml", command[config_file + 1 :])
 
 
-@pytest.mark.parametrize("role", ["actor", "critic", "controller"])
+@pytest.mark.parametrize("role", ROLES)
 def test_the_quickstarts_recipe_is_placed_in_containers_and_nothing_else_of_it_changes(role: str, root: Path) -> None:
     config, plain = config_of(role, root, {}), load_config(root / "recipe.yaml")
     assert str(config.run.dir) == "/runs/quickstart"
     assert (config.services.launch, config.services.security.tls) == ("external", True)
-    for name in ("actor", "critic"):
-        service = config.services.of(name)  # type: ignore[arg-type]
-        port = entrypoint.GROUPS[name]
-        assert (service.bind, service.address, service.threads) == (f"0.0.0.0:{port}", f"{name}:{port}", 1)
+    for name, port in GROUPS.items():
+        service, in_recipe = (one.services.of(name) for one in (config, plain))  # type: ignore[arg-type]
+        assert (service.bind, service.address) == (f"0.0.0.0:{port}", f"{name}:{port}")
+        assert service.threads == in_recipe.threads
     assert config.actor.model == "/models/sort_letters/model"
     assert (config.actor.lr, config.run.total_steps) == (plain.actor.lr, plain.run.total_steps)
 
@@ -72,25 +73,42 @@ def test_a_run_is_called_after_the_recipe(environment: dict[str, str], folder: s
 
 
 def test_a_container_numbers_its_own_gpus_from_zero(root: Path) -> None:
-    services = config_of("critic", root, {"ACTOR_GPUS": "0,1,5", "CRITIC_GPUS": "6,7"}).services
-    assert (services.actor.num_processes, services.actor.devices) == (3, (0, 1, 2))
-    assert (services.critic.num_processes, services.critic.devices) == (2, (0, 1))
+    lists = {"ACTOR_GPUS": "0,1,5", "CRITIC_GPUS": "6,7"}
+    for role, with_reward in (("critic", {}), ("reward", {"REWARD_GPUS": "2"})):
+        services = config_of(role, root, {**lists, **with_reward}).services
+        assert (services.actor.num_processes, services.actor.devices) == (3, (0, 1, 2))
+        assert (services.critic.num_processes, services.critic.devices) == (2, (0, 1))
+        assert services.reward.devices == ((0,) if with_reward else ())
 
 
 @pytest.mark.parametrize(
-    ("actor", "critic", "sentence"),
+    ("actor", "critic", "reward", "sentence"),
     [
-        ("0,1", "1,2", "ACTOR_GPUS (0,1) and CRITIC_GPUS (1,2) overlap in 1: give each group its own GPUs"),
-        ("0,1", "", "only ACTOR_GPUS is set, expected both lists, ACTOR_GPUS and CRITIC_GPUS"),
-        ("0,,1", "2", "ACTOR_GPUS is '0,,1', expected different GPUs with commas between, such as 0,1,2"),
-        ("0", "1, 2", "CRITIC_GPUS is '1, 2', expected different GPUs with commas between, such as 0,1,2"),
-        ("3,3", "1", "ACTOR_GPUS is '3,3', expected different GPUs with commas between, such as 0,1,2"),
+        ("0,1", "1,2", "", "ACTOR_GPUS (0,1) and CRITIC_GPUS (1,2) overlap in 1: give each group its own GPUs"),
+        ("0,1", "2", "1", "ACTOR_GPUS (0,1) and REWARD_GPUS (1) overlap in 1: give each group its own GPUs"),
+        ("0", "2,3", "2,3", "CRITIC_GPUS (2,3) and REWARD_GPUS (2,3) overlap in 2,3: give each group its own GPUs"),
+        ("0,1", "", "", "CRITIC_GPUS is not set, expected a list for each group, as in ACTOR_GPUS"),
+        ("", "1", "2", "ACTOR_GPUS is not set, expected a list for each group, as in CRITIC_GPUS and REWARD_GPUS"),
+        ("0,,1", "2", "", "ACTOR_GPUS is '0,,1', expected different GPUs with commas between, such as 0,1,2"),
+        ("0", "1, 2", "", "CRITIC_GPUS is '1, 2', expected different GPUs with commas between, such as 0,1,2"),
+        ("3,3", "1", "", "ACTOR_GPUS is '3,3', expected different GPUs with commas between, such as 0,1,2"),
     ],
 )
-def test_lists_of_gpus_that_make_no_sense_are_refused(actor: str, critic: str, sentence: str) -> None:
+@pytest.mark.parametrize("role", ["prepare", *ROLES])
+def test_lists_of_gpus_that_make_no_sense_are_refused(
+    role: str, actor: str, critic: str, reward: str, sentence: str
+) -> None:
     with pytest.raises(Refused) as refused:
-        gpus_of({"ACTOR_GPUS": actor, "CRITIC_GPUS": critic})
+        gpus_of({"ACTOR_GPUS": actor, "CRITIC_GPUS": critic, "REWARD_GPUS": reward}, role)
     assert str(refused.value) == sentence
+
+
+def test_nobody_but_the_reward_group_itself_asks_for_its_gpus() -> None:
+    lists = {"ACTOR_GPUS": "0", "CRITIC_GPUS": "1"}
+    for role in ("actor", "critic", "controller", "prepare"):
+        assert gpus_of(lists, role) == {"actor": ["0"], "critic": ["1"]}
+    with pytest.raises(Refused, match=r"^REWARD_GPUS is not set, expected a list for each group, as in ACTOR_GPUS and"):
+        gpus_of(lists, "reward")
 
 
 @pytest.mark.parametrize(
@@ -102,6 +120,7 @@ def test_lists_of_gpus_that_make_no_sense_are_refused(actor: str, critic: str, s
         ("controller", "data/sort_letters", OWN, ["DATA_DIR=/srv/data is empty", "/data"]),
         ("actor", "secrets/actor.key", {}, ["/secrets/actor.key is missing", "certs", "SECRETS_DIR/actor"]),
         ("critic", "secrets/health.pem", {}, ["/secrets/health.pem is missing"]),
+        ("reward", "secrets/reward.pem", {}, ["/secrets/reward.pem is missing", "SECRETS_DIR/reward"]),
         ("controller", "secrets/token", {}, ["/secrets/token is missing"]),
         ("actor", "recipe.yaml", OWN, ["RECIPE=../mine.yaml is no file"]),
         ("actor", "", {"DATA_DIR": "/srv/data"}, ["DATA_DIR is set and RECIPE is not"]),
@@ -181,7 +200,9 @@ def test_a_file_among_others_that_cannot_be_read_is_a_warning(root: Path) -> Non
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("role", "code"), [("actor", 0), ("critic", 0), ("controller", 2), ("prepare", 2)])
+@pytest.mark.parametrize(
+    ("role", "code"), [("actor", 0), ("critic", 0), ("reward", 0), ("controller", 2), ("prepare", 2)]
+)
 def test_refused_input_does_not_have_the_engine_start_a_group_again(
     role: str, code: int, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,7 +219,7 @@ def test_with_a_recipe_of_ones_own_nothing_is_prepared(root: Path) -> None:
 
 def test_a_role_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["actr"]) == 2
-    assert "expected one of actor, critic, controller" in capsys.readouterr().err
+    assert "expected one of actor, critic, reward, controller" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

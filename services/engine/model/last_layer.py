@@ -4,7 +4,7 @@ Only the hidden states before response tokens (or of a row's last token) go thro
 adds elsewhere, to prompts and padding, nobody reads: neither a later layer's attention nor a gradient.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -35,7 +35,7 @@ def skip_unread(model: Any) -> None:
     """
     mlp = getattr(parallel.decoder_layers(model)[-1], "mlp", None)
     if isinstance(mlp, nn.Module) and _is_dense(mlp) and not model.is_gradient_checkpointing:
-        forward = mlp.forward
+        forward: Callable[[Tensor], Tensor] = mlp.forward
 
         def at_positions(hidden: Tensor) -> Tensor:
             positions = _POSITIONS.get()

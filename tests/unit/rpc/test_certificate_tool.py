@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ from splitppo.rpc.certificates import load_identity
 from tests.certificates import expire, postpone
 from tools import certs
 
-NAMES = ("actor", "critic", "controller", "health")
+ROLES = ("actor", "critic", "reward", "controller")
+NAMES = ("actor", "critic", "reward", "controller", "health")
 # In the order in which they are written.
 FILES = ("ca.key", "ca.pem", *(f"{name}.{kind}" for name in NAMES for kind in ("key", "pem")))
 
@@ -57,7 +59,7 @@ def test_the_tool_keeps_the_authority_unless_told_otherwise(folder: Path) -> Non
 
 def test_only_the_owner_can_read_the_keys(folder: Path) -> None:
     assert {file.name: file.stat().st_mode & 0o777 for file in folder.glob("*.key")} == {
-        f"{name}.key": 0o600 for name in ("ca", "actor", "critic", "controller", "health")
+        f"{name}.key": 0o600 for name in ("ca", *NAMES)
     }
 
 
@@ -67,7 +69,7 @@ def test_an_authority_without_its_key_is_a_sentence(folder: Path, capsys: pytest
     assert f"error: {folder / 'ca.key'} is missing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("role", ["actor", "critic"])
+@pytest.mark.parametrize("role", ["actor", "critic", "reward"])
 def test_a_server_may_be_called_by_its_role_its_hosts_and_on_its_own_machine(tmp_path: Path, role: str) -> None:
     certs.write_all(tmp_path, ["gpu-one", "10.0.0.5", "localhost"], days=90)
     certificate = x509.load_pem_x509_certificate((tmp_path / f"{role}.pem").read_bytes())
@@ -139,7 +141,7 @@ def test_a_call_that_was_killed_after_any_file_is_completed(tmp_path: Path, fold
     certs.write_all(folder, ["localhost"], days=90, new_ca=new_ca)
     new = contents(folder)
     written = [name for name in FILES if new[name] != old[name]]
-    assert len(written) == (10 if new_ca else 8)
+    assert len(written) == (12 if new_ca else 10)
     # Pairs of one authority fit together, whenever they were made.
     complete = {len(written)} if new_ca else set(range(0, len(written) + 1, 2))
     for num_written in range(len(written) + 1):
@@ -203,14 +205,14 @@ def test_calls_at_the_same_time_make_one_set(tmp_path: Path) -> None:
 def test_each_role_gets_what_its_processes_need_and_no_more(tmp_path: Path, folder: Path) -> None:
     root = tmp_path / "roles"
     assert run(folder, "--spread", str(root)) == 0
-    assert sorted(one.name for one in root.iterdir()) == ["actor", "controller", "critic"]
-    for role in ("actor", "critic", "controller"):
+    assert sorted(one.name for one in root.iterdir()) == sorted(ROLES)
+    for role in ROLES:
         modes = {file.name: file.stat().st_mode & 0o777 for file in (root / role).iterdir()}
         public = dict.fromkeys(("ca.pem", f"{role}.pem", "health.pem"), 0o644)
         assert modes == {**public, **dict.fromkeys((f"{role}.key", "health.key", "token"), 0o600)}
         assert (root / role).stat().st_mode & 0o777 == 0o700
         assert_usable(root / role, role, "health")
-    [token] = {(root / role / "token").read_text() for role in ("actor", "critic", "controller")}
+    [token] = {(root / role / "token").read_text() for role in ROLES}
     assert len(BearerTokens.parse(token, "test").accepted) == 1
 
 
@@ -235,6 +237,19 @@ def test_copies_that_are_missing_or_differ_are_completed_and_nothing_else(tmp_pa
         assert run(folder, "--spread", str(root), "--once") == 0
         assert certs.is_complete(folder, ["localhost"], root)
     assert contents(folder) == before
+
+
+def test_what_an_earlier_version_made_without_a_reward_group_is_completed(tmp_path: Path, folder: Path) -> None:
+    root = tmp_path / "roles"
+    run(folder, "--spread", str(root))
+    authority, token = (folder / "ca.pem").read_bytes(), (folder / "token").read_bytes()
+    for name in ("reward.pem", "reward.key"):
+        (folder / name).unlink()
+    shutil.rmtree(root / "reward")
+    assert run(folder, "--spread", str(root), "--once") == 0
+    assert certs.is_complete(folder, ["localhost"], root)
+    assert ((folder / "ca.pem").read_bytes(), (root / "reward" / "token").read_bytes()) == (authority, token)
+    assert_usable(root / "reward", "reward", "health")
 
 
 # Folders
