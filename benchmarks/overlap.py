@@ -137,9 +137,9 @@ def median(rows: Sequence[Row], name: str) -> float:
 
 
 def expected_step_s(variant: str, serial: Sequence[Row]) -> float:
-    """Step time by the formula, from the parts as serial has timed them (docs/architecture.md)."""
+    """Step time by the formula, from the parts as serial has timed them (docs/architecture.md); some may be absent."""
     gen, old, ref, values, reward, adv, actor, critic = (
-        median(serial, f"timing_s/{name}")
+        median(serial, f"timing_s/{name}") if f"timing_s/{name}" in serial[0] else 0.0
         for name in ("gen", "old_log_prob", "ref", "values", "reward", "adv", "update_actor", "update_critic")
     )
     middle = max(old + ref, values, reward)

@@ -142,8 +142,8 @@ class Trl:
         self._process.stdin.flush()
 
 
-async def measure(folder: Path, options: argparse.Namespace) -> tuple[list[float], Mapping[Variant, Sequence[Row]]]:
-    """Runs all blocks; returns TRL's seconds per step, and the metrics lines of ours by variant."""
+async def measure(folder: Path, options: argparse.Namespace) -> None:
+    """Runs all blocks; prints the table of those so far after each round."""
     variants = [variant for variant in VARIANTS if f"{variant.reference}{variant.num_parts}" in options.variants]
     hosts = sorted({variant.reference for variant in variants})
     configs = {host: make_config(folder, host, options) for host in hosts}
@@ -180,7 +180,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> tuple[list[float
                 block = block_config(run_folder.config, variant, options.steps)
                 await run_block(block, run_folder, workers, prompts, scorer)
                 rows[variant] += read_metrics(block.run.dir / METRICS_FILE)[1:]
-    return trl_s, rows
+            print(f"{options.lengths} lengths, {options.dtype}\n{report(trl_s, rows)}\n", flush=True)
 
 
 def report(trl_s: Sequence[float], rows: Mapping[Variant, Sequence[Row]]) -> str:
@@ -216,8 +216,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         make_inputs(Path(name), options.hidden, options.layers)
-        trl_s, rows = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(measure(Path(name), options))
-        print(f"{options.lengths} lengths, {options.dtype}\n{report(trl_s, rows)}")
+        asyncio.Runner(loop_factory=uvloop.new_event_loop).run(measure(Path(name), options))
 
 
 if __name__ == "__main__":

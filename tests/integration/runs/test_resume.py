@@ -134,3 +134,22 @@ def test_killed_ranks_are_restarted_under_overlap_and_the_run_ends_the_same(
             assert controller.folder.pids(other) == before[other]
         folder = controller.complete()
     assert_same_end(folder, completed("overlap", 2))
+
+
+def test_with_bypassed_old_log_probs_a_run_that_goes_on_ends_like_one_that_never_stopped(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    bypass = "algorithm.rollout_correction.bypass_mode=auto"
+    with started(config, tmp_path / "whole", bypass) as controller:
+        whole = controller.complete()
+    with started(config, tmp_path / "halves", bypass, "run.stop_after_step=2") as controller:
+        controller.complete()
+    with started(config, tmp_path / "halves", bypass) as controller:
+        halves = controller.complete()
+    assert_same_end(halves, whole)
+    # Only the first step after a start compares them, which changes nothing that is learned.
+    for folder, compared in ((whole, [1]), (halves, [1, 3])):
+        assert [line["step"] for line in folder.metrics if "timing_s/old_log_prob" in line] == compared
+        assert all(
+            line["training/rollout_log_probs_diff_max"] < 1e-4 for line in folder.metrics if line["step"] in compared
+        )
