@@ -1,6 +1,6 @@
 """Makes what the recipe needs: tokenizer, warm-started model, prompts for training and validation.
 
-    python -m recipes.sort_letters.prepare [--output .cache/sort_letters] [--seed 0] [--warm-start-steps 250]
+    python -m recipes.sort_letters.prepare [--output .cache/sort_letters] [--seed 0] [--warm-start-steps 130]
 
 Everything is a function of the arguments and of this recipe's code, and is made once: a fingerprint of them lies beside
 it. The output folder appears whole or not at all.
@@ -27,7 +27,7 @@ from recipes.sort_letters import task
 
 DEFAULT_OUTPUT = Path(".cache/sort_letters")
 DEFAULT_SEED = 0
-DEFAULT_WARM_START_STEPS = 250
+DEFAULT_WARM_START_STEPS = 130
 PAD, EOS = "<pad>", "<eos>"
 FINGERPRINT_FILE = "fingerprint.json"
 
@@ -53,7 +53,7 @@ def prepare(
         if _stored_fingerprint(output) == wanted:
             print(f"sort_letters: model and prompts are ready in {output}", flush=True)
             return
-        print("sort_letters: warm-starting the model by supervised steps, about half a minute", flush=True)
+        print("sort_letters: warm-starting the model by supervised steps, about ten seconds", flush=True)
         started = time.monotonic()
         scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
         try:

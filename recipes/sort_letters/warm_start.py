@@ -36,7 +36,7 @@ class WarmStart:
     num_heads: int = 4
     intermediate_size: int = 256
     initializer_range: float = 0.08
-    batch_size: int = 48
+    batch_size: int = 32
     lr: float = 2e-3
     grad_clip: float = 1.0
     rewarded_letters: str = "abc"

@@ -23,7 +23,8 @@ from tests.runs import RunFolder
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 GROUPS = ("actor", "critic")
-NUM_STEPS = 25
+NUM_STEPS = 25  # more than the quickstart has: room for one incident after the other
+LONGER = f"run.total_steps={NUM_STEPS}"
 PERIOD = 2  # steps between incidents
 
 
@@ -53,7 +54,7 @@ class Story:
 def story(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """One run: a rank is killed, a container stopped and started, all are stopped, started again and removed."""
     folder = tmp_path_factory.mktemp("deployment")
-    stack = Stack(folder / "run")
+    stack = Stack(folder / "run", {"OVERRIDES": LONGER})
     try:
         yield tell(stack, folder)
     finally:
@@ -133,6 +134,7 @@ def run_undisturbed(prepared: Path, folder: Path) -> RunFolder:
     """The same recipe without containers and without incidents, on the model and the prompts that were prepared."""
     run = RunFolder(folder / "undisturbed")
     overrides = [
+        LONGER,
         f"run.dir={run.path}",
         f"actor.model={prepared / 'model'}",
         *(f"data.{name}_files={prepared / name}.parquet" for name in ("train", "val")),

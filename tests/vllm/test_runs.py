@@ -47,6 +47,8 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[i
     tree = load_config(quickstart.CONFIG, [f"run.dir={folder}"]).model_dump(mode="json")
     tree["rollout"]["backend"] = "vllm"
     tree["rollout"]["check_freq"] = None
+    tree["algorithm"]["rollout_correction"]["bypass_mode"] = "auto"
+    tree["run"]["total_steps"] = 25
     tree["rollout"]["vllm"]["kv_cache_gb"] = 0.05  # its pages become resident when they are used first
     last_step = tree["run"]["total_steps"]
     resident: dict[int, int] = {}
