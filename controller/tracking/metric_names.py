@@ -91,10 +91,10 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("perf/time_per_step", "s", "wall time of the step, without validation and checkpoints"),
         ("perf/throughput", "tokens/s", "tokens per second and rank"),
         (
-            "perf/mfu/{actor,critic}",
+            "perf/mfu/{actor,critic,actor_infer}",
             "1",
-            "model FLOPs of the update / (its seconds x the peak of the group's GPUs); absent on CPUs, and for GPUs and"
-            " models that services/engine/flops.py does not know",
+            "model FLOPs of the update (infer: of the log-probs) / (its seconds x the peak of the group's GPUs); absent"
+            " on CPUs, and for GPUs and models that services/engine/flops.py does not know",
         ),
         (
             "perf/{max_memory_allocated_gb,max_memory_reserved_gb,cpu_memory_used_gb}",

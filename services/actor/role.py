@@ -3,6 +3,7 @@
 Every command runs on every rank at the same time, each with its own rows; their results are gathered.
 """
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -72,8 +73,13 @@ class ActorRole:
     ) -> Outcome:
         """Log-probs of the responses under the policy."""
         self._generation.suspend()
+        started_s, meter = time.perf_counter(), self._policy.flops_meter
         computed = self._policy.compute(batch, self._forward, outputs=("log_probs",), progress=progress)
-        return Outcome(columns=Batch(batch.num_rows, {"old_log_probs": computed["log_probs"]}))
+        seconds = time.perf_counter() - started_s
+        return Outcome(
+            columns=Batch(batch.num_rows, {"old_log_probs": computed["log_probs"]}),
+            metrics=meter.utilisation(meter.forward_flops(batch), seconds, "perf/mfu/actor_infer"),
+        )
 
     def update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
         """One PPO update: all mini-batches of all epochs. In critic warm-up nothing but the step advances."""

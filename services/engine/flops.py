@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation: the share of its devices' peak that an update has used.
+"""Model FLOPs utilisation: the share of its devices' peak that an update, or a pass over the rows, has used.
 
     FLOPs = 6 * (N_body * tokens + N_head * response tokens) + 12 * L * H * d * sum over rows of tokens^2
     MFU = FLOPs / (seconds * sum over devices of their peak)
@@ -52,7 +52,7 @@ class DenseShape:
 
 
 class FlopsMeter:
-    """Measures updates of one model (given before it is sharded) on this rank's device."""
+    """Measures one model (given before it is sharded) on this rank's device."""
 
     def __init__(self, model: Any, config: TrainedModelConfig, device: torch.device) -> None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -67,12 +67,21 @@ class FlopsMeter:
         lengths, responses = row_lengths(batch)[trained], batch["responses"].lengths[trained]
         return self._ppo_epochs * train_flops(self._shape, lengths, responses)
 
-    def utilisation(self, batch: Batch, seconds: float) -> dict[str, float]:
-        """The key "mfu" of an update; nothing where a rank does not know its FLOPs or its device's peak. Collective."""
-        flops, peak = parallel.reduce_array([self.update_flops(batch), self.peak_flops or math.nan], self._device)
+    def forward_flops(self, batch: Batch) -> float:
+        """Model FLOPs of a forward pass over this rank's rows: a third of an update's; NaN where they are not known."""
+        if self._shape is None:
+            return math.nan
+        return train_flops(self._shape, row_lengths(batch), batch["responses"].lengths) / 3.0
+
+    def utilisation(self, flops: float, seconds: float, name: str = "mfu") -> dict[str, float]:
+        """The key `name`, of what this rank has computed in so many seconds. Collective.
+
+        Nothing where a rank does not know its FLOPs or its device's peak.
+        """
+        flops, peak = parallel.reduce_array([flops, self.peak_flops or math.nan], self._device)
         [longest_s] = parallel.reduce_array([seconds], self._device, dist.ReduceOp.MAX)
         mfu = float(flops / (peak * longest_s))
-        return {"mfu": mfu} if math.isfinite(mfu) else {}
+        return {name: mfu} if math.isfinite(mfu) else {}
 
 
 def dense_shape(model: Any) -> DenseShape | None:

@@ -119,7 +119,7 @@ class TrainEngine:
         metrics = {
             **reduce_metrics(made),  # on the host: the device is done
             **self._rank_tokens(batch),
-            **self.flops_meter.utilisation(batch, time.perf_counter() - started_s),
+            **self.flops_meter.utilisation(self.flops_meter.update_flops(batch), time.perf_counter() - started_s),
             "lr": lr,
             "num_skipped_steps": float(len(mini_batches) - len(norms)),
             "num_empty_steps": float(num_empty),

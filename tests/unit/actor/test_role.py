@@ -9,6 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from controller.tracking.metric_names import check_declared
+from services.engine import flops
 from services.rollout.backends import BACKENDS, Backend
 from services.rollout.protocol import DecodingStep, Sampling, empty_responses
 from splitppo.batch import Batch, Column
@@ -84,6 +86,18 @@ def test_the_rollout_engine_sleeps_before_anything_else_computes(
     assert not rollout.is_awake
     call(role, "Generate", generate_request(), prompts())
     assert rollout.is_awake
+
+
+def test_log_probs_report_the_share_of_a_peak_that_is_known(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_cpu = call(build_actor(model), "ComputeLogProbs", log_probs_request(), experience(build_actor(model)))
+    monkeypatch.setattr(flops, "peak_flops", lambda *_: 1e15)
+    role = build_actor(model)
+    metrics = call(role, "ComputeLogProbs", log_probs_request(), experience(role)).metrics
+
+    assert dict(of_cpu.metrics) == {}
+    assert list(metrics) == ["perf/mfu/actor_infer"]
+    assert 0.0 < metrics["perf/mfu/actor_infer"] < 1.0
+    check_declared(metrics)
 
 
 def test_rollout_log_probs_equal_the_training_forwards(model: Path) -> None:

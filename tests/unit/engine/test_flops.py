@@ -104,6 +104,11 @@ def test_the_flops_of_an_update_are_those_of_its_epochs_and_not_of_recomputation
     assert make_engine(folder, ppo_epochs=3).flops_meter.update_flops(BATCH) == 3 * once
 
 
+def test_a_forward_pass_is_a_third_of_an_update_and_leaves_no_row_out(tmp_path: Path) -> None:
+    every_row = train_flops(DenseShape(BODY, 32 * len(VOCABULARY), WIDTH), lengths(4, 3, 4), lengths(1, 2, 2))
+    assert make_engine(save_policy(tmp_path)).flops_meter.forward_flops(BATCH) == every_row / 3
+
+
 def test_an_update_reports_the_share_of_a_peak_that_is_known(tmp_path: Path) -> None:
     engine = make_engine(save_policy(tmp_path))
     assert "mfu" not in engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent)
