@@ -14,117 +14,37 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import torch
 import uvloop
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
+from benchmarks.forced_lengths import ROWS, Variant, block_config, make_config, make_inputs, start
 from benchmarks.overlap import Row, SamePrompts, median, run_block
 from controller.data.prompts import load_prompts
 from controller.data.reward_rows import load_reward_tokenizer
 from controller.data.tokenizer import load_tokenizer
 from controller.rollout.scoring import Scorer
-from controller.run.folder import RunFolder
 from controller.tracking.trackers import METRICS_FILE, read_metrics
-from controller.workers.client import Caller
 from controller.workers.concurrency import gather_calls
-from controller.workers.worker_groups import WorkerGroups, Workers
-from recipes.qwen2_tokenizer import save_tokenizer
-from recipes.sort_letters.prepare import EOS, PAD, make_tokenizer
 from rewards.manager import RewardManager
-from splitppo.config import Config
-from splitppo.config.load import validate
+from splitppo.config import RewardModelConfig
 
-ROWS, PROMPT_TOKENS, MAX_RESPONSE = 64, 64, 512
+MAX_RESPONSE = 512
 LENGTHS = {"kind": "log_normal", "median": 40, "max": MAX_RESPONSE}
-REWARD = """
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    return len(set(solution_str)) / 100
-"""
-
-
-class Variant(NamedTuple):
-    """What a block of steps is run with."""
-
-    reference: str
-    num_parts: int
-
-    def __str__(self) -> str:
-        return f"reference: {self.reference}, " + (f"{self.num_parts} parts" if self.num_parts > 1 else "unstreamed")
-
-
-class Running(NamedTuple):
-    """A pair of groups, and the run folder that they were started from."""
-
-    folder: RunFolder
-    workers: Workers
-
-
-def make_inputs(folder: Path, hidden: int, layers: int) -> None:
-    """Random models, prompts of PROMPT_TOKENS characters, a reward function."""
-    tokenizer = make_tokenizer()
-    ids = {"pad_token_id": tokenizer.token_to_id(PAD), "eos_token_id": tokenizer.token_to_id(EOS)}
-    shape = Qwen2Config(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 64,
-        num_key_value_heads=hidden // 64,
-        max_position_embeddings=2048,
-        num_labels=1,
-        **ids,
-    )
-    torch.manual_seed(0)
-    for name, kind in (("policy", Qwen2ForCausalLM), ("reward", Qwen2ForSequenceClassification)):
-        kind(shape).save_pretrained(folder / name)
-        save_tokenizer(tokenizer, folder / name, named_tokens={"eos_token": EOS, "pad_token": PAD})
-    rows = [
-        {"prompt": f"{row:03d}" * (PROMPT_TOKENS // 3), "data_source": "any", "reward_model": {"ground_truth": ""}}
-        for row in range(ROWS)
-    ]
-    (folder / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (folder / "reward.py").write_text(REWARD)
-
-
-def make_config(folder: Path, reference: str, *, reward_model: bool) -> Config:
-    """The configuration of a pair of groups."""
-    model = {"ppo_mini_batch_size": ROWS // 4, "lr": 0.0, "ppo_max_token_len_per_gpu": 2048, "use_remove_padding": True}
-    tree: dict[str, Any] = {
-        "run": {"dir": str(folder / f"reference_{reference}"), "total_steps": 1, "schedule": "overlap"},
-        "data": {
-            "train_files": str(folder / "train.jsonl"),
-            "train_batch_size": ROWS,
-            "max_prompt_length": PROMPT_TOKENS,
-            "max_response_length": MAX_RESPONSE,
-        },
-        "algorithm": {"use_kl_in_reward": True},
-        "actor": {"model": str(folder / "policy"), **model},
-        "critic": model,
-        "placement": {"reference": reference},
-        "reward": {"custom_function_path": str(folder / "reward.py")},
-        "evaluation": {"val_before_train": False},
-        "tracking": {"trackers": []},
-        "checkpoint": {"save_freq": -1, "save_last": False},
-        "services": {role: {"threads": 1} for role in ("actor", "critic")},
-        "debug": {"response_lengths": LENGTHS},
-    }
-    if reward_model:
-        tree["reward_model"] = {"model": str(folder / "reward")}
-    return validate(tree, "benchmark")
 
 
 async def measure(folder: Path, options: argparse.Namespace) -> Mapping[Variant, Sequence[Row]]:
     """Runs all blocks; returns the metrics lines of each variant, without the first step of each block."""
     hosts = ("actor", "critic")
-    configs = {host: make_config(folder, host, reward_model=options.reward_model) for host in hosts}
+    model = {"ppo_max_token_len_per_gpu": 2048}
+    configs = {host: make_config(folder, host, LENGTHS, MAX_RESPONSE, model) for host in hosts}
+    if options.reward_model:
+        scorer_of = RewardModelConfig(model=str(folder / "reward"))
+        configs = {host: config.model_copy(update={"reward_model": scorer_of}) for host, config in configs.items()}
     config = configs["actor"]
     tokenizer = load_tokenizer(config.actor.model)
     table = load_prompts(config.data, tokenizer, "train")
@@ -147,22 +67,6 @@ async def measure(folder: Path, options: argparse.Namespace) -> Mapping[Variant,
                 rows[variant] += (measured := read_metrics(block.run.dir / METRICS_FILE)[1:])
                 print(f"{variant}: {median(measured, 'timing_s/step'):.2f} s", flush=True)
     return rows
-
-
-async def start(stack: AsyncExitStack, config: Config) -> Running:
-    """Starts a pair of groups, which the stack ends."""
-    folder = stack.enter_context(RunFolder(config))
-    caller = Caller(folder.lease.run_id, folder.lease.epoch, nonce=folder.lease.nonce)
-    groups = WorkerGroups(folder.config, folder.config_file, caller, lambda *_: None)
-    stack.push_async_callback(groups.close)
-    return Running(folder, await groups.connect())
-
-
-def block_config(config: Config, variant: Variant, num_steps: int) -> Config:
-    """The configuration of a block."""
-    run = config.run.model_copy(update={"total_steps": num_steps})
-    rollout = config.rollout.model_copy(update={"stream_groups": variant.num_parts})
-    return config.model_copy(update={"run": run, "rollout": rollout})
 
 
 def report(rows: Mapping[Variant, Sequence[Row]]) -> str:
@@ -197,7 +101,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4, help="of the models")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        make_inputs(Path(name), options.hidden, options.layers)
+        make_inputs(
+            Path(name),
+            hidden_size=options.hidden,
+            intermediate_size=4 * options.hidden,
+            num_hidden_layers=options.layers,
+            num_key_value_heads=options.hidden // 64,
+            max_position_embeddings=2048,
+        )
         rows = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(measure(Path(name), options))
         print(report(rows))
 

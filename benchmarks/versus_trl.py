@@ -25,78 +25,23 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 import uvloop
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.forced_lengths import MINI_BATCHES, ROWS, Variant, block_config, make_config, make_inputs, start
 from benchmarks.overlap import Row, SamePrompts, median, run_block
-from benchmarks.streaming import Variant, block_config, start
 from controller.data.prompts import load_prompts
 from controller.data.tokenizer import load_tokenizer
 from controller.rollout.scoring import Scorer
 from controller.tracking.trackers import METRICS_FILE, read_metrics
 from controller.workers.concurrency import gather_calls
-from recipes.qwen2_tokenizer import save_tokenizer
-from recipes.sort_letters.prepare import EOS, PAD, make_tokenizer
 from rewards.manager import RewardManager
-from splitppo.config import Config
-from splitppo.config.load import validate
 
-ROWS, PROMPT_TOKENS, MAX_RESPONSE, MINI_BATCHES = 64, 64, 128, 4
+MAX_RESPONSE = 128
 LENGTHS = {
     "varied": {"kind": "uniform", "low": 8, "high": MAX_RESPONSE},
     "fixed": {"kind": "uniform", "low": MAX_RESPONSE, "high": MAX_RESPONSE},
 }
 VARIANTS = [Variant(host, parts) for host in ("actor", "critic") for parts in (1, 4)]
-REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 0.0\n"
-
-
-def make_inputs(folder: Path, hidden: int, layers: int) -> None:
-    """A random model with its tokenizer, prompts of PROMPT_TOKENS characters, a reward function."""
-    tokenizer = make_tokenizer()
-    shape = Qwen2Config(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 64,
-        num_key_value_heads=max(1, hidden // 128),
-        max_position_embeddings=512,
-        pad_token_id=tokenizer.token_to_id(PAD),
-        eos_token_id=tokenizer.token_to_id(EOS),
-    )
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(shape).save_pretrained(folder / "policy")
-    save_tokenizer(tokenizer, folder / "policy", named_tokens={"eos_token": EOS, "pad_token": PAD})
-    prompts = [f"{row:04d}" * (PROMPT_TOKENS // 4) for row in range(ROWS)]
-    rows = [{"prompt": prompt, "data_source": "any", "reward_model": {"ground_truth": ""}} for prompt in prompts]
-    (folder / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (folder / "reward.py").write_text(REWARD)
-
-
-def make_config(folder: Path, reference: str, options: argparse.Namespace) -> Config:
-    """The configuration of a pair of groups: defaults, but for the sizes."""
-    model = {"ppo_mini_batch_size": ROWS // MINI_BATCHES, "lr": 0.0, "dtype": options.dtype}
-    tree: dict[str, Any] = {
-        "run": {"dir": str(folder / f"reference_{reference}"), "total_steps": 1, "schedule": "overlap"},
-        "data": {
-            "train_files": str(folder / "train.jsonl"),
-            "train_batch_size": ROWS,
-            "max_prompt_length": PROMPT_TOKENS,
-            "max_response_length": MAX_RESPONSE,
-        },
-        "algorithm": {"use_kl_in_reward": True},
-        "actor": {"model": str(folder / "policy"), **model},
-        "critic": model,
-        "placement": {"reference": reference},
-        "reward": {"custom_function_path": str(folder / "reward.py"), "num_workers": 1},
-        "evaluation": {"val_before_train": False},
-        "tracking": {"trackers": []},
-        "checkpoint": {"save_freq": -1, "save_last": False},
-        "services": {role: {"threads": 1} for role in ("actor", "critic")},
-        "debug": {"response_lengths": LENGTHS[options.lengths]},
-    }
-    return validate(tree, "benchmark")
 
 
 class Trl:
@@ -146,7 +91,8 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
     """Runs all blocks; prints the table of those so far after each round."""
     variants = [variant for variant in VARIANTS if f"{variant.reference}{variant.num_parts}" in options.variants]
     hosts = sorted({variant.reference for variant in variants})
-    configs = {host: make_config(folder, host, options) for host in hosts}
+    forced, model = LENGTHS[options.lengths], {"dtype": options.dtype}
+    configs = {host: make_config(folder, host, forced, MAX_RESPONSE, model) for host in hosts}
     config = configs[hosts[0]]
     tokenizer = load_tokenizer(config.actor.model)
     table = load_prompts(config.data, tokenizer, "train")
@@ -215,7 +161,14 @@ def main() -> None:
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        make_inputs(Path(name), options.hidden, options.layers)
+        make_inputs(
+            Path(name),
+            hidden_size=options.hidden,
+            intermediate_size=3 * options.hidden,
+            num_hidden_layers=options.layers,
+            num_key_value_heads=max(1, options.hidden // 128),
+            max_position_embeddings=512,
+        )
         asyncio.Runner(loop_factory=uvloop.new_event_loop).run(measure(Path(name), options))
 
 
