@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from splitppo.config.rejection import Rejection, parse_rejections
 from splitppo.config.section import PositiveInt, Section, Share
@@ -35,13 +35,19 @@ AdvEstimator = Annotated[str, _one_of(NEEDS_VALUES)]
 KlEstimator = Annotated[str, _one_of(KL_ESTIMATOR_NAMES)]
 
 
+def _switch_or_auto(value: object) -> object:
+    if value != "auto" and not isinstance(value, bool):
+        raise ValueError("expected auto, true or false")
+    return value
+
+
 class RolloutCorrectionConfig(Section):
     """What is done about tokens on which backend's and trainer's probabilities differ; names are verl's.
 
     r is the trainer's probability of a sampled token over the rollout backend's.
     """
 
-    bypass_mode: Literal["auto"] | bool = Field(
+    bypass_mode: Annotated[bool | Literal["auto"], BeforeValidator(_switch_or_auto)] = Field(
         "auto",
         description="the log-probs that the rollout backend reports are the old ones, and the trainer computes none;"
         " auto: where both compute alike (rollout.backend hf, actor.dtype fp32) and nothing is corrected",

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from splitppo.config.section import PositiveInt, Section
+from splitppo.config.section import NumberOrAuto, PositiveInt, Section
 
 # Under it logits divided by the temperature, or their exponentials, may leave float32 (vLLM raises it to this).
 MIN_TEMPERATURE = 0.01
@@ -47,7 +47,7 @@ class RolloutConfig(Section):
     top_k: int = Field(0, ge=0, description="most likely tokens kept; 0 keeps every token")
     stop: tuple[str, ...] = Field((), description="texts that end a response, beside the end-of-sequence tokens")
     max_batch_size: PositiveInt = Field(256, description="rows that one rank decodes together (hf)")
-    stream_groups: Literal["auto"] | PositiveInt = Field(
+    stream_groups: NumberOrAuto = Field(
         "auto",
         description="parts of a step's responses, in the order in which they end, each sent on while others are still"
         " generated; auto: 4 where another group than the actor's computes with them and data.max_response_length is"

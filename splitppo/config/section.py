@@ -18,6 +18,15 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def _number_or_auto(value: Any) -> Any:
+    if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ValueError("expected auto, or a number of at least 1")
+    return value
+
+
+NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
+
+
 def _as_list(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 

@@ -1,19 +1,13 @@
 """The section `services`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from splitppo.config.section import OneOrMany, PositiveInt, RoleName, Section
+from splitppo.config.section import NumberOrAuto, OneOrMany, PositiveInt, RoleName, Section
 from splitppo.config.security import SecurityConfig
 
 _Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], OneOrMany]
-
-
-def _number_or_auto(value: Any) -> Any:
-    if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ValueError("expected auto, or a number of at least 1")
-    return value
 
 
 class ServiceConfig(Section):
@@ -22,7 +16,7 @@ class ServiceConfig(Section):
     num_processes: PositiveInt = Field(1, description="ranks, started by services.launch: local")
     devices: _Indices = Field((), description="GPU indices, one per rank; empty: CPU")
     cpus: _Indices = Field((), description="CPU cores of the group; empty: all")
-    threads: Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)] = Field(
+    threads: NumberOrAuto = Field(
         "auto",
         description="compute threads per process; auto: the permitted cores, divided between the ranks that compute on"
         " them (at most 8 beside a GPU); a resumed run keeps its number",

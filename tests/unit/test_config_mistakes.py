@@ -15,6 +15,11 @@ from tests.configs import MINIMAL, load, mistake
         ("actr.lr=1", "unknown key 'actr', did you mean 'actor'?"),
         ("services.actor.adress=x", "unknown key 'services.actor.adress', did you mean 'services.actor.address'?"),
         ("run.zzz=1", "unknown key 'run.zzz'; known here: dir, name, seed, total_steps"),
+        ("rollout.stream_groups=0", "key 'rollout.stream_groups': expected auto, or a number of at least 1, got 0"),
+        (
+            "algorithm.rollout_correction.bypass_mode=maybe",
+            "key 'algorithm.rollout_correction.bypass_mode': expected auto, true or false, got 'maybe'",
+        ),
         ("actor.lr=fast", "key 'actor.lr': input should be a valid number"),
         ("actor.lr=-1", "key 'actor.lr': input should be greater than or equal to 0, got -1"),
         ("actor.lr=.nan", "key 'actor.lr': input should be a finite number, got nan"),
