@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from splitppo.config.schema import Config
 
-AUTO_PARTS = 4
+AUTO_PARTS = 6
+# No part is larger than so many equal shares: those who compute with the first one begin while most is still to come.
+LARGEST_PART = 1.5
 # Shorter responses end too close to each other for their parts to hide more than their calls cost (ADR 023).
 MIN_RESPONSE_LENGTH = 64
 
@@ -23,8 +25,13 @@ def num_parts(config: "Config") -> int:
 
 
 def part_shares(num_parts: int) -> list[float]:
-    """The share of the responses in each part: half of what the parts before have left, in the last one the rest."""
-    shares = [0.5**part for part in range(1, num_parts)]
+    """The share of the responses in each part: half of what those before have left, at most LARGEST_PART equal shares.
+
+    The last one has the rest.
+    """
+    shares: list[float] = []
+    for _ in range(num_parts - 1):
+        shares.append(min((1.0 - sum(shares)) / 2.0, LARGEST_PART / num_parts))
     return [*shares, 1.0 - sum(shares)]
 
 

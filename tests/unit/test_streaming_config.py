@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from splitppo.config.streaming import keep_stream_groups, resolve_stream_groups
+from services.rollout.streamed_parts import part_ends
+from splitppo.config.streaming import keep_stream_groups, part_shares, resolve_stream_groups
 from tests.fake_services import make_config
 
 
@@ -17,8 +20,8 @@ def resolved(run_dir: Path, **changes: Any) -> object:
 
 
 @pytest.mark.parametrize("schedule", ["serial", "gather", "overlap"])
-def test_with_a_critic_there_are_four_parts_under_every_schedule(tmp_path: Path, schedule: str) -> None:
-    assert resolved(tmp_path, run__schedule=schedule) == 4
+def test_with_a_critic_there_are_six_parts_under_every_schedule(tmp_path: Path, schedule: str) -> None:
+    assert resolved(tmp_path, run__schedule=schedule, rollout__n=4) == 6
 
 
 def test_a_step_of_few_responses_has_no_more_parts_than_those(tmp_path: Path) -> None:
@@ -35,7 +38,16 @@ def test_short_responses_are_not_streamed(tmp_path: Path) -> None:
 
 def test_a_reward_model_in_a_group_of_its_own_is_another_group(tmp_path: Path) -> None:
     changes = {"reward_model__model": "rm", "placement__reward_model": "reward", "algorithm__adv_estimator": "grpo"}
-    assert resolved(tmp_path, **changes) == 4
+    assert resolved(tmp_path, **changes, rollout__n=4) == 6
+
+
+@given(st.integers(1, 12))
+def test_shares_are_what_a_rank_cuts_its_responses_into(num_parts: int) -> None:
+    shares, num_responses = part_shares(num_parts), 1 << 20
+    ends = part_ends(num_responses, num_parts)
+    sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    assert sizes == pytest.approx([share * num_responses for share in shares], abs=num_parts)
+    assert sum(shares) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])
