@@ -120,7 +120,8 @@ def make_config(folder: Path, schedule: str) -> Config:
             "run": {"dir": str(folder / "run"), "total_steps": 1000, "schedule": schedule},
             "data": {"train_files": "unused", "train_batch_size": SAMPLES, "max_response_length": 1},
             "rollout": {"n": SAMPLES},
-            "algorithm": {"use_kl_in_reward": True},
+            # As where an engine of its own samples: both log-probs travel.
+            "algorithm": {"use_kl_in_reward": True, "rollout_correction": {"bypass_mode": False}},
             "actor": {"model": str(folder / "model")},
             "placement": {"reference": "actor"},
             "tracking": {"trackers": [], "sample_freq": -1},

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.rollout.streamed_parts import part_ends
-from splitppo.config.streaming import keep_stream_groups, part_shares, resolve_stream_groups
+from splitppo.config.streaming import keep_stream_groups, part_shares, part_work_shares, resolve_stream_groups
 from tests.fake_services import make_config
 
 
@@ -59,3 +60,19 @@ def test_a_resumed_run_keeps_the_number_that_it_has_been_using(tmp_path: Path) -
     auto, stored, three = (make_config(tmp_path, rollout__stream_groups=number) for number in ("auto", 2, 3))
     assert keep_stream_groups(auto, stored).rollout == stored.rollout
     assert keep_stream_groups(three, stored).rollout == three.rollout
+
+
+@pytest.mark.parametrize(
+    ("response_share", "shares"),
+    [(0.0, [0.5, 0.25, 0.25]), (1.0, [0.25, 0.3125, 0.4375]), (0.5, [0.375, 0.28125, 0.34375])],
+)
+def test_tokens_of_the_parts_by_hand(response_share: float, shares: list[float]) -> None:
+    assert part_work_shares(3, response_share) == shares
+
+
+def test_tokens_of_the_parts_are_those_of_evenly_spread_lengths() -> None:
+    prompt, longest, num_responses = 64, 128, 10_000
+    lengths = np.linspace(0, longest, num_responses) + prompt
+    ends = part_ends(num_responses, 6)
+    tokens = [lengths[begin:end].sum() / lengths.sum() for begin, end in zip([0, *ends], ends, strict=False)]
+    assert part_work_shares(6, (longest / 2) / (prompt + longest / 2)) == pytest.approx(tokens, rel=1e-3)
