@@ -361,11 +361,13 @@ class FakeScorer(Scorer):
         """`scorer.score` is in the log with the number of the call in place of the step."""
         self._num_calls += 1
         self.examined.append(num_examine)
+        has_scorer = [row.data_source in self.scored_sources for row in prompts.rows]
         scored = [
             ScoredSample(
                 prompt="",
                 response=f"answer {row}",
-                score=float(length),
+                score=float(length) * has_scorer[row],
+                rule_score=float(length) if has_scorer[row] else None,
                 ground_truth=prompts.rows[row].ground_truth,
                 data_source=prompts.rows[row].data_source,
                 prompt_index=int(prompts.row_indices[row]),

@@ -122,12 +122,12 @@ def test_responses_of_parts_are_joined_in_their_order() -> None:
 
 def test_rule_and_model_are_added_with_the_weight_of_the_data_source() -> None:
     samples = [
-        replace(one, data_source=source) for one, source in zip(responses(1.0, 2.0, 0.0).samples, "aab", strict=True)
+        replace(one, data_source=source, rule_score=one.score if source == "a" else None)
+        for one, source in zip(responses(1.0, 2.0, 0.0).samples, "aab", strict=True)
     ]
     coefs = {"a": 0.5, "b": 2.0}
-    combined = ScoredResponses(samples).with_model_scores(
-        np.array([-1.0, 0.25, 3.0], np.float32), coefs.__getitem__, frozenset("a")
-    )
+    assert reward_model_metrics(samples) == {}
+    combined = ScoredResponses(samples).with_model_scores(np.array([-1.0, 0.25, 3.0], np.float32), coefs.__getitem__)
     assert combined.scores.tolist() == [0.5, 2.125, 6.0]
     assert [(one.rule_score, one.model_score) for one in combined.samples] == [(1.0, -1.0), (2.0, 0.25), (None, 3.0)]
     assert [(row["rule_score"], row["model_score"]) for row in combined.as_rows()][2] == (None, 3.0)
@@ -144,4 +144,4 @@ def test_rule_and_model_are_added_with_the_weight_of_the_data_source() -> None:
 def test_a_score_of_the_model_that_is_not_finite_ends_the_run() -> None:
     scores = np.array([0.0, np.nan], np.float32)
     with pytest.raises(ConfigError, match=r"^reward_model\.model: expected finite scores, got nan for response 1$"):
-        responses(1.0, 2.0).with_model_scores(scores, lambda _: 1.0, frozenset({"letters"}))
+        responses(1.0, 2.0).with_model_scores(scores, lambda _: 1.0)
