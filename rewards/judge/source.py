@@ -131,7 +131,7 @@ class Judge:
                 except _NoAnswer as nothing:
                     if not nothing.is_temporary:
                         raise
-                    pause_s = max(self._pause_s(question.key, attempt), nothing.retry_after_s)
+                    pause_s = max(retry_pause_s(self._config.backoff_s, question.key, attempt), nothing.retry_after_s)
                     last = nothing
                 else:
                     outage.num_lost = 0
@@ -142,11 +142,6 @@ class Judge:
             outage.num_lost += 1
             last.message += f" ({num_tries} tries)"
             raise last
-
-    def _pause_s(self, key: str, attempt: int) -> float:
-        """Doubled with each try, times 0.5 to 1.5 by a hash of request and try: not all come back at once."""
-        digest = hashlib.sha256(f"{key} {attempt}".encode()).digest()
-        return self._config.backoff_s * 2.0**attempt * (0.5 + int.from_bytes(digest[:4]) / 2**32)
 
     async def _request(self, body: bytes) -> str:
         """One try."""
@@ -164,6 +159,12 @@ class Judge:
         except httpx2.RequestError as error:
             message = f"the judge cannot be reached: {type(error).__name__}: {error}"
             raise _NoAnswer(Failure.UNAVAILABLE, message, is_temporary=True) from error
+
+
+def retry_pause_s(backoff_s: float, key: str, attempt: int) -> float:
+    """Seconds before the next try: doubled each time, times 0.5 to 1.5 by a hash, so that not all come back at once."""
+    digest = hashlib.sha256(f"{key} {attempt}".encode()).digest()
+    return backoff_s * 2.0**attempt * (0.5 + int.from_bytes(digest[:4]) / 2**32)
 
 
 async def _read(response: httpx2.Response) -> str:
