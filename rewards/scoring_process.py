@@ -192,7 +192,7 @@ def _scored(result: Any) -> Scored:
         raise ValueError(f"the scorer's dict has no 'score', only {', '.join(map(str, fields)) or 'nothing'}")
     score = fields.pop("score")
     if isinstance(score, str | bytes):  # float() would take some of them
-        raise TypeError(f"the scorer returned {score[:60]!r}, expected a number, or a dict with the number 'score'")
+        raise TypeError(f"the scorer returned {score[:60]!r}, expected a number, or a dict with 'score'")
     score = float(score)
     if not math.isfinite(score):
         raise ValueError(f"the scorer returned {score}, which is not a finite number")

@@ -24,6 +24,7 @@ from controller.workers.actor_client import ActorClient
 from controller.workers.client import Traffic, WorkerClient
 from controller.workers.command import CommandReply
 from controller.workers.critic_client import CriticClient
+from rewards.samples import Failure
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, join_parts
 from splitppo.config import Config
 from splitppo.config.load import validate
@@ -345,6 +346,7 @@ class FakeScorer(Scorer):
     def __init__(self, log: CallLog) -> None:  # not the scorer's: nothing is decoded
         self.log = log
         self.examined: list[int] = []
+        self.failure: Failure | None = None  # of every response
         self._num_calls = 0
         self._turn = asyncio.Lock()
 
@@ -371,6 +373,8 @@ class FakeScorer(Scorer):
                 ground_truth=prompts.rows[row].ground_truth,
                 data_source=prompts.rows[row].data_source,
                 prompt_index=int(prompts.row_indices[row]),
+                failure=self.failure,
+                place=prompts.rows[row].place,
             )
             for row, length in enumerate(rollouts["responses"].lengths)
         ]
