@@ -10,6 +10,7 @@ from controller.data.model_folder import model_folder, read_json
 from controller.data.prompts import PromptBatch, PromptDataset, load_prompts
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.tokenizer import Tokenizer, load_tokenizer
+from rewards.manager import RewardManager
 from rewards.terms import check_scorers, scored_sources
 from splitppo.config import Config, ConfigError, RewardConfig
 from splitppo.config.batch_plan import batch_plan
@@ -73,6 +74,12 @@ def load_inputs(config: Config) -> Inputs:
     inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer)
     check_scorers(config.reward, inputs.scored_sources(config.reward))
     return inputs
+
+
+async def check_rewards(config: Config, inputs: Inputs) -> None:
+    """Starts what scores, and ends it again. ConfigError if it cannot be started, e.g. because of a user's function."""
+    async with RewardManager(config.reward, inputs.scored_sources(config.reward)):
+        pass
 
 
 def _with_functions(val_prompts: PromptBatch, config: Config) -> PromptBatch | None:

@@ -24,6 +24,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ),
         ("reward/rule/{mean,max,min}", "1", "score by the scorers, where a reward model scores as well"),
         ("reward/model/{mean,max,min}", "1", "score by the reward model, before its coefficient"),
+        ("reward/model_clip_ratio", "1", "share of rows as long as the reward model takes; longer ones were cut"),
         (
             "reward/num_{timeouts,crashes,errors,unavailable,unparsable}",
             "responses",
