@@ -113,8 +113,8 @@ class ScoringProcesses:
         self._positions[slot] = UNKNOWN_POSITION
         try:
             return dict(enumerate(await self._schedule(samples, slot)))
-        except BatchFailed:
-            return None
+        except BatchFailed as error:
+            failed = Scored(0.0, failure=Failure.ERROR, message=str(error))
         except TimeoutError:
             failed = timed_out(self._setup.timeout_s)
         except ProcessExpired as error:
@@ -122,7 +122,10 @@ class ScoringProcesses:
         finally:
             position = 0 if len(samples) == 1 else self._positions[slot]
             self._free_slots.put_nowait(slot)
-        return None if position == UNKNOWN_POSITION else {position: failed}
+        if position == UNKNOWN_POSITION:
+            log.warning("a call for %d responses failed, each is scored alone: %s", len(samples), failed.message)
+            return None
+        return {position: failed}
 
     async def _schedule(self, samples: list[Sample], slot: int) -> list[Scored]:
         """Runs a chunk in a process; a pool that broke (a process died between two calls) is replaced."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+# A user's function, as a scorer's name.
+CUSTOM = "custom"
 # What a call is given by name; a batched function takes lists of as many.
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 BATCH_ARGUMENTS = tuple(f"{name}s" for name in ARGUMENTS)

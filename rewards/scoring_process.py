@@ -16,11 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rewards.registry import ARGUMENTS, BATCH_ARGUMENTS, Scorer, load_custom_scorer, load_scorer
+from rewards.registry import ARGUMENTS, BATCH_ARGUMENTS, CUSTOM, Scorer, load_custom_scorer, load_scorer
 from rewards.samples import Failure, Sample, Scored
 
-# A user's function, as a scorer's name.
-CUSTOM = "custom"
 # The number of the call that a chunk is working on, shared with the controller; one entry per chunk under way.
 Positions: TypeAlias = "ctypes.Array[ctypes.c_int]"
 UNKNOWN_POSITION = -1
@@ -137,7 +135,7 @@ def _run_batch(samples: Sequence[Sample], scorer: Scorer) -> list[Scored]:
         returned = _call_batch(scorer, samples)
     except (Exception, SystemExit) as error:
         if len(samples) > 1:
-            raise BatchFailed from error
+            raise BatchFailed(f"{type(error).__name__}: {error}") from error
         return [_failed(error)]
     return [_checked(result) for result in returned]
 

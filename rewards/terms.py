@@ -4,9 +4,9 @@ import difflib
 from collections.abc import Iterable
 
 from rewards.judge.questions import Questions, headers
-from rewards.registry import SCORERS, covering, scorer_name
+from rewards.registry import CUSTOM, SCORERS, covering, scorer_name
 from splitppo.config import ConfigError, RewardConfig
-from splitppo.config.reward import CUSTOM, Term
+from splitppo.config.reward import Term
 
 JUDGE = "judge"
 # In `reward.scorers`: of all data sources that are not named there.

@@ -8,9 +8,6 @@ from pydantic import AfterValidator, Field, model_validator
 from splitppo.config.judge import JudgeConfig
 from splitppo.config.section import PositiveInt, Section, Share
 
-# A user's function, as a scorer's name.
-CUSTOM = "custom"
-
 
 class Term(Section):
     """A scorer's part in the score of a data source."""

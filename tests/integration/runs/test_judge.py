@@ -80,7 +80,9 @@ def num_kept_answers(folder: RunFolder) -> int:
 def test_a_flaky_judge_and_a_killed_controller_change_no_score_and_no_weight(
     groups: ExternalGroups, completed: Completed, judge: LocalJudge, flaky: FlakyJudge, tmp_path: Path
 ) -> None:
-    """The undisturbed run has the same scores from a function. It is killed while it asks for those of step 4."""
+    """The undisturbed run has the same scores from a function. This one is killed while it asks for those of step 4,
+    and goes on with a judge at another address.
+    """
     keys, folder = overrides(judge, tmp_path / "ask.jinja"), groups.folder
     flaky.is_still = lambda: NUM_STEPS - 1 in folder.steps
     with groups.started(*keys) as first:
@@ -94,16 +96,17 @@ def test_a_flaky_judge_and_a_killed_controller_change_no_score_and_no_weight(
         torn.write(b'{"request": "0123')
 
     flaky.is_still = lambda: False
-    with groups.started(*keys, "run.schedule=overlap") as second:
-        second.complete()
+    with LocalJudge(flaky) as moved:
+        keys = overrides(moved, tmp_path / "ask.jinja")
+        with groups.started(*keys, "run.schedule=overlap", "reward.judge.concurrency=3") as second:
+            second.complete()
     assert "resumed after step 2" in second.output
     undisturbed = completed("gather", 1)
     assert folder.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]
     for name in ("critic/score/mean", "critic/score/max", "critic/score/min"):
         assert [line.get(name) for line in folder.metrics] == [line.get(name) for line in undisturbed.metrics]
     # What was kept was not asked for again: step 3, which was done twice, cost its requests once.
-    asked_again = judge.answered[sum(before.values()) :]
-    assert sum(question in before for question in asked_again) <= len(before) - kept
+    assert sum(question in before for question in moved.answered) <= len(before) - kept
     assert flaky.num_calls > 100
     assert "requests were sent again" in second.output + first.output
     assert re.search(r"judge\.jsonl: the last 17 bytes are no whole answer", second.output)
