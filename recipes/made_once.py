@@ -21,6 +21,7 @@ def make_once(folder: Path, wanted: Fingerprint, make: Callable[[Path], None]) -
         folder: replaced where its fingerprint is another one; its lock stays beside it.
         wanted: all that the content depends on.
         make: gets the folder to write to.
+
     Returns:
         Whether it was made now.
     """

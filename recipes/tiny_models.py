@@ -16,6 +16,8 @@ KINDS = {"tiny_model": "Qwen2ForCausalLM", "tiny_reward_model": "Qwen2ForSequenc
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCAB_SIZE = 2048
 SEED = 0
+# Enough for the words of a data set.
+_NUM_TOKENIZER_ROWS = 1000
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -29,7 +31,7 @@ def make_tiny_model(kind: str, rows: Sequence[Row], folder: Path) -> str:
 
     Args:
         kind: of KINDS; a reward model is a sequence classifier with one label.
-        rows: prepared rows; the tokenizer is trained on their prompts and, where they have them, worked answers.
+        rows: prepared rows; the tokenizer is trained on the first ones, prompts and worked answers.
         folder: made if it is missing, replaced where it was made from other rows or by other code.
     """
     texts = list(_texts(rows))
@@ -72,6 +74,6 @@ def _make(kind: str, texts: Sequence[str], folder: Path) -> None:
 
 
 def _texts(rows: Sequence[Row]) -> Iterator[str]:
-    for row in rows:
+    for row in rows[:_NUM_TOKENIZER_ROWS]:
         yield from (message["content"] for message in row["prompt"])
         yield row["extra_info"].get("answer", "")

@@ -1,6 +1,6 @@
 r"""MATH (Hendrycks et al., 2021) as prompt files, and the tiny model that cpu.yaml trains on them.
 
-    python -m recipes.competition_math.prepare --input DigitalLearningGmbH/MATH-lighteval --output .cache/competition_math
+    python -m recipes.competition_math.prepare --input DigitalLearningGmbH/MATH-lighteval --output DIR
 
 A row of the input has a problem under "problem" or "question", and a solution with the final answer in its last
 \boxed{...}, under "solution" or "answer"; or the final answer alone, under "answer".

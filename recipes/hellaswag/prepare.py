@@ -8,6 +8,7 @@ under "label". The hub's test split has no labels, so its validation split becom
 
 import re
 import sys
+from typing import Any
 
 from recipes.preparation import BadInput, Example, Recipe, Row, command_line, run
 from rewards.hellaswag import letter_of
@@ -38,9 +39,9 @@ def cleaned(text: str) -> str:
 
 
 def _choices(example: Example) -> list[str]:
-    endings = example.fields.get("endings")
-    is_list = isinstance(endings, list) and 2 <= len(endings) <= _MAX_ENDINGS
-    if not is_list or not all(isinstance(ending, str) for ending in endings):
+    endings: Any = example.fields.get("endings")
+    is_list = isinstance(endings, list) and all(isinstance(ending, str) for ending in endings)
+    if not is_list or not 2 <= len(endings) <= _MAX_ENDINGS:
         raise BadInput(f"{example.place}: expected 2 to {_MAX_ENDINGS} texts under 'endings'")
     return [cleaned(ending) for ending in endings]
 

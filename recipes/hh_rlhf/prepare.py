@@ -12,7 +12,6 @@ Their prompt is the common part up to the last "\n\nAssistant:". --split says fo
 The texts offend; they are never printed.
 """
 
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -34,9 +33,9 @@ def transcripts(example: Example) -> tuple[str, str, str]:
     # Other editions of the data set hold the prompt, and answers alone.
     prompt = example.text("prompt") if "prompt" in example.fields else ""
     chosen, rejected = (prompt + example.text(name, may_be_empty=bool(prompt)) for name in ("chosen", "rejected"))
-    common = os.path.commonprefix([chosen, rejected])
-    end = common.rfind(ASSISTANT) + len(ASSISTANT)
-    if end < len(ASSISTANT):
+    turns = (turn.end() for turn in re.finditer(ASSISTANT, chosen))
+    end = max((end for end in turns if rejected.startswith(chosen[:end])), default=0)
+    if not end:
         raise BadInput(f"{example.place}: 'chosen' and 'rejected' have no \"\\n\\nAssistant:\" in common")
     return chosen[:end], chosen[end:], rejected[end:]
 
