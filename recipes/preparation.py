@@ -200,14 +200,22 @@ def read_rows(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def write_parquet(rows: list[Row], file: Path) -> bool:
-    """Writes the file whole or not at all; False if it is there with the same bytes, and left alone."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    """Writes the file whole or not at all; False if it is there with the same bytes, and left alone.
+
+    Raises:
+        BadInput: the file cannot be written there, or a column has values of several kinds.
+    """
     unfinished = file.with_name(f".{file.name}.unfinished")
-    pq.write_table(pa.Table.from_pylist(rows), unfinished)
-    if file.is_file() and filecmp.cmp(file, unfinished, shallow=False):
-        unfinished.unlink()
-        return False
-    unfinished.replace(file)
+    try:
+        table = pa.Table.from_pylist(rows)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, unfinished)
+        if file.is_file() and filecmp.cmp(file, unfinished, shallow=False):
+            unfinished.unlink()
+            return False
+        unfinished.replace(file)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise BadInput(f"cannot write {file}: {_first_line(error)}") from error
     return True
 
 

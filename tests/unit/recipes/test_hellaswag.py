@@ -79,14 +79,11 @@ def test_the_real_rows(prepare_real: Callable[..., Any], check_schema: Callable[
     first, second, _, wikihow = splits["train"][:4]
     # Read from the rows by eye.
     assert [row["reward_model"]["ground_truth"] for row in (first, second, wikihow)] == [3, 2, 2]
-    assert first["extra_info"]["context"] == (
-        "Pole vault: Pole vault is a sport where you run with a pole and stop and swing your body. A few women"
-    )
-    assert second["reward_model"]["choices"][2] == "finishes her playing and everyone applauds."
-    assert wikihow["extra_info"]["context"].startswith(
-        "Sports and Fitness: How to bowl the leg spinner's variations. To bowl a googly, you grip the ball"
-    )
-    assert wikihow["reward_model"]["choices"][3].startswith("Only let the ball hit your side")
+    assert first["extra_info"]["context"].startswith("Pole vault: Pole vault is")
+    assert first["extra_info"]["context"].endswith("your body. A few women")
+    assert second["reward_model"]["choices"][2].endswith("everyone applauds.")
+    assert ": How to bowl the leg spinner's variations. To bowl" in wikihow["extra_info"]["context"]
+    assert wikihow["reward_model"]["choices"][3].startswith("Only let the ball")
     for row in (row for rows in splits.values() for row in rows):
         assert len(row["reward_model"]["choices"]) == 4
         assert "[" not in row["prompt"][0]["content"]

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recipes.gsm8k.prepare import RECIPE, main
-from recipes.preparation import BadInput, find_files, read_rows, shown
+from recipes.preparation import BadInput, find_files, read_rows, shown, write_parquet
 
 EXAMPLES = [
     {"question": "Ann has 2 boxes of 600 nails. How many nails?", "answer": "2*600 = <<2*600=1200>>1200\n#### 1,200"},
@@ -176,6 +176,19 @@ def test_every_recipe_refuses_rows_of_another_data_set_in_one_sentence(
     refusal = capsys.readouterr().err
     assert refusal.startswith(f"error: {file}, line 1: expected a text under '")
     assert refusal.endswith(", the row has text\n")
+
+
+@pytest.mark.parametrize("rows", [[{"level": 3}, {"level": "Level 3"}], [{"question": "\ud800"}]])
+def test_rows_that_parquet_cannot_hold_are_refused(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"cannot write .*train\.parquet"):
+        write_parquet(rows, tmp_path / "train.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_is_no_folder_is_refused(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write("all.jsonl", EXAMPLES)
+    assert main(["--input", str(file), "--test-rows", "1", "--output", str(file), "--no-tiny-model"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: cannot write {file / 'train.parquet'}: ")
 
 
 def test_a_split_that_is_not_there_is_named(sentence: Callable[..., str], write: Write) -> None:
