@@ -50,8 +50,23 @@ class Config(Section):
 
     @property
     def last_step(self) -> int:
-        """Where this process stops; `run.stop_after_step` changes no schedule."""
+        """Where this process stops; `run.stop_after_step` changes no schedule. Only after `with_steps_per_epoch`."""
+        assert self.run.total_steps is not None
         return min(self.run.total_steps, self.run.stop_after_step or self.run.total_steps)
+
+    def with_steps_per_epoch(self, steps_per_epoch: int | None) -> Self:
+        """This configuration with `run.total_steps`, as `run.total_epochs` bounds it; None: an epoch's is not known.
+
+        Raises:
+            ValueError: `run.total_epochs` is given, and an epoch's steps are not known.
+        """
+        total_steps, epochs = self.run.total_steps, self.run.total_epochs
+        if epochs is None:
+            return self
+        if steps_per_epoch is None:
+            raise ValueError("run.total_epochs needs a sampler with __len__; give run.total_steps in its place")
+        bounded = min(total_steps or epochs * steps_per_epoch, epochs * steps_per_epoch)
+        return self.model_copy(update={"run": self.run.model_copy(update={"total_steps": bounded})})
 
     @property
     def uses_critic(self) -> bool:
@@ -168,6 +183,17 @@ class Config(Section):
                 f"placement.reward_model is critic, but algorithm.adv_estimator {self.algorithm.adv_estimator} needs no"
                 " values and starts no critic: set placement.reward_model to reward, or take an estimator with a critic"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _what_needs_validation_has_prompts(self) -> "Config":
+        needs = {
+            "evaluation.val_only": self.evaluation.val_only,
+            "evaluation.early_stop.metric": self.evaluation.early_stop.metric,
+            "checkpoint.best_metric": self.checkpoint.best_metric,
+        }
+        for key in [key for key, is_set in needs.items() if is_set and not self.data.val_files]:
+            raise ValueError(f"{key} needs validation: expected data.val_files, got none")
         return self
 
     @model_validator(mode="after")

@@ -148,7 +148,7 @@ def test_an_override_that_cannot_be_applied_is_quoted(tmp_path: Path, override: 
     [
         ("", "expected a mapping of sections, got NoneType"),
         ("- a", "expected a mapping of sections, got list"),
-        ("run: {dir: x}", "key 'run.total_steps' is missing; key 'data' is missing; key 'actor' is missing"),
+        ("run: {dir: x}", "key 'run': expected total_steps, total_epochs, or both; key 'data' is missing; key 'actor' is missing"),
         (MINIMAL + "run: {}", "key 'run' is given twice, again in line 5"),
     ],
 )

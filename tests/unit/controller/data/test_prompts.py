@@ -114,8 +114,8 @@ def test_a_reward_model_row_needs_no_ground_truth(tmp_path: Path, tokenizer: Tok
     [
         ([row("a"), {"data_source": "x", "reward_model": {"ground_truth": 1}}], "line 2: column 'prompt' is missing"),
         ([row(3)], "line 1: column 'prompt' must be chat messages or text, got 3"),
-        ([row([])], "line 1: expected at least one message, got none"),
-        ([row([{"role": "user"}])], "line 1: expected messages with 'role' and 'content'"),
+        ([row([])], "line 1: column 'prompt': expected at least one message, got none"),
+        ([row([{"role": "user"}])], "line 1: column 'prompt': expected messages with 'role' and 'content'"),
         ([row("")], "line 1: column 'prompt' has no tokens"),
         ([row("a", data_source=None)], "line 1: column 'data_source' must be text, got None"),
         ([{"prompt": "a", "reward_model": {"ground_truth": 1}}], "line 1: column 'data_source' is missing"),
