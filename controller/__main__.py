@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
             gpus = visible_gpus(config)
             memory = memory_plan(config, gpus)
             check_fits(config, memory.groups, gpus)
-            sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\n{inputs.length(config)}\n{memory}\n")
+            sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\nrun: {config.last_step} steps\n{memory}\n")
             return 0
         from controller.session import run_session
 

@@ -35,16 +35,13 @@ class Inputs:
         return self.prompts.table.data_sources | (self.val_prompts.data_sources if self.val_prompts else frozenset())
 
     def with_last_step(self, config: Config) -> Config:
-        """`config` with `run.total_steps`, where `run.total_epochs` says it. ConfigError if an epoch's is unknown."""
-        try:
-            return config.with_steps_per_epoch(self.prompts.steps_per_epoch)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-
-    def length(self, config: Config) -> str:
-        """How long the run is, for people."""
-        per_epoch = self.prompts.steps_per_epoch
-        return f"run: {config.last_step} steps" + (f", {per_epoch} per data epoch" if per_epoch else "")
+        """`config` with `run.total_steps`, also where `run.total_epochs` says it, or ends before."""
+        run = config.run
+        if run.total_epochs is None:
+            return config
+        steps = self.prompts.num_steps(run.total_epochs)
+        run = run.model_copy(update={"total_steps": min(run.total_steps or steps, steps)})
+        return config.model_copy(update={"run": run})
 
     def scored_sources(self, config: RewardConfig) -> frozenset[str]:
         """Those that need a reward function: all, but for the ones that have none where a reward model scores."""

@@ -39,7 +39,7 @@ def read_rows(config: DataConfig, split: Split) -> list[PromptRow]:
     Raises ConfigError: a file is missing, unreadable or empty, a row has not the columns that it needs, the user's
     class fails, or no row passes.
     """
-    is_train, key = split == "train", f"data.{split}_files"
+    is_train, key = split == "train", "data.custom_cls" if config.custom_cls.path else f"data.{split}_files"
     max_samples = config.max_samples if is_train else config.val_max_samples
     filters_key, filters = ("data.filters", config.filters) if is_train else ("data.val_filters", config.val_filters)
     rows: list[PromptRow] = []

@@ -78,9 +78,8 @@ class PromptSource(Protocol):
     def table(self) -> PromptBatch:
         """All training prompts."""
 
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """Steps of a data epoch; None where it is not known."""
+    def num_steps(self, num_epochs: int) -> int:
+        """Steps of the first data epochs."""
 
     def batch_at(self, step: int) -> PromptBatch:
         """The prompts of a step (from 1); steps are asked for one after the other."""
@@ -120,6 +119,10 @@ class PromptDataset:
     @property
     def steps_per_epoch(self) -> int:
         return self.table.num_prompts // self.batch_size
+
+    def num_steps(self, num_epochs: int) -> int:
+        """Steps of the first epochs."""
+        return num_epochs * self.steps_per_epoch
 
     def epoch_of(self, step: int) -> int:
         """The epoch, from 0, that a step, from 1, belongs to."""

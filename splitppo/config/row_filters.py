@@ -58,7 +58,7 @@ def _condition(column: str, given: Any) -> Any:
         if values and all(isinstance(value, _Plain) for value in values):
             return tuple(values)
     raise ValueError(
-        f"{column}: expected a value, a list of values, or min and max, which are numbers; found {given!r}"
+        f"{column}: expected a value, a list of values, or a number as min or max; found {given!r}"
     )
 
 

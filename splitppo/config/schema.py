@@ -50,23 +50,9 @@ class Config(Section):
 
     @property
     def last_step(self) -> int:
-        """Where this process stops; `run.stop_after_step` changes no schedule. Only after `with_steps_per_epoch`."""
+        """Where this process stops, once `run.total_steps` is known; `run.stop_after_step` changes no schedule."""
         assert self.run.total_steps is not None
         return min(self.run.total_steps, self.run.stop_after_step or self.run.total_steps)
-
-    def with_steps_per_epoch(self, steps_per_epoch: int | None) -> Self:
-        """This configuration with `run.total_steps`, as `run.total_epochs` bounds it; None: an epoch's is not known.
-
-        Raises:
-            ValueError: `run.total_epochs` is given, and an epoch's steps are not known.
-        """
-        total_steps, epochs = self.run.total_steps, self.run.total_epochs
-        if epochs is None:
-            return self
-        if steps_per_epoch is None:
-            raise ValueError("run.total_epochs needs a sampler with __len__; give run.total_steps in its place")
-        bounded = min(total_steps or epochs * steps_per_epoch, epochs * steps_per_epoch)
-        return self.model_copy(update={"run": self.run.model_copy(update={"total_steps": bounded})})
 
     @property
     def uses_critic(self) -> bool:

@@ -167,6 +167,145 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, tokenizer: Tokenize
             load(str(tmp_path / name), tokenizer)
 
 
+# Filters.
+
+
+@pytest.fixture
+def levels(tmp_path: Path) -> str:
+    """Five prompts, a to e, with levels; the last is of another source."""
+    rows = [row(letter, extra_info={"level": level}) for letter, level in zip("abcd", (1, 2, 3, 3.5), strict=True)]
+    return write_jsonl(tmp_path / "levels.jsonl", [*rows, row("e", data_source="other", extra_info={"level": True})])
+
+
+@pytest.mark.parametrize(
+    ("filters", "left"),
+    [
+        ({"data_source": "letters"}, "abcd"),
+        ({"data_source": ["other", "none"]}, "e"),
+        ({"extra_info": {"level": [1, 3]}}, "ac"),
+        ({"extra_info.level": {"min": 2, "max": 3}}, "bc"),
+        ({"extra_info.level": {"max": 2}}, "ab"),
+        ({"extra_info.level": True}, "e"),
+        ({"data_source": "letters", "extra_info": {"level": {"min": 3}}}, "cd"),
+    ],
+)
+def test_rows_that_do_not_pass_the_filters_are_left_out(
+    levels: str, tokenizer: Tokenizer, filters: dict[str, Any], left: str
+) -> None:
+    assert "".join(load(levels, tokenizer, filters=filters).texts) == left
+    assert load(levels, tokenizer, val_filters=filters).num_prompts == 5
+
+
+def test_filters_look_at_columns_of_parquet_files_too(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rows = [row("a", ability="x", extra_info={"level": 1}), row("b", ability="y", extra_info={"level": None})]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    file = str(tmp_path / "a.parquet")
+    assert load(file, tokenizer, filters={"ability": "y"}).texts == ("b",)
+    assert load(file, tokenizer, filters={"extra_info.level": {"min": 0}}).texts == ("a",)
+    with pytest.raises(ConfigError, match=r"a\.parquet, row 1: column 'abilty', which a filter names, is missing"):
+        load(file, tokenizer, filters={"abilty": "y"})
+
+
+def test_max_samples_counts_rows_that_pass_of_all_files_together(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    files = [write_jsonl(tmp_path / f"{name}.jsonl", [row(letter) for letter in name]) for name in ("abz", "cde")]
+    passing = {"filters": {"data_source": "letters"}}
+    assert load(files, tokenizer, max_samples=4, **passing).texts == ("a", "b", "z", "c")
+    other = write_jsonl(tmp_path / "other.jsonl", [row("y", data_source="other")])
+    assert load([other, *files], tokenizer, max_samples=2, **passing).texts == ("a", "b")
+
+
+def test_filters_that_nothing_passes_are_named_with_the_number_of_rows(levels: str, tokenizer: Tokenizer) -> None:
+    passes = r"passes data_source: \['gsm8k'\], extra_info\.level: {'min': 2.0}"
+    sentence = rf"data\.filters: none of the 5 rows of data\.train_files {passes}"
+    with pytest.raises(ConfigError, match=sentence):
+        load(levels, tokenizer, filters={"data_source": "gsm8k", "extra_info.level": {"min": 2}})
+
+
+# A user's class in place of files.
+
+DATASET = """
+class Squares:
+    def __init__(self, data_files, data_config, split):
+        self.rows = [
+            {"prompt": chr(97 + number), "data_source": split, "reward_model": {"ground_truth": str(number**2)}}
+            for number in range(int(data_files[0]))
+        ]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+def generated(data_files, data_config, split):
+    for letter in "xyz":
+        yield {"prompt": letter, "data_source": "letters", "reward_model": {"ground_truth": data_config.prompt_key}}
+
+
+def lists(data_files, data_config, split):
+    return [["a", "b"]]
+
+
+def half(data_files, data_config, split):
+    return [*generated(data_files, data_config, split), {"prompt": "a", "data_source": "letters"}]
+
+
+def fails(data_files, data_config, split):
+    yield from generated(data_files, data_config, split)
+    raise KeyError("no such shard")
+
+
+def empty(data_files, data_config, split):
+    return iter(())
+
+
+no_class = 3
+"""
+
+
+@pytest.fixture
+def custom(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(DATASET)
+    return str(tmp_path / "mine.py")
+
+
+def test_rows_may_come_from_a_class_of_the_users(custom: str, tokenizer: Tokenizer) -> None:
+    table = load("4", tokenizer, custom_cls={"path": custom, "name": "Squares"}, max_samples=3)
+    assert table.texts == ("a", "b", "c")
+    assert [row.ground_truth for row in table.rows] == ["0", "1", "4"]
+    assert table.data_sources == {"train"}
+    assert load("4", tokenizer, custom_cls={"path": custom, "name": "generated"}).texts == ("x", "y", "z")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("absent", "key 'data.custom_cls.name': .*mine.py has no class or function 'absent'"),
+        ("no_class", "key 'data.custom_cls.name': .*mine.py has no class or function 'no_class'"),
+        ("Squares", "Squares of .*mine.py gave no train rows: ValueError: invalid literal for int"),
+        ("fails", "fails of .*mine.py gave no train rows: KeyError: 'no such shard'"),
+        ("lists", r"lists of .*mine.py \(train\), row 1: expected a mapping of columns, got \['a', 'b'\]"),
+        ("half", r"half of .*mine.py \(train\), row 4: column 'reward_model' is missing"),
+        ("empty", "data.custom_cls: empty of .*mine.py has no rows"),
+    ],
+)
+def test_a_class_that_gives_no_rows_is_named(custom: str, tokenizer: Tokenizer, name: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        load("train.parquet", tokenizer, custom_cls={"path": custom, "name": name})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_the_users_that_cannot_be_imported_is_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "broken.py").write_text("import no_such_package")
+    for name, sentence in (
+        ("broken.py", "importing .*broken.py failed: ModuleNotFoundError: No module named 'no_such_package'"),
+        ("absent.py", "there is no file .*absent.py"),
+    ):
+        with pytest.raises(ConfigError, match=f"^key 'data.custom_cls.path': {sentence}"):
+            load("x", tokenizer, custom_cls={"path": str(tmp_path / name), "name": "Rows"})
+
+
 # Batches.
 
 
@@ -261,3 +400,37 @@ def test_the_splits_have_their_own_files_and_numbers_of_rows(tmp_path: Path, tok
     held_out = load_prompts(config, tokenizer, "val")
     assert held_out.texts == ("c", "d")
     assert held_out.data_sources == {"held out", "letters"}
+
+
+# Files with weights.
+
+
+def test_files_have_their_shares_of_an_epoch(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    files = [write_jsonl(tmp_path / f"{name}.jsonl", [row(letter) for letter in name]) for name in ("ab", "cdefghij")]
+    table = load(files, tokenizer)
+    dataset = PromptDataset(table, batch_size=5, seed=1, shuffle=True, weights=(1, 1))
+    assert dataset.steps_per_epoch == 2
+    for epoch in range(4):
+        letters = "".join("".join(dataset.batch_at(2 * epoch + step).texts) for step in (1, 2))
+        assert sum(letter in "ab" for letter in letters) == 5
+
+
+def test_a_file_without_a_share_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    files = [write_jsonl(tmp_path / f"{name}.jsonl", [row(letter) for letter in name]) for name in ("ab", "c")]
+    for weights, max_samples, reason in (
+        ((1, 1), 2, "none of its rows is left"),
+        ((1000, 1), None, "that is less than one of 3 prompts"),
+    ):
+        table = load(files, tokenizer, max_samples=max_samples)
+        with pytest.raises(ConfigError, match=f"gives file 2 of data.train_files a share, but {reason}"):
+            PromptDataset(table, batch_size=1, seed=1, shuffle=True, weights=weights)
+
+
+def test_a_prompt_that_comes_twice_in_a_batch_gets_seeds_of_its_own_each_time(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    table = numbered(tmp_path, tokenizer, 4)
+    once = table.take(np.array([2, 1])).to_batch(5, 3, 2)["seeds"].rows()
+    again = table.take(np.array([2, 1, 2, 2])).to_batch(5, 3, 2)["seeds"].rows()
+    assert [seeds.tolist() for seeds in again[:2]] == [seeds.tolist() for seeds in once]
+    assert len({int(seed) for seeds in again for seed in seeds}) == 8
