@@ -61,7 +61,8 @@ class Stagnation(BaseModel):
     def reason(self) -> str:
         """Why the run ends, in a sentence."""
         best = "" if self.best is None else f", which was {self.best:g} before"
-        return f"stopped early: {self.num_validations} validations in a row gave no better {self.metric}{best}"
+        count = "one validation" if self.num_validations == 1 else f"{self.num_validations} validations in a row"
+        return f"stopped early: {count} gave no better {self.metric}{best}"
 
     def ends(self, config: EarlyStopConfig) -> bool:
         """Whether it has lasted for `patience` validations of the metric that is asked for."""

@@ -48,6 +48,5 @@ class EvaluationConfig(Section):
     batch_size: PositiveInt = Field(1024, description="prompts per Generate call")
     num_examine: int = Field(1, ge=0, description="samples printed per data source")
     dump_generations: bool = Field(True, description="write all responses of a validation to rollouts/val/{step}.jsonl")
-    log_generations: int = Field(8, ge=0, description="responses in the table that trackers show, of the same prompts")
     min_accuracy: Share = Field(0.0, description="exit 1 if the final overall accuracy is lower; 0: off")
     early_stop: EarlyStopConfig = EarlyStopConfig()

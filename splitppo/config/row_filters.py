@@ -57,9 +57,7 @@ def _condition(column: str, given: Any) -> Any:
         values = given if isinstance(given, list | tuple) else [given]
         if values and all(isinstance(value, _Plain) for value in values):
             return tuple(values)
-    raise ValueError(
-        f"{column}: expected a value, a list of values, or a number as min or max; found {given!r}"
-    )
+    raise ValueError(f"{column}: expected a value, a list of values, or a number as min or max; found {given!r}")
 
 
 RowFilters = Annotated[dict[str, Condition], BeforeValidator(_by_column)]
