@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rewards.user_file import describe, load_from_file
 from splitppo.config import ConfigError, DataConfig
 from splitppo.config.row_filters import Condition, ValueRange, passes
-from splitppo.config.user_file import describe, load_from_file
 from splitppo.jsonl import read_jsonl
 
 Split = Literal["train", "val"]

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.data.prompts import PromptBatch
+from rewards.user_file import describe, load_from_file
 from splitppo.config import ConfigError, DataConfig
-from splitppo.config.user_file import describe, load_from_file
 
 
 class SampledPrompts:

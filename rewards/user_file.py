@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from splitppo.config.load import ConfigError
+from splitppo.config import ConfigError
 
 
 def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> Any:
