@@ -12,7 +12,8 @@ from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, lo
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.sampled_prompts import SampledPrompts
 from controller.data.tokenizer import Tokenizer, load_tokenizer
-from rewards.manager import check_data_sources, scored_sources
+from rewards.manager import RewardManager
+from rewards.terms import check_scorers, scored_sources
 from splitppo.config import Config, ConfigError, RewardConfig
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.rollout_packages import check_rollout_packages
@@ -83,7 +84,7 @@ def load_inputs(config: Config) -> Inputs:
         val_prompts = _with_functions(val_prompts, config) if val_prompts else None
     check_validation_metrics(config, val_prompts.data_sources if val_prompts else frozenset())
     inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer)
-    check_data_sources(config.reward, inputs.scored_sources(config.reward))
+    check_scorers(config.reward, inputs.scored_sources(config.reward))
     return inputs
 
 
@@ -122,6 +123,12 @@ def check_validation_metrics(config: Config, data_sources: frozenset[str]) -> No
             raise ConfigError(
                 f"{key}: {metric!r} needs {number[1]} responses, but evaluation.n is {config.evaluation.n}"
             )
+
+
+async def check_rewards(config: Config, inputs: Inputs) -> None:
+    """Starts what scores, and ends it again. ConfigError if it cannot be started, e.g. because of a user's function."""
+    async with RewardManager(config.reward, inputs.scored_sources(config.reward)):
+        pass
 
 
 def _with_functions(val_prompts: PromptBatch, config: Config) -> PromptBatch | None:
