@@ -29,7 +29,7 @@ from splitppo.config.threads import keep_threads, permitted_cores, resolve_threa
 _MICRO_BATCH_KEYS = ("ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu")
 _OF_A_MODEL = (*_MICRO_BATCH_KEYS, "use_remove_padding")
 MUTABLE_KEYS = {
-    *(f"run.{key}" for key in ("dir", "name", "total_steps", "stop_after_step", "schedule", "resume")),
+    *(f"run.{key}" for key in ("dir", "name", "total_steps", "total_epochs", "stop_after_step", "schedule", "resume")),
     *(f"{model}.{key}" for model in ("actor", "critic", "reward_model") for key in _OF_A_MODEL),
     *("actor.gradient_checkpointing", "critic.gradient_checkpointing"),
     "rollout.max_batch_size",
