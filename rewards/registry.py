@@ -16,9 +16,12 @@ from typing import Any
 # compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float, ...}
 ComputeScore = Callable[..., Any | Awaitable[Any]]
 
+# The scorer's name where a user's function scores.
+CUSTOM = "custom"
+
 # The data sources of each scorer. A name also covers its parts ("math" is asked for "math/algebra" too), and one that
 # ends in a star what begins with it.
-_SOURCES: Mapping[str, tuple[str, ...]] = {
+_DATA_SOURCES: Mapping[str, tuple[str, ...]] = {
     "rewards.gsm8k:compute_score": ("openai/gsm8k", "gsm8k"),
     "rewards.gsm8k:compute_flexible_score": ("gsm8k_flexible",),
     "rewards.competition_math:compute_score": (
@@ -49,7 +52,7 @@ _SOURCES: Mapping[str, tuple[str, ...]] = {
     "rewards.sort_letters:compute_score": ("sort_letters",),
 }
 # The scorer's place by data source.
-SCORERS: Mapping[str, str] = {source: place for place, sources in _SOURCES.items() for source in sources}
+SCORERS: Mapping[str, str] = {source: place for place, sources in _DATA_SOURCES.items() for source in sources}
 
 _OWN_SCORER = "set reward.custom_function_path to a file with a compute_score function"
 # What verl scores and nothing here does: why, and what to do instead.
@@ -96,9 +99,9 @@ def has_scorer(data_source: str) -> bool:
     return _covering(data_source, SCORERS) is not None
 
 
-def load_scorer(data_source: str) -> ComputeScore:
-    """The built-in scorer of a data source. ValueError if there is none."""
-    scorer: ComputeScore = pkgutil.resolve_name(SCORERS[scorer_name(data_source)])
+def load_scorer(name: str) -> ComputeScore:
+    """The built-in scorer of that name, a key of SCORERS."""
+    scorer: ComputeScore = pkgutil.resolve_name(SCORERS[name])
     return scorer
 
 
