@@ -7,7 +7,8 @@ from typing import Any
 
 from rewards.math_equivalence import is_equivalent
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
+# A box with its brace, or without one what follows in its line; an escaped character, which is no brace; a brace.
+_BOX_OR_BRACE = re.compile(r"\\+(?:boxed|fbox)\b\s*(?:(\{)|(?=([^$\n]*)))|\\.|[{}]", re.DOTALL)
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
@@ -18,19 +19,16 @@ def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last complete \boxed{...} or \fbox{...}, or None; "\boxed 7" holds what comes up to a "$"."""
-    for match in reversed(list(_BOX.finditer(text))):
-        rest = text[match.end() :]
-        content = _braced(rest) if rest.startswith("{") else re.split(r"[$\n]", rest, maxsplit=1)[0]
-        if content is not None and content.strip():
-            return content.strip()
-    return None
-
-
-def _braced(text: str) -> str | None:
-    """What stands between the brace that `text` starts with and its partner, or None if that is missing."""
-    depth = 0
-    for match in re.finditer(r"\\.|[{}]", text, re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(match.group(), 0)
-        if depth == 0 and match.group() == "}":
-            return text[1 : match.start()]
-    return None
+    last, content = -1, None
+    opened: list[int] = []  # of every open brace, where its content begins; of one that opens no box, -1
+    for match in _BOX_OR_BRACE.finditer(text):
+        start, end = -1, match.start()
+        if match.group() == "}":
+            start = opened.pop() if opened else -1
+        elif match.group(1) or match.group() == "{":
+            opened.append(match.end() if match.group(1) else -1)
+        elif match.group(2):
+            start, end = match.span(2)
+        if start > last and (inside := text[start:end].strip()):
+            last, content = start, inside
+    return content
