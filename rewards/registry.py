@@ -7,22 +7,25 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+# A user's function, as a scorer's name.
+CUSTOM = "custom"
+# What a call is given by name; a batched function takes lists of as many.
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+BATCH_ARGUMENTS = tuple(f"{name}s" for name in ARGUMENTS)
 # compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float, ...}
 ComputeScore = Callable[..., Any | Awaitable[Any]]
-
-# The scorer's name where a user's function scores.
-CUSTOM = "custom"
 
 # The data sources of each scorer. A name also covers its parts ("math" is asked for "math/algebra" too), and one that
 # ends in a star what begins with it.
 _DATA_SOURCES: Mapping[str, tuple[str, ...]] = {
-    "rewards.gsm8k:compute_score": ("openai/gsm8k", "gsm8k"),
+    "rewards.gsm8k:compute_score": ("gsm8k", "openai/gsm8k"),
     "rewards.gsm8k:compute_flexible_score": ("gsm8k_flexible",),
     "rewards.competition_math:compute_score": (
         "lighteval/MATH",
@@ -49,6 +52,7 @@ _DATA_SOURCES: Mapping[str, tuple[str, ...]] = {
         "searchR1_musique",
         "searchR1_bamboogle",
     ),
+    "rewards.hellaswag:compute_score": ("Rowan/hellaswag",),
     "rewards.sort_letters:compute_score": ("sort_letters",),
 }
 # The scorer's place by data source.
@@ -66,51 +70,83 @@ REFUSED: Mapping[str, str] = {
 }
 
 
+def covering(data_source: str, names: Collection[str]) -> str | None:
+    """The name that covers a data source: its own, or that of the longest part it begins with; None if none does."""
+    candidate, separator = data_source, "/"
+    while separator:
+        if candidate in names:
+            return candidate
+        if pattern := next((name for name in names if fnmatchcase(candidate, name)), None):
+            return pattern
+        candidate, separator, _ = candidate.rpartition("/")
+    return None
+
+
 def scorer_name(data_source: str) -> str:
     """The key of SCORERS that covers a data source.
 
     Raises:
         ValueError: none does; the message says what to do instead, and the known ones with the nearest.
     """
-    if name := _covering(data_source, SCORERS):
+    if name := covering(data_source, SCORERS):
         return name
-    if name := _covering(data_source, REFUSED):
+    if name := covering(data_source, REFUSED):
         raise ValueError(f"no reward for data_source {data_source!r}: {REFUSED[name]}")
     by_lower_case = {name.lower(): name for name in SCORERS}
     nearest = get_close_matches(data_source.lower(), by_lower_case, n=1)
     hint = f"did you mean {by_lower_case[nearest[0]]!r}? " if nearest else ""
     raise ValueError(
-        f"no reward for data_source {data_source!r}; {hint}known: {', '.join(SCORERS)}; for any other {_OWN_SCORER}"
+        f"no reward for data_source {data_source!r}; {hint}known: {', '.join(SCORERS)};"
+        f" for any other {_OWN_SCORER}, or reward.scorers"
     )
 
 
-def _covering(data_source: str, names: Iterable[str]) -> str | None:
-    """The name that is `data_source`, or one of its parents, or a pattern of either."""
-    candidate, separator = data_source, "/"
-    while separator:
-        if name := next((name for name in names if fnmatchcase(candidate, name)), None):
-            return name
-        candidate, separator, _ = candidate.rpartition("/")
-    return None
+@dataclass(frozen=True)
+class Scorer:
+    """A scoring function, how it is called, and what with besides a sample's fields."""
+
+    function: ComputeScore
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    is_batched: bool = False  # it takes the lists of several samples at once
+
+    @property
+    def is_async(self) -> bool:
+        """Whether calls give awaitables."""
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(self.function.__call__)  # type: ignore[operator]
 
 
-def has_scorer(data_source: str) -> bool:
-    """Whether a built-in scorer covers a data source."""
-    return _covering(data_source, SCORERS) is not None
-
-
-def load_scorer(name: str) -> ComputeScore:
+def load_scorer(name: str) -> Scorer:
     """The built-in scorer of that name, a key of SCORERS."""
-    scorer: ComputeScore = pkgutil.resolve_name(SCORERS[name])
-    return scorer
+    return Scorer(pkgutil.resolve_name(SCORERS[name]))
 
 
-def load_custom_scorer(path: Path, function: str) -> ComputeScore:
-    """Imports a user's file and takes its scoring function.
+def load_custom_scorer(path: Path, name: str, kwargs: Mapping[str, Any]) -> Scorer:
+    """Imports a user's file and takes its scoring function, which is batched if it has an argument `solution_strs`.
 
     Raises:
-        ValueError: the file cannot be imported, or has no function of that name and signature.
+        ValueError: the file cannot be imported, or has no function of that name and signature, or it does not take
+            these further arguments.
     """
+    function = _load_function(path, name)
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:
+        raise ValueError(f"{name} in {path}: {error}") from error
+    is_batched = BATCH_ARGUMENTS[1] in signature.parameters
+    arguments = BATCH_ARGUMENTS if is_batched else ARGUMENTS
+    try:
+        signature.bind_partial(**dict.fromkeys(arguments))
+    except TypeError as error:
+        shown = f"{', '.join(arguments[:-1])}, {arguments[-1]}=None"
+        raise ValueError(f"{name} in {path} must take ({shown}): {error}") from error
+    try:
+        signature.bind(**dict.fromkeys(arguments), **kwargs)
+    except TypeError as error:
+        raise ValueError(f"key 'reward.custom_function_kwargs': {name}{signature} in {path}: {error}") from error
+    return Scorer(function, kwargs, is_batched)
+
+
+def _load_function(path: Path, name: str) -> ComputeScore:
     spec = importlib.util.spec_from_file_location("splitppo_custom_reward", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"key 'reward.custom_function_path': {path} is not a Python file")
@@ -120,13 +156,7 @@ def load_custom_scorer(path: Path, function: str) -> ComputeScore:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ValueError(f"importing the reward file {path} failed: {type(error).__name__}: {error}") from error
-    scorer: ComputeScore | None = getattr(module, function, None)
-    if not callable(scorer):
-        raise ValueError(f"key 'reward.custom_function_name': {path} has no function {function!r}")
-    try:
-        inspect.signature(scorer).bind(data_source="", solution_str="", ground_truth="", extra_info=None)
-    except TypeError as error:
-        raise ValueError(
-            f"{function} in {path} must take (data_source, solution_str, ground_truth, extra_info=None): {error}"
-        ) from error
-    return scorer
+    function: ComputeScore | None = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(f"key 'reward.custom_function_name': {path} has no function {name!r}")
+    return function

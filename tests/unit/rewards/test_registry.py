@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rewards.manager import check_data_sources
 from rewards.registry import REFUSED, SCORERS, load_scorer, scorer_name
 from rewards.sort_letters import compute_score
+from rewards.terms import check_scorers
 from splitppo.config import ConfigError, RewardConfig
 
 
 def test_every_registered_scorer_can_be_loaded() -> None:
-    assert all(callable(load_scorer(name)) for name in SCORERS)
+    assert all(callable(load_scorer(name).function) for name in SCORERS)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_a_name_covers_its_parts(data_source: str, name: str) -> None:
 
 @pytest.mark.parametrize("data_source", ["mathematics", "openai", "", "my/math", "AIME2024"])
 def test_an_unknown_data_source_is_a_config_error_that_says_what_to_do(data_source: str) -> None:
-    known = r"known: openai/gsm8k, .*aime\*.*reward\.custom_function_path"
+    known = r"known: gsm8k, .*aime\*.*reward\.custom_function_path"
     with pytest.raises(ConfigError, match=rf"no reward for data_source '{data_source}'.*{known}"):
-        check_data_sources(RewardConfig.model_validate({}), ["math", data_source])
+        check_scorers(RewardConfig.model_validate({}), ["math", data_source])
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_the_nearest_known_data_source_is_named(data_source: str, nearest: str) 
     with pytest.raises(
         ConfigError, match=rf"no reward for data_source '{data_source}'; did you mean '{nearest}'\? known"
     ):
-        check_data_sources(RewardConfig.model_validate({}), [data_source])
+        check_scorers(RewardConfig.model_validate({}), [data_source])
 
 
 @pytest.mark.parametrize("data_source", ["apps", "codecontests", "codeforces", "taco", "hiyouga/geometry3k"])
@@ -60,7 +60,7 @@ def test_what_verl_scores_and_nothing_here_does_is_refused_by_name(data_source: 
     with pytest.raises(
         ConfigError, match=rf"'{data_source}': its (responses|problems) are .*reward\.custom_function_path"
     ):
-        check_data_sources(RewardConfig.model_validate({}), [data_source])
+        check_scorers(RewardConfig.model_validate({}), [data_source])
 
 
 def test_the_page_on_verl_names_every_data_source() -> None:
@@ -71,13 +71,13 @@ def test_the_page_on_verl_names_every_data_source() -> None:
 def test_a_users_function_judges_any_data_source(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.touch()
-    check_data_sources(RewardConfig.model_validate({"custom_function_path": path}), ["anything"])
+    check_scorers(RewardConfig.model_validate({"custom_function_path": path}), ["anything"])
 
 
 def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
     config = RewardConfig.model_validate({"custom_function_path": tmp_path / "mine.py"})
     with pytest.raises(ConfigError, match=r"'reward\.custom_function_path': there is no file .*mine\.py"):
-        check_data_sources(config, ["anything"])
+        check_scorers(config, ["anything"])
 
 
 @pytest.mark.parametrize(
