@@ -64,7 +64,7 @@ def test_what_verl_scores_and_nothing_here_does_is_refused_by_name(data_source: 
 
 
 def test_the_page_on_verl_names_every_data_source() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "verl.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "scorers.md").read_text(encoding="utf-8")
     assert [source for source in (*SCORERS, *REFUSED) if f"`{source}`" not in page] == []
 
 
