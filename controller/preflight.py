@@ -1,16 +1,18 @@
 """What a run reads, loaded and checked before any group is started: models, tokenizer, prompts, their rewards."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from controller.data.model_folder import model_folder, read_json
+from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptDataset, load_prompts
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.tokenizer import Tokenizer, load_tokenizer
-from rewards.manager import check_data_sources, scored_sources
+from rewards.code.cases import parse_cases
+from rewards.manager import check_data_sources, runs_code, scored_sources
 from splitppo.config import Config, ConfigError, RewardConfig
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.rollout_packages import check_rollout_packages
@@ -72,7 +74,18 @@ def load_inputs(config: Config) -> Inputs:
         val_prompts = _with_functions(val_prompts, config) if val_prompts else None
     inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer)
     check_data_sources(config.reward, inputs.scored_sources(config.reward))
+    _check_test_cases(config.reward, (*table.rows, *(val_prompts.rows if val_prompts else ())))
     return inputs
+
+
+def _check_test_cases(config: RewardConfig, rows: Iterable[PromptRow]) -> None:
+    """ConfigError if a row whose answers are run has no test cases to run them against."""
+    for row in rows:
+        if runs_code(config, row.data_source):
+            try:
+                parse_cases(row.ground_truth)
+            except ValueError as error:
+                raise ConfigError(f"{row.place}: reward_model.ground_truth: {error}") from error
 
 
 def _with_functions(val_prompts: PromptBatch, config: Config) -> PromptBatch | None:

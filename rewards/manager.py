@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Self
 
+from rewards.code.source import CodeSandboxes
 from rewards.process_pool import ScoringProcesses
-from rewards.registry import CUSTOM, has_scorer, scorer_name
+from rewards.registry import CUSTOM, has_scorer, is_code, scorer_name
 from rewards.samples import Failure, Sample, Scored
 from rewards.scoring_process import ScorerSetup
 from rewards.source import ScoreSource
@@ -34,6 +35,11 @@ def check_data_sources(config: RewardConfig, data_sources: Iterable[str]) -> Non
 def scored_sources(config: RewardConfig, data_sources: Iterable[str]) -> frozenset[str]:
     """Those of the data sources that have a reward function: all of them with a user's."""
     return frozenset(source for source in data_sources if config.custom_function_path is not None or has_scorer(source))
+
+
+def runs_code(config: RewardConfig, data_source: str) -> bool:
+    """Whether responses to prompts of this source are programs that are run against the test cases of their row."""
+    return config.custom_function_path is None and has_scorer(data_source) and is_code(scorer_name(data_source))
 
 
 class RewardManager:
@@ -89,10 +95,12 @@ class RewardManager:
 
 def _sources(config: RewardConfig, scorers: frozenset[str]) -> dict[str, ScoreSource]:
     """Who answers for each of these scorers. A source of its own stands here by its scorer's name."""
-    setup = ScorerSetup(
-        tuple(sorted(scorers)), config.timeout_s, config.custom_function_path, config.custom_function_name
-    )
-    return dict.fromkeys(scorers, ScoringProcesses(setup, config.num_workers))
+    code = frozenset(filter(is_code, scorers))
+    sources: dict[str, ScoreSource] = {}
+    if functions := tuple(sorted(scorers - code)):
+        setup = ScorerSetup(functions, config.timeout_s, config.custom_function_path, config.custom_function_name)
+        sources |= dict.fromkeys(functions, ScoringProcesses(setup, config.num_workers))
+    return sources | dict.fromkeys(code, CodeSandboxes(config.code)) if code else sources
 
 
 def _log_examples(samples: Sequence[Sample], results: Sequence[Scored], num_examine: int) -> None:

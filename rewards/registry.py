@@ -17,6 +17,9 @@ ComputeScore = Callable[..., Any | Awaitable[Any]]
 # The scorer's name where a user's function scores.
 CUSTOM = "custom"
 
+# What judges programs: no function in a scoring process, but a source of scores of its own.
+CODE = "rewards.code.source:CodeSandboxes"
+
 # The scorer's place by data source. A name also covers its parts: "math" is asked for "math/algebra" too.
 SCORERS: Mapping[str, str] = {
     "gsm8k": "rewards.gsm8k:compute_score",
@@ -28,6 +31,7 @@ SCORERS: Mapping[str, str] = {
     "lighteval/MATH": "rewards.competition_math:compute_score",
     "DigitalLearningGmbH/MATH-lighteval": "rewards.competition_math:compute_score",
     "HuggingFaceH4/MATH-500": "rewards.competition_math:compute_score",
+    **dict.fromkeys(("apps", "code", "codecontests", "codeforces", "taco"), CODE),
     "sort_letters": "rewards.sort_letters:compute_score",
 }
 
@@ -52,6 +56,11 @@ def has_scorer(data_source: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_code(name: str) -> bool:
+    """Whether this scorer runs programs against test cases."""
+    return SCORERS.get(name) == CODE
 
 
 def load_scorer(name: str) -> ComputeScore:

@@ -24,11 +24,6 @@ class Failure(Enum):
     ERROR = "error"  # it raised, or returned something that is no finite score
     TIMEOUT = "timeout"  # it took longer than its time limit
     CRASH = "crash"  # it ended its process
-    # A program that was run in a sandbox passed a limit (`reward.code`):
-    MEMORY = "memory limit"
-    PROCESSES = "limit on processes"  # too many, or some were left behind
-    FILES = "limit on files"
-    OUTPUT = "limit on output"
 
 
 @dataclass(frozen=True)

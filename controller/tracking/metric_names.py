@@ -20,6 +20,11 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("reward/rule/{mean,max,min}", "1", "score by the reward function, where a reward model scores as well"),
         ("reward/model/{mean,max,min}", "1", "score by the reward model, before its coefficient"),
         ("reward/{num_timeouts,num_crashes,num_errors}", "calls", "calls of the reward function that gave no score"),
+        (
+            "reward/code_over_{time,memory,processes,files,output}",
+            "answers",
+            "code answers that passed this limit of reward.code, and score 0",
+        ),
     ),
     "Updates": (
         ("{actor,critic}/grad_norm", "1", "global gradient norm before clipping, mean over optimiser steps"),

@@ -8,6 +8,8 @@ files of the run, no environment.
 * Started by root, whom the kernel exempts from limits on processes, it drops to a uid that nobody else has.
 """
 
+# ruff: noqa: S108 - /tmp is the sandbox's own
+
 import os
 import shutil
 import sys
@@ -15,13 +17,14 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from rewards.code.limits import TMP_BYTES
+
 GUEST = Path(__file__).with_name("guest.py")
-TMP_BYTES = 64 << 20
 NOBODY = 65534
 # The uids of sandboxes that root starts; far from those of people and containers.
 _FIRST_UID, _NUM_UIDS = 2_000_000_000, 100_000_000
 _SHARED_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
-ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}  # noqa: S108
+ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 # Nothing of the environment's site-packages; the same hashes, hence the same output, in every sandbox.
 _PYTHON_FLAGS = ("-s", "-S", "-P", "-B")
 HINT = "docs/deployment.md says what it takes; reward.code.unsafe=true runs code without one"
@@ -67,8 +70,9 @@ def sandbox_command(seccomp_fd: int) -> list[str]:
         command += _as_here(place)
     for device in ("null", "urandom"):
         command += [*_folders_above(f"/dev/{device}"), "--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    command += ["--ro-bind", str(GUEST), "/guest.py", "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]  # noqa: S108
-    return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(seccomp_fd), *python_command("/guest.py")]  # noqa: S108
+    command += ["--ro-bind", str(GUEST), "/guest.py", "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]
+    command += ["--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(seccomp_fd)]
+    return command + python_command("/guest.py")
 
 
 def _visible() -> Iterator[str]:

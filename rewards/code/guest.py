@@ -1,11 +1,14 @@
 """Runs inside a sandbox, as its first process: one program, one test after the other, each in a process of its own.
 
 Standard library only: nothing else of ours is there. It waits, warm, for one request on stdin, a line of JSON, and ends
-when it has been answered. For each test it writes "STATUS SIZE\n" and SIZE bytes of output to stdout; what was expected
-is not here, so a program cannot look it up.
+when it has been answered. For each test it writes a line "STATUS SIZE" and SIZE bytes of output to stdout; what was
+expected is not here, so a program cannot look it up.
 """
 
+# ruff: noqa: S102 - exec is what this is for
+
 import atexit
+import contextlib
 import errno
 import json
 import os
@@ -82,7 +85,7 @@ def _run(request: dict[str, Any], test: Any, limits: dict[str, Any], names: dict
 
 
 def _exchange(pid: int, stdin: int, output: int, text: bytes, max_bytes: int) -> tuple[bytes, bool]:
-    """Feeds a process and reads from it until it ends, whoever else holds its pipes; whether it gave few enough bytes."""
+    """Feeds a process and reads from it until it ends, whoever else holds its pipes; and whether it gave few enough."""
     ended, poller = os.pidfd_open(pid), select.poll()
     given, left = bytearray(), memoryview(text)
     for fd in (stdin, output):
@@ -150,9 +153,9 @@ def _be_program(request: dict[str, Any], test: Any, names: dict[str, Any], confi
             for thread in threading.enumerate():
                 if thread is not threading.current_thread() and not thread.daemon:
                     thread.join()
-            atexit._run_exitfuncs()
+            atexit._run_exitfuncs()  # noqa: SLF001 - what an interpreter does at its end
             sys.stdout.flush()
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - it is the program's
         code = _exit_code(error)
     finally:
         os._exit(code)
@@ -181,10 +184,8 @@ def _is_anyone_left() -> bool:
 
 def _kill_group(pid: int) -> None:
     for kill in (os.killpg, os.kill):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 def _read_line() -> bytes:

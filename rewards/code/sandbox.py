@@ -5,7 +5,6 @@ watched from here, and whoever passes a limit is killed with all that it has sta
 """
 
 import json
-import math
 import os
 import secrets
 import select
@@ -18,58 +17,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import IO, Self, cast
 
-from rewards.code.bubblewrap import ENVIRONMENT, TMP_BYTES, NoSandbox, is_root, python_command, sandbox_command
+from rewards.code.bubblewrap import ENVIRONMENT, NoSandbox, is_root, python_command, sandbox_command
 from rewards.code.cases import Cases
+from rewards.code.limits import MAX_FILES, TMP_BYTES, Limit, Limits
 from rewards.code.seccomp import filter_program
 from rewards.code.tree import children_of, usage_of
-from rewards.samples import Failure
 from splitppo.process_tree import kill_tree
 
 _POLL_INTERVAL_S = 0.02
 _CHUNK_BYTES = 1 << 16
-_WALL_PER_CPU_S = 3.0  # a program may wait, and cores may be busy
-_MAX_FILES = 10_000
-_NICE = 10
 _MAX_REASON_BYTES = 1000
 _EXIT_LIMIT_S = 10.0
-# How the guest calls the limits that it sees passed.
-_TOLD = {
-    "files": (Failure.FILES, "filled /tmp"),
-    "memory": (Failure.MEMORY, "asked for more memory than reward.code.memory_mb"),
-    "output": (Failure.OUTPUT, "wrote more than reward.code.max_output_bytes"),
-    "processes": (Failure.PROCESSES, "left processes behind, or asked for more than reward.code.max_processes"),
-}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one answer may use, over all its tests and processes.
-
-    Attributes:
-        cpu_s: user and system time; three times as much on the clock.
-        max_processes: threads count.
-        output_bytes: of all tests together.
-    """
-
-    cpu_s: float = 10.0
-    memory_bytes: int = 1 << 30
-    max_processes: int = 32
-    output_bytes: int = 32 << 20
-
-    def of_guest(self, uid: int, *, is_confined: bool) -> dict[str, object]:
-        """What the guest is told: uid, and what the kernel enforces on each process."""
-        rlimits = {
-            "RLIMIT_AS": self.memory_bytes,
-            "RLIMIT_CORE": 0,
-            "RLIMIT_CPU": math.ceil(self.cpu_s) + 1,
-            "RLIMIT_FSIZE": TMP_BYTES,
-            "RLIMIT_MSGQUEUE": 0,
-        }
-        if is_confined:  # elsewhere it would count everything that this user runs
-            rlimits["RLIMIT_NPROC"] = self.max_processes + 2  # the guest, and one by which the limit is passed
-        return {"uid": uid, "nice": _NICE, "output_bytes": self.output_bytes, "rlimits": rlimits}
 
 
 @dataclass(frozen=True)
@@ -78,13 +38,13 @@ class Outcome:
 
     Attributes:
         passed: per test, as far as they were run.
-        failure: the limit that it passed, or CRASH where the sandbox gave no answer.
-        message: a sentence about the failure.
+        limit: that it passed.
+        error: why the sandbox gave no answer: not for what a program does, but where it was ended from outside.
     """
 
     passed: tuple[bool, ...] = ()
-    failure: Failure | None = None
-    message: str = ""
+    limit: Limit | None = None
+    error: str = ""
 
 
 class Sandbox:
@@ -112,8 +72,8 @@ class Sandbox:
                 self._process = self._start([*sandbox_command(filter_fd), told], filter_fd)
         else:
             self._process = self._start([*python_command(), told])
-        assert self._process.stdin and self._process.stdout and self._process.stderr
-        self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self._stdin, self._stdout, self._stderr = (cast(IO[bytes], pipe) for pipe in pipes)
         self._tmp_fd: int | None = None
 
     def _start(self, command: list[str], *fds: int) -> "subprocess.Popen[bytes]":
@@ -167,17 +127,22 @@ class Sandbox:
         passed: list[bool] = []
         try:
             for index, (status, output) in zip(range(len(cases.inputs)), results, strict=False):
-                if status in _TOLD:
-                    raise _Stopped(*_TOLD[status])
+                if status not in ("ok", "error"):
+                    raise _LimitPassed(Limit(status))
                 passed.append(status == "ok" and cases.is_passed(index, output, nonce))
                 if not (passed[-1] or runs_all):
                     break
-        except _Stopped as stopped:
-            return Outcome(tuple(passed), stopped.failure, str(stopped))
+        except _LimitPassed as passing:
+            return Outcome(tuple(passed), limit=passing.limit)
+        except _Ended as ended:
+            return Outcome(tuple(passed), error=str(ended))
         return Outcome(tuple(passed))
 
     def _exchange(self, request: bytes, stop: threading.Event) -> Iterator[tuple[str, bytes]]:
-        """Hands the request over and yields what each test gave, status and output; _Stopped where a limit is passed."""
+        """Hands the request over and yields what each test gave: status, output.
+
+        Raises _LimitPassed or _Ended.
+        """
         left, received = memoryview(request), bytearray()
         started_s = checked_s = time.monotonic()
         os.set_blocking(self._stdin.fileno(), False)
@@ -193,28 +158,26 @@ class Sandbox:
                     poller.unregister(self._stdin)
             if self._stdout.fileno() in ready:
                 if not (chunk := os.read(self._stdout.fileno(), _CHUNK_BYTES)):
-                    raise _Stopped(Failure.CRASH, f"the sandbox ended: {self._last_words()}")
+                    raise _Ended(f"the sandbox ended: {self._last_words()}")
                 received += chunk
                 yield from _taken(received)
             if (now_s := time.monotonic()) - checked_s > _POLL_INTERVAL_S:
                 checked_s = now_s
                 self._check(now_s - started_s)
-        raise _Stopped(Failure.CRASH, "the run is ending")
+        raise _Ended("the run is ending")
 
     def _check(self, elapsed_s: float) -> None:
         """Compares what all its processes use with the limits."""
         limits, usage = self._limits, usage_of(self._process.pid)
-        if usage.cpu_s > limits.cpu_s:
-            raise _Stopped(Failure.TIMEOUT, f"took longer than {limits.cpu_s:g} s of CPU time")
-        if elapsed_s > _WALL_PER_CPU_S * limits.cpu_s:
-            raise _Stopped(Failure.TIMEOUT, f"took longer than {_WALL_PER_CPU_S * limits.cpu_s:g} s")
-        if usage.num_threads - 1 - self._is_confined > limits.max_processes:
-            raise _Stopped(Failure.PROCESSES, f"had more than {limits.max_processes} processes and threads")
+        if usage.cpu_s > limits.cpu_s or elapsed_s > limits.wall_s:
+            raise _LimitPassed(Limit.TIME)
+        if usage.num_threads - 1 - self._is_confined > limits.max_processes:  # the guest, and bubblewrap
+            raise _LimitPassed(Limit.PROCESSES)
         num_files, file_bytes = self._files()
-        if num_files > _MAX_FILES or file_bytes >= TMP_BYTES:
-            raise _Stopped(Failure.FILES, f"filled /tmp with {num_files} files of {file_bytes} bytes")
+        if num_files > MAX_FILES or file_bytes >= TMP_BYTES:
+            raise _LimitPassed(Limit.FILES)
         if usage.memory_bytes + file_bytes > limits.memory_bytes:
-            raise _Stopped(Failure.MEMORY, f"used more than {limits.memory_bytes >> 20} MiB of memory")
+            raise _LimitPassed(Limit.MEMORY)
 
     def _files(self) -> tuple[int, int]:
         """How many files its /tmp holds, and their bytes, which are memory."""
@@ -241,16 +204,20 @@ class Sandbox:
         return said.decode(errors="replace").strip() or f"exit code {self._process.returncode}"
 
 
-class _Stopped(Exception):
-    """A program has passed a limit."""
+class _LimitPassed(Exception):
+    """A program has used more than it may."""
 
-    def __init__(self, failure: Failure, message: str) -> None:
-        super().__init__(message)
-        self.failure = failure
+    def __init__(self, limit: Limit) -> None:
+        super().__init__(limit.value)
+        self.limit = limit
+
+
+class _Ended(Exception):
+    """A sandbox gives no further answer; the message says why."""
 
 
 def _taken(received: bytearray) -> Iterator[tuple[str, bytes]]:
-    """Takes what is complete out of what was received: "STATUS SIZE\\n" and SIZE bytes."""
+    """Takes what is complete out of what was received: a line "STATUS SIZE", then SIZE bytes."""
     while (end := received.find(b"\n")) >= 0:
         status, size = received[:end].split()
         if len(received) - end - 1 < int(size):

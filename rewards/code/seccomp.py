@@ -16,7 +16,7 @@ _OTHER_ABI = 0x40000000  # x32's numbers start here
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEW*, of clone
 _SHARED_ANONYMOUS = 0x21  # MAP_SHARED | MAP_ANONYMOUS
 
-# Numbers from 424 on are the same everywhere: io_uring_*, open_tree to fspick, pidfd_getfd, mount_setattr, memfd_secret.
+# io_uring_*, open_tree to fspick, pidfd_getfd, mount_setattr, memfd_secret: these are the same everywhere.
 _DENIED_EVERYWHERE = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 442, 447)
 _CLONE3 = 435  # its flags lie where a filter cannot look: who gets "no such call" takes clone instead
 _DENIED = {
