@@ -56,10 +56,9 @@ PROGRAMS: dict[str, tuple[str | None, str]] = {
     "becomes root": (None, "import os\nif not os.getuid(): print(49)\nos.setuid(0)\nprint(49)"),
     "looks for what is expected": (
         None,
-        "import gc, sys\nframe, found = sys._getframe(), []\n"
-        "while frame:\n    found.append(repr(frame.f_locals))\n    frame = frame.f_back\n"
-        "found += [repr(one) for one in gc.get_objects() if type(one) is dict and 'tests' in one]\n"
-        "if any('outputs' in one or str(7 * 7) in one for one in found): print(7 * 7)",
+        "import gc\nfound = [one for one in gc.get_objects() if type(one) is dict and 'tests' in one]\n"
+        "texts = [repr(value) for one in found for name, value in one.items() if name != 'program']\n"
+        "if not texts or any(str(7 * 7) in text for text in texts): print(7 * 7)",
     ),
     "reads": (
         None,

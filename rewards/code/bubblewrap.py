@@ -15,6 +15,7 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from rewards.code.limits import TMP_BYTES
@@ -23,7 +24,7 @@ GUEST = Path(__file__).with_name("guest.py")
 NOBODY = 65534
 # The uids of sandboxes that root starts; far from those of people and containers.
 _FIRST_UID, _NUM_UIDS = 2_000_000_000, 100_000_000
-_SHARED_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
+_SHARED_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
 ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 # Nothing of the environment's site-packages; the same hashes, hence the same output, in every sandbox.
 _PYTHON_FLAGS = ("-s", "-S", "-P", "-B")
@@ -64,18 +65,24 @@ def sandbox_command(seccomp_fd: int) -> list[str]:
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         command += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
-    for place in _visible():
-        command += [*_folders_above(place), "--ro-bind", place, place]
+    return [*command, *_view(), "--seccomp", str(seccomp_fd), *python_command("/guest.py")]
+
+
+@cache
+def _view() -> tuple[str, ...]:
+    """What a sandbox sees."""
+    options: list[str] = []
+    for place in _of_python():
+        options += [*_folders_above(place), "--ro-bind", place, place]
     for place in _SHARED_LIBRARIES:
-        command += _as_here(place)
+        options += _as_here(place)
     for device in ("null", "urandom"):
-        command += [*_folders_above(f"/dev/{device}"), "--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    command += ["--ro-bind", str(GUEST), "/guest.py", "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]
-    command += ["--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(seccomp_fd)]
-    return command + python_command("/guest.py")
+        options += [*_folders_above(f"/dev/{device}"), "--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    options += ["--ro-bind", str(GUEST), "/guest.py", "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]
+    return (*options, "--remount-ro", "/", "--chdir", "/tmp")
 
 
-def _visible() -> Iterator[str]:
+def _of_python() -> Iterator[str]:
     """The interpreter, its standard library, and libpython where the interpreter needs it."""
     yield interpreter()
     yield from dict.fromkeys(os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
@@ -90,8 +97,10 @@ def _folders_above(place: str) -> Iterator[str]:
         yield from ("--perms", "0755", "--dir", str(folder))
 
 
-def _as_here(place: str) -> list[str]:
-    """A folder as it is on this machine, where it is there at all: bound, or a link to another one."""
+def _as_here(place: str) -> Iterator[str]:
+    """A file or folder as it is on this machine, if it is there: bound, or a link to another one."""
+    yield from _folders_above(place)
     if Path(place).is_symlink():
-        return ["--symlink", str(Path(place).readlink()), place]
-    return ["--ro-bind-try", place, place]
+        yield from ("--symlink", str(Path(place).readlink()), place)
+    else:
+        yield from ("--ro-bind-try", place, place)

@@ -121,7 +121,7 @@ class Sandbox:
 
     def run(self, program: str, cases: Cases, stop: threading.Event, *, runs_all: bool = True) -> Outcome:
         """Runs a program's tests, to the first that is not passed or to the last; `stop` ends it at once."""
-        nonce = secrets.token_hex(16)
+        nonce = secrets.token_hex(16) if cases.kind == "asserts" else ""
         request = {"program": program, "kind": cases.kind, "fn_name": cases.fn_name, "tests": cases.inputs}
         results = self._exchange(json.dumps(request | {"nonce": nonce}).encode() + b"\n", stop)
         passed: list[bool] = []
