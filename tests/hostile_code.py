@@ -14,7 +14,7 @@ from rewards.manager import RewardManager
 from rewards.samples import Sample, Scored
 from splitppo.config import RewardConfig
 
-CODE = {"timeout_s": 1.0, "memory_mb": 256, "max_processes": 16, "max_output_bytes": 1 << 20, "num_sandboxes": 2}
+CODE = {"memory_mb": 256, "max_processes": 16, "max_output_bytes": 1 << 20, "num_sandboxes": 2}
 SECRET = "SPLITPPO_TEST_SECRET"
 
 # By name: the limit that the program passes, or None where it just comes to nothing; and the program.
@@ -27,7 +27,7 @@ PROGRAMS: dict[str, tuple[str | None, str]] = {
     "threads": (
         "processes",
         "import threading, time\n"
-        "for _ in range(100): threading.Thread(target=time.sleep, args=(9,)).start()\n"
+        "for _ in range(100): threading.Thread(target=time.sleep, args=(99,)).start()\n"
         "print(49)",
     ),
     "10 GB": ("memory", "x = bytearray(10 * 2**30)\nprint(49)"),
@@ -35,7 +35,7 @@ PROGRAMS: dict[str, tuple[str | None, str]] = {
         "memory",
         "import os, time\n"
         "for _ in range(4):\n    if not os.fork(): break\n"
-        "x = b'x' * (100 << 20)\ntime.sleep(9)\nprint(49)",
+        "x = b'x' * (100 << 20)\ntime.sleep(99)\nprint(49)",
     ),
     "shared memory without a mapping": (None, "import mmap\nmmap.mmap(-1, 1 << 20)\nprint(49)"),
     "a large file": ("files", "with open('/tmp/x', 'wb') as file:\n    while True: file.write(b'x' * (1 << 20))"),
@@ -78,21 +78,26 @@ def answer(program: str) -> str:
     return f"```python\n{program}\n```"
 
 
-async def judge(programs: Iterable[str], files: Iterable[str] = ()) -> list[Scored]:
+async def judge(programs: Iterable[str], files: Iterable[str], timeout_s: float) -> list[Scored]:
     """Runs programs, which read the names of `files`."""
     row = {"inputs": [" ".join(files) + "\n"], "outputs": ["49"]}
     samples = [Sample("apps", answer(program), row) for program in programs]
-    async with RewardManager(RewardConfig.model_validate({"code": CODE}), ["apps"]) as manager:
+    async with RewardManager(
+        RewardConfig.model_validate({"code": {**CODE, "timeout_s": timeout_s}}), ["apps"]
+    ) as manager:
         return await manager.score(samples)
 
 
 async def results(files: Iterable[str]) -> dict[str, tuple[float, str | None]]:
     """Score and limit of all of them, and of an honest program that comes last."""
-    scored = await judge([*(program for _, program in PROGRAMS.values()), "print(7 * 7)"], files)
-    return {
-        name: (one.score, one.extra.get("code_limit", one.message))
-        for name, one in zip([*PROGRAMS, "honest"], scored, strict=True)
-    }
+    found: dict[str, tuple[float, str | None]] = {}
+    for is_slow in (True, False):  # the others have time, on however busy a machine
+        programs = {name: text for name, (limit, text) in PROGRAMS.items() if (limit == "time") is is_slow}
+        programs |= {} if is_slow else {"honest": "print(7 * 7)"}
+        scored = await judge(programs.values(), files, 0.5 if is_slow else 20.0)
+        results = [(one.score, one.extra.get("code_limit", one.message)) for one in scored]
+        found |= dict(zip(programs, results, strict=True))
+    return found
 
 
 def expected() -> dict[str, tuple[float, str | None]]:
