@@ -12,7 +12,8 @@ from controller.data.prompts import PromptBatch, PromptDataset, load_prompts
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.tokenizer import Tokenizer, load_tokenizer
 from rewards.code.cases import parse_cases
-from rewards.manager import check_data_sources, runs_code, scored_sources
+from rewards.manager import RewardManager
+from rewards.terms import check_scorers, runs_code, scored_sources
 from splitppo.config import Config, ConfigError, RewardConfig
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.rollout_packages import check_rollout_packages
@@ -73,8 +74,10 @@ def load_inputs(config: Config) -> Inputs:
         reward_tokenizer = load_reward_tokenizer(config.reward_model, table, is_model_here=is_model_here)
         val_prompts = _with_functions(val_prompts, config) if val_prompts else None
     inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer)
-    check_data_sources(config.reward, inputs.scored_sources(config.reward))
-    _check_test_cases(config.reward, (*table.rows, *(val_prompts.rows if val_prompts else ())))
+    scored = inputs.scored_sources(config.reward)
+    check_scorers(config.reward, scored)
+    rows = (*table.rows, *(val_prompts.rows if val_prompts else ()))
+    _check_test_cases(config.reward, [row for row in rows if row.data_source in scored])
     return inputs
 
 
@@ -86,6 +89,12 @@ def _check_test_cases(config: RewardConfig, rows: Iterable[PromptRow]) -> None:
                 parse_cases(row.ground_truth)
             except ValueError as error:
                 raise ConfigError(f"{row.place}: reward_model.ground_truth: {error}") from error
+
+
+async def check_rewards(config: Config, inputs: Inputs) -> None:
+    """Starts what scores, and ends it again. ConfigError if it cannot be started, e.g. because of a user's function."""
+    async with RewardManager(config.reward, inputs.scored_sources(config.reward)):
+        pass
 
 
 def _with_functions(val_prompts: PromptBatch, config: Config) -> PromptBatch | None:

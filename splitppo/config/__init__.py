@@ -2,10 +2,11 @@
 
 from splitppo.config.algorithm import AlgorithmConfig, RolloutCorrectionConfig
 from splitppo.config.checkpoint import CheckpointConfig
+from splitppo.config.code import CodeConfig
 from splitppo.config.data import DataConfig
 from splitppo.config.load import ConfigError, dump_config, load_config
 from splitppo.config.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
-from splitppo.config.reward import CodeConfig, RewardConfig
+from splitppo.config.reward import RewardConfig
 from splitppo.config.reward_model import RewardModelConfig
 from splitppo.config.rollout import RolloutConfig
 from splitppo.config.run import Schedule
