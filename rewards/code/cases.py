@@ -97,14 +97,15 @@ def _lines(entry: Any) -> str:
 
 
 def program_of(response: str) -> str | None:
-    """The program in a response: its last fenced block of Python, else its last fenced block; None without any.
+    """The program in a response: its last fenced block of Python, else its last fenced block, else all; None if empty.
 
     Thoughts between <think> and </think> do not count. A block that is not closed goes to the end.
     """
-    blocks = _FENCE.findall(_THOUGHTS.sub("", response))
+    answer = _THOUGHTS.sub("", response)
+    blocks = _FENCE.findall(answer)
     ours = [code for language, code in blocks if language.lower() in ("python", "python3", "py")]
-    programs = ours or [code for _, code in blocks]
-    return programs[-1] if programs and programs[-1].strip() else None
+    program = (ours or [code for _, code in blocks] or [answer])[-1]
+    return program if program.strip() else None
 
 
 def is_same_text(output: str, expected: str) -> bool:

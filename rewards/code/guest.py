@@ -26,7 +26,6 @@ _DAEMON_LIMIT_S = 0.2  # what was killed is gone by then
 # What a program's last exception says about limits, as the exit code of its process.
 _EXIT_ERROR, _EXIT_CODES = 1, {77: "memory", 78: "processes", 79: "files"}
 _RESULT_FD = 3
-_MAX_OPEN_FILES = 64
 
 # What programs in the style of contest sites take for granted; imported while the sandbox waits.
 _PRELUDE = """
@@ -49,7 +48,7 @@ def main() -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"exit": sys.exit, "quit": sys.exit}
     exec(_PRELUDE, names)
     request = json.loads(_read_line())
     for test in request["tests"]:
@@ -93,9 +92,13 @@ def _exchange(pid: int, stdin: int, output: int, text: bytes, max_bytes: int) ->
     poller.register(ended, select.POLLIN)
     poller.register(output, select.POLLIN)
     poller.register(stdin, select.POLLOUT)
+    poller.register(0, 0)
     is_open = True
     while len(given) <= max_bytes:
         ready = dict(poller.poll())
+        if 0 in ready:  # whoever started this sandbox is gone
+            _kill_group(pid)
+            sys.exit(1)
         if is_open and stdin in ready:
             left = left[_write_some(stdin, left) :]
             if not left:
@@ -125,8 +128,9 @@ def _confine(stdin: int, output: int, *, is_stdin: bool, limits: dict[str, Any])
     os.dup2(nowhere, 2)
     os.closerange(_RESULT_FD + (not is_stdin), 1024)
     for name, limit in limits["rlimits"].items():
-        resource.setrlimit(getattr(resource, name), (limit, limit))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_OPEN_FILES, _MAX_OPEN_FILES))
+        _, highest = resource.getrlimit(getattr(resource, name))
+        lowest = limit if highest == resource.RLIM_INFINITY else min(limit, highest)
+        resource.setrlimit(getattr(resource, name), (lowest, lowest))
     sys.setrecursionlimit(600_000)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 TMP_BYTES = 64 << 20
 MAX_FILES = 10_000
 _NICE = 10
+_MAX_OPEN_FILES = 64
+_STACK_BYTES = 128 << 20  # programs recurse
 # The field of a code answer that names the limit that it passed; None if it passed none.
 CODE_LIMIT = "code_limit"
 
@@ -50,6 +52,8 @@ class Limits:
             "RLIMIT_CPU": math.ceil(self.cpu_s) + 1,
             "RLIMIT_FSIZE": TMP_BYTES,
             "RLIMIT_MSGQUEUE": 0,
+            "RLIMIT_NOFILE": _MAX_OPEN_FILES,
+            "RLIMIT_STACK": _STACK_BYTES,
         }
         if is_confined:  # elsewhere it would count everything that this user runs
             rlimits["RLIMIT_NPROC"] = self.max_processes + 2  # the guest, and one by which the limit is passed

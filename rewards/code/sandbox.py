@@ -26,7 +26,7 @@ from rewards.code.seccomp import filter_program
 from rewards.code.tree import children_of, usage_of
 from splitppo.process_tree import kill_tree
 
-_POLL_INTERVAL_S = 0.02
+_POLL_INTERVAL_S = 0.05
 _CHUNK_BYTES = 1 << 16
 _MAX_REASON_BYTES = 1000
 _EXIT_LIMIT_S = 10.0
@@ -100,8 +100,11 @@ class Sandbox:
                 os.kill(children[0], signal.SIGKILL)
         elif self.is_alive:
             kill_tree(self._process.pid)
-        with suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(_EXIT_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            kill_tree(self._process.pid)
+            self._process.wait()
         for pipe in (self._stdin, self._stdout, self._stderr):
             pipe.close()
         if self._tmp_fd is not None:

@@ -9,7 +9,8 @@ import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,11 @@ async def test_programs_are_scored_by_stdin_calls_and_asserts() -> None:
         ("import sys\nprint(int(open(0).read()) ** 2)\nsys.exit(1)", json.dumps(SQUARE)),
         ("import atexit\nx = int(input())\natexit.register(lambda: print(x * x))", SQUARE),
         ("import threading\nthreading.Thread(target=lambda: print(int(input()) ** 2)).start()", SQUARE),
+        ("print(int(input()) ** 2)\nexit()", SQUARE),
+        (
+            "@functools.lru_cache\ndef f(n): return n and 1 + f(n - 1)\nassert f(50_000)\nprint(int(input()) ** 2)",
+            SQUARE,
+        ),
         ("print(9)", SQUARE),
         ("print(int(input()) ** 2)\nraise ValueError", SQUARE),
         ("def pair(a, b):\n    print('noise')\n    return a, b", call),
@@ -64,7 +70,7 @@ async def test_programs_are_scored_by_stdin_calls_and_asserts() -> None:
         ("import os\nos._exit(0)", {"functional": "assert f(1) == 2"}),
         ("def f(x): raise SystemExit", {"functional": "assert f(1) == 2"}),
     )
-    assert scores(results) == [1, 1, 1, 1, 0, 0, 1, 1, 0, 1, 0, 0, 0]
+    assert scores(results) == [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 0, 1, 0, 0, 0]
     assert all(scored.failure is None and scored.extra == {"code_limit": None} for scored in results)
 
 
@@ -82,8 +88,8 @@ async def test_the_continuous_score_is_the_share_of_passed_tests_and_a_limit_cos
 @needs_bubblewrap
 async def test_a_response_without_a_program_scores_0_and_a_row_without_test_cases_is_an_error() -> None:
     async with RewardManager(RewardConfig(), ["taco"]) as manager:
-        prose, broken = await manager.score([Sample("taco", "no code", SQUARE), Sample("taco", answer("x"), "{")])
-    assert (prose.score, prose.failure) == (0.0, None)
+        empty, broken = await manager.score([Sample("taco", " ", SQUARE), Sample("taco", answer("x"), "{")])
+    assert (empty.score, empty.failure) == (0.0, None)
     assert broken.failure is Failure.ERROR
     assert "reward_model.ground_truth: expected JSON" in broken.message
 
@@ -144,6 +150,41 @@ def as_stranger(*arguments: str, environment: Mapping[str, str]) -> subprocess.C
         text=True,
         timeout=120,
     )
+
+
+ENDLESS = """
+import asyncio
+from rewards.code.source import CodeSandboxes
+from rewards.samples import Sample
+from splitppo.config import CodeConfig
+
+async def main():
+    async with CodeSandboxes(CodeConfig(num_sandboxes=2)) as source:
+        print("here", flush=True)
+        row = {"inputs": [""], "outputs": [""]}
+        await source.score([Sample("code", "import time\\ntime.sleep(1000)", row)])
+
+asyncio.run(main())
+"""
+
+
+@needs_bubblewrap
+def test_sandboxes_end_with_a_controller_that_is_killed_also_in_the_middle_of_a_program() -> None:
+    with subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, cwd=PROJECT) as controller:
+        assert controller.stdout is not None
+        assert controller.stdout.readline() == b"here\n"
+        wait_until(
+            lambda: len(guests()) >= 7
+        )  # bubblewrap and guest of two that wait and of a third one, and its program
+        controller.kill()
+    wait_until(lambda: not guests())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 UNSAFE = """

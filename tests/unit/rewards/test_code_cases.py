@@ -20,7 +20,8 @@ from rewards.code.seccomp import filter_program
         ("```\nc\n```", "c\n"),
         ("```python\ncut off", "cut off"),
         ("<think>```python\ndraft\n```</think> The answer: ```python\nfinal\n```", "final\n"),
-        ("no code at all", None),
+        ("print(1)", "print(1)"),
+        (" \n", None),
         ("```python\n```", None),
     ],
 )
