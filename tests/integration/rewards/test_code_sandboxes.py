@@ -43,7 +43,7 @@ def scores(results: list[Scored]) -> list[float]:
 
 def guests() -> list[str]:
     """Sandboxes on this machine."""
-    lines = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
     return [line for line in lines if "guest.py {" in line]
 
 
