@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -54,7 +55,7 @@ class LocalJudge:
         self.most_at_once = 0
         self._num_at_once = 0
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self, answer))
+        self._server = _Server(("127.0.0.1", 0), _handler(self, answer))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
@@ -83,6 +84,13 @@ class LocalJudge:
             self._num_at_once -= 1
             if reply.status == 200 and "choices" in reply.body:
                 self.answered.append(question)
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that was killed is no news."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def _handler(judge: LocalJudge, answer: Answer) -> type[BaseHTTPRequestHandler]:
