@@ -23,7 +23,7 @@ from rewards.code.limits import TMP_BYTES
 GUEST = Path(__file__).with_name("guest.py")
 NOBODY = 65534
 # The uids of sandboxes that root starts; far from those of people and containers.
-_FIRST_UID, _NUM_UIDS = 2_000_000_000, 100_000_000
+_FIRST_UID = 2_000_000_000
 _SHARED_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
 ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 # Nothing of the environment's site-packages; the same hashes, hence the same output, in every sandbox.
@@ -40,9 +40,9 @@ def is_root() -> bool:
     return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
 
 
-def own_uid(number: int) -> int:
-    """The uid that sandbox `number` of this process drops to; 0 where it need not."""
-    return _FIRST_UID + (os.getpid() * 1000 + number) % _NUM_UIDS if is_root() else 0
+def own_uid(number: int, pid: int | None = None) -> int:
+    """The uid that sandbox `number` of process `pid`, by default this one, drops to; 0 where it need not."""
+    return _FIRST_UID + ((pid or os.getpid()) % 100_000 * 1000 + number % 1000) if is_root() else 0
 
 
 def interpreter() -> str:
