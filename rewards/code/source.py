@@ -7,6 +7,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any, Self, TypeVar
 
 from rewards.code.bubblewrap import HINT, NoSandbox, own_uid
@@ -23,6 +24,10 @@ T = TypeVar("T")
 _MAX_ATTEMPTS = 3  # of a program whose sandbox ended before it gave anything
 # Longer than a look at what it uses takes to come around.
 _TRIAL = ("import time\ntime.sleep(0.1)\nprint(int(input()) + 1)", Cases("stdin", ("1",), ("2",)))
+
+
+# The samples of a prompt come one after the other.
+_parsed = lru_cache(maxsize=64)(parse_cases)
 
 
 class CodeSandboxes:
@@ -88,7 +93,8 @@ class CodeSandboxes:
 
     def _score_one(self, sample: Sample) -> Scored:
         try:
-            cases = parse_cases(sample.ground_truth)
+            truth = sample.ground_truth
+            cases = _parsed(truth) if isinstance(truth, str) else parse_cases(truth)
         except ValueError as error:
             return Scored(0.0, failure=Failure.ERROR, message=f"reward_model.ground_truth: {error}")
         program = program_of(sample.response)
