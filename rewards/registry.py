@@ -22,6 +22,9 @@ BATCH_ARGUMENTS = tuple(f"{name}s" for name in ARGUMENTS)
 # compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float, ...}
 ComputeScore = Callable[..., Any | Awaitable[Any]]
 
+# What judges programs: no function in a scoring process, but a source of scores of its own.
+CODE = "rewards.code.source:CodeSandboxes"
+
 # The data sources of each scorer. A name also covers its parts ("math" is asked for "math/algebra" too), and one that
 # ends in a star what begins with it.
 _DATA_SOURCES: Mapping[str, tuple[str, ...]] = {
@@ -53,6 +56,7 @@ _DATA_SOURCES: Mapping[str, tuple[str, ...]] = {
         "searchR1_bamboogle",
     ),
     "rewards.hellaswag:compute_score": ("Rowan/hellaswag",),
+    CODE: ("apps", "code", "codecontests", "codeforces", "taco"),
     "rewards.sort_letters:compute_score": ("sort_letters",),
 }
 # The scorer's place by data source.
@@ -61,10 +65,6 @@ SCORERS: Mapping[str, str] = {source: place for place, sources in _DATA_SOURCES.
 _OWN_SCORER = "set reward.custom_function_path to a file with a compute_score function"
 # What verl scores and nothing here does: why, and what to do instead.
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("apps", "codecontests", "codeforces", "taco"),
-        f"its responses are programs, which no built-in function runs; {_OWN_SCORER} that runs them",
-    ),
     "hiyouga/geometry3k": "its problems are images, and models are trained on text alone here;"
     f" where they have been put into words, {_OWN_SCORER}",
 }
@@ -99,6 +99,11 @@ def scorer_name(data_source: str) -> str:
         f"no reward for data_source {data_source!r}; {hint}known: {', '.join(SCORERS)};"
         f" for any other {_OWN_SCORER}, or reward.scorers"
     )
+
+
+def is_code(name: str) -> bool:
+    """Whether this scorer runs programs against test cases."""
+    return SCORERS.get(name) == CODE
 
 
 @dataclass(frozen=True)
