@@ -10,6 +10,7 @@ from controller.data.model_folder import model_folder, read_json
 from controller.data.prompts import PromptBatch, PromptDataset, load_prompts
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.tokenizer import Tokenizer, load_tokenizer
+from controller.tracking.trackers.process import check_trackers
 from rewards.manager import check_data_sources, scored_sources
 from splitppo.config import Config, ConfigError, RewardConfig
 from splitppo.config.batch_plan import batch_plan
@@ -51,6 +52,7 @@ def check_config(config: Config) -> None:
 def load_inputs(config: Config) -> Inputs:
     """Reads what the config names; ConfigError if something is missing, unreadable or does not fit together."""
     check_config(config)
+    check_trackers(config.tracking)
     data, vocab_size = config.data, check_models(config)
     tokenizer = load_tokenizer(
         data.tokenizer or config.actor.model,

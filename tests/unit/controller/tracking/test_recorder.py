@@ -15,9 +15,9 @@ from controller.ppo.experience import assemble_experience
 from controller.rollout.results import Accuracy, ScoredResponses, ScoredSample, ValidationResult
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
+from controller.tracking.step_file import read_metrics
 from controller.tracking.step_record import StepRecord
 from controller.tracking.timeline import read_trace
-from controller.tracking.trackers import read_metrics
 from controller.workers.command import CommandReply
 from controller.workers.span import Span
 from splitppo.batch import Batch
@@ -129,7 +129,7 @@ async def test_a_line_that_still_waits_is_written_at_the_end(book: Book) -> None
     book.recorder.hold(1)
     book.recorder.close(record)
     book.recorder.complete_oldest()
-    book.recorder.close_files()
+    book.recorder.release_all()
     assert book.steps == [1]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from controller.tracking.trackers import JsonlTracker, RolloutDump, TensorBoardTracker, open_trackers, read_metrics
+from controller.tracking.step_file import JsonlTracker, RolloutDump, TensorBoardTracker, open_trackers, read_metrics
 
 
 def lines(path: Path) -> list[dict[str, object]]:
