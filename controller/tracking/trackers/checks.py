@@ -5,12 +5,21 @@ import os
 import sys
 from pathlib import Path
 
+# What a tracker imports, and how it is had. SwanLab wants another protobuf than the run does.
+_PACKAGES = {
+    "tensorboard": (("tensorboard",), "pip install tensorboard"),
+    "wandb": (("wandb", "PIL"), "pip install 'splitppo[wandb]'"),
+    "mlflow": (("mlflow",), "pip install 'splitppo[mlflow]'"),
+    "swanlab": (("swanlab", "PIL"), "pip install swanlab pillow in a Python of its own, which tracking.python names"),
+    "trackio": (("trackio", "PIL"), "pip install 'splitppo[trackio]'"),
+}
+
 
 def problem(name: str) -> str | None:
     """Why a tracker cannot be used from this Python, in one sentence; None if it can. Asks no server."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:  # a folder of that name is no package
-        return f"{name} is not installed: pip install 'splitppo[{name}]', for {sys.executable}"
+    packages, remedy = _PACKAGES[name]
+    if missing := [package for package in packages if not _is_installed(package)]:
+        return f"{name} needs {' and '.join(missing)}, which {sys.executable} does not have: {remedy}"
     match name:
         case "wandb":
             return _wandb()
@@ -19,6 +28,11 @@ def problem(name: str) -> str | None:
         case "swanlab":
             return _swanlab()
     return None
+
+
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # a mere folder of that name has none
 
 
 def _wandb() -> str | None:

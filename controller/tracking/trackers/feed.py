@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.5
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 MAX_ENDING_PAUSE_S = 2.0  # a server that comes back while the end of the run waits for it is heard of soon
+_MAX_REASON = 300  # characters
 
 Connect = Callable[[str, Run, int], Tracker]
 
@@ -120,8 +121,8 @@ class Feed:
     def _drop(self, error: Exception) -> None:
         """Gives up the connection; the first failure of an outage is told."""
         self._tracker = None
-        log.debug("tracker %s", self.name, exc_info=error)
         if not self._is_failing:
             self._is_failing = True
-            reason = " ".join(str(error).split()) or type(error).__name__
-            log.warning("tracker %s: %s; the run goes on, and what it lacks is sent later", self.name, reason[:500])
+            reason = " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__
+            log.warning("tracker %s: %s; the run goes on, and what it lacks is sent later", self.name, reason)
+            log.debug("tracker %s", self.name, exc_info=error)

@@ -25,6 +25,7 @@ class SwanlabTracker:
             experiment_name=run.name,
             id=hashlib.sha256(run.id.encode()).hexdigest()[:_ID_LENGTH],
             resume="allow",
+            reinit=True,
             logdir=str(run.folder / "swanlog"),
             config=dict(run.config),
         )
