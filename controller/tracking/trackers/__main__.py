@@ -2,7 +2,7 @@
 
 `feed` reads one line from its standard input, a `protocol.Order`. It ends once that input has ended and everything is
 sent, or after the order's flush timeout. What the user should know are lines of its standard output; all else, and what
-clients print, goes to `logs/trackers.log`. Only one process at a time feeds the trackers of a run. It needs the clients
+clients print, goes to its standard error. Only one process at a time feeds the trackers of a run. It needs the clients
 and the standard library, so that any Python can run it.
 """
 
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
 def feed(order: Order) -> int:
     """Feeds all trackers of a run until standard input has ended; 0 if each got everything."""
     folder = order.run.folder
-    _log_to(folder / "logs" / "trackers.log")
+    _divide_output()
     ending = _Ending(order.flush_timeout_s)
     with (_made(folder / "trackers") / "lock").open("a") as lock:
         if not _locked(lock, ending):
@@ -54,11 +54,7 @@ def feed(order: Order) -> int:
             thread.join(ending.left_s)
         late = [one.name for one in feeds if not one.is_done]
         if late:
-            after = f"within {order.flush_timeout_s:g} s (tracking.flush_timeout_s)"
-            log.warning(
-                "%s could not be sent everything %s; `python -m controller sync %s` does it later",
-                *(", ".join(late), after, folder),
-            )
+            log.warning("%s lacks steps; `python -m controller sync %s` sends them", ", ".join(late), folder)
         return int(bool(late))
 
 
@@ -95,13 +91,10 @@ def _locked(lock: TextIO, ending: _Ending) -> bool:
             return True
 
 
-def _log_to(file: Path) -> None:
-    """Sends what we say from INFO on to standard output, and everything, with what clients print, to a file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+def _divide_output() -> None:
+    """Sends what we say from INFO on to standard output, and everything, with what clients print, to standard error."""
     told = os.fdopen(os.dup(1), "w", buffering=1)
-    output = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(2, 1)
     to_file, to_user = logging.StreamHandler(), logging.StreamHandler(told)
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     to_user.setFormatter(logging.Formatter("%(levelname)s %(message)s"))

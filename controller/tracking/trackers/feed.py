@@ -4,6 +4,7 @@ metrics.jsonl is the queue: memory stays small however long a server is away, an
 was sent stands in `trackers/NAME.json`; a tracker that can say what it holds is believed before that file.
 """
 
+import errno
 import hashlib
 import json
 import logging
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.5
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 MAX_ENDING_PAUSE_S = 2.0  # a server that comes back while the end of the run waits for it is heard of soon
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # which no pause mends
 _MAX_REASON = 300  # characters
 
 Connect = Callable[[str, Run, int], Tracker]
@@ -30,8 +32,17 @@ Connect = Callable[[str, Run, int], Tracker]
 class Feed:
     """One tracker and what it has been sent. `run` is the life of its thread; `is_done` once it has everything."""
 
-    def __init__(self, name: str, run: Run, connect: Connect, is_ending: threading.Event) -> None:
+    def __init__(
+        self,
+        name: str,
+        run: Run,
+        connect: Connect,
+        is_ending: threading.Event,
+        *,
+        first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:
         """`connect(name, run, last sent step)` makes the connection; `is_ending`: no more lines will be written."""
+        self._first_pause_s = first_pause_s
         self.name = name
         self.is_done = False
         self._run = run
@@ -45,7 +56,7 @@ class Feed:
 
     def run(self) -> None:
         """Sends what there is and what comes, until the run ends and all is sent; tries again whatever fails."""
-        pause_s = FIRST_PAUSE_S
+        pause_s = self._first_pause_s
         while not self.is_done:
             is_ending = self._is_ending.is_set()
             try:
@@ -54,13 +65,15 @@ class Feed:
                     self._finish()
             except Exception as error:  # noqa: BLE001 - a client may raise anything, and the run goes on
                 self._drop(error)
+                if is_ending and isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+                    return
                 if is_ending:
                     time.sleep(min(pause_s, MAX_ENDING_PAUSE_S))
                 else:
                     self._is_ending.wait(pause_s)
                 pause_s = min(2.0 * pause_s, MAX_PAUSE_S)
             else:
-                pause_s = FIRST_PAUSE_S
+                pause_s = self._first_pause_s
                 self._is_ending.wait(POLL_INTERVAL_S)
 
     def _send_new(self) -> None:

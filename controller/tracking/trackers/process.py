@@ -85,13 +85,17 @@ def make_order(config: Config, run_dir: Path, run_id: str) -> Order:
 
 def start(config: TrackingConfig, order: Order, *, output: int | None = subprocess.PIPE) -> subprocess.Popen[str]:
     """Starts the process in a session of its own, where no Ctrl-C reaches it, and gives it its order."""
-    process = subprocess.Popen(
-        _command(config, "feed"),
-        stdin=subprocess.PIPE,
-        stdout=output,
-        text=True,
-        start_new_session=True,
-    )
+    file = order.run.folder / "logs" / "trackers.log"
+    file.parent.mkdir(exist_ok=True)
+    with file.open("a") as errors:
+        process = subprocess.Popen(
+            _command(config, "feed"),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended already
         process.stdin.write(order.line())
