@@ -74,10 +74,15 @@ class FedRun:
 
     def held_by(self, tracker: str) -> dict[str, Any]:
         """What the tracker holds, see readers.py."""
-        command = [str(self.python or sys.executable), str(Path(__file__).with_name("readers.py")), tracker]
-        done = subprocess.run([*command, str(self.folder)], capture_output=True, text=True, check=True)
-        held: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return held
+        return held_by(tracker, self.folder, self.python)
+
+
+def held_by(tracker: str, folder: Path, python: Path | None = None) -> dict[str, Any]:
+    """What a tracker holds of the run in `folder`, asked by `python`; see readers.py."""
+    command = [str(python or sys.executable), str(Path(__file__).with_name("readers.py")), tracker, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    held: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return held
 
 
 def scores(*steps: int, offset: float = 0.0) -> list[list[float]]:

@@ -49,7 +49,7 @@ def read_wandb(folder: Path) -> dict[str, Any]:
             elif record.HasField("history"):
                 values = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
                 step = record.history.step.num
-                held["steps"].append([step, json.loads(values[METRIC])])
+                held["steps"] += [[step, json.loads(values[METRIC])]] if METRIC in values else []
                 held["samples"] += [step] if any(name.startswith("samples") for name in values) else []
                 held["report"] |= any(name.startswith("report") for name in values)
             elif record.HasField("exit"):
