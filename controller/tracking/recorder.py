@@ -25,7 +25,7 @@ class Recorder:
     def __init__(
         self, config: Config, run_dir: Path, display: Display, on_line: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_line` is called whenever metrics.jsonl has another line."""
+        """`on_line` is called whenever metrics.jsonl was opened or has another line."""
         self._config = config
         self._run_dir = run_dir
         self._display = display
@@ -73,6 +73,7 @@ class Recorder:
             self._log(step, metrics)
         self._overlapped = {done: line for done, line in self._overlapped.items() if done <= step}
         self.last_step = step
+        self._on_line()
 
     def begin(self, step: int, *, epoch: int) -> StepRecord:
         """Opens the record of a step, in this data epoch."""
