@@ -127,7 +127,7 @@ async def run_block(
         RunState.initial(config),
     )
     await trainer.fit()
-    recorder.close_files()
+    recorder.release_all()
 
 
 def median(rows: Sequence[Row], name: str) -> float:

@@ -236,7 +236,7 @@ async def measure(
     )
     trainer = Meter(config, workers, prompts, scorer, evaluator, checkpoints, recorder, RunState.initial(config))
     await trainer.fit()
-    recorder.close_files()
+    recorder.release_all()
     ends_s = [*trainer.cpu_s[1:], time.process_time()]
     cpu_s = [end_s - start_s for start_s, end_s in zip(trainer.cpu_s, ends_s, strict=True)]
     peak_bytes = resident_bytes("VmHWM") - before_bytes

@@ -147,25 +147,36 @@ class StepCalls:
             self.config.run.schedule, self._rule_scores, lambda: self._model_scores(host, after_update)
         )
         scores = of_model["rm_scores"].values
-        self.record.scored = scored.with_model_scores(scores, coef_of, self.scorer.scored_sources)
+        self.record.scored = scored.with_model_scores(scores, coef_of)
         return self.record.scored
 
     async def _model_scores(self, host: WorkerClient, after_update: AfterUpdate) -> Batch:
         """The reward model's host: a score for each response, which is encoded anew in the tokens of that model."""
+        longest, are_longest = self.scorer.max_reward_length, list[bool]()
 
         async def send(part: StreamPart) -> None:
-            await host.put_batch(part.slot, await self.scorer.reward_rows(part.prompts, part.rollouts))
+            rows = await self.scorer.reward_rows(part.prompts, part.rollouts)
+            are_longest.extend(length == longest for length in rows["reward_tokens"].lengths)
+            await host.put_batch(part.slot, rows)
 
-        return await self._by_parts(host, "reward_model", send, host.compute_reward_scores, "rm_scores", after_update)
+        name, compute = "reward_model", host.compute_reward_scores
+        scores = await self._by_parts(host, name, send, compute, "rm_scores", after_update)
+        self.record.metrics["reward/model_clip_ratio"] = sum(are_longest) / len(are_longest)
+        return scores
 
     async def _rule_scores(self) -> ScoredResponses:
-        """Reward processes: a score for each response."""
+        """The scorers: a score for each response, less what an overlong one loses."""
+        reward, limit = self.config.reward, self.config.data.max_response_length
         scored: list[ScoredResponses] = []
         async for part in self._stream.parts():
-            num_examine = 0 if scored else self.config.reward.num_examine
+            num_examine = 0 if scored else reward.num_examine
             with self.record.timed("reward"), self.record.span("scoring", "score"):
-                scored.append(await self.scorer.score(part.prompts, part.rollouts, num_examine=num_examine))
-        return ScoredResponses.join(scored).take(self._stream.order)
+                responses = await self.scorer.score(part.prompts, part.rollouts, num_examine=num_examine)
+            lengths = part.rollouts["responses"].lengths
+            scored.append(responses.with_overlong_penalty(reward.overlong_buffer, lengths, limit))
+        all_scored = ScoredResponses.join(scored).take(self._stream.order)
+        all_scored.check_failures(reward.max_error_rate, f"step {self.record.step}")
+        return all_scored
 
     async def update_actor(self, experience: Experience) -> None:
         """Actor: one PPO update of the policy; in the critic's warm-up only the step advances."""

@@ -1,167 +1,122 @@
-"""Scores of responses, from scorers in processes of their own.
-
-A call that hangs is killed, one that crashes takes its process along; both cost their sample.
-"""
+"""Scores of responses: every sample goes to the scorers of its data source, and their scores are added up."""
 
 import asyncio
 import logging
-import math
-import multiprocessing
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from concurrent.futures import BrokenExecutor
-from ctypes import c_int
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
 from typing import Self
 
-from pebble import ProcessExpired, ProcessPool
-
-from rewards import scoring_process
-from rewards.registry import has_scorer, scorer_name
+from rewards.process_pool import ScoringProcesses
 from rewards.samples import Failure, Sample, Scored
-from rewards.scoring_process import UNKNOWN_POSITION, ScorerSetup, timed_out
-from splitppo.config import ConfigError, RewardConfig
+from rewards.scoring_process import ScorerSetup
+from rewards.source import ScoreSource
+from rewards.terms import JUDGE, check_scorers, terms_of
+from splitppo.config import RewardConfig
+from splitppo.config.reward import Term
 
 log = logging.getLogger(__name__)
 
-_START_LIMIT_S = 120.0  # importing the scorers, a user's file included
-_SLICE_S = 0.1  # a chunk ends after the call that runs then
-_GRACE_S = 1.0  # on top of a call's time limit, before its process is killed; covers the slice
-_CHUNKS_PER_WORKER = 4
-_MAX_CHUNK_CALLS = 64
-_MAX_POOL_RESTARTS = 3  # in a row, for one chunk
-
-
-def check_data_sources(config: RewardConfig, data_sources: Iterable[str]) -> None:
-    """ConfigError if there is no user's function and a data source has no scorer; the message lists the known ones."""
-    if config.custom_function_path is not None:
-        if not config.custom_function_path.is_file():
-            raise ConfigError(f"key 'reward.custom_function_path': there is no file {config.custom_function_path}")
-        return
-    try:
-        for data_source in sorted(data_sources):
-            scorer_name(data_source)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def scored_sources(config: RewardConfig, data_sources: Iterable[str]) -> frozenset[str]:
-    """Those of the data sources that have a reward function: all of them with a user's."""
-    return frozenset(source for source in data_sources if config.custom_function_path is not None or has_scorer(source))
-
 
 class RewardManager:
-    """Sends each sample to the scorer of its data source; an async context manager that holds the scoring processes.
+    """Asks the scorers of each sample's data source; an async context manager that holds the sources of scores.
 
-    Samples travel in chunks. A process that hangs or dies says which call it was at, so the others are simply run
-    again: a scorer may be called twice for a sample, and should have no side effects.
+    Args:
+        answers_file: where a judge's answers are kept.
 
     Attributes:
         data_sources: those that it can score.
 
     Raises:
-        ConfigError: a source has no scorer; on entering: a user's function cannot be loaded.
+        ConfigError: a data source has no scorer; on entering: a source of scores cannot be started.
     """
 
-    def __init__(self, config: RewardConfig, data_sources: Iterable[str]) -> None:
-        sources = tuple(sorted(set(data_sources)))
-        check_data_sources(config, sources)
-        self.data_sources = frozenset(sources)
-        self._setup = ScorerSetup(sources, config.timeout_s, config.custom_function_path, config.custom_function_name)
-        self._num_workers = config.num_workers
-        self._context = multiprocessing.get_context("spawn")
-        # A chunk holds a slot of the shared positions while it is under way.
-        self._positions = self._context.RawArray(c_int, 2 * config.num_workers)
-        self._free_slots: asyncio.Queue[int] = asyncio.Queue()
-        for slot in range(2 * config.num_workers):
-            self._free_slots.put_nowait(slot)
-        self._pool: ProcessPool | None = None
+    def __init__(self, config: RewardConfig, data_sources: Iterable[str], answers_file: Path | None = None) -> None:
+        self.data_sources = frozenset(data_sources)
+        check_scorers(config, self.data_sources)
+        self._terms = {source: terms_of(config, source) for source in self.data_sources}
+        self._sources = _sources(config, {term.name for terms in self._terms.values() for term in terms}, answers_file)
+        self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Starts the processes and loads the scorers in one of them."""
-        try:
-            async with asyncio.timeout(_START_LIMIT_S):
-                error = await asyncio.wrap_future(self._running_pool().schedule(scoring_process.load_error))
-        except TimeoutError:
-            error = f"loading the reward functions took longer than {_START_LIMIT_S:g} s"
-        except (BrokenExecutor, ProcessExpired):
-            error = "a scoring process ended while it loaded the reward functions"
-        if error:
-            await self._stop()
-            raise ConfigError(error)
+        """Starts the sources of scores."""
+        async with AsyncExitStack() as starting:
+            for source in dict.fromkeys(self._sources.values()):
+                await starting.enter_async_context(source)
+            self._open = starting.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stop()
+        await self._open.aclose()
 
     async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
         """Scores all samples, one result each, and logs the first `num_examine` of each data source.
 
         Raises:
-            RuntimeError: scoring processes cannot be kept running, for a reason outside the scorers.
+            RuntimeError, OSError: a source cannot go on, for a reason outside its scorers.
         """
-        size = min(_MAX_CHUNK_CALLS, math.ceil(len(samples) / (_CHUNKS_PER_WORKER * self._num_workers)) or 1)
-        chunks = [samples[start : start + size] for start in range(0, len(samples), size)]
-        results = [scored for chunk in await asyncio.gather(*map(self._score_chunk, chunks)) for scored in chunk]
+        terms = [self._terms[sample.data_source] for sample in samples]
+        asked = [replace(sample, scorer=term.name) for sample, own in zip(samples, terms, strict=True) for term in own]
+        scored = iter(await self._ask(asked))
+        results = [weighted_sum(own, [next(scored) for _ in own]) for own in terms]
         _log_examples(samples, results, num_examine)
         _log_failures(results)
         return results
 
-    async def _score_chunk(self, samples: Sequence[Sample]) -> list[Scored]:
-        """Goes on until every sample has its result: each attempt gives at least one."""
-        results: dict[int, Scored] = {}
-        while left := [index for index in range(len(samples)) if index not in results]:
-            done = await self._attempt([samples[index] for index in left])
-            if done is None:  # nobody knows which call it was
-                alone = await asyncio.gather(*(self._score_chunk([samples[index]]) for index in left))
-                done = {position: scored for position, (scored,) in enumerate(alone)}
-            results |= {left[position]: scored for position, scored in done.items()}
-        return [results[index] for index in range(len(samples))]
+    async def _ask(self, samples: Sequence[Sample]) -> list[Scored]:
+        """Each sample's result from its scorer; the sources work at the same time."""
+        places: dict[ScoreSource, list[int]] = defaultdict(list)
+        for place, sample in enumerate(samples):
+            places[self._sources[sample.scorer]].append(place)
+        parts = await asyncio.gather(
+            *(source.score([samples[place] for place in own]) for source, own in places.items())
+        )
+        by_place = dict(zip(chain(*places.values()), chain(*parts), strict=True))
+        return [by_place[place] for place in range(len(samples))]
 
-    async def _attempt(self, samples: list[Sample]) -> dict[int, Scored] | None:
-        """Results by position, of at least one sample; None if one of several failed and it is not known which."""
-        slot = await self._free_slots.get()
-        self._positions[slot] = UNKNOWN_POSITION
-        try:
-            return dict(enumerate(await self._schedule(samples, slot)))
-        except TimeoutError:
-            failed = timed_out(self._setup.timeout_s)
-        except ProcessExpired as error:
-            failed = Scored(0.0, failure=Failure.CRASH, message=f"ended its process with code {error.exitcode}")
-        finally:
-            position = 0 if len(samples) == 1 else self._positions[slot]
-            self._free_slots.put_nowait(slot)
-        return None if position == UNKNOWN_POSITION else {position: failed}
 
-    async def _schedule(self, samples: list[Sample], slot: int) -> list[Scored]:
-        """Runs a chunk in a process; a pool that broke (a process died between two calls) is replaced."""
-        limit_s = self._setup.timeout_s + _GRACE_S
-        for _ in range(_MAX_POOL_RESTARTS):
-            pool = self._running_pool()
-            try:
-                call = pool.schedule(scoring_process.run_chunk, args=(samples, slot, _SLICE_S), timeout=limit_s)
-                return await asyncio.wrap_future(call)
-            except (BrokenExecutor, RuntimeError) as error:
-                if self._pool is pool:
-                    log.warning("the scoring processes are started again: %s", error)
-                    await self._stop()
-        raise RuntimeError("the scoring processes ended again and again")
+def weighted_sum(terms: Sequence[Term], results: Sequence[Scored]) -> Scored:
+    """The score of a sample, from those of its scorers.
 
-    async def _stop(self) -> None:
-        """Ends the processes, also those in the middle of a call."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.stop()
-            await asyncio.to_thread(pool.join)
+        score = sum of weight * score over the terms
 
-    def _running_pool(self) -> ProcessPool:
-        if self._pool is None:
-            self._pool = ProcessPool(
-                max_workers=self._num_workers,
-                initializer=scoring_process.initialise,
-                initargs=(self._setup, self._positions),
-                context=self._context,
-            )
-        return self._pool
+    Where that is not simply one scorer's, each score is kept as the field <name>_score. Of fields that several scorers
+    give, the first one's is kept. A scorer that failed adds 0; the first failure is the sample's.
+    """
+    if len(terms) == 1 and terms[0].weight == 1.0:
+        return results[0]
+    extra = {name: value for scored in reversed(results) for name, value in scored.extra.items()}
+    extra |= {f"{term.name}_score": scored.score for term, scored in zip(terms, results, strict=True)}
+    failed = next((scored for scored in results if scored.failure is not None), None)
+    return Scored(
+        score=sum(term.weight * scored.score for term, scored in zip(terms, results, strict=True)),
+        extra=extra,
+        failure=failed.failure if failed else None,
+        message=failed.message if failed else "",
+    )
+
+
+def _sources(config: RewardConfig, scorers: Collection[str], answers_file: Path | None) -> dict[str, ScoreSource]:
+    """Who answers for each of these scorers."""
+    functions = tuple(sorted(name for name in scorers if name != JUDGE))
+    sources: dict[str, ScoreSource] = {}
+    if functions:
+        setup = ScorerSetup(
+            functions,
+            config.timeout_s,
+            config.custom_function_path,
+            config.custom_function_name,
+            config.custom_function_kwargs,
+        )
+        sources |= dict.fromkeys(functions, ScoringProcesses(setup, config.num_workers))
+    if JUDGE in scorers:
+        from rewards.judge.source import Judge  # runs without a judge do without an HTTP client
+
+        sources[JUDGE] = Judge(config.judge, answers_file)
+    return sources
 
 
 def _log_examples(samples: Sequence[Sample], results: Sequence[Scored], num_examine: int) -> None:
@@ -177,5 +132,5 @@ def _log_examples(samples: Sequence[Sample], results: Sequence[Scored], num_exam
 def _log_failures(results: Sequence[Scored]) -> None:
     for failure in Failure:
         if messages := [result.message for result in results if result.failure is failure]:
-            what = f"{len(messages)} of {len(results)} scores are 0 because of a {failure.value} in the reward function"
+            what = f"{len(messages)} of {len(results)} responses have no score from a scorer ({failure.value})"
             log.warning("%s; the first: %s", what, messages[0])

@@ -24,6 +24,7 @@ from controller.workers.actor_client import ActorClient
 from controller.workers.client import Traffic, WorkerClient
 from controller.workers.command import CommandReply
 from controller.workers.critic_client import CriticClient
+from rewards.samples import Failure
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, join_parts
 from splitppo.config import Config
 from splitppo.config.load import validate
@@ -339,12 +340,16 @@ class FakeCritic(FakeClient, CriticClient):
         )
 
 
+MAX_REWARD_LENGTH = 4
+
+
 class FakeScorer(Scorer):
     """The score of a response is its length."""
 
     def __init__(self, log: CallLog) -> None:  # not the scorer's: nothing is decoded
         self.log = log
         self.examined: list[int] = []
+        self.failure: Failure | None = None  # of every response
         self._num_calls = 0
         self._turn = asyncio.Lock()
 
@@ -352,23 +357,31 @@ class FakeScorer(Scorer):
     def scored_sources(self) -> frozenset[str]:
         return frozenset("a")
 
+    @property
+    def max_reward_length(self) -> int | None:
+        return MAX_REWARD_LENGTH
+
     async def reward_rows(self, prompts: PromptBatch, rollouts: Batch) -> Batch:
-        """The tokens of prompt and response."""
+        """The tokens of prompt and response, the last of them where there are too many."""
         rows = zip(rollouts["prompts"].rows(), rollouts["responses"].rows(), strict=True)
-        return Batch.from_rows(reward_tokens=[np.concatenate(row) for row in rows])
+        return Batch.from_rows(reward_tokens=[np.concatenate(row)[-MAX_REWARD_LENGTH:] for row in rows])
 
     async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> ScoredResponses:
         """`scorer.score` is in the log with the number of the call in place of the step."""
         self._num_calls += 1
         self.examined.append(num_examine)
+        has_scorer = [row.data_source in self.scored_sources for row in prompts.rows]
         scored = [
             ScoredSample(
                 prompt="",
                 response=f"answer {row}",
-                score=float(length),
+                score=float(length) * has_scorer[row],
+                rule_score=float(length) if has_scorer[row] else None,
                 ground_truth=prompts.rows[row].ground_truth,
                 data_source=prompts.rows[row].data_source,
                 prompt_index=int(prompts.row_indices[row]),
+                failure=self.failure,
+                place=prompts.rows[row].place,
             )
             for row, length in enumerate(rollouts["responses"].lengths)
         ]
