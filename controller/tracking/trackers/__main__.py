@@ -9,6 +9,7 @@ and the standard library, so that any Python can run it.
 import fcntl
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -39,6 +40,8 @@ def main(arguments: list[str]) -> int:
 def feed(order: Order) -> int:
     """Feeds all trackers of a run until standard input has ended; 0 if each got everything."""
     folder = order.run.folder
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever stops a run's processes one and all stops the controller
+        signal.signal(number, signal.SIG_IGN)
     _divide_output()
     ending = _Ending(order.flush_timeout_s)
     with (_made(folder / "trackers") / "lock").open("a") as lock:

@@ -23,6 +23,7 @@ from splitppo.process_tree import kill_tree
 log = logging.getLogger(__name__)
 
 _EXIT_GRACE_S = 5.0  # beyond the flush timeout, by which the process ends itself
+_SILENT_S = 3.0  # the user hears why the run does not end yet
 _CHECK_TIMEOUT_S = 120.0
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 _ROOT = str(Path(__file__).resolve().parents[3])
@@ -62,11 +63,14 @@ class TrackerProcess:
         """Waits until everything is sent, for at most `tracking.flush_timeout_s`; then the process ends."""
         if self._process is None:
             return
+        if self._process.poll() is not None:
+            self._next_start_s = 0.0
+            self.wake()
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
-            self._process.wait(self._order.flush_timeout_s + _EXIT_GRACE_S)
+            _wait(self._process, self._order.flush_timeout_s + _EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
             log.warning("the tracker process does not end, and is killed")
             kill_tree(self._process.pid)
@@ -125,6 +129,15 @@ def _command(config: TrackingConfig, command: str, names: Sequence[str] = ()) ->
     find_ours = f"sys.path.append({_ROOT!r})" if config.python else f"sys.path.insert(0, {_ROOT!r})"
     start = f"import runpy, sys; {find_ours}; runpy.run_module({_MODULE!r}, run_name='__main__')"
     return [str(config.python or sys.executable), "-c", start, command, *names]
+
+
+def _wait(process: subprocess.Popen[str], timeout_s: float) -> None:
+    """Waits for the end of a process, and says so where it takes a while; TimeoutExpired after `timeout_s`."""
+    try:
+        process.wait(min(_SILENT_S, timeout_s))
+    except subprocess.TimeoutExpired:
+        log.info("waiting for trackers, at most %g s (tracking.flush_timeout_s); Ctrl-C leaves at once", timeout_s)
+        process.wait(max(timeout_s - _SILENT_S, 0.0))
 
 
 def _listen(lines: IO[str]) -> None:

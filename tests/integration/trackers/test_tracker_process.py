@@ -72,19 +72,24 @@ def test_a_killed_tracker_process_is_started_again_and_nothing_lacks_or_comes_tw
     run = FedRun(tmp_path, ["tensorboard"])
     run.write(0, 1)
     wait_until(lambda: run.sent_step("tensorboard") == 1, 60.0, "step 1")
-    (pid,) = [int(entry.name) for entry in Path("/proc").iterdir() if _is_child(entry)]
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not is_alive(pid), 10.0, "its end")
-
-    def is_back() -> bool:
-        run.process.wake()
-        return any(_is_child(entry) for entry in Path("/proc").iterdir())
-
+    kill_tracker_process()
     run.write(2)
-    wait_until(is_back, 30.0, "another process")
+
+    def is_sent() -> bool:
+        run.process.wake()
+        return run.sent_step("tensorboard") == 2
+
+    wait_until(is_sent, 60.0, "step 2, by another process")
+    kill_tracker_process()
     run.write(3)
     run.end()
     assert run.held_by("tensorboard")["steps"] == scores(0, 1, 2, 3)
+
+
+def kill_tracker_process() -> None:
+    (pid,) = [int(entry.name) for entry in Path("/proc").iterdir() if _is_child(entry)]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(pid), 10.0, "its end")
 
 
 def _is_child(entry: Path) -> bool:
