@@ -63,21 +63,28 @@ class TrackerProcess:
         """Waits until everything is sent, for at most `tracking.flush_timeout_s`; then the process ends."""
         if self._process is None:
             return
-        if self._process.poll() is not None:
+        if self._end() not in (0, 1):  # it was lost; another one sends the rest
             self._next_start_s = 0.0
             self.wake()
+            self._end()
+        self._process = None
+
+    def _end(self) -> int:
+        """Ends the process in its own time; returns its exit status, 1 where it had to be killed."""
+        assert self._process is not None
         assert self._process.stdin is not None
+        assert self._listener is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
-            _wait(self._process, self._order.flush_timeout_s + _EXIT_GRACE_S)
+            status = _wait(self._process, self._order.flush_timeout_s + _EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
             log.warning("the tracker process does not end, and is killed")
             kill_tree(self._process.pid)
             self._process.wait()
-        if self._listener is not None:
-            self._listener.join(_EXIT_GRACE_S)
-        self._process = None
+            status = 1
+        self._listener.join(_EXIT_GRACE_S)
+        return status
 
 
 def make_order(config: Config, run_dir: Path, run_id: str) -> Order:
@@ -131,13 +138,13 @@ def _command(config: TrackingConfig, command: str, names: Sequence[str] = ()) ->
     return [str(config.python or sys.executable), "-c", start, command, *names]
 
 
-def _wait(process: subprocess.Popen[str], timeout_s: float) -> None:
-    """Waits for the end of a process, and says so where it takes a while; TimeoutExpired after `timeout_s`."""
+def _wait(process: subprocess.Popen[str], timeout_s: float) -> int:
+    """Waits for the exit status of a process, and says so if it takes a while; TimeoutExpired after `timeout_s`."""
     try:
-        process.wait(min(_SILENT_S, timeout_s))
+        return process.wait(min(_SILENT_S, timeout_s))
     except subprocess.TimeoutExpired:
         log.info("waiting for trackers, at most %g s (tracking.flush_timeout_s); Ctrl-C leaves at once", timeout_s)
-        process.wait(max(timeout_s - _SILENT_S, 0.0))
+        return process.wait(max(timeout_s - _SILENT_S, 0.0))
 
 
 def _listen(lines: IO[str]) -> None:

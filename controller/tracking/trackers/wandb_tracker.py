@@ -1,6 +1,7 @@
 """Weights & Biases, online or offline, as its own variables and login say (`WANDB_MODE`, `WANDB_API_KEY`, ...)."""
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import wandb
 
 from controller.tracking.step_file import SAMPLE_COLUMNS
 from controller.tracking.trackers.protocol import Run
+
+log = logging.getLogger(__name__)
 
 
 class WandbTracker:
@@ -31,14 +34,21 @@ class WandbTracker:
 
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
         """Hands a step to W&B, which takes more for it until the next one, and does not wait for its server."""
-        values: dict[str, Any] = dict(metrics)
+        self._run.log(dict(metrics), step=step)
         if samples:
-            values["samples"] = wandb.Table(list(SAMPLE_COLUMNS), [[*map(str, row[:-1]), row[-1]] for row in samples])
-        self._run.log(values, step=step)
+            rows = [[*map(str, row[:-1]), row[-1]] for row in samples]
+            self._add(step, "samples", lambda: wandb.Table(list(SAMPLE_COLUMNS), rows))
 
     def log_report(self, step: int, report: Path) -> None:
         """Adds the report to the last step."""
-        self._run.log({"report": wandb.Image(str(report))}, step=step)
+        self._add(step, "report", lambda: wandb.Image(str(report)))
+
+    def _add(self, step: int, name: str, make: Callable[[], Any]) -> None:
+        """Adds a table or an image to a step; one that the server does not take is left out, and told of."""
+        try:
+            self._run.log({name: make()}, step=step)
+        except Exception as error:  # noqa: BLE001 - of the client's own kinds
+            log.warning("tracker wandb has no %s of step %d: %s", name, step, " ".join(str(error).split())[:300])
 
     def rewind(self) -> bool:
         """W&B keeps what it has."""

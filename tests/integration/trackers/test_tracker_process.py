@@ -149,16 +149,13 @@ def test_a_tracker_without_its_package_is_refused_with_what_to_install(
     assert str(refused.value).endswith(remedy)
 
 
-def test_wandb_without_a_key_is_refused_unless_it_is_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_is_refused_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     tracking = make_config(tmp_path, tracking__trackers=["wandb"]).tracking
     with pytest.raises(ConfigError, match="wandb has no API key: set WANDB_API_KEY, call `wandb login`, or set WAND"):
         check_trackers(tracking)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    check_trackers(tracking)
-    monkeypatch.delenv("WANDB_MODE")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     check_trackers(tracking)
 
