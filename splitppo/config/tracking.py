@@ -28,4 +28,6 @@ class TrackingConfig(Section):
     flush_timeout_s: float = Field(30.0, ge=0.0, description="seconds that the end of a run waits for trackers")
     sample_freq: int = Field(10, ge=-1, description="steps between samples shown, and sent to trackers; -1: off")
     num_samples: PositiveInt = Field(2, description="samples shown each time")
-    dump_rollouts: bool = Field(False, description="write every training and validation rollout as JSONL")
+    dump_rollouts: bool = Field(
+        False, description="write every training rollout as JSONL; of validation: evaluation.dump_generations"
+    )
