@@ -13,6 +13,7 @@ from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, lo
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.sampled_prompts import SampledPrompts
 from controller.data.tokenizer import Tokenizer, load_tokenizer
+from controller.tracking.trackers.process import check_trackers
 from rewards.code.cases import parse_cases
 from rewards.manager import RewardManager
 from rewards.terms import check_scorers, runs_code, scored_sources
@@ -65,6 +66,7 @@ def check_config(config: Config) -> None:
 def load_inputs(config: Config) -> Inputs:
     """Reads what the config names; ConfigError if something is missing, unreadable or does not fit together."""
     check_config(config)
+    check_trackers(config.tracking)
     data, vocab_size = config.data, check_models(config)
     tokenizer = load_tokenizer(
         data.tokenizer or config.actor.model,

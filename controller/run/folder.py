@@ -16,7 +16,7 @@ from typing import Any, Self
 import yaml
 
 from controller.run.checkpoint_store import CheckpointStore
-from controller.tracking.trackers import METRICS_FILE, read_metrics
+from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.workers.client import WorkerClient
 from splitppo.atomic_write import write_atomically
 from splitppo.config import CodeConfig, Config, ConfigError, dump_config

@@ -13,6 +13,7 @@ from splitppo.config.run import Schedule
 from splitppo.config.schema import Config
 from splitppo.config.security import SecurityConfig
 from splitppo.config.services import ServiceConfig
+from splitppo.config.tracking import TrackingConfig
 
 __all__ = [
     "ActorConfig",
@@ -31,6 +32,7 @@ __all__ = [
     "Schedule",
     "SecurityConfig",
     "ServiceConfig",
+    "TrackingConfig",
     "TrainedModelConfig",
     "dump_config",
     "load_config",
