@@ -1,6 +1,7 @@
 """`python -m controller --config FILE [key.path=value ...]`: runs PPO; `--check` only validates and prints the plan.
 
 `python -m controller plan RUN_DIR`: what a step of that run would take on other devices, schedules and placements.
+`python -m controller from-verl SCRIPT_OR_YAML`: a verl run in this project's keys.
 """
 
 import argparse
@@ -16,6 +17,8 @@ def main(arguments: list[str]) -> int:
     """Runs the command and returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted."""
     if arguments[:1] == ["plan"]:
         return _plan(arguments[1:])
+    if arguments[:1] == ["from-verl"]:
+        return _from_verl(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
     parser.add_argument(
@@ -72,6 +75,17 @@ def _plan(arguments: list[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     return 0
+
+
+def _from_verl(arguments: list[str]) -> int:
+    """The command `from-verl`: 0, 1 where something has to be decided first, or 2 for input that cannot be used."""
+    from controller.from_verl.command import from_verl
+
+    try:
+        return from_verl(arguments)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
 
 
 if __name__ == "__main__":

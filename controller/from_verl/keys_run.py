@@ -1,0 +1,369 @@
+"""verl's keys of data, rewards, algorithm and the run: `data`, `reward`, `algorithm`, `trainer` and the rest."""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from controller.from_verl.row import NotNeeded, NotSupported, Row, changed, not_needed, slower, taken, unsupported
+from controller.from_verl.run import VerlRun
+from controller.from_verl.settings import MISSING, num_of
+from splitppo.config.algorithm import KL_ESTIMATOR_NAMES, NEEDS_VALUES
+
+_CORRECTION = "algorithm.rollout_correction"
+_TEXT_ONLY = "text only: prompts with images, videos or sounds are not read"
+
+
+def _files(value: Any, _: VerlRun) -> Any:
+    """A list, or the one file."""
+    names = value if isinstance(value, list) else [value]
+    if remote := [name for name in names if "://" in str(name)]:
+        raise NotSupported(f"copy {remote[0]} here first")
+    return names if len(names) > 1 else names[0]
+
+
+def _limit(value: Any, _: VerlRun) -> Any:
+    return None if value is None or num_of(value, "max_samples") <= 0 else value
+
+
+def _gen_batch(value: Any, run: VerlRun) -> Any:
+    if value in (None, run.value("data.train_batch_size")):
+        raise NotNeeded("data.train_batch_size says it")
+    raise NotSupported("a step generates its data.train_batch_size prompts, no more")
+
+
+def _sources(value: Any, _: VerlRun) -> Any:
+    if value == "data_source":
+        raise NotNeeded("the column has this name")
+    raise NotSupported("rename the column to data_source")
+
+
+def _estimator(value: Any, _: VerlRun) -> Any:
+    if value not in NEEDS_VALUES:
+        raise NotSupported(f"one of {', '.join(NEEDS_VALUES)}; docs/extending.md adds one")
+    return value
+
+
+def _kl_penalty(value: Any, _: VerlRun) -> Any:
+    if value not in KL_ESTIMATOR_NAMES:
+        raise NotSupported(f"one of {', '.join(KL_ESTIMATOR_NAMES)}")
+    return value
+
+
+def _is_threshold(value: Any, run: VerlRun) -> Any:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        if run.value(f"{_CORRECTION}.rollout_is") is None:
+            raise NotNeeded("only with rollout_is") from None
+        raise NotSupported("one number, above which weights are truncated") from None
+
+
+def _bypass(value: Any, _: VerlRun) -> Any:
+    if not value:
+        raise NotNeeded("auto, the default here: the policy's own log-probs, however they are had")
+    return True
+
+
+def _reward_manager(value: Any, _: VerlRun) -> Any:
+    if value in (None, "naive", "dapo", "prime", "batch"):
+        raise NotNeeded("functions are chosen by data_source, each response is scored in a process of its own")
+    raise NotSupported("reward.custom_function_path: a function of your own scores each response")
+
+
+def _reward_model(value: Any, run: VerlRun) -> Any:
+    if not run.has_reward_model:
+        raise NotNeeded("the reward model is off")
+    return value
+
+
+def _reward_model_dtype(value: Any, run: VerlRun) -> Any:
+    _reward_model(value, run)
+    return "fp32" if value in ("float32", "fp32") else "bf16"
+
+
+def _pool(value: Any, run: VerlRun) -> Any:
+    _reward_model(value, run)
+    return "reward" if run.groups.reward else "critic"
+
+
+def _steps(value: Any, run: VerlRun) -> Any:
+    if value is None:
+        raise NotNeeded("trainer.total_epochs says it")
+    return value
+
+
+def _epochs(value: Any, run: VerlRun) -> Any:
+    if run.value("trainer.total_training_steps") is not None:
+        raise NotNeeded("trainer.total_training_steps says it")
+    steps = run.num_steps()
+    if steps is None:
+        raise NotSupported("data.train_files are not here to be counted: add trainer.total_training_steps=N")
+    return steps
+
+
+def _freq(value: Any, _: VerlRun) -> int:
+    return int(value) if value and num_of(value, "freq") > 0 else -1
+
+
+def _warmup(value: Any, _: VerlRun) -> int:
+    return max(0, int(num_of(value, "trainer.critic_warmup")) - 1)
+
+
+def _loggers(value: Any, _: VerlRun) -> Any:
+    names = value if isinstance(value, list) else [value]
+    known = ("tensorboard",)
+    if others := [name for name in names if name not in (*known, "console", "file")]:
+        raise NotSupported(
+            f"{', '.join(map(str, others))}: TensorBoard and metrics.jsonl are written", changes_results=False
+        )
+    return [name for name in names if name in known]
+
+
+def _gpus(_: Any, run: VerlRun) -> str:
+    """As the report says it; the keys are set for all groups at once."""
+    groups = run.groups
+    counts = {"actor": groups.actor, "critic": groups.critic, "reward": groups.reward}
+    return " + ".join(f"{count} {role}" for role, count in counts.items() if count)
+
+
+def _resume(value: Any, run: VerlRun) -> Any:
+    return run.value("trainer.resume_from_path") if value == "resume_path" else value
+
+
+def _keep(value: Any, run: VerlRun) -> Any:
+    kept = [run.value(f"trainer.max_{role}_ckpt_to_keep") for role in ("actor", "critic")]
+    numbers = [int(one) for one in kept if one is not None]
+    if value is None:
+        raise NotNeeded("checkpoint.keep")
+    return max(numbers)
+
+
+def _dump(value: Any, _: VerlRun) -> bool:
+    return value is not None
+
+
+def _data() -> Iterator[Row]:
+    yield taken("data.train_files", "data.train_files", "~/data/rlhf/gsm8k/train.parquet", convert=_files)
+    yield taken("data.val_files", "data.val_files", "~/data/rlhf/gsm8k/test.parquet", convert=_files)
+    yield taken("data.train_batch_size", "data.train_batch_size", 1024)
+    yield changed("data.gen_batch_size", "", "", _gen_batch)
+    yield taken("data.max_prompt_length", "data.max_prompt_length", 512)
+    yield taken("data.max_response_length", "data.max_response_length", 512)
+    yield taken("data.prompt_key", "data.prompt_key", "prompt")
+    yield changed("data.reward_fn_key", "", "", _sources)
+    yield changed(
+        "data.train_max_samples",
+        "data.max_samples",
+        "the first ones; with data.shuffle a random choice there",
+        _limit,
+        -1,
+    )
+    yield changed(
+        "data.val_max_samples",
+        "data.val_max_samples",
+        "the first ones; with data.shuffle a random choice there",
+        _limit,
+        -1,
+    )
+    yield taken("data.shuffle", "data.shuffle", True)
+    yield changed("data.seed", "run.seed", "seeds prompt order, sampling and new model heads", default=None)
+    yield taken("data.filter_overlong_prompts", "data.filter_overlong_prompts", False)
+    yield taken("data.truncation", "data.truncation", "error")
+    yield taken("data.tokenizer", "data.tokenizer", None)
+    yield taken("data.apply_chat_template_kwargs", "data.apply_chat_template_kwargs", {}, is_section=True)
+    yield changed(
+        "data.val_batch_size",
+        "evaluation.batch_size",
+        "prompts per Generate call; all of them there, by default",
+        default=None,
+    )
+    yield unsupported("data.custom_cls.{path,name}", "rows as docs/running.md has them, in parquet or JSONL")
+    yield unsupported(
+        "data.sampler.{class_path,class_name}", "the order of prompts is a function of run.seed and the epoch"
+    )
+    yield unsupported("data.datagen.**", "no data is made in a run")
+    yield unsupported("data.{tool_config_path,function_tool_path}", "one turn: a prompt, a response")
+    yield unsupported(
+        "data.{image_key,video_key,audio_key,mm_processor_kwargs}", _TEXT_ONLY, "images", "videos", "audios"
+    )
+    yield unsupported("data.mm_processor_kwargs.**", _TEXT_ONLY)
+    yield not_needed("data.{image_patch_size,return_multi_modal_inputs}", _TEXT_ONLY)
+    yield not_needed(
+        "data.{validation_shuffle,dataloader_num_workers,filter_overlong_prompts_workers,use_shm}", "speed only"
+    )
+    yield not_needed(
+        "data.{return_raw_input_ids,return_raw_chat,return_full_prompt}", "rows keep their messages and columns"
+    )
+    yield not_needed("data.trust_remote_code", "a tokenizer is tokenizer.json, without code")
+
+
+def _rewards() -> Iterator[Row]:
+    for section in ("reward.custom_reward_function", "custom_reward_function"):
+        yield taken(f"{section}.path", "reward.custom_function_path", None)
+        yield taken(f"{section}.name", "reward.custom_function_name", "compute_score" if "." in section else None)
+        yield unsupported(f"{section}.reward_kwargs.**", "write the arguments into the function")
+    for section in ("reward", "reward_model"):
+        yield taken(f"{section}.num_workers", "reward.num_workers", 8 if section == "reward" else None)
+        yield unsupported(f"{section}.reward_kwargs.overlong_buffer_cfg.enable", "a reward function of your own")
+        yield not_needed(
+            f"{section}.reward_kwargs.{{overlong_buffer_cfg.*,max_resp_len}}", "only with overlong_buffer_cfg"
+        )
+        yield unsupported(f"{section}.reward_kwargs.**", "write the arguments into a reward function of your own")
+    yield changed("reward.reward_manager.name", "", "", _reward_manager)
+    yield changed("reward_model.reward_manager", "", "", _reward_manager)
+    yield unsupported(
+        "{reward.reward_manager.source,reward_model.reward_loop_source}", "reward.custom_function_path", "register"
+    )
+    yield not_needed(
+        "{reward.reward_manager.module.*,reward_model.reward_loop_*}", "only with a reward manager of your own"
+    )
+    both = "its score is added to that of a reward function, where the data_source has one"
+    yield changed("{reward.reward_model.model_path,reward_model.model.path}", "reward_model.model", both, _reward_model)
+    yield changed(
+        "{reward.reward_model,reward_model}.enable",
+        "placement.reward_model",
+        "the critic's group, or one of its own",
+        _pool,
+    )
+    yield changed(
+        "{reward.reward_model,reward_model}.rollout.dtype", "reward_model.dtype", "compute", _reward_model_dtype
+    )
+    yield not_needed(
+        "{reward.reward_model,reward_model}.{enable_resource_pool,n_gpus_per_node,nnodes}",
+        "placement.reward_model, services.reward",
+    )
+    yield not_needed("{reward.reward_model,reward_model}.rollout.**", "one forward pass per response, no engine")
+    yield taken("reward_model.max_length", "reward_model.max_length", None, convert=_reward_model)
+    yield not_needed(
+        "reward_model.model.input_tokenizer", "responses are encoded anew for the reward model, with its own template"
+    )
+    yield not_needed(
+        "reward_model.{strategy,micro_batch_size*,use_dynamic_bsz,forward_max_token_len_per_gpu,ulysses_sequence_parallel_size}",
+        "speed and memory only",
+    )
+    yield not_needed(
+        "reward_model.{launch_reward_fn_async,model.**,profiler.**}", "responses are scored while others are generated"
+    )
+    yield unsupported(
+        "{sandbox_fusion,reward.sandbox_fusion,reward_model.sandbox_fusion}.url",
+        "a reward function of your own that calls it",
+    )
+    yield not_needed(
+        "{sandbox_fusion,reward.sandbox_fusion,reward_model.sandbox_fusion}.*", "only with sandbox_fusion.url"
+    )
+
+
+def _algorithm() -> Iterator[Row]:
+    yield taken("algorithm.adv_estimator", "algorithm.adv_estimator", "gae", convert=_estimator)
+    for key, default in (("gamma", 1.0), ("lam", 1.0), ("norm_adv_by_std_in_grpo", True), ("use_kl_in_reward", False)):
+        yield taken(f"algorithm.{key}", f"algorithm.{key}", default)
+    yield taken("algorithm.kl_penalty", "algorithm.kl_penalty", "kl", convert=_kl_penalty)
+    for key, ours, default in (
+        ("type", "kl_ctrl", "fixed"),
+        ("kl_coef", "kl_coef", 0.001),
+        ("horizon", "kl_horizon", 10000),
+        ("target_kl", "kl_target", 0.1),
+    ):
+        yield taken(f"algorithm.kl_ctrl.{key}", f"algorithm.{ours}", default)
+    for key in ("rollout_is", "rollout_rs", "rollout_rs_threshold"):
+        yield taken(f"{_CORRECTION}.{key}", f"{_CORRECTION}.{key}", None)
+    yield taken(
+        f"{_CORRECTION}.rollout_is_threshold", f"{_CORRECTION}.rollout_is_threshold", 2.0, convert=_is_threshold
+    )
+    yield taken(f"{_CORRECTION}.rollout_is_batch_normalize", f"{_CORRECTION}.rollout_is_batch_normalize", False)
+    yield taken(f"{_CORRECTION}.bypass_mode", f"{_CORRECTION}.bypass_mode", False, convert=_bypass)
+    yield unsupported(f"{_CORRECTION}.loss_type", "the PPO clip", "ppo_clip")
+    yield unsupported(
+        "algorithm.filter_groups.enable", "not yet: groups of equal scores stay in the batch, with advantage 0 (grpo)"
+    )
+    yield not_needed("algorithm.filter_groups.*", "only with filter_groups.enable")
+    yield unsupported("algorithm.use_pf_ppo", "every response is learned from once per epoch")
+    yield not_needed("algorithm.pf_ppo.*", "only with use_pf_ppo")
+
+
+def _trainer() -> Iterator[Row]:
+    yield taken("trainer.total_training_steps", "run.total_steps", None, convert=_steps)
+    yield changed(
+        "trainer.total_epochs",
+        "run.total_steps",
+        "rows of data.train_files / data.train_batch_size, times the epochs",
+        _epochs,
+        30,
+    )
+    yield taken("trainer.experiment_name", "run.name", "gsm8k")
+    yield not_needed("trainer.project_name", "run.name", "verl_examples")
+    yield taken(
+        "trainer.default_local_dir",
+        "run.dir",
+        "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
+        note="checkpoints, metrics, logs, all of it",
+    )
+    yield changed("trainer.logger", "tracking.trackers", "console and metrics.jsonl are always written", _loggers)
+    gpus = "both models have all GPUs there; each has its own here, three to one unless --gpus says otherwise"
+    yield changed("trainer.n_gpus_per_node", "services.*.devices", gpus, _gpus)
+    yield changed(
+        "trainer.nnodes",
+        "services.*.num_processes",
+        "with several machines you start the groups: docs/deployment.md",
+        _gpus,
+    )
+    yield changed(
+        "trainer.critic_warmup", "critic.warmup_steps", "max(0, N - 1): there the actor joins in step N", _warmup, 0
+    )
+    yield changed("trainer.save_freq", "checkpoint.save_freq", "-1: after the last step only, never there", _freq, -1)
+    yield changed("trainer.test_freq", "evaluation.test_freq", "-1: before and after the run only", _freq, -1)
+    yield taken("trainer.val_before_train", "evaluation.val_before_train", True)
+    yield unsupported("trainer.val_only", "evaluation.val_before_train, run.stop_after_step")
+    yield taken("trainer.resume_mode", "run.resume", "auto", convert=_resume)
+    yield not_needed("trainer.resume_from_path", "only with resume_mode resume_path", None)
+    yield changed(
+        "trainer.max_{actor,critic}_ckpt_to_keep", "checkpoint.keep", "pairs; 3 unless given, all of them there", _keep
+    )
+    yield changed(
+        "trainer.{rollout_data_dir,validation_data_dir}", "tracking.dump_rollouts", "both, into run.dir", _dump
+    )
+    yield not_needed(
+        "trainer.{log_val_generations,val_generations_to_log_to_wandb}",
+        "evaluation.num_examine samples are printed, tracking.dump_rollouts writes all",
+    )
+    yield slower("trainer.default_hdfs_dir", "copy run.dir/checkpoints")
+    yield slower("trainer.checkpoint_callback_class", "watch run.dir/checkpoints/latest")
+    yield slower("trainer.device", "NVIDIA GPUs or CPUs", "cuda", "cpu", default="cuda")
+    yield unsupported(
+        "trainer.v1.trainer_mode", "synchronous PPO; run.schedule: overlap hides the critic's update", "sync"
+    )
+    yield unsupported("trainer.v1.sampler.sync_refill_failed_groups", "a lost group is sampled again")
+    yield unsupported(
+        "trainer.v1.sampler.custom_sampler.{path,name}", "rollouts are learned from in the step that samples them"
+    )
+    yield not_needed("trainer.v1.**", "synchronous PPO")
+    yield not_needed("trainer.balance_batch", "rows are always divided evenly by tokens")
+    yield not_needed("trainer.{use_v1,use_legacy_worker_impl,ray_wait_register_center_timeout}", "no Ray")
+    yield not_needed(
+        "trainer.{del_local_ckpt_after_load,remove_previous_ckpt_in_save,esi_redundant_time}", "checkpoint.keep"
+    )
+
+
+def _rest() -> Iterator[Row]:
+    yield not_needed("**_target_", "classes of verl")
+    yield not_needed("actor_rollout_ref.hybrid_engine", "rollouts are sampled on the actor's GPUs")
+    yield not_needed("actor_rollout_ref.nccl_timeout", "services.progress_timeout_s")
+    yield unsupported("distillation.enabled", "no distillation")
+    yield not_needed("distillation.**", "only with distillation.enabled")
+    yield unsupported("skip.{rollout,rollout_tq,async_rollout}.enable", "every step samples anew")
+    yield not_needed("skip.**", "every step samples anew")
+    yield not_needed("{ray_kwargs,ray_init}.**", "no Ray")
+    yield not_needed("transfer_queue.**", "columns go by gRPC, each worker is sent what it lacks")
+    yield not_needed("{global_profiler,profiler}.**", "trace.json has every call of a step, for Perfetto")
+    yield slower("{global_profiler,profiler}", "trace.json has every call of a step, for Perfetto")
+    yield not_needed("hydra.**", "no Hydra")
+    yield slower(
+        "{model_engine,actor@actor_rollout_ref.actor,critic@critic,ref@actor_rollout_ref.ref}",
+        "FSDP2 over all ranks of a group",
+        "dp",
+        "dp_actor",
+        "dp_critic",
+        "dp_ref",
+    )
+
+
+RUN_ROWS: tuple[Row, ...] = (*_rest(), *_data(), *_rewards(), *_algorithm(), *_trainer())

@@ -1,0 +1,68 @@
+"""What became of each key, for people: by outcome, one line for a key, or for a row of the table."""
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from controller.from_verl.translation import Finding, Translation
+
+_TITLES = (
+    ("stops", "not supported, and the run would learn something else; change it, or drop it by name"),
+    ("dropped", "dropped, though the run learns something else"),
+    ("not supported", "not supported, without any effect on what is learned"),
+    ("changed", "changed"),
+    ("default", "verl's defaults that are not ours"),
+    ("taken", "taken"),
+    ("not needed", "not needed"),
+)
+
+
+def report_text(translation: Translation, source: str) -> str:
+    """All findings, those first that need a decision."""
+    by_kind = {kind: [finding for finding in translation.findings if _kind(finding) == kind] for kind, _ in _TITLES}
+    counts = [f"{len(found)} {kind}" for kind, found in by_kind.items() if found and kind not in ("stops", "default")]
+    undecided = by_kind["stops"]
+    lines = [f"{source}: {len(translation.findings) - len(by_kind['default'])} keys: {', '.join(counts) or 'none'}"]
+    if undecided:
+        lines[0] += f"; {len(undecided)} to be decided"
+    for kind, title in _TITLES:
+        if found := by_kind[kind]:
+            lines += ["", f"{title}:", *(f"  {line}" for line in _lines(kind, found))]
+    return "\n".join(lines) + "\n"
+
+
+def _kind(finding: Finding) -> str:
+    if finding.is_dropped:
+        return "dropped"
+    if finding.stops:
+        return "stops"
+    return "default" if finding.is_default else finding.outcome
+
+
+def _lines(kind: str, found: Iterable[Finding]) -> Iterator[str]:
+    if kind == "not needed":
+        for note, group in groupby(sorted(found, key=lambda one: one.note), key=lambda one: one.note):
+            keys = [finding.key for finding in group]
+            more = f" and {len(keys) - 4} more" if len(keys) > 4 else ""
+            yield f"{', '.join(keys[:4])}{more}: {note}"
+        return
+    for finding in found:
+        where = f" (line {finding.line})" if finding.line and kind == "stops" else ""
+        arrow = f" -> {_ours(finding)}" if finding.to else ""
+        note = f": {finding.note}" if finding.note and kind != "taken" and not finding.is_default else ""
+        yield f"{finding.key} {_short(finding.value)}{where}{arrow}{note}"
+
+
+def _ours(finding: Finding) -> str:
+    if finding.new is None:
+        return finding.to
+    same = finding.to == finding.key and finding.new == finding.value
+    return "the same" if same else f"{finding.to}{'' if finding.new == finding.value else f' {_short(finding.new)}'}"
+
+
+def _short(value: object) -> str:
+    text = (
+        {None: "null", True: "true", False: "false"}.get(value)
+        if value is None or isinstance(value, bool)
+        else str(value)
+    )
+    return text if len(text or "") <= 60 else f"{text[:57]}..."

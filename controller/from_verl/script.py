@@ -1,0 +1,280 @@
+"""What a launch script would pass to `verl.trainer.main_ppo`: evaluated, never run."""
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
+
+from controller.from_verl.shell_words import Text, Unknown, Words, line_of, source_of
+from splitppo.config import ConfigError
+
+_ENTRY_POINT = re.compile(r"(^|[./])main_(ppo|dapo)\w*(\.py)?$")
+_ENTRY_POINT_ANYWHERE = re.compile(r"\bmain_(ppo|dapo)")
+_COMPARISONS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word behind the entry point, and the line of the script in which it stands; 0: it came from outside."""
+
+    text: Text
+    line: int
+
+
+@dataclass(frozen=True)
+class _Leave(Exception):
+    """`exit`: where the script would end."""
+
+    line: int
+
+
+def read_script(
+    file: Path, text: str, environment: Mapping[str, str], arguments: Sequence[str], now: datetime
+) -> list[Word]:
+    """The words that follow `-m verl.trainer.main_ppo`, with `arguments` where the script says `"$@"`.
+
+    Raises:
+        ConfigError: the script starts no such program, or two; it cannot be parsed, or which branch it takes depends on
+            a command's output. The sentence names the line.
+    """
+    tree = Parser(Language(tree_sitter_bash.language())).parse(text.encode())
+    run = _Run(Words(file.name, environment, arguments, now))
+    if broken := _first_error(tree.root_node):
+        raise run.words.error(broken, f"cannot be parsed as shell: {_excerpt(broken)}")
+    ended = ""
+    try:
+        run.statements(tree.root_node)
+    except _Leave as leave:
+        ended = f" before it ends in line {leave.line}"
+    if run.found is None:
+        raise ConfigError(
+            f"{file.name} starts no verl.trainer.main_ppo{ended}; expected python -m verl.trainer.main_ppo"
+        )
+    return run.found
+
+
+def _first_error(node: Node) -> Node | None:
+    if node.is_error or node.is_missing:
+        return node
+    return next((found for child in node.children if child.has_error and (found := _first_error(child))), None)
+
+
+def _excerpt(node: Node) -> str:
+    return next(iter(source_of(node).strip().splitlines()), "")[:60] or "something is missing"
+
+
+class _Run:
+    """Goes through the statements in their order; commands other than the entry point are passed over."""
+
+    def __init__(self, words: Words) -> None:
+        self.words = words
+        self.found: list[Word] | None = None
+        self._found_line = 0
+        self._functions: dict[str, Node] = {}
+
+    def statements(self, node: Node) -> bool | Unknown:
+        """Of a block; the last one's status, as of every statement: whether it succeeds, or why nobody knows."""
+        status: bool | Unknown = True
+        for child in node.named_children:
+            status = self.statement(child)
+        return status
+
+    def statement(self, node: Node) -> bool | Unknown:
+        match node.type:
+            case "variable_assignment":
+                self.words.assign(node)
+            case "declaration_command" | "variable_assignments":
+                for child in node.named_children:
+                    if child.type == "variable_assignment":
+                        self.words.assign(child)
+            case "redirected_statement" | "pipeline" | "subshell" | "compound_statement" | "do_group":
+                return self.statements(node)
+            case "command":
+                return self._command(node)
+            case "list":
+                return self._list(node)
+            case "negated_command":
+                status = self.statement(node.named_children[0])
+                return status if isinstance(status, Unknown) else not status
+            case "test_command":
+                return self._test(node.named_children[0])
+            case "if_statement":
+                self._if(node)
+            case "case_statement":
+                self._case(node)
+            case "for_statement":
+                self._for(node)
+            case "function_definition":
+                name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+                if name is not None and body is not None:
+                    self._functions[source_of(name)] = body
+            case "while_statement" | "c_style_for_statement" | "until_statement" if self._matters(node):
+                raise self.words.error(node, "a loop without a list of words is not understood here")
+        return True
+
+    def _command(self, node: Node) -> bool | Unknown:
+        parts: list[Word] = []
+        for child in node.named_children:
+            if child.type == "variable_assignment" or "redirect" in child.type:
+                continue
+            name_or_word = child.named_children[0] if child.type == "command_name" else child
+            try:
+                parts += [Word(text, line_of(child)) for text in self.words.fields(name_or_word)]
+            except ConfigError:
+                if _ENTRY_POINT_ANYWHERE.search(source_of(node)):
+                    raise
+                return self.words.unknown(node)
+        texts = [part.text if isinstance(part.text, str) else "" for part in parts]
+        start = next((place for place, text in enumerate(texts) if _ENTRY_POINT.search(text)), None)
+        if start is not None:
+            if self.found is not None:
+                raise self.words.error(node, f"a second run, after that of line {self._found_line}: keep one of them")
+            given = [*self.words.arguments]
+            self.found = [word if word.text not in given else Word(word.text, 0) for word in parts[start + 1 :]]
+            self._found_line = line_of(node)
+            return True
+        match texts:
+            case ["exit", *_]:
+                raise _Leave(line_of(node))
+            case [name, *arguments] if name in self._functions:
+                return self._call(self._functions[name], arguments)
+            case ["true" | ":" | "set" | "echo" | "export" | "cd" | "mkdir", *_]:
+                return True
+            case ["false"]:
+                return False
+        return self.words.unknown(node)
+
+    def _call(self, body: Node, arguments: Sequence[str]) -> bool | Unknown:
+        before, self.words.arguments = self.words.arguments, [*arguments]
+        for place, argument in enumerate(arguments, 1):
+            self.words.variables[str(place)] = argument
+        try:
+            return self.statements(body)
+        finally:
+            self.words.arguments = before
+
+    def _list(self, node: Node) -> bool | Unknown:
+        left, sign, right = node.children
+        status = self.statement(left)
+        if isinstance(status, Unknown):
+            # Outside of a condition a script goes on only where its commands succeed.
+            if left.type in ("test_command", "list") and self._matters(right):
+                raise self._undecided(node, status)
+            return status if sign.type == "||" else self._both(status, right)
+        if status == (sign.type == "&&"):
+            return self.statement(right)
+        return status
+
+    def _both(self, status: Unknown, right: Node) -> bool | Unknown:
+        return status if self.statement(right) is not False else False
+
+    def _if(self, node: Node) -> None:
+        condition, body = node.named_children[0], [c for c in node.named_children[1:] if "clause" not in c.type]
+        clauses = [child for child in node.named_children if "clause" in child.type]
+        if self._holds(condition, node):
+            for child in body:
+                self.statement(child)
+            return
+        for clause in clauses:
+            first, *rest = clause.named_children if clause.type == "elif_clause" else [None, *clause.named_children]
+            if first is None or self._holds(first, node):
+                for child in rest:
+                    if child is not None:
+                        self.statement(child)
+                return
+
+    def _holds(self, condition: Node, whole: Node) -> bool:
+        status = self.statement(condition)
+        if isinstance(status, Unknown):
+            if self._matters(whole):
+                raise self._undecided(condition, status)
+            return False
+        return status
+
+    def _case(self, node: Node) -> None:
+        value = self.words.text(node.named_children[0])
+        if isinstance(value, Unknown):
+            if self._matters(node):
+                raise self._undecided(node, value)
+            return
+        for item in node.named_children[1:]:
+            patterns = item.children_by_field_name("value")
+            texts = [self.words.text(pattern) for pattern in patterns]
+            if any(isinstance(text, str) and fnmatch.fnmatchcase(value, text) for text in texts):
+                for child in item.named_children[len(patterns) :]:
+                    self.statement(child)
+                return
+
+    def _for(self, node: Node) -> None:
+        variable, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
+        if variable is None or body is None or not self._matters(body):
+            return
+        for word in node.children_by_field_name("value"):
+            for text in self.words.fields(word):
+                self.words.variables[source_of(variable)] = text
+                self.statement(body)
+
+    def _matters(self, node: Node) -> bool:
+        """Whether a statement that is passed over could change what is passed to the entry point."""
+        if node.type in ("variable_assignment", "function_definition") or _ENTRY_POINT_ANYWHERE.search(source_of(node)):
+            return True
+        if node.type == "command_name" and (source_of(node) in self._functions or source_of(node) == "exit"):
+            return True
+        return any(self._matters(child) for child in node.named_children)
+
+    def _undecided(self, node: Node, why: Unknown) -> ConfigError:
+        return self.words.error(
+            node, f"which branch is taken is not known, as {why.why}; set the variable in the environment"
+        )
+
+    def _test(self, node: Node) -> bool | Unknown:
+        """`[ ... ]` and `[[ ... ]]`."""
+        if node.type == "parenthesized_expression":
+            return self._test(node.named_children[0])
+        if node.type == "unary_expression":
+            return self._unary(node)
+        if node.type != "binary_expression":
+            text = self.words.text(node)
+            return text if isinstance(text, Unknown) else bool(text)
+        left, sign, right = node.children
+        if sign.type in ("&&", "||"):
+            first = self._test(left)
+            return self._test(right) if first is (sign.type == "&&") else first
+        texts = [self.words.text(left), self.words.text(right)]
+        for text in texts:
+            if isinstance(text, Unknown):
+                return text
+        return self._compare(node, str(texts[0]), source_of(sign), str(texts[1]))
+
+    def _compare(self, node: Node, left: str, sign: str, right: str) -> bool:
+        if sign in ("=", "==", "!="):
+            return fnmatch.fnmatchcase(left, right) == (sign != "!=")
+        order = _COMPARISONS.get(sign, sign)
+        if order not in ("==", "!=", "<", "<=", ">", ">=") or not all(re.fullmatch(r"-?\d+", t) for t in (left, right)):
+            raise self.words.error(node, f"{source_of(node)} is not understood here")
+        a, b = int(left), int(right)
+        return {"==": a == b, "!=": a != b, "<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b}[order]
+
+    def _unary(self, node: Node) -> bool | Unknown:
+        sign, operand = node.children[0], node.named_children[-1]
+        if source_of(sign) == "!":
+            status = self._test(operand)
+            return status if isinstance(status, Unknown) else not status
+        name = source_of(sign)
+        if name == "-v":
+            return source_of(operand) in self.words.variables
+        text = self.words.text(operand)
+        if isinstance(text, Unknown):
+            return text
+        tests = {"-z": lambda: not text, "-n": lambda: bool(text)}
+        files = {"-e": Path.exists, "-f": Path.is_file, "-d": Path.is_dir}
+        if name in tests:
+            return tests[name]()
+        if name in files:
+            return files[name](Path(text))
+        raise self.words.error(node, f"{source_of(node)} is not understood here")

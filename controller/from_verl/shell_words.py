@@ -1,0 +1,306 @@
+"""Words of a shell script: quotes, variables, `${X:-default}`, arrays, arithmetic. Nothing is ever run."""
+
+import fnmatch
+import importlib.util
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import PurePosixPath
+
+from tree_sitter import Node
+
+from splitppo.config import ConfigError
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A text that only a command could give, and no command is run: what is known before it, and why the rest is not."""
+
+    before: str
+    why: str
+
+
+Text = str | Unknown
+Value = Text | list[Text]
+
+_ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+}
+_IMPORT = re.compile(r"^\s*import\s+([A-Za-z_]\w*)\s*;?\s*$")
+_ESCAPE, _ESCAPE_IN_STRING = re.compile(r"\\(.)", re.DOTALL), re.compile(r'\\([\\"$`\n])')
+
+
+def line_of(node: Node) -> int:
+    """The line in which it begins, from 1."""
+    return node.start_point.row + 1
+
+
+def source_of(node: Node) -> str:
+    """Its text in the script."""
+    return (node.text or b"").decode(errors="replace")
+
+
+def joined(texts: Sequence[Text], separator: str = "") -> Text:
+    """One text; unknown from the first one on that is."""
+    known: list[str] = []
+    for text in texts:
+        if isinstance(text, Unknown):
+            return Unknown(separator.join([*known, text.before]), text.why)
+        known.append(text)
+    return separator.join(known)
+
+
+class Words:
+    """Evaluates words with the variables of a script.
+
+    Attributes:
+        variables: what the script and, before it, the environment have set.
+        arguments: of the script, `$@`.
+    """
+
+    def __init__(self, name: str, environment: Mapping[str, str], arguments: Sequence[str], now: datetime) -> None:
+        self.variables: dict[str, Value] = {**environment}
+        self.arguments: list[str] = [*arguments]
+        self._name, self._now = name, now
+
+    def fields(self, node: Node) -> list[Text]:
+        """The arguments that a word becomes: unquoted values are split at blanks, `"${X[@]}"` is one for each entry."""
+        entries = self._entries(node)
+        if entries is not None:
+            return entries
+        if node.type in ("simple_expansion", "expansion"):
+            text = self.text(node)
+            return [*text.split()] if isinstance(text, str) else [text]
+        if node.type == "concatenation" and any(c.type in ("simple_expansion", "expansion") for c in node.children):
+            text = self.text(node)
+            has_blanks = not isinstance(text, Unknown) and any(
+                re.search(r"\s", part)
+                for child in node.children
+                if child.type in ("simple_expansion", "expansion") and isinstance(part := self.text(child), str)
+            )
+            if has_blanks:
+                raise self.error(node, f"{source_of(node)} has blanks in it and would fall apart: quote it")
+            return [text]
+        return [self.text(node)]
+
+    def text(self, node: Node) -> Text:
+        """The text of a word, or of a part of one."""
+        match node.type:
+            case "raw_string":
+                return source_of(node)[1:-1]
+            case "string":
+                return joined([*self._in_quotes(node)])
+            case "concatenation" | "command_name" | "variable_assignment":
+                return joined([self.text(child) for child in node.children])
+            case "simple_expansion":
+                return self._variable(source_of(node)[1:], node)
+            case "expansion":
+                return self._expansion(node)
+            case "command_substitution":
+                return self._substitution(node)
+            case "arithmetic_expansion":
+                return self._arithmetic(node.named_children[0])
+            case "ansi_c_string" | "translated_string" | "process_substitution":
+                raise self.error(node, f"{source_of(node)} is not understood here")
+            case _:
+                return _ESCAPE.sub(lambda found: "" if found[1] == "\n" else found[1], source_of(node))
+
+    def assign(self, node: Node) -> None:
+        """`X=...`, `X+=...`, `X=(...)`."""
+        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        if name is None or name.type != "variable_name":
+            raise self.error(node, f"{source_of(node)} is not understood here")
+        new: Value = "" if value is None else self._array(value) if value.type == "array" else self.text(value)
+        key = source_of(name)
+        if any(child.type == "+=" for child in node.children):
+            old = self.variables.get(key, [] if isinstance(new, list) else "")
+            if isinstance(new, list):
+                new = [*(old if isinstance(old, list) else [old]), *new]
+            else:
+                new = joined([old[0] if isinstance(old, list) else old, new])
+        self.variables[key] = new
+
+    def error(self, node: Node, what: str) -> ConfigError:
+        """What cannot be understood, and where."""
+        return ConfigError(f"{self._name}, line {line_of(node)}: {what}")
+
+    def unknown(self, node: Node) -> Unknown:
+        """What a command would have said."""
+        command = " ".join(source_of(node).split())
+        short = command if len(command) <= 60 else command[:57] + "..."
+        return Unknown("", f"{short} in line {line_of(node)} would have to be run")
+
+    def _array(self, node: Node) -> list[Text]:
+        return [text for child in node.named_children if child.type != "comment" for text in self.fields(child)]
+
+    def _in_quotes(self, node: Node) -> Iterator[Text]:
+        """The parts of "...", and the blanks between them, which have no node."""
+        text, end = node.text or b"", 1
+        for child in node.children[1:-1]:
+            begin = child.start_byte - node.start_byte
+            yield text[end:begin].decode()
+            if child.type == "string_content":
+                yield _ESCAPE_IN_STRING.sub(lambda found: "" if found[1] == "\n" else found[1], source_of(child))
+            else:
+                yield self.text(child)
+            end = child.end_byte - node.start_byte
+        yield text[end:-1].decode()
+
+    def _entries(self, node: Node) -> list[Text] | None:
+        """Those of `"$@"` and `"${X[@]}"`, quoted or not; None for another word."""
+        inner = node.named_children[0] if node.type == "string" and len(node.named_children) == 1 else node
+        if node.type == "string" and source_of(node) != f'"{source_of(inner)}"':
+            return None
+        if source_of(inner) in ("$@", "${@}", "$*"):
+            return [*self.arguments]
+        if inner.type == "expansion" and inner.named_children and inner.named_children[0].type == "subscript":
+            name, index = inner.named_children[0].named_children
+            if source_of(index) in ("@", "*"):
+                value = self.variables.get(source_of(name), [])
+                return [*value] if isinstance(value, list) else [value]
+        return None
+
+    def _variable(self, name: str, node: Node) -> Text:
+        value = self.variables.get(name)
+        if name in ("@", "*"):
+            return " ".join(self.arguments)
+        if name == "#":
+            return str(len(self.arguments))
+        if name == "0":
+            return self._name
+        if value is None:
+            return "" if name.isdigit() else Unknown("", f"{name} in line {line_of(node)} is set nowhere")
+        return (value[0] if value else "") if isinstance(value, list) else value
+
+    def _expansion(self, node: Node) -> Text:
+        """`${X}`, `${X[0]}`, `${#X}`, `${X:-default}` and its like, `${X%pattern}`, `${X/pattern/new}`, `${X,,}`."""
+        children = node.children[1:-1]
+        if children and children[0].type == "#":
+            value = self.variables.get(source_of(children[1]), "")
+            return value if isinstance(value, Unknown) else str(len(value))
+        if not children or children[0].type not in ("variable_name", "subscript", "special_variable_name"):
+            raise self.error(node, f"{source_of(node)} is not understood here")
+        name, rest = children[0], children[1:]
+        if name.type == "subscript":
+            return self._subscript(name)
+        key = source_of(name)
+        is_set, value = key in self.variables, self._variable(key, node)
+        if not rest:
+            return value
+        sign, words = rest[0].type, rest[1:]
+        if sign in (":-", "-", ":=", "=", ":?", "?", ":+", "+"):
+            has_value = is_set and (value != "" or not sign.startswith(":"))
+            if sign.endswith("+"):
+                return joined([self.text(word) for word in words]) if has_value else ""
+            if has_value:
+                return value
+            if sign.endswith("?"):
+                return Unknown("", f"{key} in line {line_of(node)} must be set")
+            new = joined([self.text(word) for word in words])
+            if sign.endswith("="):
+                self.variables[key] = new
+            return new
+        if isinstance(value, Unknown):
+            return value
+        if sign in (",,", "^^"):
+            return value.lower() if sign == ",," else value.upper()
+        pattern = joined([self.text(word) for word in words[:1]])
+        if sign in ("%", "%%", "#", "##") and isinstance(pattern, str):
+            return _without(value, pattern, sign)
+        if sign in ("/", "//") and isinstance(pattern, str):
+            new = joined([self.text(word) for word in words[2:]])
+            return new if isinstance(new, Unknown) else value.replace(pattern, new, -1 if sign == "//" else 1)
+        raise self.error(node, f"{source_of(node)} is not understood here")
+
+    def _subscript(self, node: Node) -> Text:
+        name, index = node.named_children
+        value = self.variables.get(source_of(name))
+        if source_of(name) == "BASH_SOURCE":
+            return self._name
+        if isinstance(value, list) and (text := self.text(index)) in map(str, range(len(value))):
+            return value[int(str(text))]
+        if isinstance(value, list) and source_of(index) in ("@", "*"):
+            return joined(value, " ")
+        raise self.error(node, f"{source_of(node)} is not understood here")
+
+    def _arithmetic(self, node: Node) -> Text:
+        match node.type:
+            case "binary_expression":
+                left, sign, right = node.children
+                values = [self._arithmetic(left), self._arithmetic(right)]
+                if isinstance(both := joined(values, " "), Unknown):
+                    return both
+                if sign.type not in _ARITHMETIC or (sign.type in "/%" and int(str(values[1])) == 0):
+                    raise self.error(node, f"{source_of(node)} is not understood here")
+                return str(_ARITHMETIC[sign.type](int(str(values[0])), int(str(values[1]))))
+            case "parenthesized_expression":
+                return self._arithmetic(node.named_children[0])
+            case "variable_name" | "word":
+                value = self._variable(source_of(node), node)
+            case _:
+                value = self.text(node)
+        if isinstance(value, str) and not re.fullmatch(r"-?\d+", value):
+            raise self.error(node, f"{source_of(node)} is {value!r}; expected a whole number")
+        return value
+
+    def _substitution(self, node: Node) -> Text:
+        """What `$(...)` would print: of commands that only say what is known anyway; of others it stays unknown."""
+        printed: Text | None = None
+        for child in node.named_children:
+            printed = self._printed(child)
+        return self.unknown(node) if printed is None else printed.rstrip("\n") if isinstance(printed, str) else printed
+
+    def _printed(self, node: Node) -> Text | None:
+        """The output of a command that succeeds; "" of one that fails silently; None: unknown."""
+        if node.type == "redirected_statement":
+            return self._printed(node.named_children[0])
+        if node.type == "list":
+            left, sign, right = node.children
+            before = self._printed(left)
+            if before is None:
+                return None
+            if (sign.type == "&&") == (before is not _FAILED):
+                return self._printed(right)
+            return before
+        if node.type != "command":
+            return None
+        words = [text for child in node.named_children for text in self.fields(child)]
+        if any(isinstance(word, Unknown) for word in words):
+            return None
+        return self._of_command([str(word) for word in words])
+
+    def _of_command(self, words: Sequence[str]) -> Text | None:
+        match words:
+            case ["echo", *rest]:
+                return " ".join(rest)
+            case ["dirname", path]:
+                return str(PurePosixPath(path).parent)
+            case ["basename", path]:
+                return PurePosixPath(path).name
+            case ["date", form] if form.startswith("+"):
+                return self._now.strftime(form[1:])
+            case ["python" | "python3", "-c", code] if found := _IMPORT.match(code):
+                return "" if importlib.util.find_spec(found[1]) else _FAILED
+        return None
+
+
+# The output of a command that fails: an own object, as a command may succeed and print nothing.
+_FAILED = Unknown("", "the command fails")
+
+
+def _without(value: str, pattern: str, sign: str) -> str:
+    """`value` less the shortest (`%`, `#`) or longest (`%%`, `##`) end or beginning that the pattern matches."""
+    at_end = sign.startswith("%")
+    cuts = range(len(value) + 1)
+    found = [cut for cut in cuts if fnmatch.fnmatchcase(value[cut:] if at_end else value[:cut], pattern)]
+    if not found:
+        return value
+    cut = (max if at_end == (len(sign) == 1) else min)(found)
+    return value[:cut] if at_end else value[cut:]
