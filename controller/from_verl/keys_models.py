@@ -11,7 +11,7 @@ from splitppo.config.models import KlLossType, LossMode
 _ACTOR, _MODEL, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.ref"
 _MICRO_BATCHES = "what is only computed goes in the micro-batches of {}.ppo_*_per_gpu"
 _SPEED = "speed and memory only"
-_MORE_GPUS = "nothing is moved to the host: more GPUs in services.{role}.devices share the model, and `--check` prints the memory"
+_MORE_GPUS = "nothing is moved to the host: more GPUs share the model; `--check` prints the memory"
 _EVERYTHING = ("model", "optimizer", "extra")
 
 
@@ -50,7 +50,7 @@ class _Trained:
         return max(int(num_of(value, f"{self.verl}.ppo_max_token_len_per_gpu")), run.longest_row)
 
     def grad_clip(self, value: Any, run: VerlRun) -> Any:
-        """verl's engines read optim.clip_grad, its older workers grad_clip."""
+        """The engines of verl read optim.clip_grad, its older workers grad_clip."""
         if run.settings.is_given(f"{self.verl}.optim.clip_grad"):
             raise NotNeeded("optim.clip_grad is given, too, and is the one that verl's engines read")
         return value
@@ -228,9 +228,7 @@ def _trained(verl: str, model: str, engine: str, ours: str) -> Iterator[Row]:
     yield not_needed(f"{verl}.checkpoint.**", "always written in the background, whole or not at all")
     yield unsupported(f"{engine}.model_dtype", "master weights are fp32", "fp32", "float32", default="fp32")
     yield unsupported(f"{engine}.mixed_precision.**", f"{ours}.dtype; gradients are reduced in fp32")
-    yield slower(
-        f"{engine}.{{param_offload,optimizer_offload,offload_policy,grad_offload}}", _MORE_GPUS.format(role=ours)
-    )
+    yield slower(f"{engine}.{{param_offload,optimizer_offload,offload_policy,grad_offload}}", _MORE_GPUS)
     yield unsupported(f"{{{engine},{verl}}}.qat.enable", "no quantization in training")
     yield slower(
         f"{{{engine},{verl}}}.ulysses_sequence_parallel_size",
@@ -338,7 +336,7 @@ def _critic() -> Iterator[Row]:
     )
     yield slower(
         "critic.model.fsdp_config.{param_offload,optimizer_offload,offload_policy,grad_offload}",
-        _MORE_GPUS.format(role="critic"),
+        _MORE_GPUS,
     )
     yield not_needed("critic.model.fsdp_config.**", "FSDP2 shards as it needs to: speed and memory only")
     yield from _trained("critic", "critic.model", "critic.fsdp", "critic")

@@ -1,11 +1,11 @@
 """verl's keys of data, rewards, algorithm and the run: `data`, `reward`, `algorithm`, `trainer` and the rest."""
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 from controller.from_verl.row import NotNeeded, NotSupported, Row, changed, not_needed, slower, taken, unsupported
 from controller.from_verl.run import VerlRun
-from controller.from_verl.settings import MISSING, num_of
+from controller.from_verl.settings import num_of
 from splitppo.config.algorithm import KL_ESTIMATOR_NAMES, NEEDS_VALUES
 
 _CORRECTION = "algorithm.rollout_correction"
@@ -85,13 +85,13 @@ def _pool(value: Any, run: VerlRun) -> Any:
     return "reward" if run.groups.reward else "critic"
 
 
-def _steps(value: Any, run: VerlRun) -> Any:
+def _steps(value: Any, _: VerlRun) -> Any:
     if value is None:
         raise NotNeeded("trainer.total_epochs says it")
     return value
 
 
-def _epochs(value: Any, run: VerlRun) -> Any:
+def _epochs(_: Any, run: VerlRun) -> Any:
     if run.value("trainer.total_training_steps") is not None:
         raise NotNeeded("trainer.total_training_steps says it")
     steps = run.num_steps()
@@ -257,13 +257,13 @@ def _algorithm() -> Iterator[Row]:
     for key, default in (("gamma", 1.0), ("lam", 1.0), ("norm_adv_by_std_in_grpo", True), ("use_kl_in_reward", False)):
         yield taken(f"algorithm.{key}", f"algorithm.{key}", default)
     yield taken("algorithm.kl_penalty", "algorithm.kl_penalty", "kl", convert=_kl_penalty)
-    for key, ours, default in (
+    for key, ours, value in (
         ("type", "kl_ctrl", "fixed"),
         ("kl_coef", "kl_coef", 0.001),
         ("horizon", "kl_horizon", 10000),
         ("target_kl", "kl_target", 0.1),
     ):
-        yield taken(f"algorithm.kl_ctrl.{key}", f"algorithm.{ours}", default)
+        yield taken(f"algorithm.kl_ctrl.{key}", f"algorithm.{ours}", value)
     for key in ("rollout_is", "rollout_rs", "rollout_rs_threshold"):
         yield taken(f"{_CORRECTION}.{key}", f"{_CORRECTION}.{key}", None)
     yield taken(

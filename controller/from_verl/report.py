@@ -60,9 +60,6 @@ def _ours(finding: Finding) -> str:
 
 
 def _short(value: object) -> str:
-    text = (
-        {None: "null", True: "true", False: "false"}.get(value)
-        if value is None or isinstance(value, bool)
-        else str(value)
-    )
-    return text if len(text or "") <= 60 else f"{text[:57]}..."
+    """As in YAML, of one line at most."""
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -42,7 +42,7 @@ class VerlRun:
 
     @property
     def uses_vllm(self) -> bool:
-        return self.value("actor_rollout_ref.rollout.name") != "hf"
+        return str(self.value("actor_rollout_ref.rollout.name")) != "hf"
 
     @property
     def uses_critic(self) -> bool:
@@ -71,14 +71,15 @@ def uses_critic(settings: Settings) -> bool:
 
 
 def has_reward_model(settings: Settings) -> bool:
+    """Whether one is switched on, by its old name or the new one."""
     return bool(settings.value("reward.reward_model.enable") or settings.value("reward_model.enable"))
 
 
 def divide_gpus(settings: Settings, requested: tuple[int, int] | None) -> GpuGroups:
     """Actor and critic side by side, where verl has both on all GPUs: three to one, or as requested.
 
-    The actor's share is rounded down to whole vLLM engines, where that leaves it one. A reward model has the GPUs of its
-    pool in verl; without a pool and without a critic to host it, a quarter.
+    The actor's share is rounded down to whole vLLM engines, where that leaves it one. A reward model has the GPUs of
+    its pool in verl; without a pool and without a critic to host it, a quarter.
 
     Raises:
         ConfigError: fewer GPUs than groups, or a number of GPUs for a critic that there is not.

@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -68,6 +68,10 @@ def _excerpt(node: Node) -> str:
     return next(iter(source_of(node).strip().splitlines()), "")[:60] or "something is missing"
 
 
+def _not(status: bool | Unknown) -> bool | Unknown:
+    return status if isinstance(status, Unknown) else not status
+
+
 class _Run:
     """Goes through the statements in their order; commands other than the entry point are passed over."""
 
@@ -76,6 +80,23 @@ class _Run:
         self.found: list[Word] | None = None
         self._found_line = 0
         self._functions: dict[str, Node] = {}
+        blocks = ("redirected_statement", "pipeline", "subshell", "compound_statement", "do_group")
+        loops = ("while_statement", "c_style_for_statement")
+        self._by_type: dict[str, Callable[[Node], bool | Unknown]] = {
+            "variable_assignment": self._assignments,
+            "variable_assignments": self._assignments,
+            "declaration_command": self._assignments,
+            "command": self._command,
+            "list": self._list,
+            "negated_command": lambda node: _not(self.statement(node.named_children[0])),
+            "test_command": lambda node: self._test(node.named_children[0]),
+            "if_statement": self._if,
+            "case_statement": self._case,
+            "for_statement": self._for,
+            "function_definition": self._define,
+            **dict.fromkeys(blocks, self.statements),
+            **dict.fromkeys(loops, self._loop),
+        }
 
     def statements(self, node: Node) -> bool | Unknown:
         """Of a block; the last one's status, as of every statement: whether it succeeds, or why nobody knows."""
@@ -85,58 +106,38 @@ class _Run:
         return status
 
     def statement(self, node: Node) -> bool | Unknown:
-        match node.type:
-            case "variable_assignment":
-                self.words.assign(node)
-            case "declaration_command" | "variable_assignments":
-                for child in node.named_children:
-                    if child.type == "variable_assignment":
-                        self.words.assign(child)
-            case "redirected_statement" | "pipeline" | "subshell" | "compound_statement" | "do_group":
-                return self.statements(node)
-            case "command":
-                return self._command(node)
-            case "list":
-                return self._list(node)
-            case "negated_command":
-                status = self.statement(node.named_children[0])
-                return status if isinstance(status, Unknown) else not status
-            case "test_command":
-                return self._test(node.named_children[0])
-            case "if_statement":
-                self._if(node)
-            case "case_statement":
-                self._case(node)
-            case "for_statement":
-                self._for(node)
-            case "function_definition":
-                name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-                if name is not None and body is not None:
-                    self._functions[source_of(name)] = body
-            case "while_statement" | "c_style_for_statement" | "until_statement" if self._matters(node):
-                raise self.words.error(node, "a loop without a list of words is not understood here")
+        """One of them; what has no effect on words is passed over."""
+        handler = self._by_type.get(node.type)
+        return True if handler is None else handler(node)
+
+    def _assignments(self, node: Node) -> bool:
+        for one in [node] if node.type == "variable_assignment" else node.named_children:
+            if one.type == "variable_assignment":
+                self.words.assign(one)
+        return True
+
+    def _define(self, node: Node) -> bool:
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if name is not None and body is not None:
+            self._functions[source_of(name)] = body
+        return True
+
+    def _loop(self, node: Node) -> bool:
+        if self._matters(node):
+            raise self.words.error(node, "a loop without a list of words is not understood here")
         return True
 
     def _command(self, node: Node) -> bool | Unknown:
-        parts: list[Word] = []
-        for child in node.named_children:
-            if child.type == "variable_assignment" or "redirect" in child.type:
-                continue
-            name_or_word = child.named_children[0] if child.type == "command_name" else child
-            try:
-                parts += [Word(text, line_of(child)) for text in self.words.fields(name_or_word)]
-            except ConfigError:
-                if _ENTRY_POINT_ANYWHERE.search(source_of(node)):
-                    raise
-                return self.words.unknown(node)
-        texts = [part.text if isinstance(part.text, str) else "" for part in parts]
+        try:
+            words = [*self._words_of(node)]
+        except ConfigError:
+            if _ENTRY_POINT_ANYWHERE.search(source_of(node)):
+                raise
+            return self.words.unknown(node)
+        texts = [word.text if isinstance(word.text, str) else "" for word in words]
         start = next((place for place, text in enumerate(texts) if _ENTRY_POINT.search(text)), None)
         if start is not None:
-            if self.found is not None:
-                raise self.words.error(node, f"a second run, after that of line {self._found_line}: keep one of them")
-            given = [*self.words.arguments]
-            self.found = [word if word.text not in given else Word(word.text, 0) for word in parts[start + 1 :]]
-            self._found_line = line_of(node)
+            self._find(node, words[start + 1 :])
             return True
         match texts:
             case ["exit", *_]:
@@ -148,6 +149,20 @@ class _Run:
             case ["false"]:
                 return False
         return self.words.unknown(node)
+
+    def _words_of(self, node: Node) -> Iterator[Word]:
+        for child in node.named_children:
+            if child.type != "variable_assignment" and "redirect" not in child.type:
+                word = child.named_children[0] if child.type == "command_name" else child
+                yield from (Word(text, line_of(child)) for text in self.words.fields(word))
+
+    def _find(self, node: Node, words: Sequence[Word]) -> None:
+        """The entry point, and what follows it."""
+        if self.found is not None:
+            raise self.words.error(node, f"a second run, after that of line {self._found_line}: keep one of them")
+        given = [*self.words.arguments]
+        self.found = [Word(word.text, 0) if word.text in given else word for word in words]
+        self._found_line = line_of(node)
 
     def _call(self, body: Node, arguments: Sequence[str]) -> bool | Unknown:
         before, self.words.arguments = self.words.arguments, [*arguments]
@@ -173,20 +188,22 @@ class _Run:
     def _both(self, status: Unknown, right: Node) -> bool | Unknown:
         return status if self.statement(right) is not False else False
 
-    def _if(self, node: Node) -> None:
-        condition, body = node.named_children[0], [c for c in node.named_children[1:] if "clause" not in c.type]
-        clauses = [child for child in node.named_children if "clause" in child.type]
+    def _if(self, node: Node) -> bool:
+        condition, *parts = node.named_children
+        body = [part for part in parts if part.type not in ("elif_clause", "else_clause")]
         if self._holds(condition, node):
             for child in body:
                 self.statement(child)
-            return
-        for clause in clauses:
-            first, *rest = clause.named_children if clause.type == "elif_clause" else [None, *clause.named_children]
-            if first is None or self._holds(first, node):
-                for child in rest:
-                    if child is not None:
-                        self.statement(child)
-                return
+            return True
+        for clause in parts[len(body) :]:
+            if clause.type == "else_clause":
+                self.statements(clause)
+                return True
+            if self._holds(clause.named_children[0], node):
+                for child in clause.named_children[1:]:
+                    self.statement(child)
+                return True
+        return True
 
     def _holds(self, condition: Node, whole: Node) -> bool:
         status = self.statement(condition)
@@ -196,28 +213,30 @@ class _Run:
             return False
         return status
 
-    def _case(self, node: Node) -> None:
+    def _case(self, node: Node) -> bool:
         value = self.words.text(node.named_children[0])
         if isinstance(value, Unknown):
             if self._matters(node):
                 raise self._undecided(node, value)
-            return
+            return True
         for item in node.named_children[1:]:
             patterns = item.children_by_field_name("value")
             texts = [self.words.text(pattern) for pattern in patterns]
             if any(isinstance(text, str) and fnmatch.fnmatchcase(value, text) for text in texts):
                 for child in item.named_children[len(patterns) :]:
                     self.statement(child)
-                return
+                return True
+        return True
 
-    def _for(self, node: Node) -> None:
+    def _for(self, node: Node) -> bool:
         variable, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
         if variable is None or body is None or not self._matters(body):
-            return
+            return True
         for word in node.children_by_field_name("value"):
             for text in self.words.fields(word):
                 self.words.variables[source_of(variable)] = text
                 self.statement(body)
+        return True
 
     def _matters(self, node: Node) -> bool:
         """Whether a statement that is passed over could change what is passed to the entry point."""
@@ -263,8 +282,7 @@ class _Run:
     def _unary(self, node: Node) -> bool | Unknown:
         sign, operand = node.children[0], node.named_children[-1]
         if source_of(sign) == "!":
-            status = self._test(operand)
-            return status if isinstance(status, Unknown) else not status
+            return _not(self._test(operand))
         name = source_of(sign)
         if name == "-v":
             return source_of(operand) in self.words.variables

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -57,8 +57,7 @@ class Settings:
             raise ConfigError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(tree, DictConfig) or not tree:
             raise ConfigError(f"{name}: expected a mapping of verl's sections (data, actor_rollout_ref, ...)")
-        plain = OmegaConf.to_container(tree)
-        assert isinstance(plain, dict)
+        plain = tree_of(tree)
         _check_defaults_list(plain.pop("defaults", []), name)
         for key, value in _leaves(plain):
             self._set(key, value)
@@ -76,12 +75,10 @@ class Settings:
         if not separator or not re.fullmatch(r"[\w@/]+([.@][\w@/-]+)*", key):
             raise ConfigError(f"{where}{text!r} is no override of Hydra's: expected key=value, +key=value or ~key")
         try:
-            parsed = OmegaConf.create({"value": None})
             parsed = OmegaConf.from_dotlist([f"value={_as_yaml(value)}"])
-            content = OmegaConf.to_container(parsed)
+            content = tree_of(parsed)
         except Exception as error:
             raise ConfigError(f"{where}the value of {text!r} cannot be read") from error
-        assert isinstance(content, dict)
         for inner, leaf in _leaves({key: content["value"]}):
             self._set(inner, leaf)
             self._note(inner, line)
@@ -125,6 +122,11 @@ class Settings:
             del section[leaf]
 
 
+def tree_of(config: DictConfig) -> dict[str, Any]:
+    """Plain, interpolations as they were written."""
+    return cast("dict[str, Any]", OmegaConf.to_container(config))
+
+
 def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         key = f"{path}.{name}" if path else str(name)
@@ -135,7 +137,7 @@ def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
 
 
 def _check_defaults_list(entries: Any, name: str) -> None:
-    """verl's own files are known; others would have to be read, too."""
+    """Files of verl's own are known; others would have to be read, too."""
     for entry in entries if isinstance(entries, list) else [entries]:
         chosen = entry if isinstance(entry, str) else next(iter(entry.values()), None)
         if entry == "_self_" or chosen is None:
@@ -169,6 +171,6 @@ def rows_in(files: Any) -> int | None:
     import pyarrow.parquet
 
     try:
-        return sum(pyarrow.parquet.ParquetFile(path).metadata.num_rows for path in paths)
+        return sum(int(pyarrow.parquet.ParquetFile(path).metadata.num_rows) for path in paths)
     except (OSError, ValueError):
         return None

@@ -16,7 +16,7 @@ from splitppo.config import ConfigError
 
 @dataclass(frozen=True)
 class Unknown:
-    """A text that only a command could give, and no command is run: what is known before it, and why the rest is not."""
+    """A text that only a command could give, and none is run: what is known before it, and why the rest is not."""
 
     before: str
     why: str
@@ -33,6 +33,8 @@ _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
     "%": operator.mod,
     "**": operator.pow,
 }
+_DEFAULT_SIGNS = (":-", "-", ":=", "=", ":?", "?", ":+", "+")
+_EXPANSIONS = ("simple_expansion", "expansion")
 _IMPORT = re.compile(r"^\s*import\s+([A-Za-z_]\w*)\s*;?\s*$")
 _ESCAPE, _ESCAPE_IN_STRING = re.compile(r"\\(.)", re.DOTALL), re.compile(r'\\([\\"$`\n])')
 
@@ -75,20 +77,14 @@ class Words:
         entries = self._entries(node)
         if entries is not None:
             return entries
-        if node.type in ("simple_expansion", "expansion"):
-            text = self.text(node)
-            return [*text.split()] if isinstance(text, str) else [text]
-        if node.type == "concatenation" and any(c.type in ("simple_expansion", "expansion") for c in node.children):
-            text = self.text(node)
-            has_blanks = not isinstance(text, Unknown) and any(
-                re.search(r"\s", part)
-                for child in node.children
-                if child.type in ("simple_expansion", "expansion") and isinstance(part := self.text(child), str)
-            )
-            if has_blanks:
+        text = self.text(node)
+        if isinstance(text, str) and node.type in _EXPANSIONS:
+            return [*text.split()]
+        if node.type == "concatenation":
+            parts = [self.text(child) for child in node.children if child.type in _EXPANSIONS]
+            if any(isinstance(part, str) and re.search(r"\s", part) for part in parts):
                 raise self.error(node, f"{source_of(node)} has blanks in it and would fall apart: quote it")
-            return [text]
-        return [self.text(node)]
+        return [text]
 
     def text(self, node: Node) -> Text:
         """The text of a word, or of a part of one."""
@@ -190,33 +186,42 @@ class Words:
         name, rest = children[0], children[1:]
         if name.type == "subscript":
             return self._subscript(name)
-        key = source_of(name)
-        is_set, value = key in self.variables, self._variable(key, node)
         if not rest:
+            return self._variable(source_of(name), node)
+        if rest[0].type in _DEFAULT_SIGNS:
+            return self._or_default(node, source_of(name), rest[0].type, rest[1:])
+        return self._edited(node, self._variable(source_of(name), node), rest[0].type, rest[1:])
+
+    def _or_default(self, node: Node, key: str, sign: str, words: Sequence[Node]) -> Text:
+        """`:-`, `:=`, `:?`, `:+`; without the colon an empty value is a value."""
+        value = self._variable(key, node)
+        has_value = key in self.variables and (value != "" or not sign.startswith(":"))
+        other = joined([self.text(word) for word in words])
+        if sign.endswith("+"):
+            return other if has_value else ""
+        if has_value:
             return value
-        sign, words = rest[0].type, rest[1:]
-        if sign in (":-", "-", ":=", "=", ":?", "?", ":+", "+"):
-            has_value = is_set and (value != "" or not sign.startswith(":"))
-            if sign.endswith("+"):
-                return joined([self.text(word) for word in words]) if has_value else ""
-            if has_value:
-                return value
-            if sign.endswith("?"):
-                return Unknown("", f"{key} in line {line_of(node)} must be set")
-            new = joined([self.text(word) for word in words])
-            if sign.endswith("="):
-                self.variables[key] = new
-            return new
-        if isinstance(value, Unknown):
-            return value
-        if sign in (",,", "^^"):
-            return value.lower() if sign == ",," else value.upper()
-        pattern = joined([self.text(word) for word in words[:1]])
-        if sign in ("%", "%%", "#", "##") and isinstance(pattern, str):
-            return _without(value, pattern, sign)
-        if sign in ("/", "//") and isinstance(pattern, str):
-            new = joined([self.text(word) for word in words[2:]])
-            return new if isinstance(new, Unknown) else value.replace(pattern, new, -1 if sign == "//" else 1)
+        if sign.endswith("?"):
+            return Unknown("", f"{key} in line {line_of(node)} must be set")
+        if sign.endswith("="):
+            self.variables[key] = other
+        return other
+
+    def _edited(self, node: Node, value: Text, sign: str, words: Sequence[Node]) -> Text:
+        """`%`, `#`, `/`, `,,` and `^^`."""
+        pattern, *new = [self.text(word) for word in words if word.is_named] or [""]
+        both = joined([value, pattern, *new])
+        if isinstance(both, Unknown):
+            return both
+        match sign:
+            case ",,":
+                return str(value).lower()
+            case "^^":
+                return str(value).upper()
+            case "%" | "%%" | "#" | "##":
+                return _without(str(value), str(pattern), sign)
+            case "/" | "//":
+                return str(value).replace(str(pattern), str(joined(new)), -1 if sign == "//" else 1)
         raise self.error(node, f"{source_of(node)} is not understood here")
 
     def _subscript(self, node: Node) -> Text:
@@ -224,8 +229,8 @@ class Words:
         value = self.variables.get(source_of(name))
         if source_of(name) == "BASH_SOURCE":
             return self._name
-        if isinstance(value, list) and (text := self.text(index)) in map(str, range(len(value))):
-            return value[int(str(text))]
+        if isinstance(value, list) and str(self.text(index)) in [str(place) for place in range(len(value))]:
+            return value[int(str(self.text(index)))]
         if isinstance(value, list) and source_of(index) in ("@", "*"):
             return joined(value, " ")
         raise self.error(node, f"{source_of(node)} is not understood here")

@@ -1,8 +1,8 @@
 """A verl run in this project's keys: the configuration, and what became of each key that was given."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -91,16 +91,7 @@ def translate(settings: Settings, *, gpus: tuple[int, int] | None, drop: Sequenc
     given_rows = {row.key for key in settings.given if (row := row_of(key)) is not None}
     for row in ROWS:
         if row.to and row.default is not NO_DEFAULT and row.key not in given_rows and _applies(row.key, run):
-            finding = _convert(row, row.key, settings.value(row.key), run, 0)
-            if finding.outcome in ("taken", "changed"):
-                note = "verl's default" + (f": {row.note}" if row.note and finding.outcome == "changed" else "")
-                result.set(finding.to, finding.new, note)
-                if finding.to in result.values:
-                    result.findings.append(
-                        Finding(
-                            row.key, finding.value, "changed", note, finding.to, finding.new, row.key, is_default=True
-                        )
-                    )
+            _take_default(result, _convert(row, row.key, settings.value(row.key), run, 0))
     for key, given in settings.given.items():
         finding = _dropped(_finding(key, given.line, run), drop)
         result.findings.append(finding)
@@ -108,6 +99,17 @@ def translate(settings: Settings, *, gpus: tuple[int, int] | None, drop: Sequenc
             result.set(finding.to, finding.new, finding.note if finding.outcome == "changed" else "")
     _place(result, run, requested=gpus is not None)
     return result
+
+
+def _take_default(result: Translation, finding: Finding) -> None:
+    """What nobody has given, where it is not our default, too."""
+    if finding.stops:
+        result.findings.append(finding)
+    elif finding.outcome in ("taken", "changed") and finding.new is not None:
+        note = f"verl's default{f': {finding.note}' if finding.note and finding.outcome == 'changed' else ''}"
+        result.set(finding.to, finding.new, note)
+        if finding.to in result.values:
+            result.findings.append(replace(finding, outcome="changed", note=note, is_default=True))
 
 
 def _applies(key: str, run: VerlRun) -> bool:
@@ -150,16 +152,7 @@ def _convert(row: Row, key: str, value: Any, run: VerlRun, line: int) -> Finding
 def _dropped(finding: Finding, drop: Sequence[str]) -> Finding:
     if not any(finding.key == name or finding.key.startswith(f"{name}.") for name in drop):
         return finding
-    return Finding(
-        finding.key,
-        finding.value,
-        "not supported",
-        "dropped",
-        row=finding.row,
-        line=finding.line,
-        stops=True,
-        is_dropped=True,
-    )
+    return replace(finding, outcome="not supported", note="dropped", to="", new=None, stops=True, is_dropped=True)
 
 
 def _place(result: Translation, run: VerlRun, *, requested: bool) -> None:
@@ -203,7 +196,8 @@ def _is_default(key: str, value: Any) -> bool:
     *parents, leaf = key.split(".")
     for parent in parents:
         kind = section.model_fields[parent].annotation
-        assert isinstance(kind, type) and issubclass(kind, BaseModel)
+        assert isinstance(kind, type)
+        assert issubclass(kind, BaseModel)
         section = kind
     field_of = section.model_fields[leaf]
     if field_of.is_required():
