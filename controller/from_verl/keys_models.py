@@ -238,7 +238,7 @@ def _trained(verl: str, model: str, engine: str, ours: str) -> Iterator[Row]:
     yield not_needed(f"{engine}.{{seed,full_determinism}}", "a run is a function of run.seed")
     yield slower(f"{engine}.strategy", "FSDP2 over all ranks of a group", "fsdp", "fsdp2", default="fsdp")
     yield slower(f"{verl}.strategy", "FSDP2 over all ranks of a group", "fsdp", "fsdp2", default="fsdp")
-    yield slower(f"{verl}.{{megatron,veomni,torchtitan,automodel}}.**", "FSDP2 over all ranks of a group")
+    yield not_needed(f"{verl}.{{megatron,veomni,torchtitan,automodel}}.**", "FSDP2 over all ranks of a group")
     yield not_needed(f"{engine}.**", "FSDP2 shards as it needs to: speed and memory only")
     yield not_needed(f"{verl}.{{fsdp_config,fsdp,qat}}.**", _SPEED)
     yield not_needed(f"{verl}.profiler.**", "trace.json has every call of a step, for Perfetto")

@@ -40,8 +40,8 @@ def _kind(finding: Finding) -> str:
 
 def _lines(kind: str, found: Iterable[Finding]) -> Iterator[str]:
     if kind == "not needed":
-        for note, group in groupby(sorted(found, key=lambda one: one.note), key=lambda one: one.note):
-            keys = [finding.key for finding in group]
+        for note, group in groupby(sorted(found, key=_note_and_row), key=lambda one: one.note):
+            keys = [name for _, of_row in groupby(group, key=lambda one: one.row) for name in _names([*of_row])]
             more = f" and {len(keys) - 4} more" if len(keys) > 4 else ""
             yield f"{', '.join(keys[:4])}{more}: {note}"
         return
@@ -50,6 +50,15 @@ def _lines(kind: str, found: Iterable[Finding]) -> Iterator[str]:
         arrow = f" -> {_ours(finding)}" if finding.to else ""
         note = f": {finding.note}" if finding.note and kind != "taken" and not finding.is_default else ""
         yield f"{finding.key} {_short(finding.value)}{where}{arrow}{note}"
+
+
+def _note_and_row(finding: Finding) -> tuple[str, str]:
+    return finding.note, finding.row
+
+
+def _names(of_row: list[Finding]) -> list[str]:
+    """The keys, or the pattern of the table that many of them match."""
+    return [finding.key for finding in of_row] if len(of_row) < 4 else [f"{of_row[0].row} ({len(of_row)} keys)"]
 
 
 def _ours(finding: Finding) -> str:

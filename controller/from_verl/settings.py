@@ -61,7 +61,8 @@ class Settings:
         _check_defaults_list(plain.pop("defaults", []), name)
         for key, value in _leaves(plain):
             self._set(key, value)
-            if key not in self._defaults or value != self._defaults[key]:
+            default = self._defaults.get(key, MISSING)
+            if value != default and not (_is_interpolation(value) and _is_interpolation(default)):
                 self._note(key, 0)
 
     def add_override(self, text: str, line: int = 0) -> None:
@@ -134,6 +135,10 @@ def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
             yield from _leaves(value, key)
         else:
             yield key, value
+
+
+def _is_interpolation(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
 
 
 def _check_defaults_list(entries: Any, name: str) -> None:

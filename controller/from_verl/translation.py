@@ -138,6 +138,8 @@ def _convert(row: Row, key: str, value: Any, run: VerlRun, line: int) -> Finding
         if row.is_off(value):
             return Finding(key, value, "not needed", "off", row=row.key, line=line)
         return Finding(key, value, "not supported", row.note, row=row.key, line=line, stops=row.changes_results)
+    if value is None and (row.default is None or row.default is NO_DEFAULT):
+        return Finding(key, value, "not needed", "off", row=row.key, line=line)
     try:
         new = row.convert(value, run) if row.convert else value
     except NotNeeded as why:
