@@ -152,11 +152,17 @@ class StepCalls:
 
     async def _model_scores(self, host: WorkerClient, after_update: AfterUpdate) -> Batch:
         """The reward model's host: a score for each response, which is encoded anew in the tokens of that model."""
+        longest, are_longest = self.scorer.max_reward_length, list[bool]()
 
         async def send(part: StreamPart) -> None:
-            await host.put_batch(part.slot, await self.scorer.reward_rows(part.prompts, part.rollouts))
+            rows = await self.scorer.reward_rows(part.prompts, part.rollouts)
+            are_longest.extend(length == longest for length in rows["reward_tokens"].lengths)
+            await host.put_batch(part.slot, rows)
 
-        return await self._by_parts(host, "reward_model", send, host.compute_reward_scores, "rm_scores", after_update)
+        name, compute = "reward_model", host.compute_reward_scores
+        scores = await self._by_parts(host, name, send, compute, "rm_scores", after_update)
+        self.record.metrics["reward/model_clip_ratio"] = sum(are_longest) / len(are_longest)
+        return scores
 
     async def _rule_scores(self) -> ScoredResponses:
         """Reward processes: a score for each response."""

@@ -1,34 +1,21 @@
-"""Scores of responses, from scorers in processes of their own.
-
-A call that hangs is killed, one that crashes takes its process along; both cost their sample.
-"""
+"""Scores of responses: every sample goes to the source that its data source is scored by."""
 
 import asyncio
 import logging
-import math
-import multiprocessing
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import BrokenExecutor
-from ctypes import c_int
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Self
 
-from pebble import ProcessExpired, ProcessPool
-
-from rewards import scoring_process
-from rewards.registry import has_scorer, scorer_name
+from rewards.process_pool import ScoringProcesses
+from rewards.registry import CUSTOM, has_scorer, scorer_name
 from rewards.samples import Failure, Sample, Scored
-from rewards.scoring_process import UNKNOWN_POSITION, ScorerSetup, timed_out
+from rewards.scoring_process import ScorerSetup
+from rewards.source import ScoreSource
 from splitppo.config import ConfigError, RewardConfig
 
 log = logging.getLogger(__name__)
-
-_START_LIMIT_S = 120.0  # importing the scorers, a user's file included
-_SLICE_S = 0.1  # a chunk ends after the call that runs then
-_GRACE_S = 1.0  # on top of a call's time limit, before its process is killed; covers the slice
-_CHUNKS_PER_WORKER = 4
-_MAX_CHUNK_CALLS = 64
-_MAX_POOL_RESTARTS = 3  # in a row, for one chunk
 
 
 def check_data_sources(config: RewardConfig, data_sources: Iterable[str]) -> None:
@@ -50,118 +37,62 @@ def scored_sources(config: RewardConfig, data_sources: Iterable[str]) -> frozens
 
 
 class RewardManager:
-    """Sends each sample to the scorer of its data source; an async context manager that holds the scoring processes.
-
-    Samples travel in chunks. A process that hangs or dies says which call it was at, so the others are simply run
-    again: a scorer may be called twice for a sample, and should have no side effects.
+    """Sends each sample to the scorer of its data source; an async context manager that holds the sources of scores.
 
     Attributes:
         data_sources: those that it can score.
 
     Raises:
-        ConfigError: a source has no scorer; on entering: a user's function cannot be loaded.
+        ConfigError: a data source has no scorer; on entering: a source of scores cannot be started.
     """
 
     def __init__(self, config: RewardConfig, data_sources: Iterable[str]) -> None:
-        sources = tuple(sorted(set(data_sources)))
-        check_data_sources(config, sources)
-        self.data_sources = frozenset(sources)
-        self._setup = ScorerSetup(sources, config.timeout_s, config.custom_function_path, config.custom_function_name)
-        self._num_workers = config.num_workers
-        self._context = multiprocessing.get_context("spawn")
-        # A chunk holds a slot of the shared positions while it is under way.
-        self._positions = self._context.RawArray(c_int, 2 * config.num_workers)
-        self._free_slots: asyncio.Queue[int] = asyncio.Queue()
-        for slot in range(2 * config.num_workers):
-            self._free_slots.put_nowait(slot)
-        self._pool: ProcessPool | None = None
+        self.data_sources = frozenset(data_sources)
+        check_data_sources(config, self.data_sources)
+        is_custom = config.custom_function_path is not None
+        self._scorers = {source: CUSTOM if is_custom else scorer_name(source) for source in self.data_sources}
+        self._sources = _sources(config, frozenset(self._scorers.values()))
+        self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Starts the processes and loads the scorers in one of them."""
-        try:
-            async with asyncio.timeout(_START_LIMIT_S):
-                error = await asyncio.wrap_future(self._running_pool().schedule(scoring_process.load_error))
-        except TimeoutError:
-            error = f"loading the reward functions took longer than {_START_LIMIT_S:g} s"
-        except (BrokenExecutor, ProcessExpired):
-            error = "a scoring process ended while it loaded the reward functions"
-        if error:
-            await self._stop()
-            raise ConfigError(error)
+        """Starts the sources of scores."""
+        async with AsyncExitStack() as starting:
+            for source in dict.fromkeys(self._sources.values()):
+                await starting.enter_async_context(source)
+            self._open = starting.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stop()
+        await self._open.aclose()
 
     async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
         """Scores all samples, one result each, and logs the first `num_examine` of each data source.
 
         Raises:
-            RuntimeError: scoring processes cannot be kept running, for a reason outside the scorers.
+            RuntimeError: a source cannot go on, for a reason outside its scorers.
         """
-        size = min(_MAX_CHUNK_CALLS, math.ceil(len(samples) / (_CHUNKS_PER_WORKER * self._num_workers)) or 1)
-        chunks = [samples[start : start + size] for start in range(0, len(samples), size)]
-        results = [scored for chunk in await asyncio.gather(*map(self._score_chunk, chunks)) for scored in chunk]
+        places: dict[ScoreSource, list[int]] = defaultdict(list)
+        for place, sample in enumerate(samples):
+            places[self._sources[self._scorers[sample.data_source]]].append(place)
+        asked = [replace(sample, scorer=self._scorers[sample.data_source]) for sample in samples]
+        parts = await asyncio.gather(*(source.score([asked[place] for place in of]) for source, of in places.items()))
+        by_place = {
+            place: scored
+            for of, part in zip(places.values(), parts, strict=True)
+            for place, scored in zip(of, part, strict=True)
+        }
+        results = [by_place[place] for place in range(len(samples))]
         _log_examples(samples, results, num_examine)
         _log_failures(results)
         return results
 
-    async def _score_chunk(self, samples: Sequence[Sample]) -> list[Scored]:
-        """Goes on until every sample has its result: each attempt gives at least one."""
-        results: dict[int, Scored] = {}
-        while left := [index for index in range(len(samples)) if index not in results]:
-            done = await self._attempt([samples[index] for index in left])
-            if done is None:  # nobody knows which call it was
-                alone = await asyncio.gather(*(self._score_chunk([samples[index]]) for index in left))
-                done = {position: scored for position, (scored,) in enumerate(alone)}
-            results |= {left[position]: scored for position, scored in done.items()}
-        return [results[index] for index in range(len(samples))]
 
-    async def _attempt(self, samples: list[Sample]) -> dict[int, Scored] | None:
-        """Results by position, of at least one sample; None if one of several failed and it is not known which."""
-        slot = await self._free_slots.get()
-        self._positions[slot] = UNKNOWN_POSITION
-        try:
-            return dict(enumerate(await self._schedule(samples, slot)))
-        except TimeoutError:
-            failed = timed_out(self._setup.timeout_s)
-        except ProcessExpired as error:
-            failed = Scored(0.0, failure=Failure.CRASH, message=f"ended its process with code {error.exitcode}")
-        finally:
-            position = 0 if len(samples) == 1 else self._positions[slot]
-            self._free_slots.put_nowait(slot)
-        return None if position == UNKNOWN_POSITION else {position: failed}
-
-    async def _schedule(self, samples: list[Sample], slot: int) -> list[Scored]:
-        """Runs a chunk in a process; a pool that broke (a process died between two calls) is replaced."""
-        limit_s = self._setup.timeout_s + _GRACE_S
-        for _ in range(_MAX_POOL_RESTARTS):
-            pool = self._running_pool()
-            try:
-                call = pool.schedule(scoring_process.run_chunk, args=(samples, slot, _SLICE_S), timeout=limit_s)
-                return await asyncio.wrap_future(call)
-            except (BrokenExecutor, RuntimeError) as error:
-                if self._pool is pool:
-                    log.warning("the scoring processes are started again: %s", error)
-                    await self._stop()
-        raise RuntimeError("the scoring processes ended again and again")
-
-    async def _stop(self) -> None:
-        """Ends the processes, also those in the middle of a call."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.stop()
-            await asyncio.to_thread(pool.join)
-
-    def _running_pool(self) -> ProcessPool:
-        if self._pool is None:
-            self._pool = ProcessPool(
-                max_workers=self._num_workers,
-                initializer=scoring_process.initialise,
-                initargs=(self._setup, self._positions),
-                context=self._context,
-            )
-        return self._pool
+def _sources(config: RewardConfig, scorers: frozenset[str]) -> dict[str, ScoreSource]:
+    """Who answers for each of these scorers. A source of its own stands here by its scorer's name."""
+    setup = ScorerSetup(
+        tuple(sorted(scorers)), config.timeout_s, config.custom_function_path, config.custom_function_name
+    )
+    return dict.fromkeys(scorers, ScoringProcesses(setup, config.num_workers))
 
 
 def _log_examples(samples: Sequence[Sample], results: Sequence[Scored], num_examine: int) -> None:

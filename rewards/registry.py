@@ -14,6 +14,9 @@ from typing import Any
 # compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float, ...}
 ComputeScore = Callable[..., Any | Awaitable[Any]]
 
+# The scorer's name where a user's function scores.
+CUSTOM = "custom"
+
 # The scorer's place by data source. A name also covers its parts: "math" is asked for "math/algebra" too.
 SCORERS: Mapping[str, str] = {
     "gsm8k": "rewards.gsm8k:compute_score",
@@ -51,9 +54,9 @@ def has_scorer(data_source: str) -> bool:
     return True
 
 
-def load_scorer(data_source: str) -> ComputeScore:
-    """The built-in scorer of a data source. ValueError if there is none."""
-    scorer: ComputeScore = pkgutil.resolve_name(SCORERS[scorer_name(data_source)])
+def load_scorer(name: str) -> ComputeScore:
+    """The built-in scorer of that name, a key of SCORERS."""
+    scorer: ComputeScore = pkgutil.resolve_name(SCORERS[name])
     return scorer
 
 

@@ -10,11 +10,12 @@ from typing import Any
 class Sample:
     """A response to score."""
 
-    data_source: str  # chooses the scorer
+    data_source: str  # chooses its scorer
     response: str  # decoded, without the prompt and without special tokens
     ground_truth: Any  # the row's `reward_model.ground_truth`
     extra_info: Any = None
     prompt: str = ""  # decoded; only for the log
+    scorer: str = ""  # who is asked, a name of the registry; the manager fills it in
 
 
 class Failure(Enum):

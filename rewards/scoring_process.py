@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rewards.registry import ComputeScore, load_custom_scorer, load_scorer
+from rewards.registry import CUSTOM, ComputeScore, load_custom_scorer, load_scorer
 from rewards.samples import Failure, Sample, Scored
 
 # The number of the call that a chunk is working on, shared with the controller; one entry per chunk under way.
@@ -29,9 +29,9 @@ _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 class ScorerSetup:
     """Which scorers a process has to load."""
 
-    data_sources: tuple[str, ...]  # every source whose calls may come
+    names: tuple[str, ...]  # every scorer that may be asked
     timeout_s: float  # of one call
-    custom_path: Path | None = None  # a user's function, which then judges all sources
+    custom_path: Path | None = None  # where the scorer CUSTOM is
     custom_name: str = "compute_score"
 
 
@@ -42,10 +42,9 @@ class _Scorers:
         self.positions = positions
         self.timeout_s = setup.timeout_s
         self.runner = asyncio.Runner()
-        if setup.custom_path is not None:
-            self.by_source = dict.fromkeys(setup.data_sources, load_custom_scorer(setup.custom_path, setup.custom_name))
-        else:
-            self.by_source = {data_source: load_scorer(data_source) for data_source in setup.data_sources}
+        self.by_name = {name: load_scorer(name) for name in setup.names if name != CUSTOM}
+        if CUSTOM in setup.names and setup.custom_path is not None:
+            self.by_name[CUSTOM] = load_custom_scorer(setup.custom_path, setup.custom_name)
 
 
 _scorers: _Scorers | None = None
@@ -78,7 +77,7 @@ def run_chunk(samples: Sequence[Sample], slot: int, slice_s: float) -> list[Scor
     in entry `slot` of the shared positions. Gives the results of the first samples, at least one.
     """
     assert _scorers is not None
-    scorers = [_scorers.by_source[sample.data_source] for sample in samples]
+    scorers = [_scorers.by_name[sample.scorer] for sample in samples]
     if any(map(_is_async, scorers)):
         _scorers.positions[slot] = UNKNOWN_POSITION
         return _scorers.runner.run(_run_together(samples, scorers, _scorers.timeout_s))

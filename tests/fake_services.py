@@ -339,6 +339,9 @@ class FakeCritic(FakeClient, CriticClient):
         )
 
 
+MAX_REWARD_LENGTH = 4
+
+
 class FakeScorer(Scorer):
     """The score of a response is its length."""
 
@@ -352,10 +355,14 @@ class FakeScorer(Scorer):
     def scored_sources(self) -> frozenset[str]:
         return frozenset("a")
 
+    @property
+    def max_reward_length(self) -> int | None:
+        return MAX_REWARD_LENGTH
+
     async def reward_rows(self, prompts: PromptBatch, rollouts: Batch) -> Batch:
-        """The tokens of prompt and response."""
+        """The tokens of prompt and response, the last of them where there are too many."""
         rows = zip(rollouts["prompts"].rows(), rollouts["responses"].rows(), strict=True)
-        return Batch.from_rows(reward_tokens=[np.concatenate(row) for row in rows])
+        return Batch.from_rows(reward_tokens=[np.concatenate(row)[-MAX_REWARD_LENGTH:] for row in rows])
 
     async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> ScoredResponses:
         """`scorer.score` is in the log with the number of the call in place of the step."""

@@ -31,6 +31,11 @@ class Scorer:
         """The data sources that have a reward function."""
         return self._manager.data_sources
 
+    @property
+    def max_reward_length(self) -> int | None:
+        """Tokens of the longest row that the reward model reads; None: no limit, or no reward model."""
+        return None if self._reward_tokenizer is None else self._reward_tokenizer.max_length
+
     async def reward_rows(self, prompts: PromptBatch, rollouts: Batch) -> Batch:
         """What the reward model reads: the column reward_tokens, a row per response; `prompts` has one for each."""
         assert self._reward_tokenizer is not None

@@ -19,6 +19,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("reward_extra/<field>/{mean,max,min}", "1", "numeric field of the scorers' dicts, over the responses"),
         ("reward/rule/{mean,max,min}", "1", "score by the reward function, where a reward model scores as well"),
         ("reward/model/{mean,max,min}", "1", "score by the reward model, before its coefficient"),
+        ("reward/model_clip_ratio", "1", "share of rows as long as the reward model takes; longer ones were cut"),
         ("reward/{num_timeouts,num_crashes,num_errors}", "calls", "calls of the reward function that gave no score"),
     ),
     "Updates": (

@@ -114,6 +114,8 @@ async def repeat_until_answered(attempt: Callable[[], Awaitable[T]], deadline: R
             return await attempt()
         except grpc.RpcError as failed:
             error = error_from_rpc(failed, place)
+            if isinstance(error, Unavailable):
+                error.at(Place(rank=0))  # who does not answer
             if not isinstance(error, Unavailable | DeadlineExceeded) or deadline.has_passed():
                 raise error from failed
             if not is_repeated:
@@ -158,8 +160,7 @@ class RunningCommand:
         except Unavailable as error:
             last = self.last or worker_pb2.Progress()
             reached = f" (its last progress was {last.done} of {last.total})" if last.total else ""
-            at = Place(rank=0, phase=last.phase)  # rank 0 is who does not answer any more
-            raise Unavailable(f"{error.message}{reached}", error.place.or_else(at)) from error
+            raise Unavailable(f"{error.message}{reached}", error.place.or_else(Place(phase=last.phase))) from error
         self._hit(".replied")
         started_s, finished_s = _on_our_clock(result.engine_time, self.clock_offset_s, sent_s, time.time())
         return CommandReply(

@@ -14,7 +14,7 @@ from splitppo.batch import Batch
 from splitppo.config import Schedule
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
 from tests.fake_run import make_run
-from tests.fake_services import FakeActor, FakeCritic
+from tests.fake_services import MAX_REWARD_LENGTH, FakeActor, FakeCritic
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 FIRST_EXPERIENCE = Slot(kind=SLOT_KIND_EXPERIENCE, step=1)
@@ -251,6 +251,9 @@ async def test_functions_and_reward_model_score_together(tmp_path: Path, schedul
     assert all({"reward/model/mean", "timing_s/reward_model"} <= row.keys() for row in run.metrics)
     assert any("reward/rule/mean" in row for row in run.metrics)
     assert run.critic.puts.count((1, {"reward_tokens"})) == num_groups
+    clip_ratios = [row["reward/model_clip_ratio"] for row in run.metrics]
+    assert sum(clip_ratios) * 4 == sum(line["model_score"] == pytest.approx(0.1 * MAX_REWARD_LENGTH) for line in lines)
+    assert 0 < sum(clip_ratios) < 3
 
 
 async def test_without_a_reward_model_nothing_is_encoded_anew(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from controller.workers.actor_client import ActorClient
 from controller.workers.client import Traffic
+from controller.workers.command import Limits
 from controller.workers.critic_client import CriticClient
 from splitppo.batch import Batch
 from splitppo.rpc.errors import InvalidArgument, Place, StaleEpoch, Unavailable, WrongState, WrongStep, abort
@@ -64,6 +65,14 @@ async def test_an_unreachable_worker_is_named_with_its_address() -> None:
 
     with pytest.raises(Unavailable, match=r"the actor at 127\.0\.0\.1:1 cannot be reached within 0\.3 s"):
         await client.handshake(timeout_s=0.3)
+    await client.close()
+
+
+async def test_a_batch_that_reaches_nobody_names_the_rank_that_was_called() -> None:
+    client = ActorClient("127.0.0.1:1", CALLER, limits=Limits(reconnect_timeout_s=0.05))
+
+    with pytest.raises(Unavailable, match=r"^actor rank 0, step 5, PutBatch: "):
+        await client.put_batch(SLOT, Batch.from_rows(prompts=[[1]]))
     await client.close()
 
 
