@@ -40,7 +40,7 @@ def from_verl(arguments: Sequence[str]) -> int:
     settings = read_settings(options.source, options.overrides, os.environ, datetime.now().astimezone())
     translation = translate(settings, gpus=options.gpus, drop=options.drop)
     name = options.source.name
-    report = report_text(translation, name)
+    report = report_text(translation, name, settings.from_environment)
     out = sys.stderr if options.output is None else sys.stdout
     out.write(report)
     if translation.stopping:
@@ -50,7 +50,10 @@ def from_verl(arguments: Sequence[str]) -> int:
     if options.output is None:
         sys.stdout.write(text)
     else:
-        write_atomically(options.output, text)
+        try:
+            write_atomically(options.output, text)
+        except OSError as error:
+            raise ConfigError(f"cannot write {options.output}: {error}") from error
         out.write(f"\n{options.output} is written; next: python -m controller --config {options.output} --check\n")
     return 0
 
@@ -67,7 +70,8 @@ def read_settings(source: Path, overrides: Sequence[str], environment: Mapping[s
         settings.add_yaml(text, source.name)
         words = [Word(override, 0) for override in overrides]
     else:
-        words = read_script(source, text, environment, overrides, now)
+        launch = read_script(source, text, environment, overrides, now)
+        words, settings.from_environment = launch.words, launch.from_environment
         if all(word.line for word in words):
             words += [Word(override, 0) for override in overrides]
     _add_words(settings, _take_options(settings, source, words))
@@ -145,8 +149,10 @@ def _known(settings: Settings, word: Word) -> str:
 def _what_to_decide(translation: Translation) -> str:
     keys = [finding.key for finding in translation.stopping]
     listed = ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
-    drop = " ".join(f"--drop {key}" for key in keys[:5])
-    return f"without {listed} the run would learn something else; nothing is written; to go on without: {drop}"
+    return (
+        f"without {listed} the run would learn something else, and nothing is written: give another value behind the"
+        " file's name (key=value), or go on without it (--drop KEY)"
+    )
 
 
 def _gpus(text: str) -> tuple[int, int]:

@@ -207,7 +207,9 @@ def _trained(verl: str, model: str, engine: str, ours: str) -> Iterator[Row]:
     yield taken(f"{verl}.shuffle", f"{ours}.shuffle", inherited("shuffle", False))
     yield not_needed(f"{verl}.data_loader_seed", "run.seed seeds all")
     yield taken(f"{verl}.loss_agg_mode", f"{ours}.loss_agg_mode", inherited("loss_agg_mode", "token-mean"))
-    yield changed(f"{verl}.loss_scale_factor", "", "", of.scale)
+    yield changed(
+        f"{verl}.loss_scale_factor", "", "not needed where it is data.max_response_length, else not supported", of.scale
+    )
     yield taken(f"{model}.enable_gradient_checkpointing", f"{ours}.gradient_checkpointing", True)
     yield changed(
         f"{engine}.dtype", f"{ours}.dtype", "compute; master weights and optimizer are fp32", _dtype, "bfloat16"
@@ -324,7 +326,7 @@ def _critic() -> Iterator[Row]:
     yield taken("critic.model.path", "critic.model", convert=_critic_model)
     yield not_needed("critic.model.tokenizer_path", "the policy's tokenizer")
     yield not_needed("critic.model.custom_chat_template", "the policy's")
-    yield changed("critic.enable", "", "", _critic_enable)
+    yield changed("critic.enable", "", "there is a critic where the estimator needs values", _critic_enable)
     yield taken("critic.cliprange_value", "critic.cliprange_value", 0.5)
     yield not_needed(
         "critic.{forward_max_token_len_per_gpu,forward_micro_batch_size,forward_micro_batch_size_per_gpu}",

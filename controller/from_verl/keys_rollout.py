@@ -6,6 +6,7 @@ from typing import Any
 from controller.from_verl.row import NotNeeded, NotSupported, Row, changed, not_needed, slower, taken, unsupported
 from controller.from_verl.run import VerlRun
 
+_LENGTHS = "not needed where data says the same, else not supported"
 _ROLLOUT, _VLLM = "actor_rollout_ref.rollout", "rollout.vllm"
 
 
@@ -62,7 +63,7 @@ def _rows() -> Iterator[Row]:
     yield taken(f"{_ROLLOUT}.temperature", "rollout.temperature", 1.0)
     yield taken(f"{_ROLLOUT}.top_p", "rollout.top_p", 1)
     yield changed(f"{_ROLLOUT}.top_k", "rollout.top_k", "0: every token, -1 there", _top_k, -1)
-    yield changed(f"{_ROLLOUT}.do_sample", "", "", _sampled)
+    yield changed(f"{_ROLLOUT}.do_sample", "", "true is not needed, false not supported", _sampled)
     yield unsupported(f"{_ROLLOUT}.ignore_eos", "a response ends with the end-of-sequence token")
     yield changed(
         f"{_ROLLOUT}.tensor_model_parallel_size",
@@ -88,8 +89,8 @@ def _rows() -> Iterator[Row]:
         _sleep_level,
         True,
     )
-    yield changed(f"{_ROLLOUT}.prompt_length", "", "", _same_as_data("data.max_prompt_length"))
-    yield changed(f"{_ROLLOUT}.response_length", "", "", _same_as_data("data.max_response_length"))
+    yield changed(f"{_ROLLOUT}.prompt_length", "", _LENGTHS, _same_as_data("data.max_prompt_length"))
+    yield changed(f"{_ROLLOUT}.response_length", "", _LENGTHS, _same_as_data("data.max_response_length"))
     yield taken(f"{_ROLLOUT}.val_kwargs.n", "evaluation.n", 1)
     yield changed(f"{_ROLLOUT}.val_kwargs.temperature", "evaluation.temperature", "0: greedy", _val_temperature, 0)
     yield taken(f"{_ROLLOUT}.val_kwargs.top_p", "evaluation.top_p", 1.0)

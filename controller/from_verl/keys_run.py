@@ -9,6 +9,7 @@ from controller.from_verl.settings import num_of
 from splitppo.config.algorithm import KL_ESTIMATOR_NAMES, NEEDS_VALUES
 
 _CORRECTION = "algorithm.rollout_correction"
+_MANAGERS = "naive, dapo, prime and batch are not needed, others not supported"
 _TEXT_ONLY = "text only: prompts with images, videos or sounds are not read"
 
 
@@ -145,11 +146,13 @@ def _data() -> Iterator[Row]:
     yield taken("data.train_files", "data.train_files", "~/data/rlhf/gsm8k/train.parquet", convert=_files)
     yield taken("data.val_files", "data.val_files", "~/data/rlhf/gsm8k/test.parquet", convert=_files)
     yield taken("data.train_batch_size", "data.train_batch_size", 1024)
-    yield changed("data.gen_batch_size", "", "", _gen_batch)
+    yield changed(
+        "data.gen_batch_size", "", "not needed where it is data.train_batch_size, else not supported", _gen_batch
+    )
     yield taken("data.max_prompt_length", "data.max_prompt_length", 512)
     yield taken("data.max_response_length", "data.max_response_length", 512)
     yield taken("data.prompt_key", "data.prompt_key", "prompt")
-    yield changed("data.reward_fn_key", "", "", _sources)
+    yield changed("data.reward_fn_key", "", "not needed where it is data_source, else not supported", _sources)
     yield changed(
         "data.train_max_samples",
         "data.max_samples",
@@ -208,8 +211,8 @@ def _rewards() -> Iterator[Row]:
             f"{section}.reward_kwargs.{{overlong_buffer_cfg.*,max_resp_len}}", "only with overlong_buffer_cfg"
         )
         yield unsupported(f"{section}.reward_kwargs.**", "write the arguments into a reward function of your own")
-    yield changed("reward.reward_manager.name", "", "", _reward_manager)
-    yield changed("reward_model.reward_manager", "", "", _reward_manager)
+    yield changed("reward.reward_manager.name", "", _MANAGERS, _reward_manager)
+    yield changed("reward_model.reward_manager", "", _MANAGERS, _reward_manager)
     yield unsupported(
         "{reward.reward_manager.source,reward_model.reward_loop_source}", "reward.custom_function_path", "register"
     )

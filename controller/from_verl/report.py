@@ -1,6 +1,6 @@
 """What became of each key, for people: by outcome, one line for a key, or for a row of the table."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 
 from controller.from_verl.translation import Finding, Translation
@@ -16,14 +16,16 @@ _TITLES = (
 )
 
 
-def report_text(translation: Translation, source: str) -> str:
-    """All findings, those first that need a decision."""
+def report_text(translation: Translation, source: str, environment: Collection[str]) -> str:
+    """All findings, those first that need a decision; `environment` are the variables that the script has read."""
     by_kind = {kind: [finding for finding in translation.findings if _kind(finding) == kind] for kind, _ in _TITLES}
     counts = [f"{len(found)} {kind}" for kind, found in by_kind.items() if found and kind not in ("stops", "default")]
     undecided = by_kind["stops"]
     lines = [f"{source}: {len(translation.findings) - len(by_kind['default'])} keys: {', '.join(counts) or 'none'}"]
     if undecided:
         lines[0] += f"; {len(undecided)} to be decided"
+    if environment:
+        lines.append(f"variables of your environment that it reads: {', '.join(environment)}")
     for kind, title in _TITLES:
         if found := by_kind[kind]:
             lines += ["", f"{title}:", *(f"  {line}" for line in _lines(kind, found))]

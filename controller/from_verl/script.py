@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +27,14 @@ class Word:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """The words that follow the entry point, and the variables of the environment that were read on the way."""
+
+    words: list[Word]
+    from_environment: Collection[str]
+
+
+@dataclass(frozen=True)
 class _Leave(Exception):
     """`exit`: where the script would end."""
 
@@ -35,7 +43,7 @@ class _Leave(Exception):
 
 def read_script(
     file: Path, text: str, environment: Mapping[str, str], arguments: Sequence[str], now: datetime
-) -> list[Word]:
+) -> Launch:
     """The words that follow `-m verl.trainer.main_ppo`, with `arguments` where the script says `"$@"`.
 
     Raises:
@@ -55,7 +63,7 @@ def read_script(
         raise ConfigError(
             f"{file.name} starts no verl.trainer.main_ppo{ended}; expected python -m verl.trainer.main_ppo"
         )
-    return run.found
+    return Launch(run.found, run.words.from_environment)
 
 
 def _first_error(node: Node) -> Node | None:

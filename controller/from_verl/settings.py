@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -31,11 +31,16 @@ class Settings:
         source: the file, as errors name it.
         defaults: verl's, by key, as far as anything depends on them.
         sections: keys whose value is a mapping that is taken as a whole.
+
+    Attributes:
+        given: what was set, in its order.
+        from_environment: variables that a script has read.
     """
 
     def __init__(self, source: str, defaults: Mapping[str, Any], sections: Sequence[str] = ()) -> None:
         self.source = source
         self.given: dict[str, Given] = {}
+        self.from_environment: Collection[str] = ()
         self._defaults, self._sections = defaults, sections
         self._tree: DictConfig = OmegaConf.create({})
         for key, value in defaults.items():

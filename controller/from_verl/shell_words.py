@@ -65,12 +65,15 @@ class Words:
     Attributes:
         variables: what the script and, before it, the environment have set.
         arguments: of the script, `$@`.
+        from_environment: names of what was read of it.
     """
 
     def __init__(self, name: str, environment: Mapping[str, str], arguments: Sequence[str], now: datetime) -> None:
         self.variables: dict[str, Value] = {**environment}
         self.arguments: list[str] = [*arguments]
+        self.from_environment: list[str] = []
         self._name, self._now = name, now
+        self._inherited = {*environment}
 
     def fields(self, node: Node) -> list[Text]:
         """The arguments that a word becomes: unquoted values are split at blanks, `"${X[@]}"` is one for each entry."""
@@ -122,6 +125,7 @@ class Words:
             else:
                 new = joined([old[0] if isinstance(old, list) else old, new])
         self.variables[key] = new
+        self._inherited.discard(key)
 
     def error(self, node: Node, what: str) -> ConfigError:
         """What cannot be understood, and where."""
@@ -165,6 +169,8 @@ class Words:
 
     def _variable(self, name: str, node: Node) -> Text:
         value = self.variables.get(name)
+        if name in self._inherited and name not in self.from_environment:
+            self.from_environment.append(name)
         if name in ("@", "*"):
             return " ".join(self.arguments)
         if name == "#":
