@@ -73,6 +73,9 @@ def _reward_manager(value: Any, _: VerlRun) -> Any:
 def _reward_model(value: Any, run: VerlRun) -> Any:
     if not run.has_reward_model:
         raise NotNeeded("the reward model is off")
+    functions = (run.value(f"{section}custom_reward_function.path") for section in ("reward.", ""))
+    if any(functions):
+        raise NotSupported("a reward function of your own cannot ask the model; the scores of both are added")
     return value
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from tree_sitter import Node
 
@@ -20,6 +20,7 @@ class Unknown:
 
     before: str
     why: str
+    is_unset: bool = False
 
 
 Text = str | Unknown
@@ -81,8 +82,9 @@ class Words:
         if entries is not None:
             return entries
         text = self.text(node)
-        if isinstance(text, str) and node.type in _EXPANSIONS:
-            return [*text.split()]
+        if node.type in _EXPANSIONS:
+            is_nothing = isinstance(text, Unknown) and text.is_unset
+            return [] if is_nothing else [*text.split()] if isinstance(text, str) else [text]
         if node.type == "concatenation":
             parts = [self.text(child) for child in node.children if child.type in _EXPANSIONS]
             if any(isinstance(part, str) and re.search(r"\s", part) for part in parts):
@@ -178,7 +180,9 @@ class Words:
         if name == "0":
             return self._name
         if value is None:
-            return "" if name.isdigit() else Unknown("", f"{name} in line {line_of(node)} is set nowhere")
+            return (
+                "" if name.isdigit() else Unknown("", f"{name} in line {line_of(node)} is set nowhere", is_unset=True)
+            )
         return (value[0] if value else "") if isinstance(value, list) else value
 
     def _expansion(self, node: Node) -> Text:
@@ -263,10 +267,9 @@ class Words:
 
     def _substitution(self, node: Node) -> Text:
         """What `$(...)` would print: of commands that only say what is known anyway; of others it stays unknown."""
-        printed: Text | None = None
-        for child in node.named_children:
-            printed = self._printed(child)
-        return self.unknown(node) if printed is None else printed.rstrip("\n") if isinstance(printed, str) else printed
+        printed = [self._printed(child) for child in node.named_children]
+        lines = [line for line in printed if line is not None and line is not _FAILED]
+        return self.unknown(node) if None in printed else joined(lines, "\n")
 
     def _printed(self, node: Node) -> Text | None:
         """The output of a command that succeeds; "" of one that fails silently; None: unknown."""
@@ -295,6 +298,8 @@ class Words:
                 return str(PurePosixPath(path).parent)
             case ["basename", path]:
                 return PurePosixPath(path).name
+            case ["pwd"]:
+                return str(Path.cwd())
             case ["date", form] if form.startswith("+"):
                 return self._now.strftime(form[1:])
             case ["python" | "python3", "-c", code] if found := _IMPORT.match(code):
