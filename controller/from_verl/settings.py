@@ -42,9 +42,7 @@ class Settings:
         self.given: dict[str, Given] = {}
         self.from_environment: Collection[str] = ()
         self._defaults, self._sections = defaults, sections
-        self._tree: DictConfig = OmegaConf.create({})
-        for key, value in defaults.items():
-            OmegaConf.update(self._tree, key, value, force_add=True)
+        self._tree: DictConfig = OmegaConf.create(nested(defaults))
 
     def add_yaml(self, text: str, name: str) -> None:
         """A primary configuration of Hydra's, resolved or not; what it leaves at verl's default counts as not given.
@@ -126,6 +124,18 @@ class Settings:
         section = OmegaConf.select(self._tree, parent) if parent else self._tree
         if isinstance(section, DictConfig) and leaf in section:
             del section[leaf]
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as sections."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *parents, leaf = key.split(".")
+        section = tree
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[leaf] = value
+    return tree
 
 
 def tree_of(config: DictConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from controller.from_verl.keys import ROWS, row_of
 from controller.from_verl.row import NO_DEFAULT, NotNeeded, NotSupported, Outcome, Row
 from controller.from_verl.run import GpuGroups, VerlRun, divide_gpus
-from controller.from_verl.settings import Settings
+from controller.from_verl.settings import Settings, nested
 from splitppo.config import Config, ConfigError
 
 
@@ -56,14 +56,7 @@ class Translation:
 
     def tree(self) -> dict[str, Any]:
         """The configuration as nested sections."""
-        tree: dict[str, Any] = {}
-        for key, value in self.values.items():
-            *parents, leaf = key.split(".")
-            section = tree
-            for parent in parents:
-                section = section.setdefault(parent, {})
-            section[leaf] = value
-        return tree
+        return nested(self.values)
 
     def set(self, key: str, value: Any, comment: str = "") -> None:
         """Unless it is our default, which is left out."""
