@@ -10,9 +10,9 @@ from pathlib import Path
 
 from controller.from_verl.keys import SECTIONS, VERL_DEFAULTS
 from controller.from_verl.report import report_text
-from controller.from_verl.script import Word, read_script
+from controller.from_verl.script import read_script
 from controller.from_verl.settings import Settings
-from controller.from_verl.shell_words import Unknown
+from controller.from_verl.shell_words import Unknown, Word
 from controller.from_verl.translation import Translation, translate
 from controller.from_verl.yaml_file import yaml_text
 from splitppo.atomic_write import write_atomically
@@ -71,9 +71,9 @@ def read_settings(source: Path, overrides: Sequence[str], environment: Mapping[s
         words = [Word(override, 0) for override in overrides]
     else:
         launch = read_script(source, text, environment, overrides, now)
-        words, settings.from_environment = launch.words, launch.from_environment
-        if all(word.line for word in words):
-            words += [Word(override, 0) for override in overrides]
+        settings.from_environment = launch.from_environment
+        # Once more: the script may pass them on before its own, or not at all.
+        words = [*launch.words, *(Word(override, 0) for override in overrides)]
     _add_words(settings, _take_options(settings, source, words))
     if not settings.given:
         raise ConfigError(f"{source} sets none of verl's keys")

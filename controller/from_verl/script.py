@@ -10,20 +10,12 @@ from pathlib import Path
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from controller.from_verl.shell_words import Text, Unknown, Words, line_of, source_of
+from controller.from_verl.shell_words import Unknown, Word, Words, line_of, source_of
 from splitppo.config import ConfigError
 
 _ENTRY_POINT = re.compile(r"(^|[./])main_(ppo|dapo)\w*(\.py)?$")
 _ENTRY_POINT_ANYWHERE = re.compile(r"\bmain_(ppo|dapo)")
 _COMPARISONS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
-
-
-@dataclass(frozen=True)
-class Word:
-    """One word behind the entry point, and the line of the script in which it stands; 0: it came from outside."""
-
-    text: Text
-    line: int
 
 
 @dataclass(frozen=True)
@@ -162,14 +154,13 @@ class _Run:
         for child in node.named_children:
             if child.type != "variable_assignment" and "redirect" not in child.type:
                 word = child.named_children[0] if child.type == "command_name" else child
-                yield from (Word(text, line_of(child)) for text in self.words.fields(word))
+                yield from self.words.fields(word)
 
     def _find(self, node: Node, words: Sequence[Word]) -> None:
         """The entry point, and what follows it."""
         if self.found is not None:
             raise self.words.error(node, f"a second run, after that of line {self._found_line}: keep one of them")
-        given = [*self.words.arguments]
-        self.found = [Word(word.text, 0) if word.text in given else word for word in words]
+        self.found = [*words]
         self._found_line = line_of(node)
 
     def _call(self, body: Node, arguments: Sequence[str]) -> bool | Unknown:
@@ -241,8 +232,8 @@ class _Run:
         if variable is None or body is None or not self._matters(body):
             return True
         for word in node.children_by_field_name("value"):
-            for text in self.words.fields(word):
-                self.words.variables[source_of(variable)] = text
+            for one in self.words.fields(word):
+                self.words.variables[source_of(variable)] = one.text
                 self.statement(body)
         return True
 

@@ -24,7 +24,18 @@ class Unknown:
 
 
 Text = str | Unknown
-Value = Text | list[Text]
+
+
+@dataclass(frozen=True)
+class Word:
+    """One argument, and the line of the script in which it is written; 0: it came from outside."""
+
+    text: Text
+    line: int
+
+
+# Of a variable; a list is an array.
+Value = Text | list[Word]
 
 _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -76,7 +87,7 @@ class Words:
         self._name, self._now = name, now
         self._inherited = {*environment}
 
-    def fields(self, node: Node) -> list[Text]:
+    def fields(self, node: Node) -> list[Word]:
         """The arguments that a word becomes: unquoted values are split at blanks, `"${X[@]}"` is one for each entry."""
         entries = self._entries(node)
         if entries is not None:
@@ -84,12 +95,13 @@ class Words:
         text = self.text(node)
         if node.type in _EXPANSIONS:
             is_nothing = isinstance(text, Unknown) and text.is_unset
-            return [] if is_nothing else [*text.split()] if isinstance(text, str) else [text]
+            parts: list[Text] = [] if is_nothing else [*text.split()] if isinstance(text, str) else [text]
+            return [Word(part, line_of(node)) for part in parts]
         if node.type == "concatenation":
             parts = [self.text(child) for child in node.children if child.type in _EXPANSIONS]
             if any(isinstance(part, str) and re.search(r"\s", part) for part in parts):
                 raise self.error(node, f"{source_of(node)} has blanks in it and would fall apart: quote it")
-        return [text]
+        return [Word(text, line_of(node))]
 
     def text(self, node: Node) -> Text:
         """The text of a word, or of a part of one."""
@@ -123,9 +135,9 @@ class Words:
         if any(child.type == "+=" for child in node.children):
             old = self.variables.get(key, [] if isinstance(new, list) else "")
             if isinstance(new, list):
-                new = [*(old if isinstance(old, list) else [old]), *new]
+                new = [*(old if isinstance(old, list) else [Word(old, line_of(node))]), *new]
             else:
-                new = joined([old[0] if isinstance(old, list) else old, new])
+                new = joined([self._variable(key, node), new])
         self.variables[key] = new
         self._inherited.discard(key)
 
@@ -139,8 +151,8 @@ class Words:
         short = command if len(command) <= 60 else command[:57] + "..."
         return Unknown("", f"{short} in line {line_of(node)} would have to be run")
 
-    def _array(self, node: Node) -> list[Text]:
-        return [text for child in node.named_children if child.type != "comment" for text in self.fields(child)]
+    def _array(self, node: Node) -> list[Word]:
+        return [word for child in node.named_children if child.type != "comment" for word in self.fields(child)]
 
     def _in_quotes(self, node: Node) -> Iterator[Text]:
         """The parts of "...", and the blanks between them, which have no node."""
@@ -155,18 +167,18 @@ class Words:
             end = child.end_byte - node.start_byte
         yield text[end:-1].decode()
 
-    def _entries(self, node: Node) -> list[Text] | None:
+    def _entries(self, node: Node) -> list[Word] | None:
         """Those of `"$@"` and `"${X[@]}"`, quoted or not; None for another word."""
         inner = node.named_children[0] if node.type == "string" and len(node.named_children) == 1 else node
         if node.type == "string" and source_of(node) != f'"{source_of(inner)}"':
             return None
         if source_of(inner) in ("$@", "${@}", "$*"):
-            return [*self.arguments]
+            return [Word(argument, 0) for argument in self.arguments]
         if inner.type == "expansion" and inner.named_children and inner.named_children[0].type == "subscript":
             name, index = inner.named_children[0].named_children
             if source_of(index) in ("@", "*"):
                 value = self.variables.get(source_of(name), [])
-                return [*value] if isinstance(value, list) else [value]
+                return [*value] if isinstance(value, list) else [Word(value, line_of(node))]
         return None
 
     def _variable(self, name: str, node: Node) -> Text:
@@ -183,7 +195,7 @@ class Words:
             return (
                 "" if name.isdigit() else Unknown("", f"{name} in line {line_of(node)} is set nowhere", is_unset=True)
             )
-        return (value[0] if value else "") if isinstance(value, list) else value
+        return (value[0].text if value else "") if isinstance(value, list) else value
 
     def _expansion(self, node: Node) -> Text:
         """`${X}`, `${X[0]}`, `${#X}`, `${X:-default}` and its like, `${X%pattern}`, `${X/pattern/new}`, `${X,,}`."""
@@ -240,9 +252,9 @@ class Words:
         if source_of(name) == "BASH_SOURCE":
             return self._name
         if isinstance(value, list) and str(self.text(index)) in [str(place) for place in range(len(value))]:
-            return value[int(str(self.text(index)))]
+            return value[int(str(self.text(index)))].text
         if isinstance(value, list) and source_of(index) in ("@", "*"):
-            return joined(value, " ")
+            return joined([word.text for word in value], " ")
         raise self.error(node, f"{source_of(node)} is not understood here")
 
     def _arithmetic(self, node: Node) -> Text:
@@ -285,10 +297,10 @@ class Words:
             return before
         if node.type != "command":
             return None
-        words = [text for child in node.named_children for text in self.fields(child)]
-        if any(isinstance(word, Unknown) for word in words):
+        words = [word for child in node.named_children for word in self.fields(child)]
+        if any(isinstance(word.text, Unknown) for word in words):
             return None
-        return self._of_command([str(word) for word in words])
+        return self._of_command([str(word.text) for word in words])
 
     def _of_command(self, words: Sequence[str]) -> Text | None:
         match words:

@@ -153,19 +153,14 @@ def _dropped(finding: Finding, drop: Sequence[str]) -> Finding:
 def _place(result: Translation, run: VerlRun, *, requested: bool) -> None:
     """Ranks and GPUs of each group; `--gpus`, or verl's number divided."""
     groups, per_node, nodes = run.groups, run.value("trainer.n_gpus_per_node"), run.value("trainer.nnodes")
-    why = (
-        "--gpus"
-        if requested
-        else f"{per_node} on each of {nodes} machines for both models in verl"
-        if nodes != 1
-        else f"{per_node} for both models in verl"
-    )
+    total = f"{per_node}{f' on each of {nodes} machines' if nodes != 1 else ''}"
+    why = "--gpus" if requested else f"of {total}, which both models have in verl" if groups.critic else "as in verl"
     on_cpu, several = run.value("trainer.device") == "cpu", nodes != 1 and not requested
     start = 0
     for role, count in _ranks(groups):
         devices = list(range(start, start + count))
         start += 0 if groups.shared else count
-        result.set(f"services.{role}.num_processes", count, f"of {why}" if not requested else why)
+        result.set(f"services.{role}.num_processes", count, why)
         if not on_cpu and not several:
             result.set(f"services.{role}.devices", devices)
     if groups.shared:
