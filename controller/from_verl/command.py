@@ -70,9 +70,8 @@ def read_settings(source: Path, overrides: Sequence[str], environment: Mapping[s
         settings.add_yaml(text, source.name)
         words = [Word(override, 0) for override in overrides]
     else:
-        launch = read_script(source, text, environment, overrides, now)
+        launch = read_script(source, text, environment, now)
         settings.from_environment = launch.from_environment
-        # Once more: the script may pass them on before its own, or not at all.
         words = [*launch.words, *(Word(override, 0) for override in overrides)]
     _add_words(settings, _take_options(settings, source, words))
     if not settings.given:

@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -10,11 +10,12 @@ from pathlib import Path
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from controller.from_verl.shell_words import Unknown, Word, Words, line_of, source_of
+from controller.from_verl.shell_words import Unknown, Word, Words, joined, line_of, source_of
 from splitppo.config import ConfigError
 
 _ENTRY_POINT = re.compile(r"(^|[./])main_(ppo|dapo)\w*(\.py)?$")
 _ENTRY_POINT_ANYWHERE = re.compile(r"\bmain_(ppo|dapo)")
+_MAX_DEPTH = 20  # of functions that call each other
 _COMPARISONS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
 
 
@@ -33,17 +34,15 @@ class _Leave(Exception):
     line: int
 
 
-def read_script(
-    file: Path, text: str, environment: Mapping[str, str], arguments: Sequence[str], now: datetime
-) -> Launch:
-    """The words that follow `-m verl.trainer.main_ppo`, with `arguments` where the script says `"$@"`.
+def read_script(file: Path, text: str, environment: Mapping[str, str], now: datetime) -> Launch:
+    """The words that follow `-m verl.trainer.main_ppo` in a script that is given none itself.
 
     Raises:
         ConfigError: the script starts no such program, or two; it cannot be parsed, or which branch it takes depends on
             a command's output. The sentence names the line.
     """
     tree = Parser(Language(tree_sitter_bash.language())).parse(text.encode())
-    run = _Run(Words(file.name, environment, arguments, now))
+    run = _Run(Words(file.name, environment, now))
     if broken := _first_error(tree.root_node):
         raise run.words.error(broken, f"cannot be parsed as shell: {_excerpt(broken)}")
     ended = ""
@@ -78,7 +77,7 @@ class _Run:
     def __init__(self, words: Words) -> None:
         self.words = words
         self.found: list[Word] | None = None
-        self._found_line = 0
+        self._found_line = self._depth = 0
         self._functions: dict[str, Node] = {}
         blocks = ("redirected_statement", "pipeline", "subshell", "compound_statement", "do_group")
         loops = ("while_statement", "c_style_for_statement")
@@ -123,13 +122,14 @@ class _Run:
         return True
 
     def _loop(self, node: Node) -> bool:
-        if self._matters(node):
+        """`while` and its like: passed over where they are not entered, or have no effect."""
+        if self._matters(node) and self.statement(node.named_children[0]) is not False:
             raise self.words.error(node, "a loop without a list of words is not understood here")
         return True
 
     def _command(self, node: Node) -> bool | Unknown:
         try:
-            words = [*self._words_of(node)]
+            words = self._words_of(node)
         except ConfigError:
             if _ENTRY_POINT_ANYWHERE.search(source_of(node)):
                 raise
@@ -142,19 +142,28 @@ class _Run:
         match texts:
             case ["exit", *_]:
                 raise _Leave(line_of(node))
-            case [name, *arguments] if name in self._functions:
-                return self._call(self._functions[name], arguments)
+            case [name, *_] if name in self._functions:
+                return self._call(self._functions[name], words[1:])
             case ["true" | ":" | "set" | "echo" | "export" | "cd" | "mkdir", *_]:
                 return True
             case ["false"]:
                 return False
         return self.words.unknown(node)
 
-    def _words_of(self, node: Node) -> Iterator[Word]:
+    def _words_of(self, node: Node) -> list[Word]:
+        """Nodes without a blank between them are one word."""
+        parts: list[Word] = []
+        end = -1
         for child in node.named_children:
-            if child.type != "variable_assignment" and "redirect" not in child.type:
-                word = child.named_children[0] if child.type == "command_name" else child
-                yield from self.words.fields(word)
+            if child.type == "variable_assignment" or "redirect" in child.type:
+                continue
+            words = self.words.fields(child.named_children[0] if child.type == "command_name" else child)
+            if parts and words and child.start_byte == end:
+                first = parts.pop()
+                words[0] = Word(joined([first.text, words[0].text]), first.line)
+            parts += words
+            end = child.end_byte
+        return parts
 
     def _find(self, node: Node, words: Sequence[Word]) -> None:
         """The entry point, and what follows it."""
@@ -163,14 +172,18 @@ class _Run:
         self.found = [*words]
         self._found_line = line_of(node)
 
-    def _call(self, body: Node, arguments: Sequence[str]) -> bool | Unknown:
+    def _call(self, body: Node, arguments: Sequence[Word]) -> bool | Unknown:
+        if self._depth == _MAX_DEPTH:
+            raise self.words.error(body, "a function that calls itself is not understood here")
+        self._depth += 1
         before, self.words.arguments = self.words.arguments, [*arguments]
         for place, argument in enumerate(arguments, 1):
-            self.words.variables[str(place)] = argument
+            self.words.variables[str(place)] = argument.text
         try:
             return self.statements(body)
         finally:
             self.words.arguments = before
+            self._depth -= 1
 
     def _list(self, node: Node) -> bool | Unknown:
         left, sign, right = node.children
@@ -213,7 +226,7 @@ class _Run:
         return status
 
     def _case(self, node: Node) -> bool:
-        value = self.words.text(node.named_children[0])
+        value = self.words.tested(node.named_children[0])
         if isinstance(value, Unknown):
             if self._matters(node):
                 raise self._undecided(node, value)
@@ -257,13 +270,13 @@ class _Run:
         if node.type == "unary_expression":
             return self._unary(node)
         if node.type != "binary_expression":
-            text = self.words.text(node)
+            text = self.words.tested(node)
             return text if isinstance(text, Unknown) else bool(text)
         left, sign, right = node.children
         if sign.type in ("&&", "||"):
             first = self._test(left)
             return self._test(right) if first is (sign.type == "&&") else first
-        texts = [self.words.text(left), self.words.text(right)]
+        texts = [self.words.tested(left), self.words.tested(right)]
         for text in texts:
             if isinstance(text, Unknown):
                 return text
@@ -272,6 +285,11 @@ class _Run:
     def _compare(self, node: Node, left: str, sign: str, right: str) -> bool:
         if sign in ("=", "==", "!="):
             return fnmatch.fnmatchcase(left, right) == (sign != "!=")
+        if sign == "=~":
+            try:
+                return re.search(right, left) is not None
+            except re.error as error:
+                raise self.words.error(node, f"{right!r} is not understood here: {error}") from error
         order = _COMPARISONS.get(sign, sign)
         if order not in ("==", "!=", "<", "<=", ">", ">=") or not all(re.fullmatch(r"-?\d+", t) for t in (left, right)):
             raise self.words.error(node, f"{source_of(node)} is not understood here")
@@ -285,7 +303,7 @@ class _Run:
         name = source_of(sign)
         if name == "-v":
             return source_of(operand) in self.words.variables
-        text = self.words.text(operand)
+        text = self.words.tested(operand)
         if isinstance(text, Unknown):
             return text
         tests = {"-z": lambda: not text, "-n": lambda: bool(text)}

@@ -43,7 +43,6 @@ _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
     "*": operator.mul,
     "/": operator.floordiv,
     "%": operator.mod,
-    "**": operator.pow,
 }
 _DEFAULT_SIGNS = (":-", "-", ":=", "=", ":?", "?", ":+", "+")
 _EXPANSIONS = ("simple_expansion", "expansion")
@@ -76,16 +75,17 @@ class Words:
 
     Attributes:
         variables: what the script and, before it, the environment have set.
-        arguments: of the script, `$@`.
+        arguments: `$@`, which only functions have: what is given behind the script's name comes last in any case.
         from_environment: names of what was read of it.
     """
 
-    def __init__(self, name: str, environment: Mapping[str, str], arguments: Sequence[str], now: datetime) -> None:
+    def __init__(self, name: str, environment: Mapping[str, str], now: datetime) -> None:
         self.variables: dict[str, Value] = {**environment}
-        self.arguments: list[str] = [*arguments]
+        self.arguments: list[Word] = []
         self.from_environment: list[str] = []
         self._name, self._now = name, now
         self._inherited = {*environment}
+        self._unset_is_empty = False
 
     def fields(self, node: Node) -> list[Word]:
         """The arguments that a word becomes: unquoted values are split at blanks, `"${X[@]}"` is one for each entry."""
@@ -124,6 +124,14 @@ class Words:
                 raise self.error(node, f"{source_of(node)} is not understood here")
             case _:
                 return _ESCAPE.sub(lambda found: "" if found[1] == "\n" else found[1], source_of(node))
+
+    def tested(self, node: Node) -> Text:
+        """The text of a word in a test, where what is not set is empty, as a shell has it everywhere."""
+        self._unset_is_empty = True
+        try:
+            return self.text(node)
+        finally:
+            self._unset_is_empty = False
 
     def assign(self, node: Node) -> None:
         """`X=...`, `X+=...`, `X=(...)`."""
@@ -172,8 +180,8 @@ class Words:
         inner = node.named_children[0] if node.type == "string" and len(node.named_children) == 1 else node
         if node.type == "string" and source_of(node) != f'"{source_of(inner)}"':
             return None
-        if source_of(inner) in ("$@", "${@}", "$*"):
-            return [Word(argument, 0) for argument in self.arguments]
+        if re.fullmatch(r"\$[@*]|\$\{[@*](:\d+)?\}", source_of(inner)):
+            return [*self.arguments]
         if inner.type == "expansion" and inner.named_children and inner.named_children[0].type == "subscript":
             name, index = inner.named_children[0].named_children
             if source_of(index) in ("@", "*"):
@@ -186,15 +194,15 @@ class Words:
         if name in self._inherited and name not in self.from_environment:
             self.from_environment.append(name)
         if name in ("@", "*"):
-            return " ".join(self.arguments)
+            return joined([word.text for word in self.arguments], " ")
         if name == "#":
             return str(len(self.arguments))
         if name == "0":
             return self._name
         if value is None:
-            return (
-                "" if name.isdigit() else Unknown("", f"{name} in line {line_of(node)} is set nowhere", is_unset=True)
-            )
+            if name.isdigit() or self._unset_is_empty:
+                return ""
+            return Unknown("", f"{name} in line {line_of(node)} is set nowhere", is_unset=True)
         return (value[0].text if value else "") if isinstance(value, list) else value
 
     def _expansion(self, node: Node) -> Text:

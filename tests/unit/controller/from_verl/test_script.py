@@ -14,20 +14,19 @@ from splitppo.config import ConfigError
 NOW = datetime(2026, 8, 9, 10, 11, tzinfo=UTC)
 
 
-def words(script: str, *arguments: str, **environment: str) -> list[str]:
+def words(script: str, **environment: str) -> list[str]:
     """What follows the entry point; a word that is not known stands as its reason in brackets."""
-    launch = read_script(Path("run.sh"), script, environment, arguments, NOW)
+    launch = read_script(Path("run.sh"), script, environment, NOW)
     return [w.text if isinstance(w.text, str) else f"{w.text.before}<{w.text.why}>" for w in launch.words]
 
 
-def mistake(script: str, *arguments: str, **environment: str) -> str:
+def mistake(script: str, **environment: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        words(script, *arguments, **environment)
+        words(script, **environment)
     return str(caught.value)
 
 
 RUN = "python3 -m verl.trainer.main_ppo"
-GIVEN = ("given=1", "too=[a, b]")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ GIVEN = ("given=1", "too=[a, b]")
         pytest.param(f"A=(x=1 # one\n 'y=2 3')\nA+=(z=4)\n{RUN} \"${{A[@]}}\"", ["x=1", "y=2 3", "z=4"], id="arrays"),
         pytest.param(f'A=()\n{RUN} a=1 "${{A[@]}}" $NOTHING', ["a=1"], id="nothing to add"),
         pytest.param(f"A='x=1 y=2'\n{RUN} $A \"$A\"", ["x=1", "y=2", "x=1 y=2"], id="split only without quotes"),
-        pytest.param(f'{RUN} a=1 "$@"', ["a=1", *GIVEN], id="what is given behind the script"),
+        pytest.param(f'{RUN} a=1 "$@"', ["a=1"], id="no arguments"),
         pytest.param(
             f"{RUN} ++a=1 +b.c=2 ~d e=[x,y] f={{g:1}}",
             ["++a=1", "+b.c=2", "~d", "e=[x,y]", "f={g:1}"],
@@ -85,23 +84,23 @@ GIVEN = ("given=1", "too=[a, b]")
     ],
 )
 def test_words_are_what_the_shell_would_pass(script: str, expected: list[str]) -> None:
-    assert words(script, *GIVEN, HOME="/home/me") == expected
+    assert words(script, HOME="/home/me") == expected
 
 
 def test_the_environment_gives_variables_and_is_named_where_it_was_read() -> None:
-    launch = read_script(Path("run.sh"), f"B=2\n{RUN} m=${{M:-x}} b=$B", {"M": "/m", "B": "1", "C": "3"}, (), NOW)
+    launch = read_script(Path("run.sh"), f"B=2\n{RUN} m=${{M:-x}} b=$B", {"M": "/m", "B": "1", "C": "3"}, NOW)
     assert [word.text for word in launch.words] == ["m=/m", "b=2"]
     assert list(launch.from_environment) == ["M"]
 
 
-def test_lines_are_those_of_the_script_and_none_for_what_was_given() -> None:
-    launch = read_script(Path("run.sh"), f"#!/bin/sh\n{RUN} a=1 \\\n  b=2 $@", {}, ("c=3",), NOW)
-    assert [(word.text, word.line) for word in launch.words] == [("a=1", 2), ("b=2", 3), ("c=3", 0)]
+def test_lines_are_those_of_the_script() -> None:
+    launch = read_script(Path("run.sh"), f"#!/bin/sh\n{RUN} a=1 \\\n  b=2 $@", {}, NOW)
+    assert [(word.text, word.line) for word in launch.words] == [("a=1", 2), ("b=2", 3)]
 
 
 def test_what_only_a_command_could_say_is_not_known_and_says_why(tmp_path: Path) -> None:
     script = f"touch {tmp_path}/made\nN=$(touch {tmp_path}/made; echo 3)\n{RUN} a=1 n.x=$N"
-    launch = read_script(Path("run.sh"), script, {}, (), NOW)
+    launch = read_script(Path("run.sh"), script, {}, NOW)
     unknown = launch.words[-1].text
     assert isinstance(unknown, Unknown)
     assert unknown.before == "n.x="
@@ -125,6 +124,7 @@ def test_what_only_a_command_could_say_is_not_known_and_says_why(tmp_path: Path)
         ),
         pytest.param(f"{RUN} a=1\n{RUN} b=1", 2, "a second run", id="two runs"),
         pytest.param(f"A=z\nX=$((A*2))\n{RUN} x=$X", 2, "expected a whole number", id="no number"),
+        pytest.param("f() { f; }\nf", 1, "calls itself", id="a function without an end"),
         pytest.param(f"while read l; do X=$l; done < f\n{RUN} x=$X", 1, "a loop", id="a loop over input"),
         pytest.param(f"X='a b'\n{RUN} x=$X", 2, "quote it", id="a value that falls apart"),
         pytest.param(f"{RUN} x=$'a'", 1, "$'a'", id="a quote that is not read"),
