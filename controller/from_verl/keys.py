@@ -1,11 +1,12 @@
 """The one table: what becomes of every key of verl's PPO trainer. Translation and docs/from-verl.md are made of it."""
 
+from controller.from_verl.keys_data import DATA_ROWS
 from controller.from_verl.keys_models import MODEL_ROWS
 from controller.from_verl.keys_rollout import ROLLOUT_ROWS
 from controller.from_verl.keys_run import RUN_ROWS
 from controller.from_verl.row import NO_DEFAULT, Row
 
-ROWS: tuple[Row, ...] = (*RUN_ROWS, *MODEL_ROWS, *ROLLOUT_ROWS)
+ROWS: tuple[Row, ...] = (*RUN_ROWS, *DATA_ROWS, *MODEL_ROWS, *ROLLOUT_ROWS)
 
 # Of verl, as far as a run here depends on them.
 VERL_DEFAULTS = {row.key: row.default for row in ROWS if row.default is not NO_DEFAULT} | {

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from controller.from_verl.row import NotNeeded, NotSupported, Row, changed, not_needed, slower, taken, unsupported
 from controller.from_verl.run import VerlRun
-from controller.from_verl.settings import MISSING, num_of
+from controller.from_verl.settings import num_of
 from splitppo.config.models import KlLossType, LossMode
 
 _ACTOR, _MODEL, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.ref"
@@ -221,7 +221,7 @@ def _trained(verl: str, model: str, engine: str, ours: str) -> Iterator[Row]:
         _hf_model,
         [*_EVERYTHING],
     )
-    yield unsupported(
+    yield slower(
         f"{verl}.checkpoint.load_contents",
         "a checkpoint is loaded as a whole",
         [*_EVERYTHING],
@@ -281,7 +281,7 @@ def _trained(verl: str, model: str, engine: str, ours: str) -> Iterator[Row]:
 
 
 def _actor() -> Iterator[Row]:
-    yield taken(f"{_MODEL}.path", "actor.model", MISSING)
+    yield taken(f"{_MODEL}.path", "actor.model", "~/models/deepseek-llm-7b-chat")
     yield changed(f"{_MODEL}.tokenizer_path", "data.tokenizer", "the policy's tokenizer", default=None)
     yield unsupported(f"{_MODEL}.custom_chat_template", "write it to a file, and name that in data.chat_template")
     yield taken(f"{_ACTOR}.clip_ratio", "actor.clip_ratio", 0.2)
