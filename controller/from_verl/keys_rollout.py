@@ -45,10 +45,6 @@ def _same_as_data(key: str) -> Any:
     return convert
 
 
-def _val_temperature(value: Any, _: VerlRun) -> Any:
-    return float(value or 0.0)
-
-
 def _sampled(value: Any, _: VerlRun) -> Any:
     if value:
         raise NotNeeded("rollouts are sampled")
@@ -92,7 +88,7 @@ def _rows() -> Iterator[Row]:
     yield changed(f"{_ROLLOUT}.prompt_length", "", _LENGTHS, _same_as_data("data.max_prompt_length"))
     yield changed(f"{_ROLLOUT}.response_length", "", _LENGTHS, _same_as_data("data.max_response_length"))
     yield taken(f"{_ROLLOUT}.val_kwargs.n", "evaluation.n", 1)
-    yield changed(f"{_ROLLOUT}.val_kwargs.temperature", "evaluation.temperature", "0: greedy", _val_temperature, 0)
+    yield taken(f"{_ROLLOUT}.val_kwargs.temperature", "evaluation.temperature", 0, note="0: greedy")
     yield taken(f"{_ROLLOUT}.val_kwargs.top_p", "evaluation.top_p", 1.0)
     yield changed(f"{_ROLLOUT}.val_kwargs.top_k", "evaluation.top_k", "0: every token, -1 there", _top_k, -1)
     yield not_needed(f"{_ROLLOUT}.val_kwargs.do_sample", "val_kwargs.temperature says it, as to verl's agent loop")

@@ -3,10 +3,10 @@
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -14,14 +14,6 @@ from splitppo.config import ConfigError
 
 # A key that must be given in verl.
 MISSING = "???"
-
-
-@dataclass(frozen=True)
-class Given:
-    """A key that the file or script sets, and the line of the script; 0 where there is none."""
-
-    key: str
-    line: int = 0
 
 
 class Settings:
@@ -33,13 +25,13 @@ class Settings:
         sections: keys whose value is a mapping that is taken as a whole.
 
     Attributes:
-        given: what was set, in its order.
+        given: the keys that were set, in their order, with the line of the script; 0 where there is none.
         from_environment: variables that a script has read.
     """
 
     def __init__(self, source: str, defaults: Mapping[str, Any], sections: Sequence[str] = ()) -> None:
         self.source = source
-        self.given: dict[str, Given] = {}
+        self.given: dict[str, int] = {}
         self.from_environment: Collection[str] = ()
         self._defaults, self._sections = defaults, sections
         self._tree: DictConfig = OmegaConf.create(nested(defaults))
@@ -52,11 +44,7 @@ class Settings:
         """
         try:
             tree = OmegaConf.create(text)
-        except (OmegaConfBaseException, ValueError) as error:
-            raise ConfigError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from error
-        except Exception as error:
-            if type(error).__module__.partition(".")[0] != "yaml":
-                raise
+        except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(tree, DictConfig) or not tree:
             raise ConfigError(f"{name}: expected a mapping of verl's sections (data, actor_rollout_ref, ...)")
@@ -81,7 +69,7 @@ class Settings:
         try:
             parsed = OmegaConf.from_dotlist([f"value={_as_yaml(value)}"])
             content = tree_of(parsed)
-        except Exception as error:
+        except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"{where}the value of {text!r} cannot be read") from error
         for inner, leaf in _leaves({key: content["value"]}):
             self._set(inner, leaf)
@@ -109,7 +97,7 @@ class Settings:
     def _note(self, key: str, line: int) -> None:
         whole = next((section for section in self._sections if key.startswith(f"{section}.")), key)
         self.given.pop(whole, None)
-        self.given[whole] = Given(whole, line)
+        self.given[whole] = line
 
     def _set(self, key: str, value: Any) -> None:
         try:

@@ -85,8 +85,8 @@ def translate(settings: Settings, *, gpus: tuple[int, int] | None, drop: Sequenc
     for row in ROWS:
         if row.to and row.default is not NO_DEFAULT and row.key not in given_rows and _applies(row.key, run):
             _take_default(result, _convert(row, row.key, settings.value(row.key), run, 0))
-    for key, given in settings.given.items():
-        finding = _dropped(_finding(key, given.line, run), drop)
+    for key, line in settings.given.items():
+        finding = _dropped(_finding(key, line, run), drop)
         result.findings.append(finding)
         if finding.outcome in ("taken", "changed") and not finding.is_dropped and "*" not in finding.to:
             result.set(finding.to, finding.new, finding.note if finding.outcome == "changed" else "")
