@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import tree_sitter_bash
@@ -128,6 +129,7 @@ class _Run:
         return True
 
     def _command(self, node: Node) -> bool | Unknown:
+        self._assignments_before(node)
         try:
             words = self._words_of(node)
         except ConfigError:
@@ -144,11 +146,31 @@ class _Run:
                 raise _Leave(line_of(node))
             case [name, *_] if name in self._functions:
                 return self._call(self._functions[name], words[1:])
-            case ["true" | ":" | "set" | "echo" | "export" | "cd" | "mkdir", *_]:
+            case ["export", *_]:
+                self._export(words[1:])
+                return True
+            case ["true" | ":" | "set" | "echo" | "cd" | "mkdir", *_]:
                 return True
             case ["false"]:
                 return False
         return self.words.unknown(node)
+
+    def _assignments_before(self, node: Node) -> None:
+        """`A=1 B=2` on a line of its own, which the parser takes to belong to the command of the next line."""
+        text = node.text or b""
+        for child, following in pairwise(node.children):
+            between = text[child.end_byte - node.start_byte : following.start_byte - node.start_byte]
+            if child.type == "variable_assignment" and b"\n" in between.replace(b"\\\n", b""):
+                for one in node.children[: node.children.index(child) + 1]:
+                    self.words.assign(one)
+
+    def _export(self, words: Sequence[Word]) -> None:
+        """`export A=1` that follows assignments on the line before, and is a command to the parser."""
+        for word in words:
+            text = word.text
+            name, separator, value = (text if isinstance(text, str) else text.before).partition("=")
+            if separator:
+                self.words.variables[name] = value if isinstance(text, str) else Unknown(value, text.why)
 
     def _words_of(self, node: Node) -> list[Word]:
         """Nodes without a blank between them are one word."""

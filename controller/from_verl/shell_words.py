@@ -65,9 +65,16 @@ def joined(texts: Sequence[Text], separator: str = "") -> Text:
     known: list[str] = []
     for text in texts:
         if isinstance(text, Unknown):
-            return Unknown(separator.join([*known, text.before]), text.why)
+            before = separator.join([*known, text.before])
+            return Unknown(before, text.why, is_unset=text.is_unset and not before)
         known.append(text)
     return separator.join(known)
+
+
+def _blanks(node: Node) -> str:
+    """Those before an expansion inside of quotes, which the parser counts as part of it."""
+    text = source_of(node)
+    return text[: len(text) - len(text.lstrip())]
 
 
 class Words:
@@ -113,9 +120,9 @@ class Words:
             case "concatenation" | "command_name" | "variable_assignment":
                 return joined([self.text(child) for child in node.children])
             case "simple_expansion":
-                return self._variable(source_of(node)[1:], node)
+                return joined([_blanks(node), self._variable(source_of(node).lstrip()[1:], node)])
             case "expansion":
-                return self._expansion(node)
+                return joined([_blanks(node), self._expansion(node)])
             case "command_substitution":
                 return self._substitution(node)
             case "arithmetic_expansion":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,62 +30,75 @@ def mistake(script: str, **environment: str) -> str:
 RUN = "python3 -m verl.trainer.main_ppo"
 
 
+# By what it shows: a script, and what it passes.
+SCRIPTS: dict[str, tuple[str, list[str]]] = {
+    "continued lines": (f"{RUN} a=1 \\\n  b=2 \\\n  # no more\n", ["a=1", "b=2"]),
+    "variables": (f"LR=1e-6\n{RUN} lr=$LR x=${{LR}}5", ["lr=1e-6", "x=1e-65"]),
+    "defaults": (f"{RUN} lr=${{LR:-1e-5}} m=${{M:-$HOME/m}}", ["lr=1e-5", "m=/home/me/m"]),
+    "an empty variable": (f"A=\n{RUN} a=${{A:-1}} b=${{A-1}} c=${{A:+1}}", ["a=1", "b=", "c="]),
+    "a default that stays": (f"{RUN} a=${{A:=1}} b=$A", ["a=1", "b=1"]),
+    "cut": (f"F=x/y.tar.gz\n{RUN} a=${{F##*/}} b=${{F%.*}} c=${{F%%.*}}", ["a=y.tar.gz", "b=x/y.tar", "c=x/y"]),
+    "replaced": (f"N='my run it'\n{RUN} a=${{N// /_}} b=\"${{N/ /_}}\"", ["a=my_run_it", "b=my_run it"]),
+    "letters": (f"N=Ab\n{RUN} a=${{N,,}} b=${{N^^}} c=${{#N}}", ["a=ab", "b=AB", "c=2"]),
+    "arithmetic": (f"N=$((1024 * 2 + 6 / (1 + 1)))\n{RUN} n=$((N % 1000)) m=$N", ["n=51", "m=2051"]),
+    "quotes": (f'{RUN} f="[\'$HOME/a\', \\"b\\"]" l=\'["c"]\'', ["f=['/home/me/a', \"b\"]", 'l=["c"]']),
+    "escapes": (f"{RUN} l=\\['a','b'\\] m=a\\ b", ["l=[a,b]", "m=a b"]),
+    "blanks between": (f'A=1 B=2\n{RUN} "a=$A $B  ${{A}}  ${{B}} " b=$A', ["a=1 2  1  2 ", "b=1"]),
+    "two on a line": (f"A=1 B=2\nC=3 D=4\nexport E=$A$B\nF=6 {RUN} a=$A$B$C$D$E", ["a=123412"]),
+    "arrays": (f"A=(x=1 # one\n 'y=2 3')\nA+=(z=4)\n{RUN} \"${{A[@]}}\"", ["x=1", "y=2 3", "z=4"]),
+    "an entry": (f"A=(x y)\n{RUN} a=${{A[1]}} b=$A", ["a=y", "b=x"]),
+    "nothing to add": (f'A=()\n{RUN} a=1 "${{A[@]}}" $NOTHING', ["a=1"]),
+    "split without quotes": (f"A='x=1 y=2'\n{RUN} $A \"$A\"", ["x=1", "y=2", "x=1 y=2"]),
+    "no arguments": (f'E=${{1:-vllm}}\n{RUN} e=$E "$@"', ["e=vllm"]),
+    "Hydra's signs": (f"{RUN} ++a=1 +b.c=2 ~d e=[x,y] f={{g:1}}", ["++a=1", "+b.c=2", "~d", "e=[x,y]", "f={g:1}"]),
+    "case": (f"G=gpu\ncase $G in\n npu) X=1 ;;\n gpu|cuda) X=2 ;;\n *) exit 1 ;;\nesac\n{RUN} x=$X", ["x=2"]),
+    "if": (f'if [ -z "$X" ] && [[ 3 -gt 2 ]]; then X=1; else X=3; fi\n{RUN} x=$X', ["x=1"]),
+    "elif": (f"if [ 1 = 2 ]; then X=1; elif [[ a == a* ]]; then X=2; else X=3; fi\n{RUN} x=$X", ["x=2"]),
+    "an expression": (f"if [[ $HOME =~ ^/home ]]; then X=1; fi\n{RUN} x=$X", ["x=1"]),
+    "a list of tests": (f'[ $HOME != /x ] && X=1 || X=2\n[ -n "$Y" ] && X=3\n{RUN} x=$X', ["x=1"]),
+    "for": (f"A=()\nfor f in a b; do A+=(x.$f=1); done\n{RUN} ${{A[@]}}", ["x.a=1", "x.b=1"]),
+    "a loop not entered": (f"while [[ $# -gt 0 ]]; do M=$1; shift; done\n{RUN} m=${{M:-x}}", ["m=x"]),
+    "a function": (f'run() {{ {RUN} name=$1 "$@"; }}\nrun x=1 y=2', ["name=x=1", "x=1", "y=2"]),
+    "a text before it": (f"cat <<EOF\n{RUN} not=this\nEOF\n{RUN} a=1", ["a=1"]),
+    "commands passed over": (f"cd $(dirname $0) && mkdir -p logs\nno_such_tool --frozen\n{RUN} a=1", ["a=1"]),
+    "a launcher": ('L=(env A=1 python3)\n"${L[@]}" -m verl.trainer.main_ppo a=1', ["a=1"]),
+    "what is known": (f"D=$(basename /a/b)_$(echo c)\n{RUN} d=$D", ["d=b_c"]),
+    "a module that is not installed": (
+        f"D=${{D:-$(python3 -c 'import no_such_module' 2>/dev/null && echo npu || echo gpu)}}\n{RUN} d=$D",
+        ["d=gpu"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SCRIPTS)
+def test_words_are_those_of_the_script(what: str) -> None:
+    script, expected = SCRIPTS[what]
+    assert words(script, HOME="/home/me") == expected
+
+
+@pytest.mark.parametrize("what", SCRIPTS)
+def test_bash_passes_the_same_words(what: str, tmp_path: Path) -> None:
+    script, expected = SCRIPTS[what]
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/bash\n[ "$1" = -m ] || exit 1\nshift 2\nprintf "%s\\0" "$@" > passed\n')
+    python.chmod(0o755)
+    environment = {"HOME": "/home/me", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    (tmp_path / "run.sh").write_text(script)
+    subprocess.run(["/bin/bash", "./run.sh"], env=environment, cwd=tmp_path, check=False, capture_output=True)
+    (passed,) = tmp_path.rglob("passed")
+    assert passed.read_text().removesuffix("\0").split("\0") == expected
+
+
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        pytest.param(f"{RUN} a=1 \\\n  b=2 \\\n  # no more\n", ["a=1", "b=2"], id="continued lines"),
-        pytest.param(f"LR=1e-6\n{RUN} lr=$LR x=${{LR}}5", ["lr=1e-6", "x=1e-65"], id="variables"),
-        pytest.param(f"{RUN} lr=${{LR:-1e-5}} m=${{M:-$HOME/m}}", ["lr=1e-5", "m=/home/me/m"], id="defaults"),
-        pytest.param(f"A=\n{RUN} a=${{A:-1}} b=${{A-1}} c=${{A:+1}}", ["a=1", "b=", "c="], id="an empty variable"),
-        pytest.param(
-            f"F=x/y.tar.gz\n{RUN} a=${{F##*/}} b=${{F%.*}} c=${{F%%.*}}", ["a=y.tar.gz", "b=x/y.tar", "c=x/y"], id="cut"
-        ),
-        pytest.param(f"N='my run'\n{RUN} a=${{N// /_}}", ["a=my_run"], id="replaced"),
-        pytest.param(f"N=$((1024 * 2 + 6 / (1 + 1)))\n{RUN} n=$((N % 1000)) m=$N", ["n=51", "m=2051"], id="arithmetic"),
-        pytest.param(
-            f'{RUN} f="[\'$HOME/a\', \\"b\\"]" l=\'["c"]\'', ["f=['/home/me/a', \"b\"]", 'l=["c"]'], id="quotes"
-        ),
-        pytest.param(f"A=(x=1 # one\n 'y=2 3')\nA+=(z=4)\n{RUN} \"${{A[@]}}\"", ["x=1", "y=2 3", "z=4"], id="arrays"),
-        pytest.param(f'A=()\n{RUN} a=1 "${{A[@]}}" $NOTHING', ["a=1"], id="nothing to add"),
-        pytest.param(f"A='x=1 y=2'\n{RUN} $A \"$A\"", ["x=1", "y=2", "x=1 y=2"], id="split only without quotes"),
-        pytest.param(f'{RUN} a=1 "$@"', ["a=1"], id="no arguments"),
-        pytest.param(
-            f"{RUN} ++a=1 +b.c=2 ~d e=[x,y] f={{g:1}}",
-            ["++a=1", "+b.c=2", "~d", "e=[x,y]", "f={g:1}"],
-            id="Hydra's signs",
-        ),
-        pytest.param(f"export A=1 B=2\nC=3 {RUN} a=$A$B > log 2>&1 | tee -a log &", ["a=12"], id="around the command"),
-        pytest.param(
-            f"G=gpu\ncase $G in\n npu) X=1 ;;\n gpu|cuda) X=2 ;;\n *) exit 1 ;;\nesac\n{RUN} x=$X", ["x=2"], id="case"
-        ),
-        pytest.param(f'X=\nif [ -z "$X" ] && [[ 3 -gt 2 ]]; then X=1; else X=3; fi\n{RUN} x=$X', ["x=1"], id="if"),
-        pytest.param(
-            f"if [ 1 = 2 ]; then X=1; elif [[ a == a* ]]; then X=2; else X=3; fi\n{RUN} x=$X", ["x=2"], id="elif"
-        ),
-        pytest.param(f"[ $HOME != /x ] && X=1 || X=2\n{RUN} x=$X", ["x=1"], id="a list of tests"),
-        pytest.param(f"A=()\nfor f in a b; do A+=(x.$f=1); done\n{RUN} ${{A[@]}}", ["x.a=1", "x.b=1"], id="for"),
-        pytest.param(f'run() {{ {RUN} name=$1 "$@"; }}\nrun x=1 y=2', ["name=x=1", "x=1", "y=2"], id="a function"),
-        pytest.param(
-            f"cd $(dirname $0) && mkdir -p logs\nuv sync --frozen\n{RUN} a=1",
-            ["a=1"],
-            id="commands that are passed over",
-        ),
-        pytest.param('L=(uv run python3)\n"${L[@]}" -m verl.trainer.main_ppo a=1', ["a=1"], id="a launcher"),
-        pytest.param("ray job submit -- python -m recipe.dapo.main_dapo a=1", ["a=1"], id="another entry point"),
-        pytest.param(
-            f"N=run_$(date +%Y%m%d)\nD=$(basename /a/b)_$(echo c)\n{RUN} n=$N d=$D",
-            ["n=run_20260809", "d=b_c"],
-            id="what is known without running it",
-        ),
-        pytest.param(
-            f"D=${{D:-$(python3 -c 'import no_such_module' 2>/dev/null && echo npu || echo gpu)}}\n{RUN} d=$D",
-            ["d=gpu"],
-            id="what is installed",
-        ),
+        (f"export A=1 B=2\nC=3 {RUN} a=$A$B > log 2>&1 | tee -a log &", ["a=12"]),
+        ("ray job submit -- python -m recipe.dapo.main_dapo a=1", ["a=1"]),
+        (f"N=run_$(date +%Y%m%d)\n{RUN} n=$N", ["n=run_20260809"]),
     ],
 )
-def test_words_are_what_the_shell_would_pass(script: str, expected: list[str]) -> None:
-    assert words(script, HOME="/home/me") == expected
+def test_words_are_found_however_verl_is_started(script: str, expected: list[str]) -> None:
+    assert words(script) == expected
 
 
 def test_the_environment_gives_variables_and_is_named_where_it_was_read() -> None:
