@@ -5,6 +5,7 @@
 """
 
 import argparse
+import asyncio
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
     parser.add_argument(
-        "--check", action="store_true", help="check config, models, data; print batch plan and memory; exit"
+        "--check", action="store_true", help="check config, models, data, rewards; print batch plan and memory; exit"
     )
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the configuration")
     options = parser.parse_intermixed_args(arguments)
@@ -32,11 +33,11 @@ def main(arguments: list[str]) -> int:
         if options.check:
             from controller.memory.gpus import check_fits, visible_gpus
             from controller.memory.plan import memory_plan
-            from controller.preflight import load_inputs
+            from controller.preflight import check_rewards, load_inputs
             from controller.run.folder import RunFolder
             from splitppo.rpc.credentials import load_credentials
 
-            load_inputs(config)
+            asyncio.run(check_rewards(config, load_inputs(config)))
             load_credentials(config.services.security, "controller")
             config = RunFolder(config).resolve()
             if warning := crowding(config, permitted_cores()):

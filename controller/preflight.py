@@ -10,7 +10,8 @@ from controller.data.model_folder import model_folder, read_json
 from controller.data.prompts import PromptBatch, PromptDataset, load_prompts
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.tokenizer import Tokenizer, load_tokenizer
-from rewards.manager import check_data_sources, scored_sources
+from rewards.manager import RewardManager
+from rewards.terms import check_scorers, scored_sources
 from splitppo.config import Config, ConfigError, RewardConfig
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.rollout_packages import check_rollout_packages
@@ -71,8 +72,14 @@ def load_inputs(config: Config) -> Inputs:
         reward_tokenizer = load_reward_tokenizer(config.reward_model, table, is_model_here=is_model_here)
         val_prompts = _with_functions(val_prompts, config) if val_prompts else None
     inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer)
-    check_data_sources(config.reward, inputs.scored_sources(config.reward))
+    check_scorers(config.reward, inputs.scored_sources(config.reward))
     return inputs
+
+
+async def check_rewards(config: Config, inputs: Inputs) -> None:
+    """Starts what scores, and ends it again. ConfigError if it cannot be started, e.g. because of a user's function."""
+    async with RewardManager(config.reward, inputs.scored_sources(config.reward)):
+        pass
 
 
 def _with_functions(val_prompts: PromptBatch, config: Config) -> PromptBatch | None:

@@ -13,6 +13,7 @@ import uvloop
 from controller.preflight import Inputs, load_inputs
 from controller.rollout.evaluation import Evaluator
 from controller.rollout.log_prob_check import RolloutMismatch
+from controller.rollout.results import ScoringFailed
 from controller.rollout.scoring import Scorer
 from controller.run.checkpoint_writer import CheckpointFailed, CheckpointWriter
 from controller.run.folder import RunFolder
@@ -83,7 +84,7 @@ class Session:
         except asyncio.CancelledError:
             self._reason = "interrupted"
             task.uncancel()
-        except (ConfigError, GroupFailed, RolloutMismatch, WireError, OSError) as error:
+        except (ConfigError, GroupFailed, RolloutMismatch, ScoringFailed, WireError, OSError) as error:
             self._reason = self._reason_of(error)
             self._explain(error)
         except Exception:
@@ -131,7 +132,8 @@ class Session:
         self._display.start(batch_plan(config), config, step=point.step)
         if warning := crowding(config, permitted_cores()):
             log.warning("%s", warning)
-        async with RewardManager(config.reward, inputs.scored_sources(config.reward)) as manager:
+        sources, answers = inputs.scored_sources(config.reward), folder.path / "judge.jsonl"
+        async with RewardManager(config.reward, sources, answers) as manager:
             scorer = Scorer(inputs.tokenizer, manager, inputs.reward_tokenizer)
             await self._train_recovering(point, inputs, scorer)
 

@@ -147,7 +147,7 @@ class StepCalls:
             self.config.run.schedule, self._rule_scores, lambda: self._model_scores(host, after_update)
         )
         scores = of_model["rm_scores"].values
-        self.record.scored = scored.with_model_scores(scores, coef_of, self.scorer.scored_sources)
+        self.record.scored = scored.with_model_scores(scores, coef_of)
         return self.record.scored
 
     async def _model_scores(self, host: WorkerClient, after_update: AfterUpdate) -> Batch:
@@ -165,13 +165,18 @@ class StepCalls:
         return scores
 
     async def _rule_scores(self) -> ScoredResponses:
-        """Reward processes: a score for each response."""
+        """The scorers: a score for each response, less what an overlong one loses."""
+        reward, limit = self.config.reward, self.config.data.max_response_length
         scored: list[ScoredResponses] = []
         async for part in self._stream.parts():
-            num_examine = 0 if scored else self.config.reward.num_examine
+            num_examine = 0 if scored else reward.num_examine
             with self.record.timed("reward"), self.record.span("scoring", "score"):
-                scored.append(await self.scorer.score(part.prompts, part.rollouts, num_examine=num_examine))
-        return ScoredResponses.join(scored).take(self._stream.order)
+                responses = await self.scorer.score(part.prompts, part.rollouts, num_examine=num_examine)
+            lengths = part.rollouts["responses"].lengths
+            scored.append(responses.with_overlong_penalty(reward.overlong_buffer, lengths, limit))
+        all_scored = ScoredResponses.join(scored).take(self._stream.order)
+        all_scored.check_failures(reward.max_error_rate, f"step {self.record.step}")
+        return all_scored
 
     async def update_actor(self, experience: Experience) -> None:
         """Actor: one PPO update of the policy; in the critic's warm-up only the step advances."""

@@ -1,43 +1,31 @@
-"""Scores of responses: every sample goes to the source that its data source is scored by."""
+"""Scores of responses: every sample goes to the scorers of its data source, and their scores are added up."""
 
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from itertools import chain
+from pathlib import Path
 from typing import Self
 
 from rewards.process_pool import ScoringProcesses
-from rewards.registry import CUSTOM, has_scorer, scorer_name
 from rewards.samples import Failure, Sample, Scored
 from rewards.scoring_process import ScorerSetup
 from rewards.source import ScoreSource
-from splitppo.config import ConfigError, RewardConfig
+from rewards.terms import JUDGE, check_scorers, terms_of
+from splitppo.config import RewardConfig
+from splitppo.config.reward import Term
 
 log = logging.getLogger(__name__)
 
 
-def check_data_sources(config: RewardConfig, data_sources: Iterable[str]) -> None:
-    """ConfigError if there is no user's function and a data source has no scorer; the message lists the known ones."""
-    if config.custom_function_path is not None:
-        if not config.custom_function_path.is_file():
-            raise ConfigError(f"key 'reward.custom_function_path': there is no file {config.custom_function_path}")
-        return
-    try:
-        for data_source in sorted(data_sources):
-            scorer_name(data_source)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def scored_sources(config: RewardConfig, data_sources: Iterable[str]) -> frozenset[str]:
-    """Those of the data sources that have a reward function: all of them with a user's."""
-    return frozenset(source for source in data_sources if config.custom_function_path is not None or has_scorer(source))
-
-
 class RewardManager:
-    """Sends each sample to the scorer of its data source; an async context manager that holds the sources of scores.
+    """Asks the scorers of each sample's data source; an async context manager that holds the sources of scores.
+
+    Args:
+        answers_file: where a judge's answers are kept.
 
     Attributes:
         data_sources: those that it can score.
@@ -46,12 +34,11 @@ class RewardManager:
         ConfigError: a data source has no scorer; on entering: a source of scores cannot be started.
     """
 
-    def __init__(self, config: RewardConfig, data_sources: Iterable[str]) -> None:
+    def __init__(self, config: RewardConfig, data_sources: Iterable[str], answers_file: Path | None = None) -> None:
         self.data_sources = frozenset(data_sources)
-        check_data_sources(config, self.data_sources)
-        is_custom = config.custom_function_path is not None
-        self._scorers = {source: CUSTOM if is_custom else scorer_name(source) for source in self.data_sources}
-        self._sources = _sources(config, frozenset(self._scorers.values()))
+        check_scorers(config, self.data_sources)
+        self._terms = {source: terms_of(config, source) for source in self.data_sources}
+        self._sources = _sources(config, {term.name for terms in self._terms.values() for term in terms}, answers_file)
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -69,30 +56,67 @@ class RewardManager:
         """Scores all samples, one result each, and logs the first `num_examine` of each data source.
 
         Raises:
-            RuntimeError: a source cannot go on, for a reason outside its scorers.
+            RuntimeError, OSError: a source cannot go on, for a reason outside its scorers.
         """
-        places: dict[ScoreSource, list[int]] = defaultdict(list)
-        for place, sample in enumerate(samples):
-            places[self._sources[self._scorers[sample.data_source]]].append(place)
-        asked = [replace(sample, scorer=self._scorers[sample.data_source]) for sample in samples]
-        parts = await asyncio.gather(*(source.score([asked[place] for place in of]) for source, of in places.items()))
-        by_place = {
-            place: scored
-            for of, part in zip(places.values(), parts, strict=True)
-            for place, scored in zip(of, part, strict=True)
-        }
-        results = [by_place[place] for place in range(len(samples))]
+        terms = [self._terms[sample.data_source] for sample in samples]
+        asked = [replace(sample, scorer=term.name) for sample, own in zip(samples, terms, strict=True) for term in own]
+        scored = iter(await self._ask(asked))
+        results = [weighted_sum(own, [next(scored) for _ in own]) for own in terms]
         _log_examples(samples, results, num_examine)
         _log_failures(results)
         return results
 
+    async def _ask(self, samples: Sequence[Sample]) -> list[Scored]:
+        """Each sample's result from its scorer; the sources work at the same time."""
+        places: dict[ScoreSource, list[int]] = defaultdict(list)
+        for place, sample in enumerate(samples):
+            places[self._sources[sample.scorer]].append(place)
+        parts = await asyncio.gather(
+            *(source.score([samples[place] for place in own]) for source, own in places.items())
+        )
+        by_place = dict(zip(chain(*places.values()), chain(*parts), strict=True))
+        return [by_place[place] for place in range(len(samples))]
 
-def _sources(config: RewardConfig, scorers: frozenset[str]) -> dict[str, ScoreSource]:
-    """Who answers for each of these scorers. A source of its own stands here by its scorer's name."""
-    setup = ScorerSetup(
-        tuple(sorted(scorers)), config.timeout_s, config.custom_function_path, config.custom_function_name
+
+def weighted_sum(terms: Sequence[Term], results: Sequence[Scored]) -> Scored:
+    """The score of a sample, from those of its scorers.
+
+        score = sum of weight * score over the terms
+
+    Where that is not simply one scorer's, each score is kept as the field <name>_score. Of fields that several scorers
+    give, the first one's is kept. A scorer that failed adds 0; the first failure is the sample's.
+    """
+    if len(terms) == 1 and terms[0].weight == 1.0:
+        return results[0]
+    extra = {name: value for scored in reversed(results) for name, value in scored.extra.items()}
+    extra |= {f"{term.name}_score": scored.score for term, scored in zip(terms, results, strict=True)}
+    failed = next((scored for scored in results if scored.failure is not None), None)
+    return Scored(
+        score=sum(term.weight * scored.score for term, scored in zip(terms, results, strict=True)),
+        extra=extra,
+        failure=failed.failure if failed else None,
+        message=failed.message if failed else "",
     )
-    return dict.fromkeys(scorers, ScoringProcesses(setup, config.num_workers))
+
+
+def _sources(config: RewardConfig, scorers: Collection[str], answers_file: Path | None) -> dict[str, ScoreSource]:
+    """Who answers for each of these scorers."""
+    functions = tuple(sorted(name for name in scorers if name != JUDGE))
+    sources: dict[str, ScoreSource] = {}
+    if functions:
+        setup = ScorerSetup(
+            functions,
+            config.timeout_s,
+            config.custom_function_path,
+            config.custom_function_name,
+            config.custom_function_kwargs,
+        )
+        sources |= dict.fromkeys(functions, ScoringProcesses(setup, config.num_workers))
+    if JUDGE in scorers:
+        from rewards.judge.source import Judge  # runs without a judge do without an HTTP client
+
+        sources[JUDGE] = Judge(config.judge, answers_file)
+    return sources
 
 
 def _log_examples(samples: Sequence[Sample], results: Sequence[Scored], num_examine: int) -> None:
@@ -108,5 +132,5 @@ def _log_examples(samples: Sequence[Sample], results: Sequence[Scored], num_exam
 def _log_failures(results: Sequence[Scored]) -> None:
     for failure in Failure:
         if messages := [result.message for result in results if result.failure is failure]:
-            what = f"{len(messages)} of {len(results)} scores are 0 because of a {failure.value} in the reward function"
+            what = f"{len(messages)} of {len(results)} responses have no score from a scorer ({failure.value})"
             log.warning("%s; the first: %s", what, messages[0])

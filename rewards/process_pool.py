@@ -7,16 +7,19 @@ import asyncio
 import logging
 import math
 import multiprocessing
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from ctypes import c_int
+from dataclasses import replace
+from itertools import chain
 from typing import Self
 
 from pebble import ProcessExpired, ProcessPool
 
 from rewards import scoring_process
 from rewards.samples import Failure, Sample, Scored
-from rewards.scoring_process import UNKNOWN_POSITION, ScorerSetup, timed_out
+from rewards.scoring_process import UNKNOWN_POSITION, BatchFailed, ScorerSetup, timed_out
 from splitppo.config import ConfigError
 
 log = logging.getLogger(__name__)
@@ -48,13 +51,15 @@ class ScoringProcesses:
         self._free_slots: asyncio.Queue[int] = asyncio.Queue()
         for slot in range(2 * num_workers):
             self._free_slots.put_nowait(slot)
+        self._batched: frozenset[str] = frozenset()
         self._pool: ProcessPool | None = None
 
     async def __aenter__(self) -> Self:
         """Starts the processes and loads the scorers in one of them."""
         try:
             async with asyncio.timeout(_START_LIMIT_S):
-                error = await asyncio.wrap_future(self._running_pool().schedule(scoring_process.load_error))
+                report = await asyncio.wrap_future(self._running_pool().schedule(scoring_process.load_report))
+            error, self._batched = report.error, report.batched
         except TimeoutError:
             error = f"loading the reward functions took longer than {_START_LIMIT_S:g} s"
         except (BrokenExecutor, ProcessExpired):
@@ -73,9 +78,23 @@ class ScoringProcesses:
         Raises:
             RuntimeError: scoring processes cannot be kept running, for a reason outside the scorers.
         """
-        size = min(_MAX_CHUNK_CALLS, math.ceil(len(samples) / (_CHUNKS_PER_WORKER * self._num_workers)) or 1)
-        chunks = [samples[start : start + size] for start in range(0, len(samples), size)]
-        return [scored for chunk in await asyncio.gather(*map(self._score_chunk, chunks)) for scored in chunk]
+        places: dict[str, list[int]] = defaultdict(list)
+        for place, sample in enumerate(samples):
+            places[sample.scorer].append(place)
+        chunks = [chunk for scorer, own in places.items() for chunk in self._chunks(own, scorer)]
+        # What no function is given need not travel.
+        light = [replace(sample, prompt="", messages=()) for sample in samples]
+        scored = await asyncio.gather(*(self._score_chunk([light[place] for place in chunk]) for chunk in chunks))
+        by_place = dict(zip(chain(*chunks), chain(*scored), strict=True))
+        return [by_place[place] for place in range(len(samples))]
+
+    def _chunks(self, places: Sequence[int], scorer: str) -> Iterator[Sequence[int]]:
+        """Parts for the workers: one for each with a batched scorer, else several."""
+        if scorer in self._batched:
+            size = math.ceil(len(places) / self._num_workers)
+        else:
+            size = min(_MAX_CHUNK_CALLS, math.ceil(len(places) / (_CHUNKS_PER_WORKER * self._num_workers)))
+        return (places[start : start + size] for start in range(0, len(places), size))
 
     async def _score_chunk(self, samples: Sequence[Sample]) -> list[Scored]:
         """Goes on until every sample has its result: each attempt gives at least one."""
@@ -94,6 +113,8 @@ class ScoringProcesses:
         self._positions[slot] = UNKNOWN_POSITION
         try:
             return dict(enumerate(await self._schedule(samples, slot)))
+        except BatchFailed as error:
+            failed = Scored(0.0, failure=Failure.ERROR, message=str(error))
         except TimeoutError:
             failed = timed_out(self._setup.timeout_s)
         except ProcessExpired as error:
@@ -101,7 +122,10 @@ class ScoringProcesses:
         finally:
             position = 0 if len(samples) == 1 else self._positions[slot]
             self._free_slots.put_nowait(slot)
-        return None if position == UNKNOWN_POSITION else {position: failed}
+        if position == UNKNOWN_POSITION:
+            log.warning("a call for %d responses failed, each is scored alone: %s", len(samples), failed.message)
+            return None
+        return {position: failed}
 
     async def _schedule(self, samples: list[Sample], slot: int) -> list[Scored]:
         """Runs a chunk in a process; a pool that broke (a process died between two calls) is replaced."""

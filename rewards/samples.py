@@ -1,6 +1,6 @@
 """What goes into a scorer and what comes out. Imported by the scoring processes, so it stays light."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -14,16 +14,19 @@ class Sample:
     response: str  # decoded, without the prompt and without special tokens
     ground_truth: Any  # the row's `reward_model.ground_truth`
     extra_info: Any = None
-    prompt: str = ""  # decoded; only for the log
+    prompt: str = ""  # as the policy reads it; for the log and for a judge
+    messages: Sequence[Mapping[str, Any]] = ()  # the prompt as a conversation; for a judge
     scorer: str = ""  # who is asked, a name of the registry; the manager fills it in
 
 
 class Failure(Enum):
-    """Why a call gave no score."""
+    """Why a scorer gave no score, as metrics name it. A response that is wrong, however badly, has one: 0."""
 
-    ERROR = "error"  # it raised, or returned something that is no finite score
-    TIMEOUT = "timeout"  # it took longer than its time limit
-    CRASH = "crash"  # it ended its process
+    ERROR = "errors"  # it raised, or returned something that is no finite score
+    TIMEOUT = "timeouts"  # it took longer than its time limit
+    CRASH = "crashes"  # it ended its process
+    UNAVAILABLE = "unavailable"  # a judge that cannot be reached, or says that it cannot answer now
+    UNPARSABLE = "unparsable"  # a judge's answer without a score
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rewards.registry import CUSTOM, ComputeScore, load_custom_scorer, load_scorer
+from rewards.registry import ARGUMENTS, BATCH_ARGUMENTS, CUSTOM, Scorer, load_custom_scorer, load_scorer
 from rewards.samples import Failure, Sample, Scored
 
 # The number of the call that a chunk is working on, shared with the controller; one entry per chunk under way.
@@ -33,6 +33,19 @@ class ScorerSetup:
     timeout_s: float  # of one call
     custom_path: Path | None = None  # where the scorer CUSTOM is
     custom_name: str = "compute_score"
+    custom_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """How loading the scorers went: an error, or which of them take many samples in one call."""
+
+    error: str = ""
+    batched: frozenset[str] = frozenset()
+
+
+class BatchFailed(Exception):
+    """A call for several samples failed, and nobody knows because of which."""
 
 
 class _Scorers:
@@ -44,16 +57,16 @@ class _Scorers:
         self.runner = asyncio.Runner()
         self.by_name = {name: load_scorer(name) for name in setup.names if name != CUSTOM}
         if CUSTOM in setup.names and setup.custom_path is not None:
-            self.by_name[CUSTOM] = load_custom_scorer(setup.custom_path, setup.custom_name)
+            self.by_name[CUSTOM] = load_custom_scorer(setup.custom_path, setup.custom_name, setup.custom_kwargs)
 
 
 _scorers: _Scorers | None = None
-_load_error = ""
+_report = LoadReport()
 
 
 def initialise(setup: ScorerSetup, positions: Positions) -> None:
     """Start of the process: ties its life to the controller's and loads the scorers, outside any time limit."""
-    global _scorers, _load_error
+    global _scorers, _report
     # A session of its own: Ctrl-C and signals to the controller's process group let it finish the step.
     os.setsid()
     # The default action ends even a process that hangs in native code at once.
@@ -61,37 +74,43 @@ def initialise(setup: ScorerSetup, positions: Positions) -> None:
     _end_with_parent()
     try:
         _scorers = _Scorers(setup, positions)
+        _report = LoadReport(batched=frozenset(name for name, one in _scorers.by_name.items() if one.is_batched))
     except ValueError as error:
-        _load_error = str(error)
+        _report = LoadReport(error=str(error))
 
 
-def load_error() -> str:
-    """Why the scorers could not be loaded; empty if they could."""
-    return _load_error
+def load_report() -> LoadReport:
+    """How loading the scorers went."""
+    return _report
 
 
 def run_chunk(samples: Sequence[Sample], slot: int, slice_s: float) -> list[Scored]:
-    """Scores samples in order and stops early when `slice_s` is over, so a chunk lasts a slice and one call at most.
+    """Scores samples of one scorer, in order; gives the results of the first ones, at least one.
 
-    Async scorers run all calls of the chunk together, each under its time limit. The number of the running call is kept
-    in entry `slot` of the shared positions. Gives the results of the first samples, at least one.
+    One call after the other, until `slice_s` is over, so a chunk lasts a slice and one call at most. The number of the
+    running call is kept in entry `slot` of the shared positions. Calls of an async scorer run together, each under its
+    time limit. A batched scorer has all samples in one call.
+
+    Raises:
+        BatchFailed: a call for several samples gave no scores; for one it is a result like any other.
     """
     assert _scorers is not None
-    scorers = [_scorers.by_name[sample.scorer] for sample in samples]
-    if any(map(_is_async, scorers)):
-        _scorers.positions[slot] = UNKNOWN_POSITION
-        return _scorers.runner.run(_run_together(samples, scorers, _scorers.timeout_s))
+    scorer, timeout_s = _scorers.by_name[samples[0].scorer], _scorers.timeout_s
+    if scorer.is_batched:
+        return _run_batch(samples, scorer)
+    if scorer.is_async:
+        return _scorers.runner.run(_run_together(samples, scorer, timeout_s))
     results: list[Scored] = []
     ends = time.monotonic() + slice_s
-    for position, (sample, scorer) in enumerate(zip(samples, scorers, strict=True)):
+    for position, sample in enumerate(samples):
         _scorers.positions[slot] = position
-        results.append(_run_one(sample, scorer, _scorers.timeout_s))
+        results.append(_run_one(sample, scorer, timeout_s))
         if time.monotonic() > ends:
             break
     return results
 
 
-def _run_one(sample: Sample, scorer: ComputeScore, timeout_s: float) -> Scored:
+def _run_one(sample: Sample, scorer: Scorer, timeout_s: float) -> Scored:
     started = time.monotonic()
     try:
         scored = _scored(_call(scorer, sample))
@@ -100,29 +119,59 @@ def _run_one(sample: Sample, scorer: ComputeScore, timeout_s: float) -> Scored:
     return scored if time.monotonic() - started <= timeout_s else timed_out(timeout_s)
 
 
-async def _run_together(samples: Sequence[Sample], scorers: Sequence[ComputeScore], timeout_s: float) -> list[Scored]:
-    async def run(sample: Sample, scorer: ComputeScore) -> Scored:
+async def _run_together(samples: Sequence[Sample], scorer: Scorer, timeout_s: float) -> list[Scored]:
+    async def run(sample: Sample) -> Scored:
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                result = _call(scorer, sample)
-                return _scored(await result if inspect.isawaitable(result) else result)
+                return _scored(await _call(scorer, sample))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as in _run_one
             return timed_out(timeout_s) if limit.expired() else _failed(error)
 
-    return await asyncio.gather(*map(run, samples, scorers))
+    return await asyncio.gather(*map(run, samples))
 
 
-def _call(scorer: ComputeScore, sample: Sample) -> Any | Awaitable[Any]:
-    return scorer(
-        data_source=sample.data_source,
-        solution_str=sample.response,
-        ground_truth=sample.ground_truth,
-        extra_info=sample.extra_info,
-    )
+def _run_batch(samples: Sequence[Sample], scorer: Scorer) -> list[Scored]:
+    try:
+        returned = _call_batch(scorer, samples)
+    except (Exception, SystemExit) as error:
+        if len(samples) > 1:
+            raise BatchFailed(f"{type(error).__name__}: {error}") from error
+        return [_failed(error)]
+    return [_checked(result) for result in returned]
 
 
-def _is_async(scorer: Any) -> bool:
-    return inspect.iscoroutinefunction(scorer) or inspect.iscoroutinefunction(scorer.__call__)
+def _call_batch(scorer: Scorer, samples: Sequence[Sample]) -> list[Any]:
+    """What a batched scorer returns: as many results as samples. TypeError or ValueError if it is something else."""
+    assert _scorers is not None
+    columns = zip(*(_fields(sample) for sample in samples), strict=True)
+    returned = scorer.function(**dict(zip(BATCH_ARGUMENTS, map(list, columns), strict=True)), **scorer.kwargs)
+    if inspect.isawaitable(returned):
+        returned = _scorers.runner.run(_awaited(returned, _scorers.timeout_s))
+    results = list(returned)
+    if len(results) != len(samples):
+        raise ValueError(f"the scorer returned {len(results)} results for {len(samples)} responses")
+    return results
+
+
+async def _awaited(returned: Awaitable[Any], timeout_s: float) -> Any:
+    async with asyncio.timeout(timeout_s):
+        return await returned
+
+
+def _call(scorer: Scorer, sample: Sample) -> Any:
+    return scorer.function(**dict(zip(ARGUMENTS, _fields(sample), strict=True)), **scorer.kwargs)
+
+
+def _fields(sample: Sample) -> tuple[Any, ...]:
+    """In the order of ARGUMENTS."""
+    return sample.data_source, sample.response, sample.ground_truth, sample.extra_info
+
+
+def _checked(result: Any) -> Scored:
+    try:
+        return _scored(result)
+    except (TypeError, ValueError) as error:
+        return _failed(error)
 
 
 def timed_out(timeout_s: float) -> Scored:
@@ -139,7 +188,10 @@ def _scored(result: Any) -> Scored:
     fields = dict(result) if isinstance(result, Mapping) else {"score": result}
     if "score" not in fields:
         raise ValueError(f"the scorer's dict has no 'score', only {', '.join(map(str, fields)) or 'nothing'}")
-    score = float(fields.pop("score"))
+    score = fields.pop("score")
+    if isinstance(score, str | bytes):  # float() would take some of them
+        raise TypeError(f"the scorer returned {score[:60]!r}, expected a number, or a dict with 'score'")
+    score = float(score)
     if not math.isfinite(score):
         raise ValueError(f"the scorer returned {score}, which is not a finite number")
     return Scored(score, {str(key): _plain(value) for key, value in fields.items()})

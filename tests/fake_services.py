@@ -24,6 +24,7 @@ from controller.workers.actor_client import ActorClient
 from controller.workers.client import Traffic, WorkerClient
 from controller.workers.command import CommandReply
 from controller.workers.critic_client import CriticClient
+from rewards.samples import Failure
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, join_parts
 from splitppo.config import Config
 from splitppo.config.load import validate
@@ -348,6 +349,7 @@ class FakeScorer(Scorer):
     def __init__(self, log: CallLog) -> None:  # not the scorer's: nothing is decoded
         self.log = log
         self.examined: list[int] = []
+        self.failure: Failure | None = None  # of every response
         self._num_calls = 0
         self._turn = asyncio.Lock()
 
@@ -368,14 +370,18 @@ class FakeScorer(Scorer):
         """`scorer.score` is in the log with the number of the call in place of the step."""
         self._num_calls += 1
         self.examined.append(num_examine)
+        has_scorer = [row.data_source in self.scored_sources for row in prompts.rows]
         scored = [
             ScoredSample(
                 prompt="",
                 response=f"answer {row}",
-                score=float(length),
+                score=float(length) * has_scorer[row],
+                rule_score=float(length) if has_scorer[row] else None,
                 ground_truth=prompts.rows[row].ground_truth,
                 data_source=prompts.rows[row].data_source,
                 prompt_index=int(prompts.row_indices[row]),
+                failure=self.failure,
+                place=prompts.rows[row].place,
             )
             for row, length in enumerate(rollouts["responses"].lengths)
         ]

@@ -20,6 +20,11 @@ Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Messages
 
 
+def as_messages(prompt: Prompt) -> Messages:
+    """A prompt as a conversation: a plain string is what a user says."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
     """How a model wants its prompts.

@@ -52,6 +52,7 @@ class Evaluator:
             for name, seconds in reply.timings_s.items():
                 timings_s[name] += seconds
         answers = ScoredResponses.join(scored)
+        answers.check_failures(self._config.reward.max_error_rate, f"the validation of step {step}")
         accuracy, metrics = accuracy_by_source(answers.samples), validation_metrics(answers.samples)
         timings_s["testing"] = time.perf_counter() - started_s
         return ValidationResult(accuracy, metrics, answers, timings_s, spans)

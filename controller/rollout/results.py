@@ -12,6 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from controller.workers.span import Span
 from rewards.samples import Failure
 from splitppo.config import ConfigError
+from splitppo.config.reward import OverlongBuffer
+
+
+class ScoringFailed(Exception):
+    """Too many responses have no score; the message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +29,10 @@ class ScoredSample:
         ground_truth, data_source, prompt_index: of the prompt's row, and its place in the table.
         has_ended: whether the response ends with an EOS token.
         extra: the other fields of the scorer's dict.
-        failure: why there is no score; None if there is one.
-        rule_score, model_score: what the reward function and the reward model gave, where a reward model is there; None
-            where the data source has no function, and where nothing was combined.
+        failure, message: why a scorer gave none; None if all did.
+        place: where the prompt's row stands, e.g. "train.parquet, row 3".
+        rule_score: what the scorers gave; None where the data source has none.
+        model_score: what the reward model gave; None where there is no reward model.
     """
 
     prompt: str
@@ -38,6 +44,8 @@ class ScoredSample:
     has_ended: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
+    message: str = ""
+    place: str = ""
     rule_score: float | None = None
     model_score: float | None = None
 
@@ -57,14 +65,26 @@ class ScoredResponses:
         """The responses at `indices`, in that order."""
         return ScoredResponses([self.samples[index] for index in indices])
 
+    def with_overlong_penalty(
+        self, buffer: OverlongBuffer, lengths_B: NDArray[np.integer[Any]], max_response_length: int
+    ) -> "ScoredResponses":
+        """The same responses, the long ones punished; fields `overlong_reward` and `overlong` with `buffer.log`."""
+        if not buffer.enable:
+            return self
+        punished = []
+        for sample, length in zip(self.samples, lengths_B, strict=True):
+            penalty = buffer.penalty(int(length), max_response_length)
+            extra = {"overlong_reward": penalty, "overlong": penalty < 0.0} if buffer.log else {}
+            score = float(np.float32(sample.score + penalty))
+            punished.append(replace(sample, score=score, extra={**sample.extra, **extra}))
+        return ScoredResponses(punished)
+
     def with_model_scores(
-        self, model_scores_B: NDArray[np.float32], coef_of: Callable[[str], float], scored_sources: frozenset[str]
+        self, model_scores_B: NDArray[np.float32], coef_of: Callable[[str], float]
     ) -> "ScoredResponses":
         """The same responses, their scores combined with those of the reward model.
 
-            score = rule score + coef(data source) * model score
-
-        without the first term where the data source is not one of `scored_sources`, which have a reward function.
+            score = score so far + coef(data source) * model score
 
         Raises:
             ConfigError: a score of the reward model is not finite.
@@ -75,10 +95,21 @@ class ScoredResponses:
             raise ConfigError(f"reward_model.model: expected finite scores, got {found}")
         combined = []
         for sample, model_score in zip(self.samples, map(float, model_scores_B), strict=True):
-            rule_score = sample.score if sample.data_source in scored_sources else None
-            score = float(np.float32((rule_score or 0.0) + coef_of(sample.data_source) * model_score))
-            combined.append(replace(sample, score=score, rule_score=rule_score, model_score=model_score))
+            score = float(np.float32(sample.score + coef_of(sample.data_source) * model_score))
+            combined.append(replace(sample, score=score, model_score=model_score))
         return ScoredResponses(combined)
+
+    def check_failures(self, max_error_rate: float, whose: str) -> None:
+        """Ends the run where more than that share of the responses lacks a score; `whose`: e.g. "step 3".
+
+        Raises:
+            ScoringFailed: it does.
+        """
+        failed = [sample for sample in self.samples if sample.failure is not None]
+        if len(failed) > max_error_rate * len(self.samples):
+            what = f"{len(failed)} of {len(self.samples)} responses of {whose} have no score from a scorer"
+            first = f"{failed[0].place}, data_source {failed[0].data_source!r}: {failed[0].message}"
+            raise ScoringFailed(f"{what}, more than reward.max_error_rate ({max_error_rate:g}) allows; first {first}")
 
     @property
     def scores(self) -> NDArray[np.float32]:

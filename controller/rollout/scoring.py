@@ -4,9 +4,12 @@ For the reward model, responses and prompts are encoded anew; a service computes
 """
 
 import asyncio
+from itertools import compress
+from typing import Any
 
 import numpy as np
 
+from controller.data.chat_template import as_messages
 from controller.data.prompts import PromptBatch
 from controller.data.reward_rows import RewardTokenizer
 from controller.data.tokenizer import Tokenizer
@@ -52,26 +55,36 @@ class Scorer:
         responses = rollouts["responses"].rows()
         texts = self._tokenizer.decode_batch(responses)
         samples = [
-            Sample(row.data_source, response, row.ground_truth, row.extra_info, prompt)
+            Sample(row.data_source, response, row.ground_truth, row.extra_info, prompt, as_messages(row.prompt))
             for row, prompt, response in zip(prompts.rows, prompts.texts, texts, strict=True)
         ]
-        judged = [sample for sample in samples if sample.data_source in self.scored_sources]
+        is_judged = [row.data_source in self.scored_sources for row in prompts.rows]
+        judged = list(compress(samples, is_judged))
         scored = iter(await self._manager.score(judged, num_examine=num_examine))
-        results = [next(scored) if sample.data_source in self.scored_sources else Scored(0.0) for sample in samples]
-        eos = self._tokenizer.eos_token_ids
+        results = [next(scored) if judges else None for judges in is_judged]
         return ScoredResponses(
             [
                 ScoredSample(
                     prompt=sample.prompt,
                     response=sample.response,
-                    score=float(np.float32(result.score)),
                     ground_truth=sample.ground_truth,
                     data_source=sample.data_source,
                     prompt_index=int(index),
-                    has_ended=len(ids) > 0 and int(ids[-1]) in eos,
-                    extra=result.extra,
-                    failure=result.failure,
+                    has_ended=len(ids) > 0 and int(ids[-1]) in self._tokenizer.eos_token_ids,
+                    place=row.place,
+                    **_fields_of(result),
                 )
-                for index, ids, sample, result in zip(prompts.row_indices, responses, samples, results, strict=True)
+                for index, row, ids, sample, result in zip(
+                    prompts.row_indices, prompts.rows, responses, samples, results, strict=True
+                )
             ]
         )
+
+
+def _fields_of(result: Scored | None) -> dict[str, Any]:
+    """What the scorers say about a response, if its data source has any."""
+    if result is None:
+        return {"score": 0.0}
+    score = float(np.float32(result.score))
+    fields = {"extra": result.extra, "failure": result.failure, "message": result.message}
+    return {"score": score, "rule_score": score, **fields}

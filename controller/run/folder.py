@@ -33,7 +33,8 @@ MUTABLE_KEYS = {
     *(f"{model}.{key}" for model in ("actor", "critic", "reward_model") for key in _OF_A_MODEL),
     *("actor.gradient_checkpointing", "critic.gradient_checkpointing"),
     "rollout.max_batch_size",
-    *(f"reward.{key}" for key in ("num_workers", "timeout_s", "num_examine")),
+    *(f"reward.{key}" for key in ("num_workers", "timeout_s", "num_examine", "max_error_rate")),
+    *(f"reward.judge.{key}" for key in ("url", "concurrency", "timeout_s", "retries", "backoff_s", "api_key_env")),
     *("placement", "evaluation", "checkpoint", "tracking", "services", "debug"),
 }
 

@@ -16,11 +16,20 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("critic/returns/{mean,max,min}", "1", "return of a response token"),
         ("critic/values/{mean,max,min}", "1", "value of the state before a response token"),
         ("critic/vf_explained_var", "1", "1 - var(returns - values) / var(returns)"),
-        ("reward_extra/<field>/{mean,max,min}", "1", "numeric field of the scorers' dicts, over the responses"),
-        ("reward/rule/{mean,max,min}", "1", "score by the reward function, where a reward model scores as well"),
+        (
+            "reward_extra/<field>/{mean,max,min}",
+            "1",
+            "numeric field of the scorers' dicts, over the responses; <scorer>_score where several are added up;"
+            " overlong_reward and overlong with reward.overlong_buffer",
+        ),
+        ("reward/rule/{mean,max,min}", "1", "score by the scorers, where a reward model scores as well"),
         ("reward/model/{mean,max,min}", "1", "score by the reward model, before its coefficient"),
         ("reward/model_clip_ratio", "1", "share of rows as long as the reward model takes; longer ones were cut"),
-        ("reward/{num_timeouts,num_crashes,num_errors}", "calls", "calls of the reward function that gave no score"),
+        (
+            "reward/num_{timeouts,crashes,errors,unavailable,unparsable}",
+            "responses",
+            "without a score from a scorer: it took too long, died, raised; the judge was away, or gave no mark",
+        ),
     ),
     "Updates": (
         ("{actor,critic}/grad_norm", "1", "global gradient norm before clipping, mean over optimiser steps"),

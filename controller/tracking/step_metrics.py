@@ -98,8 +98,10 @@ def reward_extra_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]
 
 def reward_model_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
     """reward/rule/... and reward/model/...: the two parts of the scores; nothing without a reward model."""
-    rule = [sample.rule_score for sample in samples if sample.rule_score is not None]
     model = [sample.model_score for sample in samples if sample.model_score is not None]
+    if not model:
+        return {}
+    rule = [sample.rule_score for sample in samples if sample.rule_score is not None]
     return {
         **_mean_max_min("reward/rule", np.array(rule, np.float64)),
         **_mean_max_min("reward/model", np.array(model, np.float64)),

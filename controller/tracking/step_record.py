@@ -101,9 +101,7 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
         **balance_metrics(prompt_lengths + response_lengths, num_ranks["actor"]),
         **reward_extra_metrics(scored.extra),
         **reward_model_metrics(scored.samples),
-        "reward/num_timeouts": float(scored.failures[Failure.TIMEOUT]),
-        "reward/num_crashes": float(scored.failures[Failure.CRASH]),
-        "reward/num_errors": float(scored.failures[Failure.ERROR]),
+        **{f"reward/num_{failure.value}": float(scored.failures[failure]) for failure in Failure},
         **timing_metrics(
             record.timings_s,
             num_response_tokens=int(response_lengths.sum()),

@@ -171,6 +171,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _the_overlong_buffer_fits(self) -> "Config":
+        buffer, limit = self.reward.overlong_buffer, self.data.max_response_length
+        if buffer.enable and buffer.len is not None and buffer.len > limit:
+            raise ValueError(
+                f"reward.overlong_buffer.len ({buffer.len}) must not exceed data.max_response_length ({limit})"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _groups_share_no_gpu(self) -> "Config":
         if self.services.allow_shared_devices:
             return self

@@ -17,6 +17,7 @@ import pytest
 from rewards.manager import RewardManager
 from rewards.samples import Failure, Sample, Scored
 from splitppo.config import ConfigError, RewardConfig
+from tests.local_judge import LocalJudge, says
 
 # One user's file with every kind of trouble, chosen by the response.
 TROUBLE = """
@@ -42,6 +43,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
         return float("nan")
     if solution_str == "none":
         return None
+    if solution_str == "text":
+        return "0.5"
     if solution_str == "dict":
         return {"score": 2, "acc": True, "pred": "x", "shape": (1, 2)}
     if solution_str == "dict without score":
@@ -64,6 +67,26 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info=None
         raise KeyError("judge")
     await asyncio.sleep(0)
     return {"score": extra_info["points"]}
+"""
+
+
+# Takes many samples in one call; `size` stands in every result.
+BATCHED = """
+import asyncio, os, time
+
+def compute_score(data_sources, solution_strs, ground_truths, extra_infos, *, good=1.0):
+    if "raise" in solution_strs:
+        raise RuntimeError("no batch with this one")
+    if "exit" in solution_strs:
+        os._exit(3)
+    if "hang" in solution_strs:
+        time.sleep(3600)
+    if "too few" in solution_strs:
+        return [good]
+    points = [extra["points"] for extra in extra_infos]
+    results = [{"score": good * (s == t), "size": len(points), "point": p}
+               for s, t, p in zip(solution_strs, ground_truths, points)]
+    return [None if s == "none" else result for s, result in zip(solution_strs, results)]
 """
 
 
@@ -115,9 +138,10 @@ async def test_a_crashing_call_costs_its_sample_and_no_other(trouble: RewardMana
 
 
 async def test_raising_calls_and_results_that_are_no_score_are_counted_errors(trouble: RewardManager) -> None:
-    result = await trouble.score(samples("raise", "sys.exit", "nan", "none", "dict without score", "good"))
-    assert scores(result) == [0, 0, 0, 0, 0, 1]
-    assert failures(result) == {Failure.ERROR: 5}
+    result = await trouble.score(samples("raise", "sys.exit", "nan", "none", "text", "dict without score", "good"))
+    assert scores(result) == [0, 0, 0, 0, 0, 0, 1]
+    assert failures(result) == {Failure.ERROR: 6}
+    assert result[4].message == "TypeError: the scorer returned '0.5', expected a number, or a dict with 'score'"
 
 
 async def test_other_fields_of_a_dict_come_back(trouble: RewardManager) -> None:
@@ -151,6 +175,61 @@ async def test_an_async_function_that_blocks_its_loop_costs_its_sample(tmp_path:
     assert failures(result) == {Failure.TIMEOUT: 1}
 
 
+async def test_a_batched_function_has_all_samples_in_one_call_and_its_further_arguments(tmp_path: Path) -> None:
+    keys = {"custom_function_kwargs": {"good": 2.5}}
+    async with RewardManager(config(write(tmp_path, BATCHED), **keys), ["mine"]) as manager:
+        result = await manager.score(samples(*["good"] * 150, "none", "bad"))
+    assert scores(result) == [2.5] * 150 + [0.0, 0.0]
+    assert [one.extra.get("point") for one in result] == [*range(150), None, 151]
+    assert {one.extra["size"] for one in result if one.failure is None} == {152}
+    assert failures(result) == {Failure.ERROR: 1}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "failure"),
+    [
+        ("raise", Failure.ERROR),
+        ("exit", Failure.CRASH),
+        pytest.param("hang", Failure.TIMEOUT, marks=pytest.mark.extended),
+    ],
+)
+async def test_a_batched_call_that_fails_costs_only_the_sample_that_fails_alone(
+    tmp_path: Path, trouble: str, failure: Failure
+) -> None:
+    async with RewardManager(config(write(tmp_path, BATCHED), timeout_s=HANG_LIMIT_S), ["mine"]) as manager:
+        result = await manager.score(samples("good", trouble, "bad", "good"))
+        assert scores(await manager.score(samples("good", "too few"))) == [1, 1]
+    assert scores(result) == [1, 0, 0, 1]
+    assert failures(result) == {failure: 1}
+
+
+async def test_an_async_batched_function_is_awaited(tmp_path: Path) -> None:
+    text = BATCHED.replace("def compute", "async def compute").replace("points =", "await asyncio.sleep(0); points =")
+    async with RewardManager(config(write(tmp_path, text)), ["mine"]) as manager:
+        assert scores(await manager.score(samples("good", "bad"))) == [1, 0]
+
+
+async def test_functions_and_a_judge_are_added_up_by_data_source(tmp_path: Path) -> None:
+    """The first source's score is the judge's and a function's, the second's a user's function's alone."""
+    terms = {"letters": [{"name": "sort_letters", "weight": 1.0}, {"name": "judge", "weight": 0.5}]}
+    with LocalJudge(lambda question, _: says("Score: 8" if "abc" in question else "no idea")) as judge:
+        keys = {"scorers": terms, "judge": {"url": judge.url, "model": "m"}}
+        async with RewardManager(config(write(tmp_path, TROUBLE), **keys), ["letters", "mine"]) as manager:
+            result = await manager.score(
+                [
+                    Sample("letters", "#### abcd", "abcd"),
+                    *samples("good"),
+                    Sample("letters", "#### x", "x"),
+                    Sample("letters", "#### abc", "x"),
+                ]
+            )
+    assert scores(result) == pytest.approx([1.4, 1.0, 1.0, 0.4])
+    assert failures(result) == {Failure.UNPARSABLE: 1}
+    assert result[0].extra["sort_letters_score"] == 1.0
+    assert result[0].extra["judge_score"] == 0.8
+    assert result[1].extra == {}
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -160,6 +239,14 @@ async def test_an_async_function_that_blocks_its_loop_costs_its_sample(tmp_path:
         ("import os; os._exit(3)", "a scoring process ended while it loaded the reward functions"),
         ("def score(x): ...", "has no function 'compute_score'"),
         ("def compute_score(solution, truth): ...", r"must take \(data_source, solution_str, ground_truth, extra_info"),
+        (
+            "def compute_score(solution_strs): ...",
+            r"must take \(data_sources, solution_strs, ground_truths, extra_infos",
+        ),
+        (
+            "def compute_score(data_source, solution_str, ground_truth, extra_info=None, *, good): ...",
+            "key 'reward.custom_function_kwargs': .* missing a required argument: 'good'",
+        ),
     ],
 )
 async def test_a_file_without_a_usable_function_is_a_config_error_at_start(
@@ -169,6 +256,17 @@ async def test_a_file_without_a_usable_function_is_a_config_error_at_start(
         async with RewardManager(config(write(tmp_path, text)), ["mine"]):
             pass
     assert not active_children()
+
+
+async def test_a_further_argument_that_the_function_does_not_take_is_a_config_error_at_start(tmp_path: Path) -> None:
+    sentence = (
+        r"^key 'reward.custom_function_kwargs': compute_score\(data_source, solution_str, .*\) in .*my_reward.py:"
+        " got an unexpected keyword argument 'god'$"
+    )
+    keys = {"custom_function_kwargs": {"god": 1}}
+    with pytest.raises(ConfigError, match=sentence):
+        async with RewardManager(config(write(tmp_path, TROUBLE), **keys), ["mine"]):
+            pass
 
 
 async def test_built_in_scorers_judge_each_sample_by_its_data_source() -> None:

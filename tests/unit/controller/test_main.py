@@ -60,6 +60,17 @@ def test_check_prints_the_resolved_config_and_the_batch_plan_and_starts_nothing(
     assert not (tmp_path / "run").exists()
 
 
+def test_check_loads_the_reward_function(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    function = tmp_path / "mine.py"
+    function.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None, *, a=1): ...")
+    keys = [f"reward.custom_function_path={function}"]
+    assert check(config_file, *keys, "reward.custom_function_kwargs={a: 2}") == 0
+    assert check(config_file, *keys, "reward.custom_function_kwargs={b: 2}") == 2
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("error: key 'reward.custom_function_kwargs': compute_score(data_source, ")
+    assert sentence.endswith("got an unexpected keyword argument 'b'")
+
+
 def test_check_ends_with_the_memory_of_each_group(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(config_file) == 0
     plan = capsys.readouterr().out.partition("\nstep: ")[2].splitlines()

@@ -224,9 +224,9 @@ async def test_the_critics_reference_waits_for_its_update_as_the_values_do(tmp_p
 # The reward model on the critic's group.
 
 
-def dumped(run_dir: Path) -> list[dict[str, Any]]:
-    """The training rollouts of all steps."""
-    return [json.loads(line) for file in run_dir.glob("rollouts/train/*.jsonl") for line in file.open()]
+def dumped(run_dir: Path, split: str = "train") -> list[dict[str, Any]]:
+    """The rollouts of all steps."""
+    return [json.loads(line) for file in run_dir.glob(f"rollouts/{split}/*.jsonl") for line in file.open()]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -254,6 +254,33 @@ async def test_functions_and_reward_model_score_together(tmp_path: Path, schedul
     clip_ratios = [row["reward/model_clip_ratio"] for row in run.metrics]
     assert sum(clip_ratios) * 4 == sum(line["model_score"] == pytest.approx(0.1 * MAX_REWARD_LENGTH) for line in lines)
     assert 0 < sum(clip_ratios) < 3
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+async def test_overlong_responses_are_punished_in_training_and_not_in_validation(
+    tmp_path: Path, num_groups: int
+) -> None:
+    """A response's rule score is its length here; the limit is 4 tokens."""
+    run = make_run(
+        tmp_path,
+        rollout__stream_groups=num_groups,
+        reward__overlong_buffer={"enable": True, "len": 4, "penalty_factor": 2.0},
+        reward_model__model="rm",
+        reward_model__coef=0.0,
+        tracking__dump_rollouts=True,
+        validates=True,
+        evaluation__test_freq=1,
+    )
+    await run.trainer.fit()
+    lines = [line for line in dumped(tmp_path) if line["data_source"] == "a"]
+    assert lines
+    for line in lines:
+        assert line["overlong_reward"] == pytest.approx(-2.0 * line["rule_score"] / 4)
+        assert line["score"] == pytest.approx(line["rule_score"] + line["overlong_reward"])
+    assert all(row["reward_extra/overlong/max"] == 1.0 for row in run.metrics)
+    validated = dumped(tmp_path, "val")
+    assert validated
+    assert not any("overlong_reward" in line for line in validated)
 
 
 async def test_without_a_reward_model_nothing_is_encoded_anew(tmp_path: Path) -> None:

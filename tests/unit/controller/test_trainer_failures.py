@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from controller.rollout.results import ScoringFailed
+from rewards.samples import Failure
 from splitppo.config import Schedule
 from tests.fake_run import make_run
 
@@ -40,6 +42,31 @@ async def test_a_run_that_is_stopped_after_its_updates_have_begun_joins_the_crit
     await fitting
     assert run.store.steps() == [1]
     assert [row["step"] for row in run.metrics] == [1]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+async def test_scorers_that_fail_too_often_end_the_run_before_anything_is_learned_and_checkpoints_stay(
+    tmp_path: Path, schedule: Schedule
+) -> None:
+    run = make_run(tmp_path, run__schedule=schedule, reward__max_error_rate=0.5, checkpoint__save_freq=1)
+    go_on = run.log.hold("actor.generate", at_step=3)
+    fitting = asyncio.create_task(run.trainer.fit())
+    await run.log.until("begin", "actor.generate", 3)
+    run.scorer.failure = Failure.ERROR
+    go_on.set()
+    with pytest.raises(ScoringFailed, match=r"^4 of 4 responses of step 3 have no score .*\(0\.5\) .*; first row \d, "):
+        await fitting
+    await run.trainer.abandon()
+    assert run.actor.committed_step == 2
+    assert run.store.steps()[:1] == [1]
+
+
+async def test_a_validation_without_scores_ends_the_run_too(tmp_path: Path) -> None:
+    run = make_run(tmp_path, validates=True, evaluation__val_before_train=True)
+    run.scorer.failure = Failure.TIMEOUT
+    with pytest.raises(ScoringFailed, match=r"^2 of 2 responses of the validation of step 0 have no score"):
+        await run.trainer.fit()
+    assert run.actor.committed_step == 0
 
 
 @pytest.mark.parametrize("schedule", ["gather", "overlap"])

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rewards.manager import check_data_sources
 from rewards.registry import SCORERS, load_scorer, scorer_name
 from rewards.sort_letters import compute_score
+from rewards.terms import check_scorers
 from splitppo.config import ConfigError, RewardConfig
 
 
 def test_every_registered_scorer_can_be_loaded() -> None:
-    assert all(callable(load_scorer(name)) for name in SCORERS)
+    assert all(callable(load_scorer(name).function) for name in SCORERS)
 
 
 @pytest.mark.parametrize(
@@ -29,19 +29,19 @@ def test_a_name_covers_its_parts(data_source: str, name: str) -> None:
 @pytest.mark.parametrize("data_source", ["mathematics", "openai", "", "my/math"])
 def test_an_unknown_data_source_is_a_config_error_that_says_what_to_do(data_source: str) -> None:
     with pytest.raises(ConfigError, match=r"no reward for data_source.*known: gsm8k.*reward\.custom_function_path"):
-        check_data_sources(RewardConfig.model_validate({}), ["math", data_source])
+        check_scorers(RewardConfig.model_validate({}), ["math", data_source])
 
 
 def test_a_users_function_judges_any_data_source(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.touch()
-    check_data_sources(RewardConfig.model_validate({"custom_function_path": path}), ["anything"])
+    check_scorers(RewardConfig.model_validate({"custom_function_path": path}), ["anything"])
 
 
 def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
     config = RewardConfig.model_validate({"custom_function_path": tmp_path / "mine.py"})
     with pytest.raises(ConfigError, match=r"'reward\.custom_function_path': there is no file .*mine\.py"):
-        check_data_sources(config, ["anything"])
+        check_scorers(config, ["anything"])
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from controller.data.tokenizer import Tokenizer
-from controller.rollout.results import ScoredResponses, ScoredSample
+from controller.rollout.results import ScoredResponses, ScoredSample, ScoringFailed
 from controller.rollout.scoring import Scorer
 from controller.tracking.step_metrics import reward_model_metrics
 from rewards.samples import Failure, Sample, Scored
 from splitppo.batch import Batch
 from splitppo.config import ConfigError
+from splitppo.config.reward import OverlongBuffer
 from tests.fake_services import make_table
 
 EOS, EOS_TOO = 3, 4
@@ -37,6 +38,13 @@ class LengthReward:
     async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
         self.samples, self.num_examine = list(samples), num_examine
         return [Scored(len(sample.response), extra) for sample, extra in zip(samples, self.extras, strict=True)]
+
+
+class NoReward(LengthReward):
+    """A scorer that fails at everything."""
+
+    async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
+        return [Scored(0.0, failure=Failure.ERROR, message="TypeError: no") for _ in samples]
 
 
 @pytest.fixture
@@ -65,10 +73,18 @@ async def test_the_reward_sees_the_response_without_prompt_and_special_tokens(to
 async def test_every_response_is_judged_by_its_own_prompts_row(tokenizer: Tokenizer) -> None:
     reward = LengthReward()
     await judge(tokenizer, reward, num_examine=3)
-    rows = [(s.data_source, s.ground_truth, s.extra_info, s.prompt) for s in reward.samples]
-    of_first, of_second = ("a", "truth 0", {"row": 0}, "prompt 0"), ("b", "truth 1", {"row": 1}, "prompt 1")
+    rows = [(s.data_source, s.ground_truth, s.extra_info, s.prompt, s.messages[0]["content"]) for s in reward.samples]
+    of_first = ("a", "truth 0", {"row": 0}, "prompt 0", "prompt 0")
+    of_second = ("b", "truth 1", {"row": 1}, "prompt 1", "prompt 1")
     assert rows == [of_first, of_first, of_second, of_second]
     assert reward.num_examine == 3
+
+
+async def test_a_response_without_a_score_says_why_and_where_its_row_stands(tokenizer: Tokenizer) -> None:
+    scored = await judge(tokenizer, NoReward())
+    assert [(one.score, one.rule_score, one.failure) for one in scored.samples] == [(0.0, 0.0, Failure.ERROR)] * 4
+    assert {one.message for one in scored.samples} == {"TypeError: no"}
+    assert scored.samples[2].place == make_table().rows[1].place
 
 
 async def test_any_eos_token_ends_a_response_and_an_empty_one_has_not_ended(tokenizer: Tokenizer) -> None:
@@ -122,12 +138,12 @@ def test_responses_of_parts_are_joined_in_their_order() -> None:
 
 def test_rule_and_model_are_added_with_the_weight_of_the_data_source() -> None:
     samples = [
-        replace(one, data_source=source) for one, source in zip(responses(1.0, 2.0, 0.0).samples, "aab", strict=True)
+        replace(one, data_source=source, rule_score=one.score if source == "a" else None)
+        for one, source in zip(responses(1.0, 2.0, 0.0).samples, "aab", strict=True)
     ]
     coefs = {"a": 0.5, "b": 2.0}
-    combined = ScoredResponses(samples).with_model_scores(
-        np.array([-1.0, 0.25, 3.0], np.float32), coefs.__getitem__, frozenset("a")
-    )
+    assert reward_model_metrics(samples) == {}
+    combined = ScoredResponses(samples).with_model_scores(np.array([-1.0, 0.25, 3.0], np.float32), coefs.__getitem__)
     assert combined.scores.tolist() == [0.5, 2.125, 6.0]
     assert [(one.rule_score, one.model_score) for one in combined.samples] == [(1.0, -1.0), (2.0, 0.25), (None, 3.0)]
     assert [(row["rule_score"], row["model_score"]) for row in combined.as_rows()][2] == (None, 3.0)
@@ -141,7 +157,32 @@ def test_rule_and_model_are_added_with_the_weight_of_the_data_source() -> None:
     }
 
 
+def test_long_responses_lose_score_and_the_rule_score_stays() -> None:
+    buffer = OverlongBuffer.model_validate({"enable": True, "len": 4, "penalty_factor": 2.0})
+    punished = responses(1.0, 2.0, rule_score=1.0).with_overlong_penalty(buffer, np.array([8, 9]), 12)
+    assert punished.scores.tolist() == [1.0, 1.5]
+    assert punished.extra == {"overlong_reward": [0.0, -0.5], "overlong": [False, True]}
+    assert [one.rule_score for one in punished.samples] == [1.0, 1.0]
+    silent = buffer.model_copy(update={"log": False})
+    assert responses(1.0).with_overlong_penalty(silent, np.array([12]), 12).samples[0].extra == {}
+    assert responses(1.0).with_overlong_penalty(OverlongBuffer(), np.array([12]), 12).scores.tolist() == [1.0]
+
+
+def test_more_failures_than_allowed_end_the_run_with_the_first_ones_row_and_reason() -> None:
+    failed = {"failure": Failure.ERROR, "message": "KeyError: 'x'", "place": "train.jsonl, line 7"}
+    scored = ScoredResponses.join([responses(1.0, 2.0, 3.0), responses(0.0, **failed)])
+    scored.check_failures(0.25, "step 3")
+    with pytest.raises(ScoringFailed) as ended:
+        scored.check_failures(0.2, "step 3")
+    assert str(ended.value) == (
+        "1 of 4 responses of step 3 have no score from a scorer, more than reward.max_error_rate (0.2) allows;"
+        " first train.jsonl, line 7, data_source 'letters': KeyError: 'x'"
+    )
+    responses(0.0, **failed).check_failures(1.0, "step 3")
+    responses().check_failures(0.0, "step 3")
+
+
 def test_a_score_of_the_model_that_is_not_finite_ends_the_run() -> None:
     scores = np.array([0.0, np.nan], np.float32)
     with pytest.raises(ConfigError, match=r"^reward_model\.model: expected finite scores, got nan for response 1$"):
-        responses(1.0, 2.0).with_model_scores(scores, lambda _: 1.0, frozenset({"letters"}))
+        responses(1.0, 2.0).with_model_scores(scores, lambda _: 1.0)

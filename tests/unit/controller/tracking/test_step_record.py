@@ -114,15 +114,23 @@ def test_the_line_holds_what_was_learned_generated_and_moved(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("failure", "metric"),
-    [(Failure.TIMEOUT, "num_timeouts"), (Failure.CRASH, "num_crashes"), (Failure.ERROR, "num_errors")],
+    [
+        (Failure.TIMEOUT, "num_timeouts"),
+        (Failure.CRASH, "num_crashes"),
+        (Failure.ERROR, "num_errors"),
+        (Failure.UNAVAILABLE, "num_unavailable"),
+        (Failure.UNPARSABLE, "num_unparsable"),
+    ],
 )
 def test_failures_of_the_scorers_are_counted_by_reason(tmp_path: Path, failure: Failure, metric: str) -> None:
     config = make_config(tmp_path)
     failed = ScoredSample("p", "x", 0.0, "y", "a", failure=failure)
     record = closed_record(config, scored=ScoredResponses([failed, failed]))
     metrics = metrics_line(record, [], config)
-    counts = {name: metrics[f"reward/{name}"] for name in ("num_timeouts", "num_crashes", "num_errors")}
-    assert counts == {"num_timeouts": 0.0, "num_crashes": 0.0, "num_errors": 0.0} | {metric: 2.0}
+    counts = {name: count for name, count in metrics.items() if name.startswith("reward/num_")}
+    assert len(counts) == len(Failure)
+    assert {name for name, count in counts.items() if count} == {f"reward/{metric}"}
+    assert counts[f"reward/{metric}"] == 2.0
 
 
 def test_validation_of_the_step_joins_its_line(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""The answers that a judge has given, kept in a file: a step that is done again gets the same ones."""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any, Self
+
+log = logging.getLogger(__name__)
+
+
+class Answers:
+    """Answers by the sha256 of their request; a context manager.
+
+    Each is appended to a JSONL file, `{"request", "answer"}`, as soon as it is there; memory holds only where, some 200
+    bytes each. A line that a crash has left incomplete is cut off at the start, with what follows it. Without a file
+    they are kept for the life of this object.
+
+    Raises:
+        OSError: on entering, or later: the file cannot be read or written.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._places: dict[bytes, tuple[int, int]] = {}  # offset and length of the line
+        self._in_memory: dict[str, str] = {}
+        self._descriptor = -1
+        self._end = 0
+
+    def __enter__(self) -> Self:
+        if self._file is not None:
+            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._read(self._file)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def find(self, key: str) -> str | None:
+        """The answer to a request, if it is known."""
+        if self._file is None:
+            return self._in_memory.get(key)
+        if (place := self._places.get(bytes.fromhex(key))) is None:
+            return None
+        offset, length = place
+        return str(json.loads(os.pread(self._descriptor, length, offset))["answer"])
+
+    def add(self, key: str, answer: str) -> None:
+        """Keeps an answer."""
+        if self._file is None:
+            self._in_memory[key] = answer
+            return
+        line = json.dumps({"request": key, "answer": answer}).encode() + b"\n"
+        written = 0
+        while written < len(line):
+            written += os.pwrite(self._descriptor, line[written:], self._end + written)
+        self._remember(key, len(line))
+
+    def _remember(self, key: str, length: int) -> None:
+        self._places[bytes.fromhex(key)] = (self._end, length)
+        self._end += length
+
+    def _read(self, file: Path) -> None:
+        with file.open("rb") as lines:
+            for line in lines:
+                if (entry := _entry(line)) is None:
+                    break
+                self._remember(str(entry["request"]), len(line))
+            size = os.fstat(lines.fileno()).st_size
+        if size > self._end:
+            log.warning("%s: the last %d bytes are no whole answer, and are cut off", file, size - self._end)
+            os.ftruncate(self._descriptor, self._end)
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """A line's content; None if it is not whole."""
+    try:
+        content = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    if not isinstance(content, dict) or not {"request", "answer"} <= content.keys():
+        return None
+    key = content["request"]
+    return content if isinstance(key, str) and len(key) == 64 and set(key) <= set("0123456789abcdef") else None

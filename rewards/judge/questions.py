@@ -1,0 +1,130 @@
+"""What a judge is asked about a response, and how its answer becomes a score."""
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+
+import jinja2
+import jinja2.meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rewards.samples import Failure, Sample, Scored
+from splitppo.config import ConfigError
+from splitppo.config.judge import JudgeConfig
+
+_DEFAULT_TEMPLATE = """\
+You mark the last answer of a conversation.
+{% for message in messages %}
+
+[{{ message.role }}]
+{{ message.content }}
+{% endfor %}
+
+[the answer to be marked]
+{{ response }}
+[end of the answer]
+{% if ground_truth %}
+
+[a correct answer, for comparison]
+{{ ground_truth }}
+{% endif %}
+
+How good is the answer? Give your reason in at most three sentences. Then end with a line "Score: N", where N is a
+number from {{ lowest }} (useless) to {{ highest }} (perfect).
+"""
+_FIELDS = ("messages", "prompt", "response", "ground_truth", "data_source", "extra_info")
+_LIMITS = ("lowest", "highest")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request: the JSON that is sent, and its sha256."""
+
+    body: bytes
+    key: str
+
+
+class Questions:
+    """Makes a question of a sample, and a score of the answer.
+
+    Raises:
+        ConfigError: the template cannot be read, is no Jinja, or uses a name that nobody gives it.
+    """
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self._config = config
+        lowest, highest = config.score_range
+        self._limits = dict(zip(_LIMITS, (f"{lowest:g}", f"{highest:g}"), strict=True))
+        self._template = _load_template(config)
+        self._pattern = re.compile(config.score_pattern)
+
+    def ask(self, sample: Sample) -> Question:
+        """The question about a sample. ValueError where the template cannot be filled in."""
+        fields = {name: getattr(sample, name) for name in _FIELDS}
+        try:
+            content = self._template.render(fields | self._limits)
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise ValueError(f"the judge's template cannot be filled in: {error}") from error
+        config = self._config
+        body = json.dumps(
+            {
+                "model": config.model,
+                "messages": [{"role": "user", "content": content}],
+                "temperature": config.temperature,
+                "max_tokens": config.max_tokens,
+            }
+        ).encode()
+        return Question(body, hashlib.sha256(body).hexdigest())
+
+    def score(self, answer: str) -> Scored:
+        """The score in an answer, in [0, 1], with the field `judge_answer`; without a mark a failure."""
+        lowest, highest = self._config.score_range
+        extra = {"judge_answer": answer}
+        marks = self._pattern.findall(answer)
+        try:
+            mark = float(marks[-1])
+        except (IndexError, ValueError):
+            return Scored(0.0, extra, Failure.UNPARSABLE, f"the judge's answer has no mark: {shown(answer)}")
+        if not lowest <= mark <= highest:
+            expected = f"expected {lowest:g} to {highest:g}"
+            return Scored(0.0, extra, Failure.UNPARSABLE, f"the judge's mark is {mark:g}, {expected}")
+        return Scored((mark - lowest) / (highest - lowest), extra)
+
+
+def headers(config: JudgeConfig) -> dict[str, str]:
+    """What goes with every request. ConfigError if the variable of the API key is not set, or holds no key."""
+    content = {"Content-Type": "application/json", "Accept": "application/json"}
+    if config.api_key_env is None:
+        return content
+    key = os.environ.get(config.api_key_env, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        problem = "is not set" if not key else "holds no API key: expected one line of ASCII"
+        raise ConfigError(f"key 'reward.judge.api_key_env': the environment variable {config.api_key_env} {problem}")
+    return {**content, "Authorization": f"Bearer {key}"}
+
+
+def shown(text: str) -> str:
+    """The start of what came, on one line."""
+    line = " ".join(text.split())
+    return repr(line if len(line) <= 120 else f"{line[:117]}...")
+
+
+def _load_template(config: JudgeConfig) -> jinja2.Template:
+    key, text = "key 'reward.judge.prompt_template'", _DEFAULT_TEMPLATE
+    if config.prompt_template is not None:
+        try:
+            text = config.prompt_template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{key}: cannot read {config.prompt_template}: {error}") from error
+    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    try:
+        used = jinja2.meta.find_undeclared_variables(environment.parse(text))
+        template: jinja2.Template = environment.from_string(text)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"{key}: {config.prompt_template} is no valid Jinja: {error}") from error
+    if unknown := sorted(used - {*_FIELDS, *_LIMITS} - environment.globals.keys()):
+        known = ", ".join((*_FIELDS, *_LIMITS))
+        raise ConfigError(f"{key}: {config.prompt_template} uses {unknown[0]!r}; known: {known}")
+    return template

@@ -1,0 +1,200 @@
+"""The judge as a source of scores: requests over HTTP, many at a time, sent again where that may help."""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2
+
+from rewards.judge.answers import Answers
+from rewards.judge.questions import Question, Questions, headers, shown
+from rewards.samples import Failure, Sample, Scored
+from splitppo.config.judge import JudgeConfig
+
+log = logging.getLogger(__name__)
+
+_TEMPORARY = frozenset({408, 425, 429, *range(500, 600)})
+_MAX_PAUSE_S = 60.0
+_MAX_ANSWER_BYTES = 4 << 20
+
+
+@dataclass(eq=False)
+class _NoAnswer(Exception):
+    """A request without an answer: why, and whether another one may have more luck."""
+
+    failure: Failure
+    message: str
+    is_temporary: bool = False
+    retry_after_s: float = 0.0
+
+
+@dataclass
+class _Outage:
+    """How many requests in a row were given up: after `limit` of them the others are not even sent.
+
+    A judge that hangs would otherwise hold up the step for every try of every request.
+    """
+
+    limit: int
+    num_lost: int = 0
+
+    @property
+    def is_certain(self) -> bool:
+        return self.num_lost >= self.limit
+
+
+class Judge:
+    """Asks a language model for a mark of each response; an async context manager that holds the connections.
+
+    What it has answered once, in this run, is not asked again: `answers_file` keeps it. Only what the model said is
+    kept, so a judge that was away is asked again when the run goes on.
+
+    Raises:
+        ConfigError: the template or the API key is not there.
+    """
+
+    def __init__(self, config: JudgeConfig, answers_file: Path | None = None) -> None:
+        self._config = config
+        self._questions = Questions(config)
+        self._headers = headers(config)
+        self._answers = Answers(answers_file)
+        self._free = asyncio.Semaphore(config.concurrency)
+        self._client: httpx2.AsyncClient
+        self._open = AsyncExitStack()
+        self._num_repeated = 0
+
+    async def __aenter__(self) -> Self:
+        """Reads the known answers; nothing is asked yet."""
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # it has a line for every request
+        async with AsyncExitStack() as opening:
+            opening.enter_context(self._answers)
+            # Time limits are of whole requests; a request has a place before it asks for a connection.
+            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self._config.concurrency)
+            client = httpx2.AsyncClient(headers=self._headers, timeout=None, limits=limits)
+            self._client = await opening.enter_async_context(client)
+            self._open = opening.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()
+
+    async def score(self, samples: Sequence[Sample]) -> list[Scored]:
+        """One score per sample, in [0, 1]; samples that make the same request share an answer.
+
+        Raises:
+            OSError: an answer cannot be kept.
+        """
+        questions = await asyncio.to_thread(lambda: [self._question(sample) for sample in samples])
+        different = {question.key: question for question in questions if isinstance(question, Question)}
+        outage, self._num_repeated = _Outage(self._config.concurrency), 0
+        scores = await asyncio.gather(*(self._score(question, outage) for question in different.values()))
+        by_key = dict(zip(different, scores, strict=True))
+        if self._num_repeated:
+            log.info("judge: %d requests were sent again, of %d", self._num_repeated, len(different))
+        return [by_key[question.key] if isinstance(question, Question) else question for question in questions]
+
+    def _question(self, sample: Sample) -> Question | Scored:
+        try:
+            return self._questions.ask(sample)
+        except ValueError as error:
+            return Scored(0.0, failure=Failure.ERROR, message=str(error))
+
+    async def _score(self, question: Question, outage: _Outage) -> Scored:
+        answer = self._answers.find(question.key)
+        if answer is None:
+            try:
+                answer = await self._ask(question, outage)
+            except _NoAnswer as nothing:
+                return Scored(0.0, failure=nothing.failure, message=nothing.message)
+            self._answers.add(question.key, answer)
+        return self._questions.score(answer)
+
+    async def _ask(self, question: Question, outage: _Outage) -> str:
+        """The answer of the first try that gets one.
+
+        A request keeps its place while it pauses: a busy judge is spared the others meanwhile.
+        """
+        num_tries = 1 + self._config.retries
+        async with self._free:
+            if outage.is_certain:
+                message = f"the judge was not asked: {outage.limit} requests before got no answer in {num_tries} tries"
+                raise _NoAnswer(Failure.UNAVAILABLE, message)
+            for attempt in range(num_tries):
+                try:
+                    answer = await self._request(question.body)
+                except _NoAnswer as nothing:
+                    if not nothing.is_temporary:
+                        raise
+                    pause_s = max(retry_pause_s(self._config.backoff_s, question.key, attempt), nothing.retry_after_s)
+                    last = nothing
+                else:
+                    outage.num_lost = 0
+                    return answer
+                if attempt + 1 < num_tries:
+                    self._num_repeated += 1
+                    await asyncio.sleep(min(pause_s, _MAX_PAUSE_S))
+            outage.num_lost += 1
+            last.message += f" ({num_tries} tries)"
+            raise last
+
+    async def _request(self, body: bytes) -> str:
+        """One try."""
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                async with self._client.stream(
+                    "POST", f"{self._config.url}/chat/completions", content=body
+                ) as response:
+                    return _content(response, await _read(response))
+        except TimeoutError:
+            message = f"the judge took longer than {self._config.timeout_s:g} s"
+            raise _NoAnswer(Failure.TIMEOUT, message, is_temporary=True) from None
+        except httpx2.DecodingError as error:
+            raise _NoAnswer(Failure.UNPARSABLE, f"the judge's answer cannot be decoded: {error}") from error
+        except httpx2.RequestError as error:
+            message = f"the judge cannot be reached: {type(error).__name__}: {error}"
+            raise _NoAnswer(Failure.UNAVAILABLE, message, is_temporary=True) from error
+
+
+def retry_pause_s(backoff_s: float, key: str, attempt: int) -> float:
+    """Seconds before the next try: doubled each time, times 0.5 to 1.5 by a hash, so that not all come back at once."""
+    digest = hashlib.sha256(f"{key} {attempt}".encode()).digest()
+    return backoff_s * 2.0**attempt * (0.5 + int.from_bytes(digest[:4]) / 2**32)
+
+
+async def _read(response: httpx2.Response) -> str:
+    """The body of a response, up to a limit."""
+    content = bytearray()
+    async for chunk in response.aiter_bytes():
+        content += chunk
+        if len(content) > _MAX_ANSWER_BYTES:
+            start = shown(content[:1000].decode(errors="replace"))
+            raise _NoAnswer(Failure.UNPARSABLE, f"the judge answered more than {_MAX_ANSWER_BYTES} bytes: {start}")
+    return content.decode(errors="replace")
+
+
+def _content(response: httpx2.Response, body: str) -> str:
+    """What the model said, by OpenAI's schema."""
+    if response.status_code != 200:
+        message = f"the judge answered HTTP {response.status_code}: {shown(body)}"
+        if response.status_code in _TEMPORARY:
+            raise _NoAnswer(Failure.UNAVAILABLE, message, True, _seconds(response.headers.get("Retry-After")))
+        raise _NoAnswer(Failure.ERROR, message)
+    try:
+        reply: Any = json.loads(body)
+        content = reply["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError):
+        content = None
+    if not isinstance(content, str):
+        raise _NoAnswer(Failure.UNPARSABLE, f"the judge answered something else than a chat completion: {shown(body)}")
+    return content
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Of the header Retry-After, where it is a number of seconds; else 0."""
+    return float(retry_after) if retry_after is not None and retry_after.isdecimal() else 0.0

@@ -1,0 +1,70 @@
+"""Which scorers make the score of a data source, and with which weights."""
+
+import difflib
+from collections.abc import Iterable
+
+from rewards.judge.questions import Questions, headers
+from rewards.registry import CUSTOM, SCORERS, covering, scorer_name
+from splitppo.config import ConfigError, RewardConfig
+from splitppo.config.reward import Term
+
+JUDGE = "judge"
+# In `reward.scorers`: of all data sources that are not named there.
+DEFAULT = "default"
+
+
+def terms_of(config: RewardConfig, data_source: str) -> tuple[Term, ...]:
+    """The scorers of a data source: those of `reward.scorers`, else the user's function, else the built-in one.
+
+    In `reward.scorers` a name also covers its parts, as in the registry. ValueError where there is none.
+    """
+    if (name := covering(data_source, config.scorers)) is not None:
+        return config.scorers[name]
+    if DEFAULT in config.scorers:
+        return config.scorers[DEFAULT]
+    return (Term(name=scorer_name(data_source) if config.custom_function_path is None else CUSTOM),)
+
+
+def check_scorers(config: RewardConfig, data_sources: Iterable[str]) -> None:
+    """Checks that there is a scorer for every data source, and what each of them needs.
+
+    Raises:
+        ConfigError: a data source has no scorer, which the message says what to do about; `reward.scorers` names an
+            unknown one; a user's file, a judge, its template or its key is not there.
+    """
+    if (path := config.custom_function_path) is not None and not path.is_file():
+        raise ConfigError(f"key 'reward.custom_function_path': there is no file {path}")
+    for place, terms in config.scorers.items():
+        for term in terms:
+            _check_name(term.name, f"key 'reward.scorers': {place} asks for", config)
+    try:
+        names = {term.name for data_source in sorted(data_sources) for term in terms_of(config, data_source)}
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if JUDGE in names:
+        Questions(config.judge)
+        headers(config.judge)
+
+
+def scored_sources(config: RewardConfig, data_sources: Iterable[str]) -> frozenset[str]:
+    """Those of the data sources that have a scorer."""
+
+    def has_scorer(data_source: str) -> bool:
+        try:
+            return bool(terms_of(config, data_source))
+        except ValueError:
+            return False
+
+    return frozenset(filter(has_scorer, data_sources))
+
+
+def _check_name(name: str, asks: str, config: RewardConfig) -> None:
+    known = (*SCORERS, CUSTOM, JUDGE)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+        raise ConfigError(f"{asks} {name!r}, which is no scorer; {hint}")
+    if name == CUSTOM and config.custom_function_path is None:
+        raise ConfigError(f"{asks} {CUSTOM!r}, but reward.custom_function_path is not set")
+    if name == JUDGE and not config.judge.url:
+        raise ConfigError(f"{asks} {JUDGE!r}, but reward.judge.url is not set")
