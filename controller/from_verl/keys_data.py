@@ -8,6 +8,7 @@ from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 
 _MANAGERS = "naive, dapo, prime and batch are not needed, others not supported"
+_LENGTH = "not needed where it is data.max_response_length, else not supported"
 _TEXT_ONLY = "text only: prompts with images, videos or sounds are not read"
 
 
@@ -33,6 +34,12 @@ def _sources(value: Any, _: VerlRun) -> Any:
     if value == "data_source":
         raise NotNeeded("the column has this name")
     raise NotSupported("rename the column to data_source")
+
+
+def _same_length(value: Any, run: VerlRun) -> Any:
+    if value == run.value("data.max_response_length"):
+        raise NotNeeded("data.max_response_length says it")
+    raise NotSupported("the penalty ends at data.max_response_length")
 
 
 def _reward_manager(value: Any, _: VerlRun) -> Any:
@@ -121,15 +128,13 @@ def _rewards() -> Iterator[Row]:
     for section in ("reward.custom_reward_function", "custom_reward_function"):
         yield taken(f"{section}.path", "reward.custom_function_path", None)
         yield taken(f"{section}.name", "reward.custom_function_name", "compute_score" if "." in section else None)
-        yield unsupported(f"{section}.reward_kwargs.**", "write the arguments into the function")
+        yield taken(f"{section}.reward_kwargs", "reward.custom_function_kwargs", {}, is_section=True)
     for section in ("reward", "reward_model"):
         yield taken(f"{section}.num_workers", "reward.num_workers", 8 if section == "reward" else None)
-        yield unsupported(f"{section}.reward_kwargs.overlong_buffer_cfg.enable", "a reward function of your own")
-        yield unsupported(f"{section}.overlong_buffer.enable", "a reward function of your own")
-        yield not_needed(f"{section}.overlong_buffer.*", "only with overlong_buffer.enable")
-        yield not_needed(
-            f"{section}.reward_kwargs.{{overlong_buffer_cfg.*,max_resp_len}}", "only with overlong_buffer_cfg"
-        )
+        for buffer in ("reward_kwargs.overlong_buffer_cfg", "overlong_buffer"):
+            for key in ("enable", "len", "penalty_factor", "log"):
+                yield changed(f"{section}.{buffer}.{key}", f"reward.overlong_buffer.{key}", "in training only")
+        yield changed(f"{section}.reward_kwargs.max_resp_len", "", _LENGTH, _same_length)
         yield unsupported(f"{section}.reward_kwargs.**", "write the arguments into a reward function of your own")
     yield changed("reward.reward_manager.name", "", _MANAGERS, _reward_manager)
     yield changed("reward_model.reward_manager", "", _MANAGERS, _reward_manager)

@@ -81,6 +81,8 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         ("trainer.test_freq=0", "evaluation.test_freq", -1),
         ("trainer.max_critic_ckpt_to_keep=5", "checkpoint.keep", 5),
         ("trainer.rollout_data_dir=/x", "tracking.dump_rollouts", True),
+        ("reward_model.overlong_buffer={enable: True, len: 100}", "reward.overlong_buffer.len", 100),
+        ("+reward.reward_kwargs.overlong_buffer_cfg={enable: True, len: 9}", "reward.overlong_buffer.enable", True),
         (
             "+data.apply_chat_template_kwargs.enable_thinking=False",
             "data.apply_chat_template_kwargs",
@@ -212,12 +214,13 @@ def test_what_changes_no_result_is_only_said(tmp_path: Path, override: str) -> N
         (f"{ACTOR}.fsdp_config.optimizer_offload=False", "off"),
         ("data.gen_batch_size=512", "data.train_batch_size says it"),
         ("trainer.total_epochs=3", "trainer.total_training_steps says it"),
+        ("+reward_model.reward_kwargs.max_resp_len=512", "data.max_response_length says it"),
         ("ray_kwargs.ray_init.num_cpus=8", "no Ray"),
         (f"{ROLLOUT}.prompt_length=512", "data.max_prompt_length says it"),
     ],
 )
 def test_what_is_not_needed_says_why(tmp_path: Path, override: str, why: str) -> None:
-    found = finding(translated(tmp_path, override), override.partition("=")[0])
+    found = finding(translated(tmp_path, override), override.partition("=")[0].lstrip("+"))
     assert (found.outcome, found.note) == ("not needed", why)
 
 
@@ -291,6 +294,11 @@ def test_a_yaml_that_cannot_be_used_is_one_sentence(tmp_path: Path, text: str, f
     with pytest.raises(ConfigError) as caught:
         yaml_settings(tmp_path, text)
     assert fact in str(caught.value)
+
+
+def test_arguments_of_a_reward_function_are_taken_as_a_whole(tmp_path: Path) -> None:
+    function = ("custom_reward_function.path=r.py", "+custom_reward_function.reward_kwargs={a: 1, b: {c: x}}")
+    assert config_of(tmp_path, *function).reward.custom_function_kwargs == {"a": 1, "b": {"c": "x"}}
 
 
 def test_steps_are_counted_where_the_files_are_here(tmp_path: Path) -> None:
