@@ -9,6 +9,7 @@ from controller.from_verl.settings import num_of
 from splitppo.config.algorithm import KL_ESTIMATOR_NAMES, NEEDS_VALUES
 
 _CORRECTION = "algorithm.rollout_correction"
+_TRACKERS = ("tensorboard",)
 
 
 def _estimator(value: Any, _: VerlRun) -> Any:
@@ -61,14 +62,9 @@ def _warmup(value: Any, _: VerlRun) -> int:
     return max(0, int(num_of(value, "trainer.critic_warmup")) - 1)
 
 
-def _loggers(value: Any, _: VerlRun) -> Any:
-    names = value if isinstance(value, list) else [value]
-    known = ("tensorboard",)
-    if others := [name for name in names if name not in (*known, "console", "file")]:
-        raise NotSupported(
-            f"{', '.join(map(str, others))}: TensorBoard and metrics.jsonl are written", changes_results=False
-        )
-    return [name for name in names if name in known]
+def _loggers(value: Any, _: VerlRun) -> list[Any]:
+    """Those that there are; a run with others learns the same."""
+    return [name for name in (value if isinstance(value, list) else [value]) if name in _TRACKERS]
 
 
 def _gpus(_: Any, run: VerlRun) -> str:
@@ -145,7 +141,12 @@ def _trainer() -> Iterator[Row]:
         "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
         note="checkpoints, metrics, logs, all of it",
     )
-    yield changed("trainer.logger", "tracking.trackers", "console and metrics.jsonl are always written", _loggers)
+    yield changed(
+        "trainer.logger",
+        "tracking.trackers",
+        f"of {', '.join(_TRACKERS)}; console and metrics.jsonl are always written",
+        _loggers,
+    )
     gpus = "both models have all GPUs there; each has its own here, three to one unless --gpus says otherwise"
     yield changed("trainer.n_gpus_per_node", "services.*.devices", gpus, _gpus)
     yield changed(

@@ -81,6 +81,8 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         ("trainer.test_freq=0", "evaluation.test_freq", -1),
         ("trainer.max_critic_ckpt_to_keep=5", "checkpoint.keep", 5),
         ("trainer.rollout_data_dir=/x", "tracking.dump_rollouts", True),
+        ("trainer.logger=[console,tensorboard,clearml]", "tracking.trackers", ("tensorboard",)),
+        ("trainer.logger=console", "tracking.trackers", ()),
         ("reward_model.overlong_buffer={enable: True, len: 100}", "reward.overlong_buffer.len", 100),
         ("+reward.reward_kwargs.overlong_buffer_cfg={enable: True, len: 9}", "reward.overlong_buffer.enable", True),
         (
@@ -197,7 +199,6 @@ def test_what_changes_results_and_is_not_supported_must_be_decided(tmp_path: Pat
         f"{ACTOR}.ulysses_sequence_parallel_size=2",
         f"{ACTOR}.fsdp_config.param_offload=True",
         "trainer.default_hdfs_dir=hdfs://x",
-        "trainer.logger=[console,clearml]",
         f"{ACTOR}.strategy=megatron",
     ],
 )
