@@ -31,6 +31,7 @@ SCORERS: Mapping[str, str] = {
     "lighteval/MATH": "rewards.competition_math:compute_score",
     "DigitalLearningGmbH/MATH-lighteval": "rewards.competition_math:compute_score",
     "HuggingFaceH4/MATH-500": "rewards.competition_math:compute_score",
+    "Rowan/hellaswag": "rewards.hellaswag:compute_score",
     "sort_letters": "rewards.sort_letters:compute_score",
 }
 

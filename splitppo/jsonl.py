@@ -1,5 +1,6 @@
 """JSONL: one JSON object per line."""
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,14 +8,14 @@ from typing import Any
 
 
 def read_jsonl(file: Path, *, until_torn: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file, each with the number of its line, from 1; blank lines are passed over.
+    """The objects of a file, each with the number of its line, from 1; blank lines are passed over; `.gz` is unpacked.
 
     With `until_torn` it ends before the first line that a crash has left incomplete.
 
     Raises:
         ValueError: a line is no JSON object, or no UTF-8 text; names file and line.
     """
-    with file.open("rb") as lines:
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

@@ -1,0 +1,1 @@
+"""MATH, competition mathematics: real rows, on a CPU and on eight GPUs."""

@@ -1,0 +1,56 @@
+r"""MATH (Hendrycks et al., 2021) as prompt files, and the tiny model that cpu.yaml trains on them.
+
+    python -m recipes.competition_math.prepare --input DigitalLearningGmbH/MATH-lighteval --output DIR
+
+A row of the input has a problem under "problem" or "question", and a solution with the final answer in its last
+\boxed{...}, under "solution" or "answer"; or the final answer alone, under "answer".
+"""
+
+import sys
+
+from recipes.preparation import BadInput, Example, Recipe, Row, command_line, run
+from rewards.competition_math import last_boxed
+
+DATA_SOURCE = "DigitalLearningGmbH/MATH-lighteval"
+INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
+
+
+def to_row(example: Example) -> Row | None:
+    """None for an empty answer, as a few rows have. BadInput for no problem or answer, or a solution without a box."""
+    problem, solution = example.text("problem", "question"), example.text("solution", "answer", may_be_empty=True)
+    if not solution.strip():
+        return None
+    truth = last_boxed(solution)
+    if truth is None:
+        if "solution" in example.fields or "\\boxed" in solution or "\\fbox" in solution:
+            raise BadInput(f"{example.place}: the solution has no complete \\boxed{{...}}")
+        truth = solution.strip()
+    return example.verl_row(
+        DATA_SOURCE,
+        f"{problem} {INSTRUCTION}",
+        "math",
+        {"style": "rule", "ground_truth": truth},
+        answer=solution,
+        question=problem,
+        level=example.fields.get("level"),
+        subject=example.fields.get("subject", example.fields.get("type")),
+    )
+
+
+RECIPE = Recipe(
+    name="competition_math",
+    to_row=to_row,
+    files={
+        split: (f"{split}.jsonl", f"{split}.parquet", f"data/{split}-*.parquet", f"*/{split}-*.parquet")
+        for split in ("train", "test")
+    },
+)
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; returns the exit status."""
+    return run(RECIPE, command_line(__doc__).parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,54 @@
+"""Folders that are costly to make: made once, and again only when what they depend on has changed."""
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+Fingerprint = Mapping[str, str | int]
+_FINGERPRINT_FILE = "fingerprint.json"
+
+
+def make_once(folder: Path, wanted: Fingerprint, make: Callable[[Path], None]) -> bool:
+    """Has `make` fill the folder unless it is there and was made from the same; safe when several processes call it.
+
+    The folder appears whole or not at all.
+
+    Args:
+        folder: replaced where its fingerprint is another one; its lock stays beside it.
+        wanted: all that the content depends on.
+        make: gets the folder to write to.
+
+    Returns:
+        Whether it was made now.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _stored_fingerprint(folder) == wanted:
+            return False
+        unfinished = folder.with_name(f".{folder.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        make(unfinished)
+        (unfinished / _FINGERPRINT_FILE).write_text(json.dumps(wanted, indent=1), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    return True
+
+
+def code_fingerprint(*files: Path) -> dict[str, str]:
+    """Of the code that makes something, and of the libraries that train and save models."""
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in files))
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+    return {"code_sha256": code.hexdigest(), **versions}
+
+
+def _stored_fingerprint(folder: Path) -> object:
+    try:
+        return json.loads((folder / _FINGERPRINT_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,79 @@
+"""Random Qwen2 models of about a million parameters, whose tokenizer knows the words of the rows: for two CPU cores.
+
+They cannot reason, and PPO will not teach them to: they are there to take real rows through the whole pipeline.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from recipes import qwen2_tokenizer
+from recipes.made_once import code_fingerprint, make_once
+from recipes.preparation import Row
+
+# The class of transformers by kind.
+KINDS = {"tiny_model": "Qwen2ForCausalLM", "tiny_reward_model": "Qwen2ForSequenceClassification"}
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+VOCAB_SIZE = 2048
+SEED = 0
+# Enough for the words of a data set.
+_NUM_TOKENIZER_ROWS = 1000
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_tiny_model(kind: str, rows: Sequence[Row], folder: Path) -> str:
+    """Makes model and tokenizer as a Hugging Face folder, unless the same ones are there; returns a sentence on it.
+
+    Args:
+        kind: of KINDS; a reward model is a sequence classifier with one label.
+        rows: prepared rows; the tokenizer is trained on the first ones, prompts and worked answers.
+        folder: made if it is missing, replaced where it was made from other rows or by other code.
+    """
+    texts = list(_texts(rows))
+    digest = hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()
+    code = code_fingerprint(Path(__file__), Path(qwen2_tokenizer.__file__))
+    wanted = {"kind": kind, "texts_sha256": digest, **code}
+    is_new = make_once(folder, wanted, lambda scratch: _make(kind, texts, scratch))
+    return f"a random {kind.replace('_', ' ')} in {folder}{'' if is_new else ', which is up to date'}"
+
+
+def _make(kind: str, texts: Sequence[str], folder: Path) -> None:
+    import torch
+    import transformers  # slow to import, and a folder that is up to date does not need them
+
+    tokens = [PAD, START, END]
+    tokenizer = qwen2_tokenizer.train_tokenizer(texts, vocab_size=VOCAB_SIZE, special_tokens=tokens)
+    pad, _, end = map(tokenizer.token_to_id, tokens)
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(SEED)
+    config = transformers.Qwen2Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=384,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=end,
+        pad_token_id=pad,
+        num_labels=1,
+    )
+    model = getattr(transformers, KINDS[kind])(config)
+    # As instruction-tuned Qwen2: a response ends with <|im_end|> or with <|endoftext|>.
+    model.generation_config = transformers.GenerationConfig(eos_token_id=[end, pad], pad_token_id=pad)
+    model.save_pretrained(folder)
+    names = {"eos_token": END, "pad_token": PAD, "unk_token": PAD}
+    qwen2_tokenizer.save_tokenizer(tokenizer, folder, named_tokens=names, chat_template=CHAT_TEMPLATE)
+
+
+def _texts(rows: Sequence[Row]) -> Iterator[str]:
+    for row in rows[:_NUM_TOKENIZER_ROWS]:
+        yield from (message["content"] for message in row["prompt"])
+        yield row["extra_info"].get("answer", "")

@@ -1,0 +1,88 @@
+"""The recipes' configurations: they divide, read what prepare.py makes, and pass --check with models of one's own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from controller.__main__ import main
+from splitppo.config import load_config
+from splitppo.config.batch_plan import batch_plan
+from tests.groups import PROJECT
+from tests.models import save_policy, save_reward_model
+
+RECIPES = PROJECT / "recipes"
+NAMES = ("gsm8k", "competition_math", "hellaswag", "hh_rlhf")
+CONFIGS = sorted(file for name in NAMES for file in (RECIPES / name).glob("*.yaml"))
+GPU_CONFIGS = [file for file in CONFIGS if file.name != "cpu.yaml"]
+# An input row of each recipe, by hand.
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "gsm8k": {"question": "What is 6 * 7?", "answer": "#### 42"},
+    "competition_math": {"problem": "What is 6 * 7?", "solution": "\\boxed{42}"},
+    "hellaswag": {"activity_label": "a", "ctx_a": "b.", "ctx_b": "c", "endings": ["d", "e"], "label": 1},
+    "hh_rlhf": {"chosen": "\n\nHuman: hi\n\nAssistant: well", "rejected": "\n\nHuman: hi\n\nAssistant: ill"},
+}
+
+
+def name_of(file: Path) -> str:
+    return f"{file.parent.name}/{file.name}"
+
+
+def test_every_recipe_has_a_configuration_for_a_cpu_and_one_for_gpus() -> None:
+    assert {file.parent.name for file in GPU_CONFIGS} == set(NAMES)
+    assert len(CONFIGS) == 2 * len(NAMES)
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=name_of)
+def test_the_rows_of_a_mini_batch_divide_over_the_ranks(file: Path) -> None:
+    for role in batch_plan(load_config(file)).roles:
+        assert role.mini_batch_rows % role.num_ranks == 0
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=name_of)
+def test_a_configuration_reads_what_its_own_command_makes(file: Path) -> None:
+    config, output, text = load_config(file), f".cache/{file.parent.name}", file.read_text()
+    assert f"python -m recipes.{file.parent.name}.prepare " in text
+    assert f"--output {output}" in text
+    assert config.data.train_files == (f"{output}/train.parquet",)
+    assert config.data.val_files in ((f"{output}/test.parquet",), ())
+    if file.name == "cpu.yaml":
+        assert config.actor.model == f"{output}/tiny_model"
+        assert config.reward_model.model in (f"{output}/tiny_reward_model", "")
+
+
+@pytest.mark.parametrize("file", GPU_CONFIGS, ids=name_of)
+def test_the_gpu_sets_are_disjoint_and_fill_the_node(file: Path) -> None:
+    services = yaml.safe_load(file.read_text())["services"]
+    assert sorted(services["actor"]["devices"] + services["critic"]["devices"]) == list(range(8))
+
+
+@pytest.mark.parametrize("file", GPU_CONFIGS, ids=name_of)
+def test_check_passes_with_prepared_rows_and_local_models(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = file.parent.name
+    lines = f"{json.dumps(EXAMPLES[recipe])}\n" * 241
+    (tmp_path / "rows.jsonl").write_text(lines)
+    source = ["--input", str(tmp_path / "rows.jsonl"), "--test-rows", "1", "--output", str(tmp_path)]
+    more = ["--split", "rl"] if recipe == "hh_rlhf" else []
+    prepare = importlib.import_module(f"recipes.{recipe}.prepare")
+    assert prepare.main([*source, *more, "--no-tiny-model"]) == 0
+    local = [
+        f"run.dir={tmp_path / 'run'}",
+        f"data.train_files={tmp_path / 'train.parquet'}",
+        f"actor.model={save_policy(tmp_path / 'policy', max_position_embeddings=2048)}",
+    ]
+    if load_config(file).data.val_files:
+        local.append(f"data.val_files={tmp_path / 'test.parquet'}")
+    if load_config(file).reward_model.model:
+        judge = save_reward_model(tmp_path / "judge", max_position_embeddings=2048)
+        local.append(f"reward_model.model={judge}")
+    capsys.readouterr()
+    assert main(["--config", str(file), "--check", *local]) == 0, capsys.readouterr().err
+    assert "step: 240 prompts x 1 samples = 240 responses" in capsys.readouterr().out
