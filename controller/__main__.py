@@ -37,15 +37,16 @@ def main(arguments: list[str]) -> int:
             from controller.run.folder import RunFolder
             from splitppo.rpc.credentials import load_credentials
 
-            asyncio.run(check_rewards(config, load_inputs(config)))
+            inputs = load_inputs(config)
+            asyncio.run(check_rewards(config, inputs))
             load_credentials(config.services.security, "controller")
-            config = RunFolder(config).resolve()
+            config = inputs.with_last_step(RunFolder(config).resolve())
             if warning := crowding(config, permitted_cores()):
                 sys.stderr.write(f"warning: {warning}\n")
             gpus = visible_gpus(config)
             memory = memory_plan(config, gpus)
             check_fits(config, memory.groups, gpus)
-            sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\n{memory}\n")
+            sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\nrun: {config.last_step} steps\n{memory}\n")
             return 0
         from controller.session import run_session
 

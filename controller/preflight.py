@@ -1,14 +1,16 @@
 """What a run reads, loaded and checked before any group is started: models, tokenizer, prompts, their rewards."""
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from controller.data.model_folder import model_folder, read_json
-from controller.data.prompts import PromptBatch, PromptDataset, load_prompts
+from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, load_prompts
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
+from controller.data.sampled_prompts import SampledPrompts
 from controller.data.tokenizer import Tokenizer, load_tokenizer
 from rewards.manager import RewardManager
 from rewards.terms import check_scorers, scored_sources
@@ -24,7 +26,7 @@ class Inputs:
     """The tokenizers of policy and reward model, and the prompts for training and, where there are any, validation."""
 
     tokenizer: Tokenizer
-    prompts: PromptDataset
+    prompts: PromptSource
     val_prompts: PromptBatch | None
     reward_tokenizer: RewardTokenizer | None = None
 
@@ -32,6 +34,15 @@ class Inputs:
     def data_sources(self) -> frozenset[str]:
         """All that need a reward."""
         return self.prompts.table.data_sources | (self.val_prompts.data_sources if self.val_prompts else frozenset())
+
+    def with_last_step(self, config: Config) -> Config:
+        """`config` with `run.total_steps`, also where `run.total_epochs` says it, or ends before."""
+        run = config.run
+        if run.total_epochs is None:
+            return config
+        steps = self.prompts.num_steps(run.total_epochs)
+        run = run.model_copy(update={"total_steps": min(run.total_steps or steps, steps)})
+        return config.model_copy(update={"run": run})
 
     def scored_sources(self, config: RewardConfig) -> frozenset[str]:
         """Those that need a reward function: all, but for the ones that have none where a reward model scores."""
@@ -64,16 +75,54 @@ def load_inputs(config: Config) -> Inputs:
             f" actor.model a vocabulary of {vocab_size}"
         )
     table = load_prompts(data, tokenizer, "train")
-    prompts = PromptDataset(table, batch_size=data.train_batch_size, seed=config.run.seed, shuffle=data.shuffle)
+    prompts = _prompt_source(config, table)
     val_prompts = load_prompts(data, tokenizer, "val") if data.val_files else None
     reward_tokenizer = None
     if config.reward_model_host is not None:
         is_model_here = config.services.launch == "local"
         reward_tokenizer = load_reward_tokenizer(config.reward_model, table, is_model_here=is_model_here)
         val_prompts = _with_functions(val_prompts, config) if val_prompts else None
+    check_validation_metrics(config, val_prompts.data_sources if val_prompts else frozenset())
     inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer)
     check_scorers(config.reward, inputs.scored_sources(config.reward))
     return inputs
+
+
+def _prompt_source(config: Config, table: PromptBatch) -> PromptSource:
+    """The order of the training prompts: a user's sampler, once it has been tried, or a function of seed and epoch."""
+    data, seed = config.data, config.run.seed
+    if data.sampler.class_path is not None:
+        SampledPrompts(table, data, seed=seed).check_repeats()
+        return SampledPrompts(table, data, seed=seed)
+    return PromptDataset(
+        table, batch_size=data.train_batch_size, seed=seed, shuffle=data.shuffle, weights=data.train_weights
+    )
+
+
+def check_validation_metrics(config: Config, data_sources: frozenset[str]) -> None:
+    """What can be said before the first validation of the metrics that the configuration names.
+
+    Raises:
+        ConfigError: there is no validation, or it has no such data source, or too few responses per prompt.
+    """
+    named = {
+        "evaluation.early_stop.metric": config.evaluation.early_stop.metric,
+        "checkpoint.best_metric": config.checkpoint.best_metric,
+    }
+    if config.evaluation.val_only and not data_sources:
+        raise ConfigError("evaluation.val_only: no validation prompt has a reward function")
+    for key, metric in ((key, metric) for key, metric in named.items() if metric is not None):
+        known = ", ".join(sorted(data_sources)) or "none"
+        sections = [f"{section}/{source}/" for section in ("val-core", "val-aux") for source in data_sources]
+        if metric != "val/accuracy" and not metric.startswith(tuple(sections)):
+            raise ConfigError(f"{key}: {metric!r} is of no data_source of the validation prompts; they have {known}")
+        if not data_sources:
+            raise ConfigError(f"{key}: nothing is validated, no validation prompt has a reward function")
+        number = re.search(r"@(\d+)(/|$)", metric)
+        if number and int(number[1]) > config.evaluation.n:
+            raise ConfigError(
+                f"{key}: {metric!r} needs {number[1]} responses, but evaluation.n is {config.evaluation.n}"
+            )
 
 
 async def check_rewards(config: Config, inputs: Inputs) -> None:

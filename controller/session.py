@@ -129,6 +129,7 @@ class Session:
         point = RestorePoint(config, folder.checkpoints)
         self._restored = point.state
         inputs = load_inputs(config)
+        config = self._config = inputs.with_last_step(config)
         self._display.start(batch_plan(config), config, step=point.step)
         if warning := crowding(config, permitted_cores()):
             log.warning("%s", warning)
@@ -169,12 +170,15 @@ class Session:
         checkpoints = CheckpointWriter(
             folder.checkpoints, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release
         )
-        self._trainer = Trainer(config, workers, inputs.prompts, scorer, evaluator, checkpoints, recorder, point.state)
+        prompts = inputs.prompts.restored(point.state.sampler)
+        self._trainer = Trainer(config, workers, prompts, scorer, evaluator, checkpoints, recorder, point.state)
         self._phase = "training"
         try:
             await run_watched(self._trainer.fit(), self._groups.watch())
         finally:
             self._phase = "preparing"
+        if (stagnation := self._trainer.state.stagnation) and stagnation.ends(config.evaluation.early_stop):
+            log.info("%s", stagnation.reason)
         self._digests = WeightsDigests(**await self._groups.weights_digests())
 
     def _on_progress(self, role: str, method: str, progress: worker_pb2.Progress) -> None:
@@ -198,6 +202,8 @@ class Session:
             overlap=self._recorder.overlap(),
             weights_sha256=self._digests,
             exit_reason=self._reason,
+            stopped_early=state.has_stagnated(self._config),
+            best=state.best,
         )
         try:
             self._recorder.close_files()

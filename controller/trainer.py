@@ -9,7 +9,7 @@ The schedules (controller/schedule.py) change only what may run at the same time
 
 from dataclasses import dataclass
 
-from controller.data.prompts import PromptBatch, PromptDataset
+from controller.data.prompts import PromptBatch, PromptSource
 from controller.ppo.experience import Experience, assemble_experience
 from controller.rollout.evaluation import Evaluator
 from controller.rollout.log_prob_check import LogProbCheck
@@ -33,7 +33,7 @@ class Trainer:
 
     config: Config
     workers: Workers
-    prompts: PromptDataset
+    prompts: PromptSource
     scorer: Scorer
     evaluator: Evaluator
     checkpoints: CheckpointWriter
@@ -44,7 +44,7 @@ class Trainer:
         self.schedule = self.config.run.schedule
         self.log_prob_check = LogProbCheck(self.config.rollout, first_step=self.state.step + 1)
         self.critic_update = BackgroundTask(on_done=self.recorder.complete_oldest)
-        self.is_stopping = False
+        self.is_stopping = self.config.evaluation.val_only or self.state.has_stagnated(self.config)
 
     def stop(self) -> None:
         """Lets `fit` return, and save, after the step that is being worked on."""
@@ -52,7 +52,7 @@ class Trainer:
 
     async def fit(self) -> None:
         """Trains up to the last step; validates and saves on the way."""
-        if self.state.step == 0:
+        if self.state.step == 0 or self.config.evaluation.val_only:
             await self.evaluate_if_due()
         while not self.is_stopping and self.state.step < self.config.last_step:
             self.state = self.state.at_step(self.state.step + 1)
@@ -73,7 +73,8 @@ class Trainer:
         experience = await self.collect(calls)
         await self.update(calls, experience)
         self.recorder.close(record)
-        self.state = self.state.after(experience, self.config, record.step_s)
+        sampler = self.prompts.state_after(prompts, experience.scores)
+        self.state = self.state.after(experience, self.config, record.step_s, sampler)
 
     async def collect(self, calls: StepCalls) -> Experience:
         """Everything that the updates learn from; each call starts as soon as its input has arrived."""
@@ -124,12 +125,13 @@ class Trainer:
         if self.evaluator.is_due(step):
             validation = await self.evaluator.evaluate(step)
             self.recorder.add_validation(step, validation)
-            self.state = self.state.validated(step, validation.accuracy)
+            self.state = self.state.validated(step, validation.accuracy).judged(step, validation.metrics, self.config)
+            self.is_stopping |= self.state.has_stagnated(self.config)
 
     async def checkpoint_if_due(self) -> None:
         """Starts a pair checkpoint in the background, which begins when both updates of the step are done."""
         self.checkpoints.check()
         step = self.state.step
-        if self.is_stopping or self.checkpoints.is_due(step):
+        if self.is_stopping or self.checkpoints.is_due(self.state):
             with self.recorder.current.timed("save_checkpoint"):
                 await self.checkpoints.begin(self.state, metrics=self.recorder.hold(step))

@@ -3,14 +3,14 @@
 Imported by the scoring processes, so it stays light: scorers are imported when they are first asked for.
 """
 
-import importlib.util
 import inspect
 import pkgutil
-import sys
 from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from rewards.user_file import load_from_file
 
 # A user's function, as a scorer's name.
 CUSTOM = "custom"
@@ -83,7 +83,9 @@ def load_custom_scorer(path: Path, name: str, kwargs: Mapping[str, Any]) -> Scor
         ValueError: the file cannot be imported, or has no function of that name and signature, or it does not take
             these further arguments.
     """
-    function = _load_function(path, name)
+    function: ComputeScore = load_from_file(
+        path, name, path_key="reward.custom_function_path", name_key="reward.custom_function_name"
+    )
     try:
         signature = inspect.signature(function)
     except ValueError as error:
@@ -100,19 +102,3 @@ def load_custom_scorer(path: Path, name: str, kwargs: Mapping[str, Any]) -> Scor
     except TypeError as error:
         raise ValueError(f"key 'reward.custom_function_kwargs': {name}{signature} in {path}: {error}") from error
     return Scorer(function, kwargs, is_batched)
-
-
-def _load_function(path: Path, name: str) -> ComputeScore:
-    spec = importlib.util.spec_from_file_location("splitppo_custom_reward", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"key 'reward.custom_function_path': {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # before it runs: dataclasses and pickle look the module up by its name
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"importing the reward file {path} failed: {type(error).__name__}: {error}") from error
-    function: ComputeScore | None = getattr(module, name, None)
-    if not callable(function):
-        raise ValueError(f"key 'reward.custom_function_name': {path} has no function {name!r}")
-    return function

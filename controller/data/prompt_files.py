@@ -1,13 +1,18 @@
-"""Rows of prompt files, parquet or JSONL: read as they are, checked, every mistake named by file, row and column."""
+"""Rows of prompts: of parquet and JSONL files, or of a user's class; checked, and every mistake named by its place."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from splitppo.config import ConfigError
+from controller.data.user_class import load_class
+from rewards.user_file import describe
+from splitppo.config import ConfigError, DataConfig
+from splitppo.config.row_filters import Condition, ValueRange, passes
 from splitppo.jsonl import read_jsonl
+
+Split = Literal["train", "val"]
+_Contents = Iterator[tuple[str, Mapping[str, Any]]]  # (place, columns by name)
 
 
 @dataclass(frozen=True)
@@ -18,6 +23,7 @@ class PromptRow:
         place: e.g. "train.parquet, row 3" (from 1), for errors.
         prompt: chat messages, or text.
         data_source, ground_truth, extra_info: for the scorer.
+        file_index: which of the split's files it comes from.
     """
 
     place: str
@@ -25,31 +31,70 @@ class PromptRow:
     data_source: str
     ground_truth: Any
     extra_info: dict[str, Any]
+    file_index: int = 0
 
 
-def read_rows(files: Sequence[str], *, key: str, prompt_key: str, max_samples: int | None) -> list[PromptRow]:
-    """The first `max_samples` rows of all files, checked.
+def read_rows(config: DataConfig, split: Split) -> list[PromptRow]:
+    """The first `max_samples` rows of a split that pass its filters, all files together in their order.
 
-    Raises ConfigError: a file is missing, unreadable or empty, or a row has not the columns that it needs.
+    Raises ConfigError: a file is missing, unreadable or empty, a row has not the columns that it needs, the user's
+    class fails, or no row passes.
     """
+    is_train, key = split == "train", "data.custom_cls" if config.custom_cls.path else f"data.{split}_files"
+    max_samples = config.max_samples if is_train else config.val_max_samples
+    filters_key, filters = ("data.filters", config.filters) if is_train else ("data.val_filters", config.val_filters)
     rows: list[PromptRow] = []
-    for name in files:
-        file = Path(name).expanduser()
-        if not file.is_file():
-            raise ConfigError(f"{key}: no such file {file}")
-        if len(rows) == max_samples:
-            break
-        left = None if max_samples is None else max_samples - len(rows)
-        own = [_checked(content, place, prompt_key) for place, content in islice(_file_rows(file, prompt_key), left)]
-        if not own:
-            raise ConfigError(f"{key}: {file} has no rows")
-        rows += own
+    num_read = 0
+    for file_index, (name, contents) in enumerate(_sources(config, split, filters)):
+        is_empty = True
+        for place, content in contents if len(rows) != max_samples else ():
+            is_empty, num_read = False, num_read + 1
+            row = _checked(content, place, config.prompt_key, file_index)
+            if all(passes(_value(content, place, column), condition) for column, condition in filters.items()):
+                rows.append(row)
+            if len(rows) == max_samples:
+                break
+        if is_empty and len(rows) != max_samples:
+            raise ConfigError(f"{key}: {name} has no rows")
+    if not rows:
+        raise ConfigError(f"{filters_key}: none of the {num_read} rows of {key} passes {_shown_filters(filters)}")
     return rows
 
 
-def _file_rows(file: Path, prompt_key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _sources(config: DataConfig, split: Split, filters: Mapping[str, Condition]) -> Iterator[tuple[str, _Contents]]:
+    """What rows come from, by name: every file of the split, or the user's class."""
+    files = config.train_files if split == "train" else config.val_files
+    if config.custom_cls.path is not None and config.custom_cls.name is not None:
+        name = f"{config.custom_cls.name} of {config.custom_cls.path}"
+        yield name, _custom_rows(config.custom_cls.path, config.custom_cls.name, config, split)
+        return
+    for file in (Path(file).expanduser() for file in files):
+        if not file.is_file():
+            raise ConfigError(f"data.{split}_files: no such file {file}")
+        yield str(file), _file_rows(file, [config.prompt_key, *filters])
+
+
+def _custom_rows(path: Path, name: str, config: DataConfig, split: Split) -> _Contents:
+    """The rows of a user's class: what iterating over it gives, or its items where it has only those."""
+    make = load_class(path, name, path_key="data.custom_cls.path", name_key="data.custom_cls.name")
+    try:
+        files = config.train_files if split == "train" else config.val_files
+        dataset = make(data_files=list(files), data_config=config, split=split)
+        contents = dataset if hasattr(dataset, "__iter__") else (dataset[index] for index in range(len(dataset)))
+        for number, content in enumerate(contents, start=1):
+            place = f"{name} of {path} ({split}), row {number}"
+            if not isinstance(content, Mapping):
+                raise ConfigError(f"{place}: expected a mapping of columns, got {_shown(content)}")
+            yield place, content
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"data.custom_cls: {name} of {path} gave no {split} rows: {describe(error)}") from error
+
+
+def _file_rows(file: Path, wanted: Sequence[str]) -> _Contents:
     if file.suffix == ".parquet":
-        yield from _parquet_rows(file, prompt_key)
+        yield from _parquet_rows(file, wanted)
     elif file.suffix in {".jsonl", ".json"}:
         try:
             for number, content in read_jsonl(file):
@@ -60,14 +105,14 @@ def _file_rows(file: Path, prompt_key: str) -> Iterator[tuple[str, Mapping[str, 
         raise ConfigError(f"{file}: expected a .parquet or .jsonl file")
 
 
-def _parquet_rows(file: Path, prompt_key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _parquet_rows(file: Path, wanted: Sequence[str]) -> _Contents:
     import pyarrow.parquet as pq  # slow to import, and JSONL does not need it
     from pyarrow import ArrowException
 
     try:
         with pq.ParquetFile(file) as table:
-            wanted = [prompt_key, "data_source", "reward_model", "extra_info"]
-            columns = [name for name in wanted if name in table.schema_arrow.names]
+            of_all = {"data_source", "reward_model", "extra_info", *wanted, *(name.split(".")[0] for name in wanted)}
+            columns = [name for name in table.schema_arrow.names if name in of_all]
             batches = table.iter_batches(batch_size=4096, columns=columns)
             for number, content in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
                 yield f"{file}, row {number}", content
@@ -75,7 +120,7 @@ def _parquet_rows(file: Path, prompt_key: str) -> Iterator[tuple[str, Mapping[st
         raise ConfigError(f"{file} is not a readable parquet file: {error}") from error
 
 
-def _checked(content: Mapping[str, Any], place: str, prompt_key: str) -> PromptRow:
+def _checked(content: Mapping[str, Any], place: str, prompt_key: str, file_index: int) -> PromptRow:
     def column(name: str, expected: type | tuple[type, ...], words: str) -> Any:
         if name not in content:
             raise ConfigError(f"{place}: column {name!r} is missing; the row has {', '.join(content) or 'none'}")
@@ -92,7 +137,26 @@ def _checked(content: Mapping[str, Any], place: str, prompt_key: str) -> PromptR
         data_source=column("data_source", str, "text"),
         ground_truth=reward_model.get("ground_truth"),
         extra_info=column("extra_info", dict, "a mapping") if content.get("extra_info") is not None else {},
+        file_index=file_index,
     )
+
+
+def _value(content: Mapping[str, Any], place: str, column: str) -> Any:
+    """What a filter looks at; `a.b` is b inside of a, where no column has the whole name."""
+    value: Any = content
+    for name in [column] if column in content else column.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            raise ConfigError(f"{place}: column {column!r}, which a filter names, is missing")
+        value = value[name]
+    return value
+
+
+def _shown_filters(filters: Mapping[str, Condition]) -> str:
+    conditions = {
+        column: one.model_dump(exclude_none=True) if isinstance(one, ValueRange) else list(one)
+        for column, one in filters.items()
+    }
+    return ", ".join(f"{column}: {condition}" for column, condition in conditions.items())
 
 
 def _shown(value: Any) -> str:

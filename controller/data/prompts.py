@@ -1,15 +1,15 @@
 """Prompts: tokenised once, and handed out as a pure function of (seed, step)."""
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from controller.data.prompt_files import PromptRow, read_rows
+from controller.data.epoch_order import epoch_order, mixed_order, quotas
+from controller.data.prompt_files import PromptRow, Split, read_rows
 from controller.data.tokenizer import Tokenizer
 from splitppo.batch import COLUMN_DTYPES, Batch, Column
 from splitppo.config import ConfigError, DataConfig
@@ -57,8 +57,12 @@ class PromptBatch:
             yield self.take(np.arange(start, min(start + num_prompts, self.num_prompts)))
 
     def to_batch(self, run_seed: int, step: int, num_samples: int) -> Batch:
-        """What Generate reads: one row per prompt with `prompts` and `num_samples` sampling `seeds`."""
-        seeds = response_seeds(run_seed, step, self.row_indices[:, None], np.arange(num_samples))
+        """What Generate reads: one row per prompt with `prompts` and `num_samples` sampling `seeds`.
+
+        A prompt that is there again gets further seeds.
+        """
+        samples = np.arange(num_samples) + num_samples * _occurrences(self.row_indices)[:, None]
+        seeds = response_seeds(run_seed, step, self.row_indices[:, None], samples)
         lengths = np.full(self.num_prompts, num_samples, np.int32)
         return Batch(self.num_prompts, {"prompts": self.prompts, "seeds": Column(seeds.reshape(-1), lengths)})
 
@@ -67,26 +71,58 @@ class PromptBatch:
         return self.take(np.repeat(np.arange(self.num_prompts), num_samples))
 
 
+class PromptSource(Protocol):
+    """Which prompts of a table each step trains on."""
+
+    @property
+    def table(self) -> PromptBatch:
+        """All training prompts."""
+
+    def num_steps(self, num_epochs: int) -> int:
+        """Steps of the first data epochs."""
+
+    def batch_at(self, step: int) -> PromptBatch:
+        """The prompts of a step (from 1); steps are asked for one after the other."""
+
+    def epoch_of(self, step: int) -> int:
+        """The data epoch, from 0, that the step whose prompts were asked for last belongs to."""
+
+    def state_after(self, prompts: PromptBatch, scores_B: NDArray[np.float32]) -> Mapping[str, Any] | None:
+        """What the next steps depend on beside seed and step, as JSON; `scores_B` are those of the step's responses."""
+
+    def restored(self, state: Mapping[str, Any] | None) -> Self:
+        """The same source, going on from such a state; None: from the start."""
+
+
 @dataclass(frozen=True, eq=False)
 class PromptDataset:
-    """Which prompts of a table a step trains on: an order of its own per epoch, incomplete batches left out, no state.
+    """Prompts by (seed, step): an order of its own per epoch, incomplete batches left out, no state.
 
-    Without `shuffle` the files' order is kept. Raises ConfigError if the table does not fill a batch.
+    `weights`, one per file, are the files' shares of an epoch. Without `shuffle` the files' order is kept, or, with
+    weights, the files take turns. Raises ConfigError if the table does not fill a batch, or a file has no share.
     """
 
     table: PromptBatch
     batch_size: int
     seed: int
     shuffle: bool
+    weights: Sequence[float] | None = None
+    _mixture: tuple[tuple[int, ...], tuple[int, ...]] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.batch_size > self.table.num_prompts:
             found = f"the number of training prompts ({self.table.num_prompts})"
             raise ConfigError(f"data.train_batch_size ({self.batch_size}) is larger than {found}")
+        if self.weights is not None:
+            object.__setattr__(self, "_mixture", _mixture(self.table, self.weights))
 
     @property
     def steps_per_epoch(self) -> int:
         return self.table.num_prompts // self.batch_size
+
+    def num_steps(self, num_epochs: int) -> int:
+        """Steps of the first epochs."""
+        return num_epochs * self.steps_per_epoch
 
     def epoch_of(self, step: int) -> int:
         """The epoch, from 0, that a step, from 1, belongs to."""
@@ -96,22 +132,39 @@ class PromptDataset:
         """The prompts of a step (from 1): the same for the same files, seed and step, whatever was asked before."""
         if step < 1:
             raise ValueError(f"steps count from 1, got {step}")
-        start = (step - 1) % self.steps_per_epoch * self.batch_size
-        num_prompts = self.table.num_prompts
-        order = _epoch_order(num_prompts, self.seed, self.epoch_of(step)) if self.shuffle else np.arange(num_prompts)
+        start, epoch = (step - 1) % self.steps_per_epoch * self.batch_size, self.epoch_of(step)
+        if self._mixture is None:
+            order = epoch_order(self.table.num_prompts, self.seed, epoch, shuffle=self.shuffle)
+        else:
+            order = mixed_order(*self._mixture, self.seed, epoch, shuffle=self.shuffle)
         return self.table.take(order[start : start + self.batch_size])
 
+    def state_after(self, prompts: PromptBatch, scores_B: NDArray[np.float32]) -> None:
+        """None: seed and step say all."""
 
-def load_prompts(config: DataConfig, tokenizer: Tokenizer, split: Literal["train", "val"]) -> PromptBatch:
+    def restored(self, state: Mapping[str, Any] | None) -> Self:  # noqa: ARG002 - of PromptSource
+        return self
+
+
+def _mixture(table: PromptBatch, weights: Sequence[float]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(rows, rows per epoch) of each file."""
+    sizes = np.bincount([row.file_index for row in table.rows], minlength=len(weights))
+    counts = quotas(weights, table.num_prompts)
+    for index, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+        wrong = "none of its rows is left" if size == 0 else f"that is less than one of {table.num_prompts} prompts"
+        if size == 0 or count == 0:
+            raise ConfigError(f"data.train_weights gives file {index + 1} of data.train_files a share, but {wrong}")
+    return tuple(map(int, sizes)), tuple(counts)
+
+
+def load_prompts(config: DataConfig, tokenizer: Tokenizer, split: Split) -> PromptBatch:
     """Reads, renders and tokenises the prompts of a split.
 
     Raises ConfigError: as `read_rows`; or a prompt is too long with `truncation` "error", or no prompt is left.
     """
     key, limit = f"data.{split}_files", config.max_prompt_length
-    files = {"train": config.train_files, "val": config.val_files}[split]
-    max_samples = {"train": config.max_samples, "val": config.val_max_samples}[split]
-    rows = read_rows(files, key=key, prompt_key=config.prompt_key, max_samples=max_samples)
-    texts = [_render(row, tokenizer) for row in rows]
+    rows = read_rows(config, split)
+    texts = [_render(row, config.prompt_key, tokenizer) for row in rows]
     ids = tokenizer.encode_batch([row.prompt for row in rows], texts)
     for row, prompt in zip(rows, ids, strict=True):
         if len(prompt) == 0:
@@ -150,17 +203,21 @@ def _splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return (mixed ^ (mixed >> np.uint64(31))).reshape(state.shape)
 
 
-@lru_cache(maxsize=2)
-def _epoch_order(num_prompts: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The permutation of an epoch. Sorts raw generator output, which numpy keeps stable across its versions."""
-    return np.argsort(np.random.PCG64([seed, epoch]).random_raw(num_prompts), kind="stable")
+def _occurrences(row_indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How often each entry stood there before: [5, 7, 5] gives [0, 0, 1]."""
+    order = np.argsort(row_indices, kind="stable")
+    starts = np.flatnonzero(np.diff(row_indices[order], prepend=-1))
+    lengths = np.diff(starts, append=len(order))
+    found = np.empty_like(order)
+    found[order] = np.arange(len(order)) - np.repeat(starts, lengths)
+    return found
 
 
-def _render(row: PromptRow, tokenizer: Tokenizer) -> str:
+def _render(row: PromptRow, prompt_key: str, tokenizer: Tokenizer) -> str:
     try:
         return tokenizer.chat_template.render(row.prompt)
     except ValueError as error:
-        raise ConfigError(f"{row.place}: {error}") from error
+        raise ConfigError(f"{row.place}: column {prompt_key!r}: {error}") from error
 
 
 def _truncated(ids: NDArray[np.int32], config: DataConfig, place: str) -> NDArray[np.int32]:

@@ -26,10 +26,15 @@ class Evaluator:
         self._scorer = scorer
 
     def is_due(self, step: int) -> bool:
-        """Whether to validate: before the run, every `evaluation.test_freq` steps and after the last step."""
+        """Whether to validate: before the run, every `evaluation.test_freq` steps and after the last step.
+
+        With `val_only` it is due at whatever step the run is.
+        """
         evaluation = self._config.evaluation
         if self._prompts is None:
             return False
+        if evaluation.val_only:
+            return True
         if step == 0:
             return evaluation.val_before_train
         return step == self._config.last_step or (evaluation.test_freq > 0 and step % evaluation.test_freq == 0)

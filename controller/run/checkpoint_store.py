@@ -4,6 +4,7 @@
     checkpoints/global_step_N/controller.json   step, KL coefficient, validation before the run, totals
     checkpoints/global_step_N/COMMITTED         the commit marker: written last, when every part is durable
     checkpoints/latest                          newest committed step, for people; nothing reads it
+    checkpoints/best                            link to the best one, by checkpoint.best_metric; nothing reads it
     checkpoints/damaged_global_step_N           a checkpoint that was found damaged; left to the user
 
 A folder without its marker is half a pair: never loaded, removed at the next start or commit. What a marker and the
@@ -161,10 +162,11 @@ class CheckpointStore:
         *,
         manifests: Mapping[str, str],
         keep: int,
+        best: int | None = None,
     ) -> None:
-        """Makes the checkpoint of `step` count, after every role's part is durable; then only the newest `keep` stay.
+        """Makes the checkpoint of `step` count, after every role's part is durable.
 
-        `manifests` has the sha256 of every role's.
+        Then only the newest `keep` stay, and that of step `best`. `manifests` has the sha256 of every role's.
         """
         folder = self.folder(step)
         content = json.dumps({"state": state, "metrics": metrics}, indent=2).encode()
@@ -172,9 +174,21 @@ class CheckpointStore:
         failpoints.hit("save_checkpoint.writing", step)
         write_atomically(folder / MARKER, CommitMarker(step, FileEntry.of(content), manifests).serialise())
         write_atomically(self.path / "latest", f"{step}\n")
+        self._mark_best(best)
         for old_step in self.steps()[:-keep]:
-            self._remove(old_step)
+            if old_step != best:
+                self._remove(old_step)
         self.remove_leftovers()
+
+    def _mark_best(self, step: int | None) -> None:
+        """Lets `best` lead to the checkpoint of `step`, if there is one."""
+        link, new_link = self.path / "best", self.path / ".best.tmp"
+        if step not in self.steps():
+            link.unlink(missing_ok=True)
+            return
+        new_link.unlink(missing_ok=True)
+        new_link.symlink_to(f"{PREFIX}{step}")
+        new_link.replace(link)
 
     def remove_leftovers(self) -> list[int]:
         """Removes what was never committed, and returns the steps of half pairs; nothing may be saved at this time."""
@@ -190,6 +204,8 @@ class CheckpointStore:
         for later in self._folders():
             if later > step:
                 self._remove(later)
+        if not (self.path / "best").exists():  # it led to one of them
+            (self.path / "best").unlink(missing_ok=True)
 
     def _remove(self, step: int) -> None:
         """The marker goes first, so a removal that is cut short never leaves a checkpoint that looks whole."""

@@ -51,11 +51,15 @@ class CheckpointWriter(BackgroundTask):
         self._on_saved = on_saved
         self._on_commit = on_commit
 
-    def is_due(self, step: int) -> bool:
-        """Whether `step` is saved: every `checkpoint.save_freq` steps, and the last one with `save_last`."""
-        checkpoint = self._config.checkpoint
+    def is_due(self, state: RunState) -> bool:
+        """Whether `state.step` is saved.
+
+        That is every `checkpoint.save_freq` steps, the last one with `save_last`, and one that is the best so far.
+        """
+        checkpoint, step = self._config.checkpoint, state.step
         is_last = checkpoint.save_last and step == self._config.last_step
-        return is_last or (checkpoint.save_freq > 0 and step % checkpoint.save_freq == 0)
+        is_regular = checkpoint.save_freq > 0 and step % checkpoint.save_freq == 0
+        return is_last or is_regular or step == state.best_step
 
     async def begin(self, state: RunState, *, metrics: Awaitable[Mapping[str, float]]) -> None:
         """Starts the checkpoint of `state.step`, when the one before is written.
@@ -88,7 +92,9 @@ class CheckpointWriter(BackgroundTask):
     async def _commit(self, state: RunState, metrics: Mapping[str, float], manifests: Mapping[str, str]) -> None:
         """Runs to its end even when cancelled: a thread cannot be stopped, and must not write behind a restart."""
         part, keep = state.model_dump(mode="json"), self._config.checkpoint.keep
-        commit = partial(self._store.commit, state.step, part, metrics, manifests=manifests, keep=keep)
+        commit = partial(
+            self._store.commit, state.step, part, metrics, manifests=manifests, keep=keep, best=state.best_step
+        )
         committing = asyncio.create_task(asyncio.to_thread(commit))
         try:
             await asyncio.shield(committing)

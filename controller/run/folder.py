@@ -29,7 +29,7 @@ from splitppo.config.threads import keep_threads, permitted_cores, resolve_threa
 _MICRO_BATCH_KEYS = ("ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu")
 _OF_A_MODEL = (*_MICRO_BATCH_KEYS, "use_remove_padding")
 MUTABLE_KEYS = {
-    *(f"run.{key}" for key in ("dir", "name", "total_steps", "stop_after_step", "schedule", "resume")),
+    *(f"run.{key}" for key in ("dir", "name", "total_steps", "total_epochs", "stop_after_step", "schedule", "resume")),
     *(f"{model}.{key}" for model in ("actor", "critic", "reward_model") for key in _OF_A_MODEL),
     *("actor.gradient_checkpointing", "critic.gradient_checkpointing"),
     "rollout.max_batch_size",
@@ -110,10 +110,16 @@ class RunFolder:
             if self.config.run.resume == "disable":
                 advice = "remove it, choose another folder, or set run.resume=auto"
                 raise ConfigError(f"run.dir: {self.path} holds a run already; {advice}")
-            differences = _differences(stored, yaml.safe_load(dump_config(self.config)))
+            differences = _differences(self._with_later_keys(stored), yaml.safe_load(dump_config(self.config)))
             if lines := "\n".join(f"  {key}: {old!r} in the folder, {new!r} now" for key, old, new in differences):
                 raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{lines}")
         write_atomically(self.config_file, dump_config(self.config))
+
+    def _with_later_keys(self, stored: Any) -> Any:
+        """The stored config with the defaults of keys that its version did not have; as it is where it had others."""
+        with suppress(ConfigError):
+            return yaml.safe_load(dump_config(validate(stored, str(self.config_file))))
+        return stored
 
     def _resolved(self, stored: Any) -> Config:
         config = self.config

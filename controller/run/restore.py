@@ -8,7 +8,7 @@ from controller.run.checkpoint_store import CheckpointStore
 from controller.run.state import RunState
 from controller.workers.span import Span
 from controller.workers.worker_groups import WorkerGroups
-from splitppo.config import Config
+from splitppo.config import Config, ConfigError
 from splitppo.manifest import DamagedCheckpoint
 
 log = logging.getLogger(__name__)
@@ -43,11 +43,18 @@ class RestorePoint:
                 self.step = store.newest_whole_step()
             case folder:
                 self.step = store.adopt(Path(folder))
+        if config.evaluation.val_only and store.latest_step() > self.step:
+            raise ConfigError(
+                f"evaluation.val_only: the run would go back to step {self.step}, and lose its later checkpoints;"
+                " give another run.dir"
+            )
         self._load()
 
     def _load(self) -> None:
         part = self._store.load(self.step) if self.step else None
         self.state = part.state if part else RunState.initial(self._config)
+        if self.state.best_step not in self._store.steps():  # of the run that the checkpoint was taken from
+            self.state = self.state.model_copy(update={"best": None})
         self.metrics = part.metrics if part else None
 
     async def restore(self, groups: WorkerGroups) -> Sequence[Span]:

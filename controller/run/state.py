@@ -1,11 +1,13 @@
 """What the controller itself must not lose: stored with every pair checkpoint, restored with it."""
 
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.ppo.experience import Experience
 from controller.ppo.kl import next_kl_coef
+from controller.rollout.improvement import Best, Stagnation
 from controller.rollout.results import Accuracy
 from splitppo.config import Config
 
@@ -22,20 +24,26 @@ class RunState(BaseModel):
     validated_step: int = Field(-1, description="step of validation_after")
     train_s: float = Field(0.0, description="seconds in steps, without validation and checkpoints")
     tokens: int = Field(0, description="prompt and response tokens trained")
+    sampler: Mapping[str, Any] | None = Field(None, description="position of a user's sampler; of no other prompts")
+    best: Best | None = Field(None, description="by checkpoint.best_metric")
+    stagnation: Stagnation | None = Field(None, description="by evaluation.early_stop")
 
     @classmethod
     def initial(cls, config: Config) -> Self:
         """State before the first step."""
         return cls(step=0, kl_coef=config.algorithm.kl_coef)
 
-    def after(self, experience: Experience, config: Config, step_s: float) -> Self:
-        """State after the update on `experience`: the KL controller moves, totals grow."""
+    def after(
+        self, experience: Experience, config: Config, step_s: float, sampler: Mapping[str, Any] | None = None
+    ) -> Self:
+        """State after the update on `experience`: the KL controller moves, totals grow, the prompts go on."""
         num_samples = experience.batch.num_rows
         return self.model_copy(
             update={
                 "kl_coef": next_kl_coef(config.algorithm, self.kl_coef, experience.kl, num_samples=num_samples),
                 "train_s": self.train_s + step_s,
                 "tokens": self.tokens + experience.num_tokens,
+                "sampler": sampler,
             }
         )
 
@@ -49,3 +57,23 @@ class RunState(BaseModel):
         return self.model_copy(
             update={"validation_before": before, "validation_after": accuracy, "validated_step": step}
         )
+
+    def judged(self, step: int, metrics: Mapping[str, float], config: Config) -> Self:
+        """State after the validation of `step` was compared with those before.
+
+        Raises:
+            ConfigError: a metric that is asked for is none of validation's.
+        """
+        metric, mode = config.checkpoint.best_metric, config.checkpoint.best_mode
+        best = Best.after(self.best, metric, mode, step, metrics) if metric else None
+        stagnation = Stagnation.after(self.stagnation, config.evaluation.early_stop, metrics)
+        return self.model_copy(update={"best": best, "stagnation": stagnation})
+
+    @property
+    def best_step(self) -> int | None:
+        """The step of the checkpoint that is kept as the best."""
+        return self.best.step if self.best else None
+
+    def has_stagnated(self, config: Config) -> bool:
+        """Whether the run ends early, here."""
+        return self.stagnation is not None and self.stagnation.ends(config.evaluation.early_stop)

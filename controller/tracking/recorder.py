@@ -36,6 +36,7 @@ class Recorder:
         self._overlapped: dict[int, Mapping[str, float]] = {}
         self._num_starts = 0
         self._num_repeated_steps = 0
+        self._restored_metrics: Mapping[str, float] = {}
         self.last_step = 0
 
     def restart_at(
@@ -58,11 +59,15 @@ class Recorder:
         self.close_files()
         self._clients = clients
         restored_step = step or -1
-        self._trackers = open_trackers(self._run_dir, self._config.tracking.trackers, restored_step=restored_step)
+        validates_only = self._config.evaluation.val_only  # the line of the step is written anew, with the validation
+        kept_step = restored_step - 1 if validates_only and step else restored_step
+        self._restored_metrics = metrics or {}
+        self._trackers = open_trackers(self._run_dir, self._config.tracking.trackers, restored_step=kept_step)
         self._trace = Trace(self._run_dir / "trace.json", restored_step=restored_step)
         self._trace.add(spans)
         self._dump.cut_back(restored_step)
-        if metrics is not None and all(row["step"] != step for row in read_metrics(self._run_dir / METRICS_FILE)):
+        written = {row["step"] for row in read_metrics(self._run_dir / METRICS_FILE)}
+        if metrics is not None and step not in written and not validates_only:
             self._log(step, metrics)
         self._overlapped = {done: line for done, line in self._overlapped.items() if done <= step}
         self.last_step = step
@@ -106,16 +111,16 @@ class Recorder:
     def add_validation(self, step: int, validation: ValidationResult) -> None:
         """Takes a validation into the step's line and spans; that of step 0 has a line of its own."""
         self._display.validation(step, validation.accuracy)
-        if self._config.tracking.dump_rollouts:
+        if self._config.evaluation.dump_generations:
             self._dump.write("val", step, validation.responses.as_rows())
         if self._open:
             self.current.validation = validation
             self.current.spans += validation.spans
             for name, seconds in validation.timings_s.items():
                 self.current.timings_s[name] += seconds
-        elif step == 0:
+        elif step == 0 or self._config.evaluation.val_only:
             timings = {f"timing_s/{name}": seconds for name, seconds in validation.timings_s.items()}
-            self._log(0, {**validation.metrics, **timings})
+            self._log(step, {**self._restored_metrics, **validation.metrics, **timings})
             self.add_spans(validation.spans)
 
     def complete_oldest(self) -> None:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from controller.rollout.improvement import Best
 from controller.rollout.results import Accuracy
 from splitppo.atomic_write import write_atomically
 
@@ -48,6 +49,10 @@ class Summary(_Part):
     overlap: Overlap | None = Field(None, description="null where no step ran with both roles")
     weights_sha256: WeightsDigests = Field(default_factory=WeightsDigests)
     exit_reason: ExitReason
+    stopped_early: bool = Field(False, description="by evaluation.early_stop")
+    best: Best | None = Field(
+        None, description="the best validation, whose checkpoint is kept; null without best_metric"
+    )
 
     def write(self, path: Path) -> None:
         """Writes the summary atomically."""

@@ -50,7 +50,8 @@ class Config(Section):
 
     @property
     def last_step(self) -> int:
-        """Where this process stops; `run.stop_after_step` changes no schedule."""
+        """Where this process stops, once `run.total_steps` is known; `run.stop_after_step` changes no schedule."""
+        assert self.run.total_steps is not None
         return min(self.run.total_steps, self.run.stop_after_step or self.run.total_steps)
 
     @property
@@ -168,6 +169,17 @@ class Config(Section):
                 f"placement.reward_model is critic, but algorithm.adv_estimator {self.algorithm.adv_estimator} needs no"
                 " values and starts no critic: set placement.reward_model to reward, or take an estimator with a critic"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _what_needs_validation_has_prompts(self) -> "Config":
+        needs = {
+            "evaluation.val_only": self.evaluation.val_only,
+            "evaluation.early_stop.metric": self.evaluation.early_stop.metric,
+            "checkpoint.best_metric": self.checkpoint.best_metric,
+        }
+        for key in [key for key, is_set in needs.items() if is_set and not self.data.val_files]:
+            raise ValueError(f"{key} needs validation: expected data.val_files, got none")
         return self
 
     @model_validator(mode="after")

@@ -13,4 +13,6 @@ class TrackingConfig(Section):
     trackers: tuple[Literal["tensorboard"], ...] = Field(("tensorboard",), description="besides JSONL")
     sample_freq: int = Field(10, ge=-1, description="steps between printed sample generations; -1: off")
     num_samples: PositiveInt = Field(2, description="generations printed each time")
-    dump_rollouts: bool = Field(False, description="write every training and validation rollout as JSONL")
+    dump_rollouts: bool = Field(
+        False, description="write every training rollout as JSONL; of validation: evaluation.dump_generations"
+    )

@@ -30,6 +30,32 @@ from tests.configs import MINIMAL, load, mistake
         ("run=3", "key 'run': input should be a valid dictionary"),
         ("actor=[1]", "key 'actor': input should be a valid dictionary"),
         ("data.train_files=[]", "key 'data.train_files': tuple should have at least 1 item"),
+        (
+            "data.train_weights=[1, 2]",
+            "key 'data': train_weights has 2 numbers for 1 train_files; expected one for each",
+        ),
+        ("data.train_weights=[0]", "key 'data.train_weights.0': input should be greater than 0, got 0"),
+        (
+            "data={train_files: a, train_batch_size: 8, train_weights: [1], sampler: {class_path: a, class_name: b}}",
+            "key 'data': train_weights and sampler exclude each other: remove one of them",
+        ),
+        ("data.custom_cls.path=a.py", "key 'data.custom_cls': expected both path and name, or neither"),
+        ("data.sampler.class_name=A", "key 'data.sampler': expected both class_path and class_name, or neither"),
+        (
+            "data.filters.extra_info.level={min: low}",
+            "key 'data.filters': extra_info.level: expected a value, a list of values, or a number as min or max;"
+            " found {'min': 'low'}",
+        ),
+        ("data.filters.ability=[]", "key 'data.filters': ability: expected a value, a list of values, or"),
+        ("checkpoint.best_metric=accuracy", "key 'checkpoint.best_metric': expected val/accuracy, or a name that"),
+        (
+            "checkpoint.best_metric=val/accuracy",
+            "checkpoint.best_metric needs validation: expected data.val_files, got",
+        ),
+        ("evaluation.early_stop.metric=val/acc", "key 'evaluation.early_stop.metric': expected val/accuracy, or"),
+        ("evaluation.early_stop={metric: val/accuracy}", "evaluation.early_stop.metric needs validation: expected"),
+        ("evaluation.early_stop.patience=0", "key 'evaluation.early_stop.patience': input should be greater than"),
+        ("evaluation.val_only=true", "evaluation.val_only needs validation: expected data.val_files, got none"),
         ("services.actor.devices=[0, 1]", "key 'services.actor': devices lists 2 GPUs for num_processes 1"),
         ("services.actor.devices=[-1]", "key 'services.actor.devices.0': input should be greater than or equal to 0"),
         ("actor.lr_schedule=cosine", "key 'actor': lr_schedule 'cosine' needs lr_decay_steps"),
@@ -148,7 +174,10 @@ def test_an_override_that_cannot_be_applied_is_quoted(tmp_path: Path, override: 
     [
         ("", "expected a mapping of sections, got NoneType"),
         ("- a", "expected a mapping of sections, got list"),
-        ("run: {dir: x}", "key 'run.total_steps' is missing; key 'data' is missing; key 'actor' is missing"),
+        (
+            "run: {dir: x}",
+            "key 'run': expected total_steps, total_epochs, or both; key 'data' is missing; key 'actor' is missing",
+        ),
         (MINIMAL + "run: {}", "key 'run' is given twice, again in line 5"),
     ],
 )

@@ -233,11 +233,14 @@ async def test_functions_and_a_judge_are_added_up_by_data_source(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("import nothing_of_that_name", "importing the reward file .* failed: ModuleNotFoundError: No module named"),
-        ("def compute_score(:", "importing the reward file .* failed: SyntaxError"),
-        ("raise SystemExit(3)", "importing the reward file .* failed: SystemExit: 3"),
+        (
+            "import nothing_of_that_name",
+            "key 'reward.custom_function_path': importing .* failed: ModuleNotFoundError: No module named",
+        ),
+        ("def compute_score(:", "key 'reward.custom_function_path': importing .* failed: SyntaxError"),
+        ("raise SystemExit(3)", "key 'reward.custom_function_path': importing .* failed: SystemExit: 3"),
         ("import os; os._exit(3)", "a scoring process ended while it loaded the reward functions"),
-        ("def score(x): ...", "has no function 'compute_score'"),
+        ("def score(x): ...", "key 'reward.custom_function_name': .* has no class or function 'compute_score'"),
         ("def compute_score(solution, truth): ...", r"must take \(data_source, solution_str, ground_truth, extra_info"),
         (
             "def compute_score(solution_strs): ...",

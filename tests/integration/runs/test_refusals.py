@@ -21,6 +21,10 @@ Completed = Callable[[str, int], RunFolder]
         (["data.train_files=/nowhere/train.parquet"], "/nowhere/train.parquet"),
         (["reward.custom_function_path=/nowhere/reward.py"], "reward.custom_function_path"),
         (["reward.custom_function_path=null"], "no reward for data_source 'letters'"),
+        (
+            ["data.filters.data_source=sums"],
+            "data.filters: none of the 16 rows of data.train_files passes data_source:",
+        ),
         (["reward.custom_function_kwargs={style: terse}"], "got an unexpected keyword argument 'style'"),
         (["reward.scorers={letters: [{name: sort_leters}]}"], "is no scorer; did you mean 'sort_letters'?"),
         (["data.train_batch_size=5"], "actor.ppo_mini_batch_size"),

@@ -17,7 +17,7 @@ from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.rpc.errors import error_from_rpc
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
 from tests.meetings import HELD, held, let_go
-from tests.runs import STEPS_PER_EPOCH, RunFolder, started
+from tests.runs import NUM_STEPS, STEPS_PER_EPOCH, RunFolder, started
 
 # One test may have to make several runs first; on a busy machine they take their time.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -136,17 +136,60 @@ def test_killed_ranks_are_restarted_under_overlap_and_the_run_ends_the_same(
     assert_same_end(folder, completed("overlap", 2))
 
 
-def test_with_bypassed_old_log_probs_a_run_that_goes_on_ends_like_one_that_never_stopped(
+PROMPTS = """
+import json
+
+def rows(data_files, data_config, split):
+    with open(data_files[0]) as file:
+        yield from map(json.loads, file)
+
+
+class Worst:
+    def __init__(self, data_source, data_config, seed):
+        self.scores = [0.0] * len(data_source)
+
+    def next_batch(self, num_prompts):
+        return sorted(range(len(self.scores)), key=lambda row: (self.scores[row], row))[:num_prompts]
+
+    def update(self, indices, scores):
+        for index, of_prompt in zip(indices, scores):
+            self.scores[index] += float(of_prompt.mean()) + 0.01
+
+    def state_dict(self):
+        return {"scores": self.scores}
+
+    def load_state_dict(self, state):
+        self.scores = state["scores"]
+"""
+
+
+def test_a_killed_run_with_bypassed_old_log_probs_and_prompts_of_the_users_ends_like_an_undisturbed_one(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
-    bypass = "algorithm.rollout_correction.bypass_mode=auto"
-    with started(config, tmp_path / "whole", bypass) as controller:
+    """Data set and sampler are classes of the user's; the sampler chooses by the scores of the steps before."""
+    (tmp_path / "prompts.py").write_text(PROMPTS)
+    of_users = {
+        "custom_cls": {"path": str(tmp_path / "prompts.py"), "name": "rows"},
+        "sampler": {"class_path": str(tmp_path / "prompts.py"), "class_name": "Worst"},
+    }
+    own = {**config, "data": {**config["data"], **of_users}, "run": {"total_epochs": 2}}
+    settings = ("algorithm.rollout_correction.bypass_mode=auto", "checkpoint.best_metric=val/accuracy")
+    with started(own, tmp_path / "whole", *settings) as controller:
         whole = controller.complete()
-    with started(config, tmp_path / "halves", bypass, "run.stop_after_step=2") as controller:
-        controller.complete()
-    with started(config, tmp_path / "halves", bypass) as controller:
+    holding = {**own, "debug": {"failpoints": {HELD: held(3)}}}
+    with started(holding, tmp_path / "halves", *settings) as controller:
+        controller.wait_until(lambda folder: 2 in folder.committed_steps, "the checkpoint of step 2")
+        controller.process.kill()
+        controller.wait_nothing_is_left()
+    with started(own, tmp_path / "halves", *settings) as controller:
         halves = controller.complete()
+    assert whole.steps == list(range(NUM_STEPS + 1))
     assert_same_end(halves, whole)
+    assert halves.summary["best"] == whole.summary["best"]
+    assert (halves.path / "checkpoints" / "best").resolve() == halves.checkpoint(halves.summary["best"]["step"])
+    for step in (0, 2, 4):
+        file = f"rollouts/val/{step}.jsonl"
+        assert (halves.path / file).read_bytes() == (whole.path / file).read_bytes()
     # Only the first step after a start compares them, which changes nothing that is learned.
     for folder, compared in ((whole, [1]), (halves, [1, 3])):
         assert [line["step"] for line in folder.metrics if "timing_s/old_log_prob" in line] == compared

@@ -161,3 +161,71 @@ def test_a_data_source_without_a_reward_is_named(tmp_path: Path, make: Any) -> N
 def test_a_missing_reward_file_is_named(make: Any) -> None:
     with pytest.raises(ConfigError, match=r"reward\.custom_function_path.*mine\.py"):
         load_inputs(make(reward__custom_function_path="mine.py"))
+
+
+# Validation's metrics, and the length of a run.
+
+
+@pytest.mark.parametrize("key", ["checkpoint__best_metric", "evaluation__early_stop__metric"])
+@pytest.mark.parametrize(
+    ("metric", "sentence"),
+    [
+        ("val-core/gsm/acc/mean@1", "'val-core/gsm/acc/mean@1' is of no data_source of the .*; they have sort_letters"),
+        ("val-aux/sort_letters/reward/best@4/mean", "needs 4 responses, but evaluation.n is 2"),
+    ],
+)
+def test_a_metric_that_validation_cannot_give_is_refused(
+    tmp_path: Path, make: Any, key: str, metric: str, sentence: str
+) -> None:
+    val = {"data__val_files": write_rows(tmp_path / "val.jsonl", "sort_letters"), "evaluation__n": 2}
+    with pytest.raises(ConfigError, match=f"^{key.replace('__', '.')}: .*{sentence}"):
+        load_inputs(make(**val, **{key: metric}))
+    for known in ("val/accuracy", "val-core/sort_letters/reward/mean@2", "val-aux/sort_letters/reward/best@2/mean"):
+        load_inputs(make(**val, **{key: known}))
+
+
+def test_what_needs_validation_needs_prompts_that_functions_score(tmp_path: Path, make: Any) -> None:
+    rm = {"reward_model__model": write_model(tmp_path / "rm", num_labels=1)}
+    chat = write_rows(tmp_path / "chat.jsonl", *["hh"] * 4)
+    unscored = {"data__train_files": chat, "data__val_files": chat, **rm}
+    for setting, key in (
+        ({"evaluation__val_only": True}, "evaluation.val_only"),
+        ({"checkpoint__best_metric": "val/accuracy"}, "checkpoint.best_metric"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{key}: .*no validation prompt has a reward function"):
+            load_inputs(make(**unscored, **setting))
+
+
+@pytest.mark.parametrize(
+    ("run", "last_step"),
+    [
+        ({"total_epochs": 3, "total_steps": None}, 6),
+        ({"total_epochs": 3, "total_steps": 5}, 5),
+        ({"total_epochs": 3, "total_steps": 9}, 6),
+        ({"total_steps": 9}, 9),
+        ({"total_epochs": 3, "total_steps": None, "stop_after_step": 4}, 4),
+    ],
+)
+def test_a_run_ends_with_its_epochs_or_its_steps_whichever_end_first(
+    make: Any, run: dict[str, int | None], last_step: int
+) -> None:
+    config = make(**{f"run__{key}": value for key, value in run.items()})
+    assert load_inputs(config).with_last_step(config).last_step == last_step
+
+
+def test_a_users_sampler_is_tried_before_anything_starts(tmp_path: Path, make: Any) -> None:
+    file = tmp_path / "sampler.py"
+    file.write_text(
+        "import random\n"
+        "class Backwards:\n"
+        "    def __init__(self, data_source, data_config, seed): self.rows = len(data_source)\n"
+        "    def order(self, epoch): return range(self.rows)[::-1]\n"
+        "class Unseeded(Backwards):\n"
+        "    def order(self, epoch): return [random.SystemRandom().randrange(4) for _ in range(40)]\n"
+    )
+    sampler = {"data__sampler__class_path": str(file), "data__train_batch_size": 4}
+    inputs = load_inputs(make(**sampler, data__sampler__class_name="Backwards"))
+    assert inputs.prompts.batch_at(1).row_indices.tolist() == [3, 2, 1, 0]
+    unseeded = make(**sampler | {"data__train_batch_size": 32}, data__sampler__class_name="Unseeded")
+    with pytest.raises(ConfigError, match="could not be resumed"):
+        load_inputs(unseeded)

@@ -102,6 +102,8 @@ def test_a_mistake_in_the_data_ends_the_run_with_a_summary(
         "overlap": None,
         "weights_sha256": {"actor": None, "critic": None},
         "exit_reason": "bad_input",
+        "stopped_early": False,
+        "best": None,
     }
 
 

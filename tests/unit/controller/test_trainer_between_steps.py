@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from controller.tracking.plots import PHASES
 from controller.tracking.timeline import read_trace
 from controller.workers.span import Span
-from splitppo.config import Schedule
-from tests.fake_run import make_run
+from splitppo.config import ConfigError, Schedule
+from tests.fake_run import FakeRun, make_run
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 
@@ -157,3 +158,68 @@ async def test_a_run_killed_between_checkpoint_and_line_has_no_gap(tmp_path: Pat
     run.recorder.restart_at(2, [], saved)
     assert [row["step"] for row in run.metrics] == [1, 2]
     assert run.metrics[-1]["training/global_step"] == 2.0
+
+
+# The best checkpoint, and an early end. The score of a response is its length.
+
+
+def accuracies(run: FakeRun) -> dict[int, float]:
+    return {row["step"]: row["val/accuracy"] for row in run.metrics if "val/accuracy" in row}
+
+
+VALIDATED = {"validates": True, "data__val_files": "val.jsonl", "evaluation__test_freq": 1}
+
+
+async def test_a_step_that_is_the_best_so_far_is_saved_and_kept(tmp_path: Path) -> None:
+    best = {"checkpoint__best_metric": "val/accuracy", "checkpoint__keep": 1}
+    run = make_run(tmp_path, **VALIDATED, **best, run__total_steps=6)
+    await run.trainer.fit()
+    found = accuracies(run)
+    step = max(found, key=lambda step: (found[step], -step))
+    assert step < 6, "the last step is saved in any case"
+    assert run.store.steps() == [step, 6]
+    assert (run.store.path / "best").resolve() == run.store.folder(step)
+    for saved in (step, 6):
+        state = run.store.load(saved).state
+        assert state.best is not None
+        assert (state.best.step, state.best.value) == (step, found[step])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+async def test_a_run_that_gets_no_better_ends_with_a_checkpoint_and_does_not_go_on(
+    tmp_path: Path, schedule: Schedule
+) -> None:
+    stop = {"evaluation__early_stop": {"metric": "val/accuracy", "patience": 2}, "checkpoint__save_last": False}
+    run = make_run(tmp_path, **VALIDATED, **stop, run__schedule=schedule, run__total_steps=20)
+    await run.trainer.fit()
+    found = list(accuracies(run).values())
+    assert 3 <= len(found) < 20
+    assert max(found[-2:]) <= max(found[:-2])
+    assert run.store.steps() == [len(found)]
+    state = run.store.load(len(found)).state
+    assert state.has_stagnated(run.config)
+
+    again = make_run(tmp_path, **VALIDATED, **stop, run__total_steps=20, at_step=len(found))
+    again.trainer = replace(again.trainer, state=state)
+    await again.trainer.fit()
+    assert again.log.events == []
+
+
+async def test_an_unknown_metric_ends_the_run_at_the_first_validation(tmp_path: Path) -> None:
+    unknown = {"evaluation__early_stop": {"metric": "val-aux/a/no_such_field/mean@1"}}
+    run = make_run(tmp_path, **VALIDATED, **unknown, evaluation__val_before_train=True)
+    with pytest.raises(ConfigError, match="validation gives no 'val-aux/a/no_such_field/mean@1'; it gives val-core/a"):
+        await run.trainer.fit()
+    assert "actor.generate" not in run.log.names()
+
+
+@pytest.mark.parametrize("at_step", [0, 2])
+async def test_val_only_validates_the_step_that_the_run_is_at_and_does_nothing_else(
+    tmp_path: Path, at_step: int
+) -> None:
+    run = make_run(tmp_path, validates=True, data__val_files="v", evaluation__val_only=True, at_step=at_step)
+    await run.trainer.fit()
+    assert set(run.log.names()) == {"actor.validate", "scorer.score"}
+    assert [row["step"] for row in run.metrics if "val/accuracy" in row] == [at_step]
+    assert run.trainer.state.validated_step == at_step
+    assert run.store.steps() == []

@@ -114,8 +114,8 @@ def test_a_reward_model_row_needs_no_ground_truth(tmp_path: Path, tokenizer: Tok
     [
         ([row("a"), {"data_source": "x", "reward_model": {"ground_truth": 1}}], "line 2: column 'prompt' is missing"),
         ([row(3)], "line 1: column 'prompt' must be chat messages or text, got 3"),
-        ([row([])], "line 1: expected at least one message, got none"),
-        ([row([{"role": "user"}])], "line 1: expected messages with 'role' and 'content'"),
+        ([row([])], "line 1: column 'prompt': expected at least one message, got none"),
+        ([row([{"role": "user"}])], "line 1: column 'prompt': expected messages with 'role' and 'content'"),
         ([row("")], "line 1: column 'prompt' has no tokens"),
         ([row("a", data_source=None)], "line 1: column 'data_source' must be text, got None"),
         ([{"prompt": "a", "reward_model": {"ground_truth": 1}}], "line 1: column 'data_source' is missing"),
@@ -261,3 +261,37 @@ def test_the_splits_have_their_own_files_and_numbers_of_rows(tmp_path: Path, tok
     held_out = load_prompts(config, tokenizer, "val")
     assert held_out.texts == ("c", "d")
     assert held_out.data_sources == {"held out", "letters"}
+
+
+# Files with weights.
+
+
+def test_files_have_their_shares_of_an_epoch(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    files = [write_jsonl(tmp_path / f"{name}.jsonl", [row(letter) for letter in name]) for name in ("ab", "cdefghij")]
+    table = load(files, tokenizer)
+    dataset = PromptDataset(table, batch_size=5, seed=1, shuffle=True, weights=(1, 1))
+    assert dataset.steps_per_epoch == 2
+    for epoch in range(4):
+        letters = "".join("".join(dataset.batch_at(2 * epoch + step).texts) for step in (1, 2))
+        assert sum(letter in "ab" for letter in letters) == 5
+
+
+def test_a_file_without_a_share_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    files = [write_jsonl(tmp_path / f"{name}.jsonl", [row(letter) for letter in name]) for name in ("ab", "c")]
+    for weights, max_samples, reason in (
+        ((1, 1), 2, "none of its rows is left"),
+        ((1000, 1), None, "that is less than one of 3 prompts"),
+    ):
+        table = load(files, tokenizer, max_samples=max_samples)
+        with pytest.raises(ConfigError, match=f"gives file 2 of data.train_files a share, but {reason}"):
+            PromptDataset(table, batch_size=1, seed=1, shuffle=True, weights=weights)
+
+
+def test_a_prompt_that_comes_twice_in_a_batch_gets_seeds_of_its_own_each_time(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    table = numbered(tmp_path, tokenizer, 4)
+    once = table.take(np.array([2, 1])).to_batch(5, 3, 2)["seeds"].rows()
+    again = table.take(np.array([2, 1, 2, 2])).to_batch(5, 3, 2)["seeds"].rows()
+    assert [seeds.tolist() for seeds in again[:2]] == [seeds.tolist() for seeds in once]
+    assert len({int(seed) for seeds in again for seed in seeds}) == 8

@@ -93,6 +93,24 @@ def test_best_worst_and_majority_equal_verls_bootstrap() -> None:
     check_declared(metrics)
 
 
+@pytest.mark.parametrize("num_samples", [2, 6, 16])
+def test_best_and_worst_are_within_the_bootstraps_error_of_what_is_expected(num_samples: int) -> None:
+    """Of n draws from N sorted values the largest is the i-th with probability (i^n - (i - 1)^n) / N^n."""
+    values = np.random.default_rng(num_samples).normal(size=num_samples)
+    metrics = validation_metrics(answers("s", 0, *({"reward": float(value)} for value in values)))
+    ns = [int(name.split("@")[1].split("/")[0]) for name in metrics if "/best@" in name and name.endswith("mean")]
+    assert ns == sorted({*[n for n in (2, 4, 8, 16) if n <= num_samples], num_samples})
+    places = np.arange(1, num_samples + 1)
+    for n in ns:
+        probability = (places ** float(n) - (places - 1) ** float(n)) / num_samples**n
+        for kind, ordered in (("best", np.sort(values)), ("worst", np.sort(values)[::-1])):
+            mean = (probability * ordered).sum()
+            std = np.sqrt((probability * (ordered - mean) ** 2).sum())
+            found = metrics[f"val-aux/s/reward/{kind}@{n}/mean"], metrics[f"val-aux/s/reward/{kind}@{n}/std"]
+            assert abs(found[0] - mean) < 5 * std / np.sqrt(1000)
+            assert found[1] == pytest.approx(std, rel=0.2)
+
+
 def test_figures_are_taken_per_prompt_and_then_averaged() -> None:
     metrics = validation_metrics(
         [

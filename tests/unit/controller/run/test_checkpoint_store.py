@@ -26,10 +26,11 @@ def write_parts(store: CheckpointStore, step: int) -> dict[str, str]:
     return {role: write_part(store.folder(step) / role, role, step) for role in ("actor", "critic")}
 
 
-def save(store: CheckpointStore, *steps: int, keep: int = 10) -> None:
+def save(store: CheckpointStore, *steps: int, keep: int = 10, best: int | None = None) -> None:
     for step in steps:
         manifests = write_parts(store, step)
-        store.commit(step, part(step).state.model_dump(mode="json"), part(step).metrics, manifests=manifests, keep=keep)
+        state = part(step).state.model_dump(mode="json")
+        store.commit(step, state, part(step).metrics, manifests=manifests, keep=keep, best=best)
 
 
 def part(step: int) -> ControllerPart:
@@ -88,6 +89,35 @@ def test_only_the_newest_are_kept_also_across_restarts(store: CheckpointStore) -
     assert folders(store) == {"global_step_2", "global_step_3"}
     save(CheckpointStore(store.path), 4, keep=2)
     assert folders(store) == {"global_step_3", "global_step_4"}
+
+
+def test_the_best_is_kept_beside_the_newest_also_across_restarts_and_a_link_leads_to_it(store: CheckpointStore) -> None:
+    save(store, 1, keep=1, best=1)
+    save(store, 2, 3, keep=1, best=1)
+    assert store.steps() == [1, 3]
+    save(CheckpointStore(store.path), 4, keep=1, best=1)
+    assert store.steps() == [1, 4]
+    assert (store.path / "best").resolve() == store.folder(1)
+    save(store, 5, keep=1, best=5)
+    assert store.steps() == [5]
+    assert (store.path / "best").resolve() == store.folder(5)
+
+
+def test_the_link_to_the_best_goes_with_it(store: CheckpointStore) -> None:
+    save(store, 1, 2, keep=1, best=2)
+    store.forget_after(1)
+    assert not (store.path / "best").is_symlink()
+    save(store, 2, keep=1, best=2)
+    save(store, 3, keep=1, best=None)
+    assert not (store.path / "best").is_symlink()
+    assert store.steps() == [3]
+
+
+def test_the_best_can_be_resumed_from_by_its_link(store: CheckpointStore, tmp_path: Path) -> None:
+    save(store, 1, 2, best=1)
+    other = CheckpointStore(tmp_path / "other")
+    assert other.adopt(store.path / "best") == 1
+    assert store.adopt(store.path / "best") == 1
 
 
 def test_what_interrupted_saves_have_left_is_removed_by_the_next_commit(store: CheckpointStore) -> None:

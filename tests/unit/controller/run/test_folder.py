@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from controller.run.folder import RunFolder
 from splitppo.config import Config, ConfigError, load_config
@@ -100,6 +101,18 @@ def test_another_config_is_refused_with_each_difference_by_key(run_dir: Path) ->
         "  algorithm.adv_estimator: 'gae' in the folder, 'grpo' now",
         "  actor.lr: 1e-06 in the folder, 0.5 now",
     ]
+
+
+def test_a_run_of_a_version_that_had_fewer_keys_goes_on_with_their_defaults(run_dir: Path) -> None:
+    leave_a_run(run_dir)
+    file = run_dir / "config.yaml"
+    stored = yaml.safe_load(file.read_text())
+    del stored["reward"]["max_error_rate"], stored["data"]["prompt_key"]
+    file.write_text(yaml.safe_dump(stored))
+    reopen(run_dir)
+    file.write_text(yaml.safe_dump(stored))
+    with pytest.raises(ConfigError, match=r"data\.prompt_key: 'prompt' in the folder, 'question' now"):
+        reopen(run_dir, data__prompt_key="question")
 
 
 def test_a_refused_config_leaves_the_stored_one(run_dir: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from controller.rollout.improvement import Best
 from controller.run.folder import RunFolder
 from controller.run.restore import RestorePoint
 from controller.run.state import RunState
@@ -263,3 +264,33 @@ async def test_a_named_pair_that_is_damaged_when_a_group_is_lost_is_still_the_us
     with pytest.raises(ConfigError, match=r"run\.resume: .*global_step_5 is damaged"):
         await point.restore(groups)
     assert named.checkpoints.steps() == [5]
+
+
+def save_with_best(folder: RunFolder, step: int, best_step: int) -> None:
+    state = RunState(
+        step=step, kl_coef=0.5, best=Best(metric="val/accuracy", mode="max", step=best_step, value=0.5)
+    ).model_dump(mode="json")
+    folder.checkpoints.commit(step, state, {}, manifests={}, keep=10, best=best_step)
+
+
+async def test_the_best_so_far_comes_back_with_its_checkpoint_and_counts_not_without_it(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    save_with_best(folder, 1, 1)
+    save_with_best(folder, 2, 1)
+    assert point_of(folder).state.best_step == 1
+    from_there = {"run__resume": str(folder.checkpoints.folder(2))}
+    with RunFolder(make_config(tmp_path / "another", **from_there)) as another:
+        assert point_of(another).state.best_step is None
+
+
+async def test_to_validate_an_earlier_checkpoint_costs_no_later_one(folder: RunFolder, tmp_path: Path) -> None:
+    save(folder, 1, 2)
+    validating = {"data__val_files": "val.jsonl", "evaluation__val_only": True}
+    earlier = validating | {"run__resume": str(folder.checkpoints.folder(1))}
+    with pytest.raises(ConfigError, match=r"val_only: the run would go back to step 1, and lose its later checkpoints"):
+        RestorePoint(make_config(folder.path, **earlier), folder.checkpoints)
+    assert folder.checkpoints.steps() == [1, 2]
+    with RunFolder(make_config(tmp_path / "another", **earlier)) as another:
+        assert point_of(another).step == 1
+    assert RestorePoint(make_config(folder.path, **validating), folder.checkpoints).step == 2

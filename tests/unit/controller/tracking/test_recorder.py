@@ -220,11 +220,41 @@ async def test_a_run_without_a_critic_has_no_overlap(book: Book) -> None:
 
 async def test_rollouts_are_dumped_if_asked(tmp_path: Path) -> None:
     book = Book(tmp_path, tracking__dump_rollouts=True)
-    book.recorder.add_validation(0, validation(0.25))
     book.run_step(1)
     train = [json.loads(line) for line in (tmp_path / "rollouts" / "train" / "1.jsonl").read_text().splitlines()]
     assert [(row["response"], row["score"]) for row in train] == [("good", 1.0), ("bad", 0.0)]
+    Book(tmp_path / "another").run_step(1)
+    assert not (tmp_path / "another" / "rollouts").exists()
+
+
+async def test_the_responses_of_a_validation_are_dumped_unless_told_not_to(tmp_path: Path) -> None:
+    Book(tmp_path).recorder.add_validation(0, validation(0.25))
     assert "held out" in (tmp_path / "rollouts" / "val" / "0.jsonl").read_text()
+    silent = Book(tmp_path / "silent", evaluation__dump_generations=False)
+    silent.recorder.add_validation(0, validation(0.25))
+    assert not (tmp_path / "silent" / "rollouts").exists()
+
+
+async def test_a_validation_alone_joins_the_line_of_its_step(tmp_path: Path) -> None:
+    first = Book(tmp_path)
+    first.run_step(1)
+    first.run_step(2)
+    before = first.rows
+    alone = Book(
+        tmp_path,
+        at_step=2,
+        metrics={name: value for name, value in before[1].items() if name != "step"},
+        evaluation__val_only=True,
+        data__val_files="val.jsonl",
+    )
+    alone.recorder.add_validation(2, validation(0.75))
+    assert alone.steps == [1, 2]
+    assert alone.rows[0] == before[0]
+    assert alone.rows[1] == {
+        **before[1],
+        **validation(0.75).metrics,
+        "timing_s/testing": alone.rows[1]["timing_s/testing"],
+    }
 
 
 async def test_samples_are_shown_every_few_steps(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ def test_what_did_not_happen_is_null(tmp_path: Path) -> None:
         "overlap": None,
         "weights_sha256": {"actor": None, "critic": None},
         "exit_reason": "bad_input",
+        "stopped_early": False,
+        "best": None,
     }
 
 

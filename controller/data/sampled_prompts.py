@@ -1,0 +1,153 @@
+"""Prompts in the order of a user's sampler, whose place is saved with every checkpoint."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.data.prompts import PromptBatch
+from controller.data.user_class import load_class
+from rewards.user_file import describe
+from splitppo.config import ConfigError, DataConfig
+
+
+class SampledPrompts:
+    """The prompts that a user's sampler names; docs/extending.md has one of each kind.
+
+        Sampler(data_source=rows, data_config=config.data, seed=run.seed)
+
+        order(epoch)                           the indices of a data epoch, from 0: a pure function
+    or  next_batch(num_prompts)                the indices of the next step
+        state_dict(), load_state_dict(state)   its place, as JSON
+        update(indices, scores)                after each step, where it has this: [P], and [P, samples]
+
+    With `order`, what an epoch has left over for a batch is left out. With `next_batch`, an epoch is as many prompts as
+    there are rows.
+
+    Raises (here, and from every method):
+        ConfigError: the class cannot be loaded, fails, or gives something else than indices of rows.
+    """
+
+    def __init__(
+        self, table: PromptBatch, config: DataConfig, *, seed: int, state: Mapping[str, Any] | None = None
+    ) -> None:
+        self.table = table
+        self._config = config
+        self._seed = seed
+        self._name = f"{config.sampler.class_name} of {config.sampler.class_path}"
+        self._sampler = self._make()
+        self._has_state = hasattr(self._sampler, "next_batch")
+        self._epoch: int = state["epoch"] if state else 0
+        self._position: int = state["position"] if state else 0
+        if self._has_state and state:
+            own = json.dumps(state["sampler"])  # a copy: the sampler may change what it is given
+            self._call("load_state_dict", lambda: self._sampler.load_state_dict(json.loads(own)))
+        self._order = [] if self._has_state else self._order_of(self._epoch)
+
+    def num_steps(self, num_epochs: int) -> int:
+        """Steps of the first data epochs; an incomplete batch at the end of one is none."""
+        size = self._config.train_batch_size
+        if self._has_state:
+            return num_epochs * self.table.num_prompts // size
+        return sum(len(self._order_of(epoch)) // size for epoch in range(num_epochs))
+
+    def epoch_of(self, step: int) -> int:  # noqa: ARG002 - of PromptSource
+        return self._epoch
+
+    def batch_at(self, step: int) -> PromptBatch:  # noqa: ARG002 - of PromptSource
+        """The prompts that come next."""
+        return self.table.take(np.array(self._next_indices(), np.int64))
+
+    def state_after(self, prompts: PromptBatch, scores_B: NDArray[np.float32]) -> Mapping[str, Any]:
+        """The sampler hears the scores, [prompts, samples], and its place is taken."""
+        if hasattr(self._sampler, "update"):
+            indices, scores = prompts.row_indices, scores_B.reshape(prompts.num_prompts, -1)
+            self._call("update", lambda: self._sampler.update(indices, scores))
+        return self._state()
+
+    def restored(self, state: Mapping[str, Any] | None) -> Self:
+        return type(self)(self.table, self._config, seed=self._seed, state=state)
+
+    def check_repeats(self) -> None:
+        """Tries whether a new sampler begins with the same prompts, and whether a restored one goes on with them.
+
+        Raises:
+            ConfigError: it does not, so a run could not be resumed.
+        """
+        first, state = self._next_indices(), self._state()
+        second = self._next_indices()
+        for how, other, due in (
+            ("made again, it does not begin", self.restored(None), first),
+            ("restored, it does not go on", self.restored(state), second),
+        ):
+            if (found := other.batch_at(1).row_indices.tolist()) != due:
+                raise ConfigError(
+                    f"data.sampler: a run with {self._name} could not be resumed: {how} with the same indices;"
+                    f" expected {_shown(due)}, got {_shown(found)}"
+                )
+
+    def _make(self) -> Any:
+        path, name = self._config.sampler.class_path, self._config.sampler.class_name
+        assert path is not None
+        assert name is not None
+        make = load_class(path, name, path_key="data.sampler.class_path", name_key="data.sampler.class_name")
+        rows, config, seed = self.table.rows, self._config, self._seed
+        made = self._call("the constructor", lambda: make(data_source=rows, data_config=config, seed=seed))
+        with_state = [name for name in ("next_batch", "state_dict", "load_state_dict") if hasattr(made, name)]
+        if len(with_state) != 3 and not (hasattr(made, "order") and not with_state and not hasattr(made, "update")):
+            has = [name for name in ("order", *with_state, "update") if hasattr(made, name)]
+            raise ConfigError(
+                f"data.sampler: {self._name} has {', '.join(has) or 'none of its methods'}; expected order, or"
+                " next_batch, state_dict and load_state_dict, and only with these update"
+            )
+        return made
+
+    def _next_indices(self) -> list[int]:
+        size, num_rows = self._config.train_batch_size, self.table.num_prompts
+        if self._has_state:
+            if self._position >= num_rows:
+                self._epoch, self._position = self._epoch + 1, self._position - num_rows
+            indices = self._checked("next_batch", lambda: self._sampler.next_batch(size))
+        else:
+            if self._position + size > len(self._order):
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._order_of(self._epoch)
+            indices = self._order[self._position : self._position + size]
+        if len(indices) != size:
+            found = f"{len(indices)} indices in data epoch {self._epoch}"
+            raise ConfigError(f"data.sampler: {self._name} gave {found}, expected data.train_batch_size ({size})")
+        self._position += size
+        return indices
+
+    def _order_of(self, epoch: int) -> list[int]:
+        return self._checked(f"order({epoch})", lambda: self._sampler.order(epoch))
+
+    def _checked(self, what: str, call: Callable[[], Any]) -> list[int]:
+        indices = self._call(what, lambda: list(call()))
+        num_rows = self.table.num_prompts
+        for index in indices:
+            if not isinstance(index, int | np.integer) or isinstance(index, bool) or not 0 <= index < num_rows:
+                raise ConfigError(
+                    f"data.sampler: {self._name} gave {index!r} at {what}; expected an index of the {num_rows} training"
+                    f" rows, 0 to {num_rows - 1}"
+                )
+        return [int(index) for index in indices]
+
+    def _state(self) -> dict[str, Any]:
+        """As it will be read back: JSON has no tuples, and its keys are text."""
+        own = None
+        if self._has_state:
+            own = self._call("state_dict", lambda: json.loads(json.dumps(self._sampler.state_dict())))
+        return {"epoch": self._epoch, "position": self._position, "sampler": own}
+
+    def _call(self, what: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"data.sampler: {self._name} failed at {what}: {describe(error)}") from error
+
+
+def _shown(indices: list[int]) -> str:
+    return f"{indices[:8]}"[:-1] + (", ...]" if len(indices) > 8 else "]")

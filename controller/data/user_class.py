@@ -1,0 +1,15 @@
+"""Classes of the user's, that the section `data` names."""
+
+from pathlib import Path
+from typing import Any
+
+from rewards.user_file import load_from_file
+from splitppo.config import ConfigError
+
+
+def load_class(path: Path, name: str, *, path_key: str, name_key: str) -> Any:
+    """As `load_from_file`; its sentence as a ConfigError."""
+    try:
+        return load_from_file(path, name, path_key=path_key, name_key=name_key)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,82 @@
+"""Whether a validation is better than those before it: which checkpoint is the best, and when the run stops early."""
+
+import math
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from splitppo.config import ConfigError
+from splitppo.config.evaluation import EarlyStopConfig, MetricMode
+
+
+class Best(BaseModel):
+    """The best validation of a run, of those steps that have a checkpoint."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str
+    mode: MetricMode
+    step: int = Field(ge=1)
+    value: float = Field(description="of the metric, at that step")
+
+    @classmethod
+    def after(
+        cls, before: Self | None, metric: str, mode: MetricMode, step: int, metrics: Mapping[str, float]
+    ) -> Self | None:
+        """The best after the validation of `step`; what was best by another metric or mode does not count.
+
+        Step 0 has no checkpoint that could be the best.
+        """
+        value = _value(metrics, metric, "checkpoint.best_metric")
+        comparable = before if before is not None and (before.metric, before.mode) == (metric, mode) else None
+        if step > 0 and _is_better(value, comparable.value if comparable else None, mode):
+            return cls(metric=metric, mode=mode, step=step, value=value)
+        return comparable
+
+
+class Stagnation(BaseModel):
+    """How many validations in a row were no better than the best before them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str
+    mode: MetricMode
+    best: float | None = Field(None, description="null before the first finite value")
+    num_validations: int = Field(0, ge=0, description="in a row, since the best one")
+
+    @classmethod
+    def after(cls, before: Self | None, config: EarlyStopConfig, metrics: Mapping[str, float]) -> Self | None:
+        """After one more validation; None where nothing is to be stopped. Another metric or mode begins anew."""
+        if config.metric is None:
+            return None
+        value = _value(metrics, config.metric, "evaluation.early_stop.metric")
+        if before is None or (before.metric, before.mode) != (config.metric, config.mode):
+            before = cls(metric=config.metric, mode=config.mode)
+        if _is_better(value, before.best, config.mode, config.min_delta):
+            return before.model_copy(update={"best": value, "num_validations": 0})
+        return before.model_copy(update={"num_validations": before.num_validations + 1})
+
+    @property
+    def reason(self) -> str:
+        """Why the run ends, in a sentence."""
+        best = "" if self.best is None else f", which was {self.best:g} before"
+        count = "one validation" if self.num_validations == 1 else f"{self.num_validations} validations in a row"
+        return f"stopped early: {count} gave no better {self.metric}{best}"
+
+    def ends(self, config: EarlyStopConfig) -> bool:
+        """Whether it has lasted for `patience` validations of the metric that is asked for."""
+        is_same = (self.metric, self.mode) == (config.metric, config.mode)
+        return is_same and self.num_validations >= config.patience
+
+
+def _is_better(value: float, best: float | None, mode: MetricMode, min_delta: float = 0.0) -> bool:
+    if not math.isfinite(value):
+        return False
+    return best is None or (value > best + min_delta if mode == "max" else value < best - min_delta)
+
+
+def _value(metrics: Mapping[str, float], name: str, key: str) -> float:
+    if name not in metrics:
+        raise ConfigError(f"{key}: validation gives no {name!r}; it gives {', '.join(sorted(metrics))}")
+    return metrics[name]

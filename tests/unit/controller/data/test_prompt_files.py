@@ -1,0 +1,171 @@
+"""Which rows count, and rows that a class of the user's gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from controller.data.prompt_files import PromptRow, read_rows
+from splitppo.config import ConfigError, DataConfig
+
+
+def row(prompt: str, **columns: Any) -> dict[str, Any]:
+    return {"data_source": "letters", "prompt": prompt, "reward_model": {"ground_truth": "z"}} | columns
+
+
+def write_jsonl(file: Path, rows: list[Any]) -> str:
+    file.write_text("".join(json.dumps(item) + "\n" for item in rows))
+    return str(file)
+
+
+def load(file: str | list[str], **settings: Any) -> list[PromptRow]:
+    files = (file,) if isinstance(file, str) else tuple(file)
+    return read_rows(DataConfig(train_files=files, train_batch_size=1, **settings), "train")
+
+
+def prompts(rows: list[PromptRow]) -> str:
+    return "".join(str(row.prompt) for row in rows)
+
+
+# Filters.
+
+
+@pytest.fixture
+def levels(tmp_path: Path) -> str:
+    """Five prompts, a to e, with levels; the last is of another source."""
+    rows = [row(letter, extra_info={"level": level}) for letter, level in zip("abcd", (1, 2, 3, 3.5), strict=True)]
+    return write_jsonl(tmp_path / "levels.jsonl", [*rows, row("e", data_source="other", extra_info={"level": True})])
+
+
+@pytest.mark.parametrize(
+    ("filters", "left"),
+    [
+        ({"data_source": "letters"}, "abcd"),
+        ({"data_source": ["other", "none"]}, "e"),
+        ({"extra_info": {"level": [1, 3]}}, "ac"),
+        ({"extra_info.level": {"min": 2, "max": 3}}, "bc"),
+        ({"extra_info.level": {"max": 2}}, "ab"),
+        ({"extra_info.level": True}, "e"),
+        ({"data_source": "letters", "extra_info": {"level": {"min": 3}}}, "cd"),
+    ],
+)
+def test_rows_that_do_not_pass_the_filters_are_left_out(levels: str, filters: dict[str, Any], left: str) -> None:
+    assert prompts(load(levels, filters=filters)) == left
+    assert len(load(levels, val_filters=filters)) == 5
+
+
+def test_filters_look_at_columns_of_parquet_files_too(tmp_path: Path) -> None:
+    rows = [row("a", ability="x", extra_info={"level": 1}), row("b", ability="y", extra_info={"level": None})]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    file = str(tmp_path / "a.parquet")
+    assert prompts(load(file, filters={"ability": "y"})) == "b"
+    assert prompts(load(file, filters={"extra_info.level": {"min": 0}})) == "a"
+    with pytest.raises(ConfigError, match=r"a\.parquet, row 1: column 'abilty', which a filter names, is missing"):
+        load(file, filters={"abilty": "y"})
+
+
+def test_max_samples_counts_rows_that_pass_of_all_files_together(tmp_path: Path) -> None:
+    files = [write_jsonl(tmp_path / f"{name}.jsonl", [row(letter) for letter in name]) for name in ("abz", "cde")]
+    passing = {"filters": {"data_source": "letters"}}
+    assert prompts(load(files, max_samples=4, **passing)) == "abzc"
+    other = write_jsonl(tmp_path / "other.jsonl", [row("y", data_source="other")])
+    assert prompts(load([other, *files], max_samples=2, **passing)) == "ab"
+
+
+def test_filters_that_nothing_passes_are_named_with_the_number_of_rows(levels: str) -> None:
+    passes = r"passes data_source: \['gsm8k'\], extra_info\.level: {'min': 2.0}"
+    sentence = rf"data\.filters: none of the 5 rows of data\.train_files {passes}"
+    with pytest.raises(ConfigError, match=sentence):
+        load(levels, filters={"data_source": "gsm8k", "extra_info.level": {"min": 2}})
+
+
+# A user's class in place of files.
+
+DATASET = """
+class Squares:
+    def __init__(self, data_files, data_config, split):
+        self.rows = [
+            {"prompt": chr(97 + number), "data_source": split, "reward_model": {"ground_truth": str(number**2)}}
+            for number in range(int(data_files[0]))
+        ]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+def generated(data_files, data_config, split):
+    for letter in "xyz":
+        yield {"prompt": letter, "data_source": "letters", "reward_model": {"ground_truth": data_config.prompt_key}}
+
+
+def lists(data_files, data_config, split):
+    return [["a", "b"]]
+
+
+def half(data_files, data_config, split):
+    return [*generated(data_files, data_config, split), {"prompt": "a", "data_source": "letters"}]
+
+
+def fails(data_files, data_config, split):
+    yield from generated(data_files, data_config, split)
+    raise KeyError("no such shard")
+
+
+def empty(data_files, data_config, split):
+    return iter(())
+
+
+no_class = 3
+"""
+
+
+@pytest.fixture
+def custom(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(DATASET)
+    return str(tmp_path / "mine.py")
+
+
+def test_rows_may_come_from_a_class_of_the_users(custom: str) -> None:
+    rows = load("4", custom_cls={"path": custom, "name": "Squares"}, max_samples=3)
+    assert [(row.prompt, row.ground_truth, row.data_source) for row in rows] == [
+        ("a", "0", "train"),
+        ("b", "1", "train"),
+        ("c", "4", "train"),
+    ]
+    assert prompts(load("4", custom_cls={"path": custom, "name": "generated"})) == "xyz"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("absent", "key 'data.custom_cls.name': .*mine.py has no class or function 'absent'"),
+        ("no_class", "key 'data.custom_cls.name': .*mine.py has no class or function 'no_class'"),
+        ("Squares", "Squares of .*mine.py gave no train rows: ValueError: invalid literal for int"),
+        ("fails", "fails of .*mine.py gave no train rows: KeyError: 'no such shard'"),
+        ("lists", r"lists of .*mine.py \(train\), row 1: expected a mapping of columns, got \['a', 'b'\]"),
+        ("half", r"half of .*mine.py \(train\), row 4: column 'reward_model' is missing"),
+        ("empty", "data.custom_cls: empty of .*mine.py has no rows"),
+    ],
+)
+def test_a_class_that_gives_no_rows_is_named(custom: str, name: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        load("train.parquet", custom_cls={"path": custom, "name": name})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_the_users_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import no_such_package")
+    for name, sentence in (
+        ("broken.py", "importing .*broken.py failed: ModuleNotFoundError: No module named 'no_such_package'"),
+        ("absent.py", "there is no file .*absent.py"),
+    ):
+        with pytest.raises(ConfigError, match=f"^key 'data.custom_cls.path': {sentence}"):
+            load("x", custom_cls={"path": str(tmp_path / name), "name": "Rows"})
