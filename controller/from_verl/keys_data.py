@@ -9,6 +9,7 @@ from controller.from_verl.settings import num_of
 
 _MANAGERS = "naive, dapo, prime and batch are not needed, others not supported"
 _LENGTH = "not needed where it is data.max_response_length, else not supported"
+_OWN_CLASS = "a class of yours; what it must have: docs/running.md"
 _TEXT_ONLY = "text only: prompts with images, videos or sounds are not read"
 
 
@@ -104,10 +105,8 @@ def _data() -> Iterator[Row]:
         "prompts per Generate call; all of them there, by default",
         default=None,
     )
-    yield unsupported("data.custom_cls.{path,name}", "rows as docs/running.md has them, in parquet or JSONL")
-    yield unsupported(
-        "data.sampler.{class_path,class_name}", "the order of prompts is a function of run.seed and the epoch"
-    )
+    for key in ("custom_cls.path", "custom_cls.name", "sampler.class_path", "sampler.class_name"):
+        yield changed(f"data.{key}", f"data.{key}", _OWN_CLASS, default=None)
     yield unsupported("data.datagen.**", "no data is made in a run")
     yield unsupported("data.{tool_config_path,function_tool_path}", "one turn: a prompt, a response")
     yield unsupported(

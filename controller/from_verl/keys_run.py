@@ -1,15 +1,16 @@
 """verl's keys of algorithm and run: `algorithm`, `trainer`, and what belongs to no model."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 from controller.from_verl.row import NotNeeded, NotSupported, Row, changed, not_needed, slower, taken, unsupported
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 from splitppo.config.algorithm import KL_ESTIMATOR_NAMES, NEEDS_VALUES
+from splitppo.config.tracking import TrackingConfig
 
 _CORRECTION = "algorithm.rollout_correction"
-_TRACKERS = ("tensorboard",)
+_TRACKERS = get_args(get_args(TrackingConfig.model_fields["trackers"].annotation)[0])
 
 
 def _estimator(value: Any, _: VerlRun) -> Any:
@@ -37,21 +38,6 @@ def _bypass(value: Any, _: VerlRun) -> Any:
     if not value:
         raise NotNeeded("auto, the default here: the policy's own log-probs, however they are had")
     return True
-
-
-def _steps(value: Any, _: VerlRun) -> Any:
-    if value is None:
-        raise NotNeeded("trainer.total_epochs says it")
-    return value
-
-
-def _epochs(_: Any, run: VerlRun) -> Any:
-    if run.value("trainer.total_training_steps") is not None:
-        raise NotNeeded("trainer.total_training_steps says it")
-    steps = run.num_steps()
-    if steps is None:
-        raise NotSupported("data.train_files are not here to be counted: add trainer.total_training_steps=N")
-    return steps
 
 
 def _freq(value: Any, _: VerlRun) -> int:
@@ -125,14 +111,8 @@ def _algorithm() -> Iterator[Row]:
 
 
 def _trainer() -> Iterator[Row]:
-    yield taken("trainer.total_training_steps", "run.total_steps", None, convert=_steps)
-    yield changed(
-        "trainer.total_epochs",
-        "run.total_steps",
-        "rows of data.train_files / data.train_batch_size, times the epochs",
-        _epochs,
-        30,
-    )
+    yield taken("trainer.total_training_steps", "run.total_steps", None, note="with epochs, whichever ends first")
+    yield taken("trainer.total_epochs", "run.total_epochs", 30)
     yield taken("trainer.experiment_name", "run.name", "gsm8k")
     yield not_needed("trainer.project_name", "run.name", "verl_examples")
     yield taken(
@@ -161,18 +141,17 @@ def _trainer() -> Iterator[Row]:
     yield changed("trainer.save_freq", "checkpoint.save_freq", "-1: after the last step only, never there", _freq, -1)
     yield changed("trainer.test_freq", "evaluation.test_freq", "-1: before and after the run only", _freq, -1)
     yield taken("trainer.val_before_train", "evaluation.val_before_train", True)
-    yield unsupported("trainer.val_only", "evaluation.val_before_train, run.stop_after_step")
+    yield taken("trainer.val_only", "evaluation.val_only", False)
     yield taken("trainer.resume_mode", "run.resume", "auto", convert=_resume)
     yield not_needed("trainer.resume_from_path", "only with resume_mode resume_path", None)
     yield changed(
         "trainer.max_{actor,critic}_ckpt_to_keep", "checkpoint.keep", "pairs; 3 unless given, all of them there", _keep
     )
-    yield changed(
-        "trainer.{rollout_data_dir,validation_data_dir}", "tracking.dump_rollouts", "both, into run.dir", _dump
-    )
+    yield changed("trainer.rollout_data_dir", "tracking.dump_rollouts", "into run.dir", _dump)
+    yield changed("trainer.validation_data_dir", "evaluation.dump_generations", "into run.dir", _dump)
     yield not_needed(
         "trainer.{log_val_generations,val_generations_to_log_to_wandb}",
-        "evaluation.num_examine samples are printed, tracking.dump_rollouts writes all",
+        "evaluation.dump_generations writes all of them, evaluation.num_examine are printed",
     )
     yield slower("trainer.default_hdfs_dir", "copy run.dir/checkpoints")
     yield slower("trainer.checkpoint_callback_class", "watch run.dir/checkpoints/latest")

@@ -81,6 +81,9 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         ("trainer.test_freq=0", "evaluation.test_freq", -1),
         ("trainer.max_critic_ckpt_to_keep=5", "checkpoint.keep", 5),
         ("trainer.rollout_data_dir=/x", "tracking.dump_rollouts", True),
+        ("trainer.total_epochs=3", "run.total_epochs", 3),
+        ("trainer.val_only=True", "evaluation.val_only", True),
+        ("data.custom_cls={path: d.py, name: D}", "data.custom_cls.name", "D"),
         ("trainer.logger=[console,tensorboard,clearml]", "tracking.trackers", ("tensorboard",)),
         ("trainer.logger=console", "tracking.trackers", ()),
         ("reward_model.overlong_buffer={enable: True, len: 100}", "reward.overlong_buffer.len", 100),
@@ -214,7 +217,6 @@ def test_what_changes_no_result_is_only_said(tmp_path: Path, override: str) -> N
         ("algorithm.filter_groups.enable=False", "off"),
         (f"{ACTOR}.fsdp_config.optimizer_offload=False", "off"),
         ("data.gen_batch_size=512", "data.train_batch_size says it"),
-        ("trainer.total_epochs=3", "trainer.total_training_steps says it"),
         ("+reward_model.reward_kwargs.max_resp_len=512", "data.max_response_length says it"),
         ("ray_kwargs.ray_init.num_cpus=8", "no Ray"),
         (f"{ROLLOUT}.prompt_length=512", "data.max_prompt_length says it"),
@@ -312,5 +314,5 @@ def test_steps_are_counted_where_the_files_are_here(tmp_path: Path) -> None:
         "trainer.total_epochs=4",
     )
     config = config_of(tmp_path, *given, f"{ACTOR}.optim.lr_warmup_steps_ratio=0.5")
-    assert config.run.total_steps == 12
+    assert (config.run.total_steps, config.run.total_epochs) == (None, 4)
     assert config.actor.lr_warmup_steps == 6
