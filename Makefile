@@ -89,7 +89,7 @@ chaos: setup-dev  ## N random kills over a long run (N=50), which must end with 
 	$(PY) -m tests.chaos --kills $(or $(N),50) $(ARGS)
 	$(PY) -m tests.chaos.orphans
 
-bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport, health checks under load, overlap of actor and critic, planner, scale, rollout engines
+bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport, health checks under load, overlap of actor and critic, planner, scale, rollout engines, sandboxes
 	$(PY) -m benchmarks.startup
 	$(PY) -m benchmarks.loading
 	$(PY) -m benchmarks.memory
@@ -101,6 +101,7 @@ bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport,
 	$(PY) -m benchmarks.streaming
 	$(PY) -m benchmarks.streaming --reward-model
 	$(PY) -m benchmarks.rollout
+	$(PY) -m benchmarks.sandbox
 
 bench-trl: setup-dev  ## a PPO step beside TRL's, in an environment of its own, .venv-trl; ARGS="--lengths fixed --dtype bf16"
 	@test -x $(VENV_TRL)/bin/python || $(PYTHON) -m venv $(VENV_TRL)

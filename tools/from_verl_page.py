@@ -56,6 +56,7 @@ _NAMES = (
     ("`trainer.default_local_dir/global_step_N/{actor,critic}`", "`run.dir/checkpoints/global_step_N/{actor,critic}`"),
     ("logger `file`", "`run.dir/metrics.jsonl`, always"),
     ("model merger", "`checkpoint.save_hf_model`, `python -m services.engine.export`"),
+    ("`verl.utils.reward_score`", "[scorers.md](scorers.md), by the same data sources"),
     ("profilers", "`run.dir/trace.json`, for Perfetto"),
 )
 

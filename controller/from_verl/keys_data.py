@@ -172,7 +172,7 @@ def _rewards() -> Iterator[Row]:
     )
     yield unsupported(
         "{sandbox_fusion,reward.sandbox_fusion,reward_model.sandbox_fusion}.url",
-        "a reward function of your own that calls it",
+        "the same data sources run in sandboxes here (reward.code), with a limit for all tests of an answer",
     )
     yield not_needed(
         "{sandbox_fusion,reward.sandbox_fusion,reward_model.sandbox_fusion}.*", "only with sandbox_fusion.url"

@@ -2,6 +2,7 @@
 
 from splitppo.config.algorithm import AlgorithmConfig, RolloutCorrectionConfig
 from splitppo.config.checkpoint import CheckpointConfig
+from splitppo.config.code import CodeConfig
 from splitppo.config.data import DataConfig
 from splitppo.config.load import ConfigError, dump_config, load_config
 from splitppo.config.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
@@ -17,6 +18,7 @@ __all__ = [
     "ActorConfig",
     "AlgorithmConfig",
     "CheckpointConfig",
+    "CodeConfig",
     "ComputedModelConfig",
     "Config",
     "ConfigError",
