@@ -2,6 +2,7 @@
 
 `python -m controller plan RUN_DIR`: what a step of that run would take on other devices, schedules and placements.
 `python -m controller sync RUN_DIR`: sends trackers what they lack of a run that has ended.
+`python -m controller from-verl SCRIPT_OR_YAML`: a verl run in this project's keys.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from splitppo.config.threads import crowding, permitted_cores
 
 def main(arguments: list[str]) -> int:
     """Runs the command and returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted."""
-    commands = {"plan": _plan, "sync": _sync}
+    commands = {"plan": _plan, "sync": _sync, "from-verl": _from_verl}
     if arguments and (command := commands.get(arguments[0])):
         return command(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
@@ -96,6 +97,17 @@ def _sync(arguments: list[str]) -> int:
         return 130
     sys.stdout.write(f"{done}\n" if done else "")
     return 0 if done else 1
+
+
+def _from_verl(arguments: list[str]) -> int:
+    """The command `from-verl`: 0, 1 where something has to be decided first, or 2 for input that cannot be used."""
+    from controller.from_verl.command import from_verl
+
+    try:
+        return from_verl(arguments)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
 
 
 if __name__ == "__main__":
