@@ -38,6 +38,9 @@ COPY deploy/compose/__init__.py deploy/compose/entrypoint.py /app/deploy/compose
 RUN python3 -m compileall -q /app
 
 FROM base AS controller
+# Sandboxes for code answers; they start where deploy/compose/compose.code.yaml lets them.
+RUN apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends bubblewrap \
+ && rm -rf /var/lib/apt/lists/*
 COPY --from=controller-packages /opt/splitppo /opt/splitppo
 COPY --from=source /app /app
 USER 10001:10001

@@ -29,7 +29,7 @@ PY = $(VENV)/bin/python
 BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl lock certs fuzz compose test-deploy
+.PHONY: help setup setup-dev quickstart test test-slow check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl test-trackers lock certs fuzz compose test-deploy
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -52,6 +52,11 @@ test-deploy: setup-dev  ## deploy/compose on a Docker engine: killed, stopped, r
 
 test-slow: setup-dev  ## the same with all second angles and long proofs
 	$(PY) -m tests -m "$(TESTS)" $(ARGS)
+
+test-trackers: setup-dev  ## the same run in every tracker, by its own client, and a server that is killed; in an environment of its own, .venv-trackers
+	@test -x .venv-trackers/bin/python || $(PYTHON) -m venv .venv-trackers
+	@.venv-trackers/bin/python -m pip install --quiet -r tests/integration/trackers/requirements.txt
+	$(PY) -m pytest tests/integration/trackers $(ARGS)
 
 check: setup-dev check-stubs check-proto  ## lint, format, types, import rules, generated stubs, the wire contract
 	$(VENV)/bin/ruff check .
@@ -89,7 +94,7 @@ chaos: setup-dev  ## N random kills over a long run (N=50), which must end with 
 	$(PY) -m tests.chaos --kills $(or $(N),50) $(ARGS)
 	$(PY) -m tests.chaos.orphans
 
-bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport, health checks under load, overlap of actor and critic, planner, scale, rollout engines
+bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport, health checks under load, overlap of actor and critic, planner, scale, rollout engines, sandboxes
 	$(PY) -m benchmarks.startup
 	$(PY) -m benchmarks.loading
 	$(PY) -m benchmarks.memory
@@ -101,6 +106,7 @@ bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport,
 	$(PY) -m benchmarks.streaming
 	$(PY) -m benchmarks.streaming --reward-model
 	$(PY) -m benchmarks.rollout
+	$(PY) -m benchmarks.sandbox
 
 bench-trl: setup-dev  ## a PPO step beside TRL's, in an environment of its own, .venv-trl; ARGS="--lengths fixed --dtype bf16"
 	@test -x $(VENV_TRL)/bin/python || $(PYTHON) -m venv $(VENV_TRL)

@@ -30,7 +30,7 @@ from controller.run.folder import RunFolder
 from controller.run.state import RunState
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
-from controller.tracking.trackers import METRICS_FILE, read_metrics
+from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.trainer import Trainer
 from controller.workers.client import Caller
 from controller.workers.concurrency import gather_calls
@@ -127,7 +127,7 @@ async def run_block(
         RunState.initial(config),
     )
     await trainer.fit()
-    recorder.close_files()
+    recorder.release_all()
 
 
 def median(rows: Sequence[Row], name: str) -> float:

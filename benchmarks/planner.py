@@ -34,8 +34,8 @@ from controller.planner.plans import make_plans
 from controller.planner.step_model import Layout
 from controller.rollout.scoring import Scorer
 from controller.run.folder import RunFolder
+from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.tracking.timeline import read_trace
-from controller.tracking.trackers import METRICS_FILE, read_metrics
 from controller.workers.client import Caller
 from controller.workers.concurrency import gather_calls
 from controller.workers.span import Span

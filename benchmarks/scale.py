@@ -47,7 +47,7 @@ from controller.run.folder import RunFolder
 from controller.run.state import RunState
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
-from controller.tracking.trackers import METRICS_FILE, read_metrics
+from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.trainer import Trainer
 from controller.workers.client import Caller
 from controller.workers.worker_groups import WorkerGroups, Workers
@@ -230,7 +230,7 @@ async def measure(
     )
     trainer = Meter(config, workers, prompts, scorer, evaluator, checkpoints, recorder, RunState.initial(config))
     await trainer.fit()
-    recorder.close_files()
+    recorder.release_all()
     ends_s = [*trainer.cpu_s[1:], time.process_time()]
     cpu_s = [end_s - start_s for start_s, end_s in zip(trainer.cpu_s, ends_s, strict=True)]
     peak_bytes = resident_bytes("VmHWM") - before_bytes

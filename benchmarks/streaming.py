@@ -29,7 +29,7 @@ from controller.data.prompts import load_prompts
 from controller.data.reward_rows import load_reward_tokenizer
 from controller.data.tokenizer import load_tokenizer
 from controller.rollout.scoring import Scorer
-from controller.tracking.trackers import METRICS_FILE, read_metrics
+from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.workers.concurrency import gather_calls
 from rewards.manager import RewardManager
 from splitppo.config import RewardModelConfig

@@ -1,6 +1,8 @@
 """`python -m controller --config FILE [key.path=value ...]`: runs PPO; `--check` only validates and prints the plan.
 
 `python -m controller plan RUN_DIR`: what a step of that run would take on other devices, schedules and placements.
+`python -m controller sync RUN_DIR`: sends trackers what they lack of a run that has ended.
+`python -m controller from-verl SCRIPT_OR_YAML`: a verl run in this project's keys.
 """
 
 import argparse
@@ -15,8 +17,9 @@ from splitppo.config.threads import crowding, permitted_cores
 
 def main(arguments: list[str]) -> int:
     """Runs the command and returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted."""
-    if arguments[:1] == ["plan"]:
-        return _plan(arguments[1:])
+    commands = {"plan": _plan, "sync": _sync, "from-verl": _from_verl}
+    if arguments and (command := commands.get(arguments[0])):
+        return command(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
     parser.add_argument(
@@ -74,6 +77,37 @@ def _plan(arguments: list[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     return 0
+
+
+def _sync(arguments: list[str]) -> int:
+    """The command `sync`: 0; 1 where something could not be sent, 2 for a folder or a tracker that cannot be used."""
+    parser = argparse.ArgumentParser(prog="python -m controller sync", description="Sends trackers what they lack.")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run folder")
+    parser.add_argument("--to", nargs="+", default=[], metavar="TRACKER", help="default: the trackers of the run")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="how long it may take")
+    options = parser.parse_args(arguments)
+    from controller.sync import sync
+
+    try:
+        done = sync(options.run_dir, options.to, options.timeout)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    sys.stdout.write(f"{done}\n" if done else "")
+    return 0 if done else 1
+
+
+def _from_verl(arguments: list[str]) -> int:
+    """The command `from-verl`: 0, 1 where something has to be decided first, or 2 for input that cannot be used."""
+    from controller.from_verl.command import from_verl
+
+    try:
+        return from_verl(arguments)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
 
 
 if __name__ == "__main__":

@@ -2,18 +2,21 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from controller.data.model_folder import model_folder, read_json
+from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, load_prompts
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.sampled_prompts import SampledPrompts
 from controller.data.tokenizer import Tokenizer, load_tokenizer
+from controller.tracking.trackers.process import check_trackers
+from rewards.code.cases import parse_cases
 from rewards.manager import RewardManager
-from rewards.terms import check_scorers, scored_sources
+from rewards.terms import check_scorers, runs_code, scored_sources
 from splitppo.config import Config, ConfigError, RewardConfig
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.rollout_packages import check_rollout_packages
@@ -63,6 +66,7 @@ def check_config(config: Config) -> None:
 def load_inputs(config: Config) -> Inputs:
     """Reads what the config names; ConfigError if something is missing, unreadable or does not fit together."""
     check_config(config)
+    check_trackers(config.tracking)
     data, vocab_size = config.data, check_models(config)
     tokenizer = load_tokenizer(
         data.tokenizer or config.actor.model,
@@ -84,8 +88,21 @@ def load_inputs(config: Config) -> Inputs:
         val_prompts = _with_functions(val_prompts, config) if val_prompts else None
     check_validation_metrics(config, val_prompts.data_sources if val_prompts else frozenset())
     inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer)
-    check_scorers(config.reward, inputs.scored_sources(config.reward))
+    scored = inputs.scored_sources(config.reward)
+    check_scorers(config.reward, scored)
+    rows = (*table.rows, *(val_prompts.rows if val_prompts else ()))
+    _check_test_cases(config.reward, [row for row in rows if row.data_source in scored])
     return inputs
+
+
+def _check_test_cases(config: RewardConfig, rows: Iterable[PromptRow]) -> None:
+    """ConfigError if a row whose answers are run has no test cases to run them against."""
+    for row in rows:
+        if runs_code(config, row.data_source):
+            try:
+                parse_cases(row.ground_truth)
+            except ValueError as error:
+                raise ConfigError(f"{row.place}: reward_model.ground_truth: {error}") from error
 
 
 def _prompt_source(config: Config, table: PromptBatch) -> PromptSource:

@@ -24,6 +24,7 @@ from controller.tracking.logs import log_to
 from controller.tracking.plots import write_report
 from controller.tracking.recorder import Recorder
 from controller.tracking.summary import ExitReason, Summary, Validation, WeightsDigests
+from controller.tracking.trackers.process import TrackerProcess
 from controller.trainer import Trainer
 from controller.workers.client import Caller
 from controller.workers.concurrency import run_watched
@@ -61,7 +62,8 @@ class Session:
         log_to(folder.path, self._display)
         caller = Caller(folder.lease.run_id, folder.lease.epoch, nonce=folder.lease.nonce)
         self._groups = WorkerGroups(config, folder.config_file, caller, self._on_progress)
-        self._recorder = Recorder(config, folder.path, self._display)
+        self._trackers = TrackerProcess(config, folder.path, folder.lease.run_id)
+        self._recorder = Recorder(config, folder.path, self._display, on_line=self._trackers.wake)
         self._trainer: Trainer | None = None
         self._restored = RunState.initial(config)
         self._phase: Literal["preparing", "training", "closing"] = "preparing"
@@ -94,6 +96,7 @@ class Session:
             await self._abandon()
             await self._groups.close()
             self._finish()
+            await asyncio.to_thread(self._trackers.finish)  # may be cut short by a signal
         return self._exit_status()
 
     def _reason_of(self, error: Exception) -> ExitReason:
@@ -206,7 +209,7 @@ class Session:
             best=state.best,
         )
         try:
-            self._recorder.close_files()
+            self._recorder.release_all()
             self._summary.write(self._folder.path / "summary.json")
         except OSError as error:
             self._reason = "failed"

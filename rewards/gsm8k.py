@@ -10,17 +10,19 @@ Method = Literal["strict", "flexible"]
 # An answer stands at the end; looking at no more keeps the search cheap on long responses.
 _TAIL_CHARACTERS = 300
 # At most one minus and one dollar sign, in either order; at least one digit.
-_MARKED_NUMBER = re.compile(r"#### ((?:-\$?|\$-?)?(?=[.,]*[0-9])[0-9.,]+)")
-_NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_SIGNED = r"(?:-\$?|\$-?)?(?=[.,]*[0-9])[0-9.,]++(?:[eE][-+]?[0-9]++)?"
+# A number that goes on as an expression is none of the answers that begin with it: "1/2" is not 1.
+_MARKED_NUMBER = re.compile(rf"#### ({_SIGNED}(?: ?[-+*/^=x×÷] ?{_SIGNED}|:{_SIGNED}| [0-9]++/[0-9]++)*)")
+_NUMBER = re.compile(r"-?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+)")
 
 
 def extract_answer(solution_str: str, method: Method = "strict") -> str | None:
     """The answer in the last 300 characters, without commas and dollar signs, or None.
 
-    strict: the last number behind "#### ". flexible: the last number.
+    strict: the last number, or expression of numbers, behind "#### ". flexible: the last number.
     """
     pattern = _MARKED_NUMBER if method == "strict" else _NUMBER
-    numbers = pattern.findall(solution_str[-_TAIL_CHARACTERS:])
+    numbers = pattern.findall(solution_str[-_TAIL_CHARACTERS:].replace("\N{MINUS SIGN}", "-"))
     return _plain(numbers[-1]) if numbers else None
 
 
@@ -46,4 +48,4 @@ def compute_flexible_score(data_source: str, solution_str: str, ground_truth: An
 
 
 def _plain(number: str) -> str:
-    return number.replace(",", "").replace("$", "").strip()
+    return re.sub(r"[,$]|(?<![0-9])\s|\s(?![0-9])", "", number)

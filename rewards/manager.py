@@ -10,7 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Self
 
+from rewards.code.source import CodeSandboxes
 from rewards.process_pool import ScoringProcesses
+from rewards.registry import is_code
 from rewards.samples import Failure, Sample, Scored
 from rewards.scoring_process import ScorerSetup
 from rewards.source import ScoreSource
@@ -101,7 +103,8 @@ def weighted_sum(terms: Sequence[Term], results: Sequence[Scored]) -> Scored:
 
 def _sources(config: RewardConfig, scorers: Collection[str], answers_file: Path | None) -> dict[str, ScoreSource]:
     """Who answers for each of these scorers."""
-    functions = tuple(sorted(name for name in scorers if name != JUDGE))
+    code = frozenset(filter(is_code, scorers))
+    functions = tuple(sorted(name for name in scorers if name != JUDGE and name not in code))
     sources: dict[str, ScoreSource] = {}
     if functions:
         setup = ScorerSetup(
@@ -112,6 +115,8 @@ def _sources(config: RewardConfig, scorers: Collection[str], answers_file: Path 
             config.custom_function_kwargs,
         )
         sources |= dict.fromkeys(functions, ScoringProcesses(setup, config.num_workers))
+    if code:
+        sources |= dict.fromkeys(code, CodeSandboxes(config.code))
     if JUDGE in scorers:
         from rewards.judge.source import Judge  # runs without a judge do without an HTTP client
 

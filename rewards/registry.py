@@ -5,8 +5,10 @@ Imported by the scoring processes, so it stays light: scorers are imported when 
 
 import inspect
 import pkgutil
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +22,88 @@ BATCH_ARGUMENTS = tuple(f"{name}s" for name in ARGUMENTS)
 # compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float, ...}
 ComputeScore = Callable[..., Any | Awaitable[Any]]
 
-# The scorer's place by data source. A name also covers its parts: "math" is asked for "math/algebra" too.
-SCORERS: Mapping[str, str] = {
-    "gsm8k": "rewards.gsm8k:compute_score",
-    "openai/gsm8k": "rewards.gsm8k:compute_score",
-    "gsm8k_flexible": "rewards.gsm8k:compute_flexible_score",
-    "math": "rewards.competition_math:compute_score",
-    "hendrycks/competition_math": "rewards.competition_math:compute_score",
-    "EleutherAI/hendrycks_math": "rewards.competition_math:compute_score",
-    "lighteval/MATH": "rewards.competition_math:compute_score",
-    "DigitalLearningGmbH/MATH-lighteval": "rewards.competition_math:compute_score",
-    "HuggingFaceH4/MATH-500": "rewards.competition_math:compute_score",
-    "Rowan/hellaswag": "rewards.hellaswag:compute_score",
-    "sort_letters": "rewards.sort_letters:compute_score",
+# What judges programs: no function in a scoring process, but a source of scores of its own.
+CODE = "rewards.code.source:CodeSandboxes"
+
+# The data sources of each scorer. A name also covers its parts ("math" is asked for "math/algebra" too), and one that
+# ends in a star what begins with it.
+_DATA_SOURCES: Mapping[str, tuple[str, ...]] = {
+    "rewards.gsm8k:compute_score": ("gsm8k", "openai/gsm8k"),
+    "rewards.gsm8k:compute_flexible_score": ("gsm8k_flexible",),
+    "rewards.competition_math:compute_score": (
+        "lighteval/MATH",
+        "DigitalLearningGmbH/MATH-lighteval",
+        "HuggingFaceH4/MATH-500",
+        "hendrycks/competition_math",
+        "EleutherAI/hendrycks_math",
+    ),
+    "rewards.math_dapo:compute_score": ("math_dapo", "math", "math_dapo_reasoning", "aime*"),
+    "rewards.numina:compute_score": (
+        "numina_aops_forum",
+        "numina_synthetic_math",
+        "numina_amc_aime",
+        "numina_synthetic_amc",
+        "numina_cn_k12",
+        "numina_olympiads",
+    ),
+    "rewards.exact_match:compute_score": (
+        "searchR1_nq",
+        "searchR1_triviaqa",
+        "searchR1_popqa",
+        "searchR1_hotpotqa",
+        "searchR1_2wikimultihopqa",
+        "searchR1_musique",
+        "searchR1_bamboogle",
+    ),
+    "rewards.hellaswag:compute_score": ("Rowan/hellaswag",),
+    CODE: ("apps", "code", "codecontests", "codeforces", "taco"),
+    "rewards.sort_letters:compute_score": ("sort_letters",),
+}
+# The scorer's place by data source.
+SCORERS: Mapping[str, str] = {source: place for place, sources in _DATA_SOURCES.items() for source in sources}
+
+_OWN_SCORER = "set reward.custom_function_path to a file with a compute_score function"
+# What verl scores and nothing here does: why, and what to do instead.
+REFUSED: Mapping[str, str] = {
+    "hiyouga/geometry3k": "its problems are images, and models are trained on text alone here;"
+    f" where they have been put into words, {_OWN_SCORER}",
 }
 
 
-def covering(data_source: str, names: Container[str]) -> str | None:
+def covering(data_source: str, names: Collection[str]) -> str | None:
     """The name that covers a data source: its own, or that of the longest part it begins with; None if none does."""
-    candidate = data_source
-    while candidate not in names:
+    candidate, separator = data_source, "/"
+    while separator:
+        if candidate in names:
+            return candidate
+        if pattern := next((name for name in names if fnmatchcase(candidate, name)), None):
+            return pattern
         candidate, separator, _ = candidate.rpartition("/")
-        if not separator:
-            return None
-    return candidate
+    return None
 
 
 def scorer_name(data_source: str) -> str:
-    """The key of SCORERS that covers a data source; ValueError with the known ones if none does."""
-    name = covering(data_source, SCORERS)
-    if name is None:
-        raise ValueError(
-            f"no reward for data_source {data_source!r}; known: {', '.join(SCORERS)};"
-            " for any other set reward.custom_function_path to a file with a compute_score function, or reward.scorers"
-        )
-    return name
+    """The key of SCORERS that covers a data source.
+
+    Raises:
+        ValueError: none does; the message says what to do instead, and the known ones with the nearest.
+    """
+    if name := covering(data_source, SCORERS):
+        return name
+    if name := covering(data_source, REFUSED):
+        raise ValueError(f"no reward for data_source {data_source!r}: {REFUSED[name]}")
+    by_lower_case = {name.lower(): name for name in SCORERS}
+    nearest = get_close_matches(data_source.lower(), by_lower_case, n=1)
+    hint = f"did you mean {by_lower_case[nearest[0]]!r}? " if nearest else ""
+    raise ValueError(
+        f"no reward for data_source {data_source!r}; {hint}known: {', '.join(SCORERS)};"
+        f" for any other {_OWN_SCORER}, or reward.scorers"
+    )
+
+
+def is_code(name: str) -> bool:
+    """Whether this scorer runs programs against test cases."""
+    return SCORERS.get(name) == CODE
 
 
 @dataclass(frozen=True)

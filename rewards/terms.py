@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 from rewards.judge.questions import Questions, headers
-from rewards.registry import CUSTOM, SCORERS, covering, scorer_name
+from rewards.registry import CUSTOM, SCORERS, covering, is_code, scorer_name
 from splitppo.config import ConfigError, RewardConfig
 from splitppo.config.reward import Term
 
@@ -56,6 +56,11 @@ def scored_sources(config: RewardConfig, data_sources: Iterable[str]) -> frozens
             return False
 
     return frozenset(filter(has_scorer, data_sources))
+
+
+def runs_code(config: RewardConfig, data_source: str) -> bool:
+    """Whether a scorer of this data source runs programs against the test cases of a row."""
+    return any(is_code(term.name) for term in terms_of(config, data_source))
 
 
 def _check_name(name: str, asks: str, config: RewardConfig) -> None:

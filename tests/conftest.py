@@ -18,7 +18,7 @@ MAY_BE_SKIPPED_IN_CI = (
     # The data sets are no part of this repository, and nothing is downloaded for a test; the scorers themselves are
     # tested on responses written by hand.
     ("tests/unit/rewards/test_gsm8k.py::test_every_reference_solution_", "the GSM8K files are not there"),
-    ("tests/unit/rewards/test_competition_math.py::test_reference_solutions_", "the MATH file is not there"),
+    ("tests/integration/rewards/test_math_solutions.py::", "the MATH files are not there"),
     ("tests/unit/recipes/", "needs real rows in ../shared/data/"),
     ("tests/integration/runs/test_recipes.py::", "needs real rows in ../shared/data/"),
     # A container may be allowed to mount file systems and yet not to make networks.

@@ -12,7 +12,7 @@ from controller.run.checkpoint_store import CheckpointStore
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.state import RunState
 from controller.tracking.recorder import Recorder
-from controller.tracking.trackers import read_metrics
+from controller.tracking.step_file import read_metrics
 from controller.trainer import Trainer
 from controller.workers.worker_groups import Workers
 from splitppo.config import Config

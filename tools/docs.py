@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from controller.tracking.metric_names import METRICS
 from splitppo.config import Config
+from tools.from_verl_page import from_verl_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -108,7 +109,7 @@ def _cell(text: str) -> str:
     return text.replace("|", r"\|")
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"config": config_page, "metrics": metrics_page}
+PAGES: Mapping[str, Callable[[], str]] = {"config": config_page, "from-verl": from_verl_page, "metrics": metrics_page}
 
 
 def main(arguments: list[str] | None = None) -> int:

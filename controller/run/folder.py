@@ -16,10 +16,10 @@ from typing import Any, Self
 import yaml
 
 from controller.run.checkpoint_store import CheckpointStore
-from controller.tracking.trackers import METRICS_FILE, read_metrics
+from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.workers.client import WorkerClient
 from splitppo.atomic_write import write_atomically
-from splitppo.config import Config, ConfigError, dump_config
+from splitppo.config import CodeConfig, Config, ConfigError, dump_config
 from splitppo.config.load import validate
 from splitppo.config.reference_placement import keep_reference
 from splitppo.config.streaming import keep_stream_groups, resolve_stream_groups
@@ -35,6 +35,7 @@ MUTABLE_KEYS = {
     "rollout.max_batch_size",
     *(f"reward.{key}" for key in ("num_workers", "timeout_s", "num_examine", "max_error_rate")),
     *(f"reward.judge.{key}" for key in ("url", "concurrency", "timeout_s", "retries", "backoff_s", "api_key_env")),
+    *(f"reward.code.{key}" for key in CodeConfig.model_fields if key != "continuous"),
     *("placement", "evaluation", "checkpoint", "tracking", "services", "debug"),
 }
 

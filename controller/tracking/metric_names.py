@@ -30,6 +30,11 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "responses",
             "without a score from a scorer: it took too long, died, raised; the judge was away, or gave no mark",
         ),
+        (
+            "reward/code_over_{time,memory,processes,files,output}",
+            "answers",
+            "code answers that passed this limit of reward.code, and score 0",
+        ),
     ),
     "Updates": (
         ("{actor,critic}/grad_norm", "1", "global gradient norm before clipping, mean over optimiser steps"),

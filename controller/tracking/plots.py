@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.tracking.timeline import POOLS, read_trace
-from controller.tracking.trackers import METRICS_FILE, read_metrics
 from controller.workers.span import Span, busy_s
 from splitppo.atomic_write import write_atomically
 

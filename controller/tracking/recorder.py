@@ -3,30 +3,36 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from controller.rollout.results import ValidationResult
+from controller.rollout.results import ScoredSample, ValidationResult
 from controller.tracking.display import Display
+from controller.tracking.rollout_dump import RolloutDump
+from controller.tracking.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE, StepFile, read_metrics
 from controller.tracking.step_record import StepRecord, metrics_line
 from controller.tracking.summary import Overlap
 from controller.tracking.timeline import Trace
-from controller.tracking.trackers import METRICS_FILE, RolloutDump, Tracker, open_trackers, read_metrics
 from controller.workers.client import Traffic, WorkerClient
 from controller.workers.span import Span
 from splitppo.config import Config
 
 
 class Recorder:
-    """Writes down what happens: trackers, trace, display, rollouts. At most two steps are open (schedule `overlap`)."""
+    """Writes down what happens: metrics, samples, trace, display, rollouts. At most two steps are open (`overlap`)."""
 
-    def __init__(self, config: Config, run_dir: Path, display: Display) -> None:
+    def __init__(
+        self, config: Config, run_dir: Path, display: Display, on_line: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_line` is called whenever metrics.jsonl was opened or has another line."""
         self._config = config
         self._run_dir = run_dir
         self._display = display
         self._trace: Trace
-        self._trackers: list[Tracker] = []
+        self._metrics: StepFile
+        self._samples: StepFile
+        self._on_line = on_line
         self._dump = RolloutDump(run_dir / "rollouts")
         self._clients: Sequence[WorkerClient] = ()
         self._open: deque[StepRecord] = deque()
@@ -56,13 +62,14 @@ class Recorder:
         self._open.clear()
         self._completions.clear()
         self._unpublished.clear()
-        self.close_files()
+        self._held_step = -1
         self._clients = clients
         restored_step = step or -1
         validates_only = self._config.evaluation.val_only  # the line of the step is written anew, with the validation
         kept_step = restored_step - 1 if validates_only and step else restored_step
         self._restored_metrics = metrics or {}
-        self._trackers = open_trackers(self._run_dir, self._config.tracking.trackers, restored_step=kept_step)
+        self._samples = StepFile(self._run_dir / SAMPLES_FILE, kept_step)
+        self._metrics = StepFile(self._run_dir / METRICS_FILE, kept_step)
         self._trace = Trace(self._run_dir / "trace.json", restored_step=restored_step)
         self._trace.add(spans)
         self._dump.cut_back(restored_step)
@@ -71,6 +78,7 @@ class Recorder:
             self._log(step, metrics)
         self._overlapped = {done: line for done, line in self._overlapped.items() if done <= step}
         self.last_step = step
+        self._on_line()
 
     def begin(self, step: int, *, epoch: int) -> StepRecord:
         """Opens the record of a step, in this data epoch."""
@@ -99,6 +107,10 @@ class Recorder:
             self._held_step = -1
         self._publish()
 
+    def release_all(self) -> None:
+        """Writes the lines that still wait for a checkpoint: nobody will release them."""
+        self.release(self._held_step)
+
     def add_spans(self, spans: Sequence[Span]) -> None:
         """Takes work that belongs to no open step into the timeline."""
         self._trace.add(spans)
@@ -120,6 +132,7 @@ class Recorder:
                 self.current.timings_s[name] += seconds
         elif step == 0 or self._config.evaluation.val_only:
             timings = {f"timing_s/{name}": seconds for name, seconds in validation.timings_s.items()}
+            self._write_samples(step, validation, [])
             self._log(step, {**self._restored_metrics, **validation.metrics, **timings})
             self.add_spans(validation.spans)
 
@@ -133,13 +146,15 @@ class Recorder:
             "recovery/num_restarts": float(self._num_starts - 1),
             "recovery/num_repeated_steps": float(self._num_repeated_steps),
         }
+        tracking, scored = self._config.tracking, record.scored
+        assert scored is not None
+        is_sampled = tracking.sample_freq > 0 and record.step % tracking.sample_freq == 0
+        samples = scored.samples[: tracking.num_samples] if is_sampled else []
+        self._write_samples(record.step, record.validation, samples)
         self._unpublished.append((record.step, metrics))
         self._publish()
         self.last_step = record.step
-        tracking, scored = self._config.tracking, record.scored
-        assert scored is not None
-        if tracking.sample_freq > 0 and record.step % tracking.sample_freq == 0:
-            self._display.samples(record.step, scored.samples[: tracking.num_samples])
+        self._display.samples(record.step, samples)
         if tracking.dump_rollouts:
             self._dump.write("train", record.step, scored.as_rows())
         if "overlap/efficiency" in metrics:
@@ -160,15 +175,28 @@ class Recorder:
             self._display.step(step, metrics)
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for tracker in self._trackers:
-            tracker.log(step, metrics)
+        self._metrics.write(step, metrics)
+        self._on_line()
+
+    def _write_samples(self, step: int, validation: ValidationResult | None, trained: Sequence[ScoredSample]) -> None:
+        """Writes samples of a step, in front of its metrics: whoever reads these has all of the step."""
+        tracking = self._config.tracking
+        validated = (
+            validation.responses.samples[: tracking.num_samples] if validation and tracking.sample_freq > 0 else []
+        )
+        rows = [
+            dict(
+                zip(
+                    SAMPLE_COLUMNS,
+                    (split, one.data_source, one.prompt, one.response, one.ground_truth, one.score),
+                    strict=True,
+                )
+            )
+            for split, samples in (("train", trained), ("val", validated))
+            for one in samples
+        ]
+        if rows:
+            self._samples.write(step, {"samples": rows})
 
     def _traffic(self) -> Traffic:
         return sum((client.traffic for client in self._clients), Traffic())
-
-    def close_files(self) -> None:
-        """Ends the trackers; a line that still waits for its checkpoint is written first."""
-        self.release(self._held_step)
-        for tracker in self._trackers:
-            tracker.close()
-        self._trackers = []

@@ -13,6 +13,7 @@ from controller.ppo.experience import Experience
 from controller.ppo.masked_stats import Floats, Mask, variance
 from controller.rollout.results import ScoredSample, is_numeric
 from controller.workers.span import Span, busy_s
+from rewards.code.limits import CODE_LIMIT, Limit
 from splitppo.balance import attention_cost, partition
 
 Counts = NDArray[np.integer[Any]]
@@ -94,6 +95,13 @@ def reward_extra_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]
     for field, values in extra.items():
         metrics |= _mean_max_min(f"reward_extra/{field}", np.array([float(v) for v in values if is_numeric(v)]))
     return metrics
+
+
+def code_limit_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    """reward/code_over_...: how many code answers passed which limit; nothing where no response is a code answer."""
+    if CODE_LIMIT not in extra:
+        return {}
+    return {f"reward/code_over_{limit.value}": float(extra[CODE_LIMIT].count(limit.value)) for limit in Limit}
 
 
 def reward_model_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from controller.rollout.results import ScoredResponses, ValidationResult
 from controller.tracking.metric_names import check_declared
 from controller.tracking.step_metrics import (
     balance_metrics,
+    code_limit_metrics,
     learning_metrics,
     length_metrics,
     overlap_metrics,
@@ -107,6 +108,7 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
         ),
         **balance_metrics(prompt_lengths + response_lengths, num_ranks["actor"]),
         **reward_extra_metrics(scored.extra),
+        **code_limit_metrics(scored.extra),
         **reward_model_metrics(scored.samples),
         **{f"reward/num_{failure.value}": float(scored.failures[failure]) for failure in Failure},
         **timing_metrics(

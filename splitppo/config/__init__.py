@@ -2,6 +2,7 @@
 
 from splitppo.config.algorithm import AlgorithmConfig, RolloutCorrectionConfig
 from splitppo.config.checkpoint import CheckpointConfig
+from splitppo.config.code import CodeConfig
 from splitppo.config.data import DataConfig
 from splitppo.config.load import ConfigError, dump_config, load_config
 from splitppo.config.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
@@ -12,11 +13,13 @@ from splitppo.config.run import Schedule
 from splitppo.config.schema import Config
 from splitppo.config.security import SecurityConfig
 from splitppo.config.services import ServiceConfig
+from splitppo.config.tracking import TrackingConfig
 
 __all__ = [
     "ActorConfig",
     "AlgorithmConfig",
     "CheckpointConfig",
+    "CodeConfig",
     "ComputedModelConfig",
     "Config",
     "ConfigError",
@@ -29,6 +32,7 @@ __all__ = [
     "Schedule",
     "SecurityConfig",
     "ServiceConfig",
+    "TrackingConfig",
     "TrainedModelConfig",
     "dump_config",
     "load_config",

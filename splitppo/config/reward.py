@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from splitppo.config.code import CodeConfig
 from splitppo.config.judge import JudgeConfig
 from splitppo.config.section import PositiveInt, Section, Share
 
@@ -72,6 +73,7 @@ class RewardConfig(Section):
         0.2, description="share of a step's or a validation's scores that may fail; more of them end the run"
     )
     num_examine: int = Field(0, ge=0, description="training samples printed per data source and step")
+    code: CodeConfig = CodeConfig()
     overlong_buffer: OverlongBuffer = OverlongBuffer()
     judge: JudgeConfig = JudgeConfig()
 

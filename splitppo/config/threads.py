@@ -37,6 +37,11 @@ def permitted_cores(root: Path = Path("/")) -> PermittedCores:
     return PermittedCores(frozenset(os.sched_getaffinity(0)), min(_quotas(root), default=None))
 
 
+def whole_cores(cores: PermittedCores) -> int:
+    """Whole cores, at least one."""
+    return _whole(len(cores.indices), cores.quota)
+
+
 def resolve_threads(config: Config, cores: PermittedCores) -> Config:
     """`config` with numbers in place of `auto`, where the controller starts the groups.
 
@@ -103,10 +108,14 @@ def _automatic(groups: _Groups, cores: PermittedCores) -> dict[str, int]:
     return threads
 
 
+def _whole(num_indices: int, quota: Fraction | None) -> int:
+    return num_indices if quota is None else min(num_indices, max(1, floor(quota)))
+
+
 def _crowding(groups: _Groups, cores: PermittedCores) -> str | None:
     threads = {role: int(group.threads) for role, group in groups.items()}
     everybody = frozenset[int]().union(*map(cores.of, groups.values()))
-    num_cores = len(everybody) if cores.quota is None else min(len(everybody), max(1, floor(cores.quota)))
+    num_cores = _whole(len(everybody), cores.quota)
     for roles, available in [(list(groups), num_cores), *(([role], len(cores.of(groups[role]))) for role in groups)]:
         total = sum(threads[role] * groups[role].num_processes for role in roles)
         if total <= available:

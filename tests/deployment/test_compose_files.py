@@ -17,6 +17,7 @@ NEEDED_GPUS = {"ACTOR_GPUS": "0,1,2", "CRITIC_GPUS": "6,7", "ACTOR_CPUS": "0-5",
 GPUS = {**NEEDED_GPUS, "REWARD_GPUS": "3,4", "REWARD_CPUS": "4-7"}
 ON_TOP: dict[str, dict[str, str]] = {
     "": {},
+    "compose.code.yaml": {},
     "compose.gpu.yaml": GPUS,
     "compose.secrets.yaml": {"SECRETS_DIR": "/srv/secrets"},
 }
@@ -80,10 +81,12 @@ def test_gpus_of_a_reward_group_are_not_asked_for_without_its_profile() -> None:
 
 
 def test_nothing_runs_with_more_rights_than_it_needs(services: dict[str, dict[str, dict[str, Any]]]) -> None:
-    for of_files in services.values():
+    for on_top, of_files in services.items():
         for name, service in of_files.items():
             assert (service["read_only"], service["init"], service["cap_drop"]) == (True, True, ["ALL"]), name
-            assert service["security_opt"] == ["no-new-privileges:true"], name
+            may_sandbox = (on_top, name) == ("compose.code.yaml", "controller")
+            more = ["seccomp:seccomp.code.json", "apparmor:unconfined"] if may_sandbox else []
+            assert service["security_opt"] == ["no-new-privileges:true", *more], name
             assert all(port["host_ip"] == "127.0.0.1" for port in service.get("ports", [])), name
 
 

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitppo import __version__
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
+from tests import hostile_code
 from tests.deployment.stack import REWARD_GROUP, Stack, docker
 from tests.groups import PROJECT
 from tests.ports import is_loopback, read_tables
@@ -203,6 +204,25 @@ def test_a_reward_group_in_a_container_of_its_own_scores_the_responses(story: St
     assert {one["role"] for one in run.processes} == {*GROUPS, "reward", "controller"}
     (step,) = [line for line in run.metrics if "reward/model/mean" in line]
     assert step["reward/model/min"] < step["reward/model/max"]
+
+
+def test_code_answers_are_contained_in_the_controllers_container_and_refused_without_leave_for_sandboxes(
+    images: None, tmp_path: Path
+) -> None:
+    source = Path(hostile_code.__file__).read_text(encoding="utf-8")
+    asked = ["run", "--rm", "--no-deps", "-T", "-e", f"{hostile_code.SECRET}=of-the-run", "--entrypoint", "python"]
+    asked += ["controller", "-c", source, "/app", "/runs", "/secrets", "/recipe.yaml"]
+    stacks = [Stack(tmp_path, files=files) for files in ((), ("compose.code.yaml",))]
+    try:
+        refused, done = [stack.compose(*asked, check=False) for stack in stacks]
+    finally:
+        for stack in stacks:
+            stack.down()
+    assert refused.returncode != 0
+    assert "code answers cannot be run here: the sandbox ended: bwrap: No permissions to create" in refused.stderr
+    assert done.returncode == 0, done.stderr
+    results = {name: tuple(one) for name, one in json.loads(done.stdout).items()}
+    assert results == hostile_code.expected()
 
 
 def test_down_with_volumes_leaves_nothing(story: Story) -> None:

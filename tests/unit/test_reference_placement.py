@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.run.folder import RunFolder
-from controller.tracking.trackers import JsonlTracker
+from controller.tracking.step_file import StepFile
 from splitppo.config import Config, load_config
 from splitppo.config.reference_placement import keep_reference, place_reference
 from tests.fake_services import make_config
@@ -65,7 +65,7 @@ def test_a_resumed_run_keeps_its_place_unless_another_is_given(tmp_path: Path) -
 def test_the_run_folder_resolves_it_once(tmp_path: Path) -> None:
     wide = {"services__critic__num_processes": 2}
     with RunFolder(config_with(tmp_path, **wide)) as first:
-        JsonlTracker(first.path / "metrics.jsonl").log(1, {})
+        StepFile(first.path / "metrics.jsonl").write(1, {})
     with RunFolder(config_with(tmp_path)) as second:
         assert second.config.reference_host == "critic"
         assert load_config(second.config_file).reference_host == "critic"

@@ -16,6 +16,7 @@ from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.rpc.errors import error_from_rpc
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
+from tests.integration.trackers.fed_run import held_by
 from tests.meetings import HELD, held, let_go
 from tests.runs import NUM_STEPS, STEPS_PER_EPOCH, RunFolder, started
 
@@ -36,8 +37,11 @@ def assert_same_end(folder: RunFolder, undisturbed: RunFolder) -> None:
 
 
 def test_ctrl_c_finishes_the_step_at_an_epoch_boundary_and_the_run_goes_on_under_another_schedule(
-    completed: Completed, config: dict[str, Any], tmp_path: Path
+    completed: Completed, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It does so in its trackers, too."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    config = {**config, "tracking": {"trackers": ["tensorboard", "wandb"], "sample_freq": 2}}
     overlapping = {**config, "debug": {"failpoints": {HELD: held(STEPS_PER_EPOCH)}}}
     with started(overlapping, tmp_path / "run", "run.schedule=overlap", "checkpoint.save_freq=-1") as first:
         first.wait_until(lambda folder: STEPS_PER_EPOCH - 1 in folder.steps, "the line of the step before")
@@ -53,6 +57,13 @@ def test_ctrl_c_finishes_the_step_at_an_epoch_boundary_and_the_run_goes_on_under
     with started(config, tmp_path / "run") as second:
         assert_same_end(second.complete(), completed("gather", 1))
     assert f"resumed after step {STEPS_PER_EPOCH}" in second.output
+    written = [[line["step"], pytest.approx(line["critic/score/mean"])] for line in second.folder.metrics[1:]]
+    for tracker in ("tensorboard", "wandb"):
+        shown = held_by(tracker, second.folder.path)
+        assert shown["steps"] == written, tracker
+        assert shown["samples"] == [0, 2, 4], tracker
+        assert shown["report"], tracker
+    assert len({*shown["runs"]}) == 1
 
 
 def status(address: str, credentials: Credentials) -> worker_pb2.GetStatusResponse:

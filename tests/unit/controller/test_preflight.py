@@ -158,6 +158,14 @@ def test_a_data_source_without_a_reward_is_named(tmp_path: Path, make: Any) -> N
         load_inputs(make(data__train_files=train))
 
 
+def test_a_row_of_a_code_set_without_test_cases_is_named(tmp_path: Path, make: Any) -> None:
+    train = write_rows(tmp_path / "odd.jsonl", "sort_letters", "apps")
+    with pytest.raises(
+        ConfigError, match=r"odd\.jsonl, line 2: reward_model\.ground_truth: expected JSON .*, got 'c'$"
+    ):
+        load_inputs(make(data__train_files=train))
+
+
 def test_a_missing_reward_file_is_named(make: Any) -> None:
     with pytest.raises(ConfigError, match=r"reward\.custom_function_path.*mine\.py"):
         load_inputs(make(reward__custom_function_path="mine.py"))

@@ -116,6 +116,15 @@ def test_numbers_that_do_not_divide_end_the_run_with_a_summary(
     assert read_summary(config)["exit_reason"] == "bad_input"
 
 
+def test_a_tracker_that_cannot_be_used_is_bad_input(
+    make: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make(tracking__trackers=["tensorboard"], tracking__python=str(tmp_path / "none"))
+    assert run_session(config) == 2
+    assert "error: tracking.python: cannot be started" in capsys.readouterr().err
+    assert read_summary(config)["exit_reason"] == "bad_input"
+
+
 def test_a_broken_reward_function_is_bad_input(
     make: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from recipes.competition_math.prepare import to_row
 from recipes.preparation import BadInput, Example
-from rewards.competition_math import compute_score, normalise
+from rewards.competition_math import compute_score
+from rewards.math_equivalence import normalise
 from tests.datasets import ROWS
 
 SOLVED = "Half of it is $\\boxed{1}$, so all is $\\boxed{\\frac{1}{2}}$."

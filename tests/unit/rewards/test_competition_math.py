@@ -1,16 +1,13 @@
-r"""The MATH scorer: boxes, both opinions on equality, and the data set's own solutions."""
+r"""The MATH scorer: boxes, both opinions on equality, and what neither may take long for."""
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from rewards.competition_math import compute_score, is_equivalent_by_math_verify, last_boxed, normalise
-
-DATA = Path(__file__).parents[4] / "shared" / "data" / "math" / "test.jsonl"
+from rewards.competition_math import compute_score, last_boxed
+from rewards.math_equivalence import is_equivalent_by_math_verify, is_spelt_alike, normalise
 
 
 @pytest.mark.parametrize(
@@ -25,6 +22,10 @@ DATA = Path(__file__).parents[4] / "shared" / "data" / "math" / "test.jsonl"
         (r"\boxed{x \}", None),
         (r"\boxed{3} and then \boxed{4", "3"),
         (r"\boxed{}", None),
+        (r"\\\boxed{7} behind a line break", "7"),
+        (r"\\boxed{7} escaped twice", "7"),
+        (r"\boxed{7} } } { \boxed{", "7"),
+        (r"\boxed{" * 20_000, None),
         ("seven", None),
         ("", None),
     ],
@@ -38,9 +39,8 @@ def test_the_last_complete_box_is_found(text: str, content: str | None) -> None:
     [
         (r"\dfrac{1}{2}", r"\frac12"),
         ("1/2", r"\frac{1}{2}"),
-        ("0.5", r"\frac{1}{2}"),
-        (r"x=5", "5"),
         (r"10\text{ cm}", "10"),
+        (r"7\text{ hours}.", "7"),
         (r"\$10", "10"),
         (r"50\%", "50"),
         (r"90^\circ", "90"),
@@ -56,37 +56,39 @@ def test_answers_that_differ_in_typesetting_normalise_to_one_string(answer: str,
 
 
 @pytest.mark.parametrize(
-    ("answer", "truth", "score"),
-    [
-        (r"\frac{2}{4}", r"\frac{1}{2}", 1.0),
-        (r"x^2 + 2x + 1", r"(x+1)^2", 1.0),
-        (r"\sqrt{8}", r"2\sqrt{2}", 1.0),
-        (r"[0, 1)", r"[0,1)", 1.0),
-        (r"3", "4", 0.0),
-        (r"(3, 4)", r"(4, 3)", 0.0),
-        (r"\text{ Alice}", r"\text{ Evelyn}", 0.0),
-        (r"\text{ cm}", r"\%", 0.0),
-    ],
+    ("answer", "truth", "is_alike"),
+    [("x=5", "5", True), ("5", "x=5", True), ("x=5", "x = 5", True), ("x=5", "y=5", False), (r"\%", "", False)],
 )
-def test_mathematical_equality_decides(answer: str, truth: str, score: float) -> None:
-    assert compute_score("lighteval/MATH", f"hence $\\boxed{{{answer}}}$.", truth) == score
+def test_a_name_counts_where_both_have_one(answer: str, truth: str, is_alike: bool) -> None:
+    assert is_spelt_alike(answer, truth) is is_alike
 
 
-def test_a_response_without_a_box_scores_zero() -> None:
-    assert compute_score("math", "the answer is 2", "2") == 0.0
+def test_math_verify_is_an_opinion_of_its_own() -> None:
+    assert is_equivalent_by_math_verify(r"\frac{2}{4}", r"\frac{1}{2}")
+    assert not is_equivalent_by_math_verify("3", "4")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "+".join(f"x^{{{power}}}" for power in range(300)),
+        "(" * 2000 + "1" + ")" * 2000,
+        r"\text{" + "word " * 5000 + "}",
+        "1,000" * 5000,
+    ],
+    ids=["polynomial", "parentheses", "words", "commas"],
+)
+def test_an_answer_that_is_too_long_for_symbolic_comparison_is_only_compared_as_a_string(answer: str) -> None:
+    assert compute_score("lighteval/MATH", rf"\boxed{{{answer}}}", r"\frac{1}{2}") == 0.0
+    assert compute_score("lighteval/MATH", rf"\boxed{{{answer}}}", answer) == 1.0
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("answer", [r"10^{10^{10}}", "100000000!", r"\sum_{k=1}^{1000000000}\frac1k", "(x+1)^{100000}"])
+def test_what_cannot_be_computed_is_not_equal(answer: str) -> None:
+    assert compute_score("lighteval/MATH", rf"\boxed{{{answer}}}", r"\frac{1}{2}") == 0.0
 
 
 def test_it_works_off_the_main_thread_too() -> None:
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(compute_score, "math", r"\boxed{\frac{2}{4}}", r"\frac12").result() == 1.0
-
-
-@pytest.mark.skipif(not DATA.is_file(), reason="the MATH file is not there")
-def test_reference_solutions_score_one_against_their_own_box_by_either_opinion() -> None:
-    rows = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
-    for row in rows:
-        box = last_boxed(row["answer"])
-        assert box is not None
-        assert compute_score("math", row["answer"], box) == 1.0
-    boxes = [last_boxed(row["answer"]) for row in rows[::50]]
-    assert all(is_equivalent_by_math_verify(str(box), str(box)) for box in boxes)
+        assert pool.submit(compute_score, "lighteval/MATH", r"\boxed{\frac{2}{4}}", r"\frac12").result() == 1.0

@@ -1,4 +1,4 @@
-"""The GSM8K scorer: on hand-made responses, and on the data set's own solutions."""
+"""The GSM8K scorer: what it takes for the answer, and the data set's own solutions."""
 
 from __future__ import annotations
 
@@ -13,44 +13,6 @@ DATA = Path(__file__).parents[4] / "shared" / "data" / "gsm8k"
 
 
 @pytest.mark.parametrize(
-    ("response", "ground_truth", "score"),
-    [
-        ("48/2 = 24\n48+24 = 72\n#### 72", "72", 1.0),
-        ("#### 1,200", "1200", 1.0),
-        ("#### $1,200", "1200", 1.0),
-        ("#### -5", "-5", 1.0),
-        ("#### 0.5", "0.5", 1.0),
-        ("#### 72", "1,072", 0.0),
-        ("#### 1 no, #### 72", "72", 1.0),  # the last one counts
-        ("#### 72 no, #### 1", "72", 0.0),
-        ("#### 72.0", "72", 0.0),  # equality of strings, not of numbers
-        ("the answer is 72", "72", 0.0),  # no marker
-        ("####72", "72", 0.0),
-        ("#### seventy-two", "72", 0.0),
-        ("", "72", 0.0),
-        ("#### 72" + " padding" * 50, "72", 0.0),  # too far from the end
-    ],
-)
-def test_strict_wants_the_number_behind_the_last_marker(response: str, ground_truth: str, score: float) -> None:
-    assert compute_score("openai/gsm8k", response, ground_truth) == score
-
-
-@pytest.mark.parametrize(
-    ("response", "score"),
-    [
-        ("so it costs $1,200.", 1.0),
-        ("1200 dollars", 1.0),
-        ("#### 1,200", 1.0),
-        ("1200 on day 2", 0.0),
-        ("1200.50", 0.0),
-        ("none", 0.0),
-    ],
-)
-def test_flexible_takes_the_last_number(response: str, score: float) -> None:
-    assert compute_flexible_score("gsm8k_flexible", response, "1200") == score
-
-
-@pytest.mark.parametrize(
     ("response", "answer"),
     [
         ("#### -7", "-7"),
@@ -59,6 +21,8 @@ def test_flexible_takes_the_last_number(response: str, score: float) -> None:
         ("#### $-7", "-7"),
         ("#### .5", ".5"),
         ("#### 7.", "7."),  # as it stands
+        ("#### 144 / 2", "144/2"),
+        ("#### 5 1/2", "5 1/2"),
         ("#### --7", None),
         ("#### -$-7", None),
         ("#### $$7", None),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards.registry import SCORERS, load_scorer, scorer_name
+from rewards.registry import REFUSED, SCORERS, load_scorer, scorer_name
 from rewards.sort_letters import compute_score
 from rewards.terms import check_scorers
 from splitppo.config import ConfigError, RewardConfig
@@ -20,16 +20,52 @@ def test_every_registered_scorer_can_be_loaded() -> None:
 
 @pytest.mark.parametrize(
     ("data_source", "name"),
-    [("openai/gsm8k", "openai/gsm8k"), ("openai/gsm8k/main", "openai/gsm8k"), ("math/algebra/hard", "math")],
+    [
+        ("openai/gsm8k", "openai/gsm8k"),
+        ("openai/gsm8k/main", "openai/gsm8k"),
+        ("math/algebra/hard", "math"),
+        ("aime2024", "aime*"),
+        ("aime_2025/part_1", "aime*"),
+    ],
 )
 def test_a_name_covers_its_parts(data_source: str, name: str) -> None:
     assert scorer_name(data_source) == name
 
 
-@pytest.mark.parametrize("data_source", ["mathematics", "openai", "", "my/math"])
+@pytest.mark.parametrize("data_source", ["mathematics", "openai", "", "my/math", "AIME2024"])
 def test_an_unknown_data_source_is_a_config_error_that_says_what_to_do(data_source: str) -> None:
-    with pytest.raises(ConfigError, match=r"no reward for data_source.*known: gsm8k.*reward\.custom_function_path"):
+    known = r"known: gsm8k, .*aime\*.*reward\.custom_function_path"
+    with pytest.raises(ConfigError, match=rf"no reward for data_source '{data_source}'.*{known}"):
         check_scorers(RewardConfig.model_validate({}), ["math", data_source])
+
+
+@pytest.mark.parametrize(
+    ("data_source", "nearest"),
+    [
+        ("openai/gsm8", "openai/gsm8k"),
+        ("GSM8K", "gsm8k"),
+        ("lighteval/math", "lighteval/MATH"),
+        ("mathdapo", "math_dapo"),
+    ],
+)
+def test_the_nearest_known_data_source_is_named(data_source: str, nearest: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"no reward for data_source '{data_source}'; did you mean '{nearest}'\? known"
+    ):
+        check_scorers(RewardConfig.model_validate({}), [data_source])
+
+
+@pytest.mark.parametrize("data_source", ["hiyouga/geometry3k", "hiyouga/geometry3k/train"])
+def test_what_verl_scores_and_nothing_here_does_is_refused_by_name(data_source: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"'{data_source}': its (responses|problems) are .*reward\.custom_function_path"
+    ):
+        check_scorers(RewardConfig.model_validate({}), [data_source])
+
+
+def test_the_page_on_verl_names_every_data_source() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "scorers.md").read_text(encoding="utf-8")
+    assert [source for source in (*SCORERS, *REFUSED) if f"`{source}`" not in page] == []
 
 
 def test_a_users_function_judges_any_data_source(tmp_path: Path) -> None:

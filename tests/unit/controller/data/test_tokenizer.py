@@ -234,13 +234,16 @@ def test_the_modules_of_data_and_look_load_neither_torch_nor_transformers(tmp_pa
     code = f"""
 import sys
 import controller.data.prompts
-from controller.tracking import display, plots, timeline, trackers
+from controller.tracking import display, plots, timeline
+from controller.tracking.trackers import feed, process
+from controller.tracking.trackers.catalog import connect
+from controller.tracking.trackers.protocol import Run
 from pathlib import Path
 from controller.data.tokenizer import load_tokenizer
 load_tokenizer({str(tmp_path)!r}).encode_batch(["x"], ["x"])
-for tracker in controller.tracking.trackers.open_trackers(Path({str(tmp_path)!r}), ["tensorboard"], restored_step=-1):
-    tracker.log(1, {{"a": 1.0}})
-    tracker.close()
+tracker = connect("tensorboard", Run("0" * 16, "n", "p", Path({str(tmp_path)!r}), {{}}), -1)
+tracker.log(1, {{"a": 1.0}}, [])
+tracker.close(has_failed=False)
 controller.tracking.plots.write_report(Path({str(tmp_path)!r}), name="n", schedule="gather", wall_s=1.0)
 print(*[name for name in ("torch", "transformers", "tensorflow") if name in sys.modules])
 """

@@ -13,8 +13,8 @@ from controller.__main__ import main
 from controller.planner.measured import read_measurement
 from controller.planner.plans import Plan, make_plans
 from controller.planner.scaling import PhaseTimes, phase_times
+from controller.tracking.step_file import StepFile
 from controller.tracking.timeline import Trace
-from controller.tracking.trackers import JsonlTracker
 from controller.workers.span import Span
 from splitppo.config import dump_config
 from tests.fake_services import make_config
@@ -46,7 +46,7 @@ def leave_run(run_dir: Path, model: str, *, speed: float = 1.0, num_steps: int =
     config = make_config(run_dir, **(settings | one_thread | changes))
     (run_dir / "config.yaml").write_text(dump_config(config))
     calls = [call for call in SERIAL if config.uses_critic or not (call[0] == "critic" or call[1] == "ref")]
-    lines, trace, now_s = JsonlTracker(run_dir / "metrics.jsonl"), Trace(run_dir / "trace.json", restored_step=-1), 0.0
+    lines, trace, now_s = StepFile(run_dir / "metrics.jsonl"), Trace(run_dir / "trace.json", restored_step=-1), 0.0
     for step in range(1, num_steps + 1):
         started_s = now_s
         for pool, name, seconds in calls:
@@ -54,7 +54,7 @@ def leave_run(run_dir: Path, model: str, *, speed: float = 1.0, num_steps: int =
             trace.add([Span(pool, name, step, now_s, ended_s)])
             now_s = ended_s
         now_s += 1.0
-        lines.log(step, {"timing_s/step": now_s - started_s})
+        lines.write(step, {"timing_s/step": now_s - started_s})
     return run_dir
 
 

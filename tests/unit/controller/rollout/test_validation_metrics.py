@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.rollout.results import ScoredSample
+from controller.rollout.results import ScoredResponses, ScoredSample
 from controller.rollout.validation_metrics import accuracy_by_source, validation_metrics
 from controller.tracking.metric_names import check_declared
+from controller.tracking.step_metrics import reward_extra_metrics
+from rewards import math_dapo
 
 
 def answers(source: str, prompt: int, *fields: dict[str, Any]) -> list[ScoredSample]:
@@ -64,6 +66,19 @@ def test_where_there_is_an_acc_it_counts_and_the_reward_is_auxiliary() -> None:
     assert metrics["val-core/s/acc/mean@1"] == 0.5
     assert metrics["val-aux/s/reward/mean@1"] == 0.5
     assert accuracy_by_source(judged).overall == 0.5
+
+
+def test_dapos_fields_become_metrics_and_its_preds_vote() -> None:
+    responses = ["Answer: 7", "Answer: 5", "Answer: 7", "seven"]
+    scored = [math_dapo.compute_score("aime2024", response, "7") for response in responses]
+    judged = answers("aime2024", 0, *({"reward": fields.pop("score"), **fields} for fields in scored))
+    metrics = validation_metrics(judged)
+    assert metrics["val-core/aime2024/acc/mean@4"] == metrics["val/accuracy"] == 0.5
+    assert metrics["val-aux/aime2024/reward/mean@4"] == 0.0
+    assert metrics["val-aux/aime2024/acc/maj@4/mean"] > 0.5
+    in_training = reward_extra_metrics(ScoredResponses(judged).extra)
+    assert in_training == {"reward_extra/acc/mean": 0.5, "reward_extra/acc/max": 1.0, "reward_extra/acc/min": 0.0}
+    check_declared(metrics | in_training)
 
 
 def test_a_failed_scorer_counts_as_wrong_also_where_it_left_no_acc() -> None:

@@ -13,6 +13,7 @@ from controller.ppo.experience import Experience
 from controller.tracking.metric_names import METRICS, check_declared
 from controller.tracking.step_metrics import (
     balance_metrics,
+    code_limit_metrics,
     explained_variance,
     learning_metrics,
     length_metrics,
@@ -149,6 +150,19 @@ def test_numeric_fields_of_scorers_become_metrics_and_others_do_not() -> None:
     metrics = reward_extra_metrics({"acc": [True, None, False], "pred": ["a", "b", "c"], "none": [None, None, None]})
     assert metrics == {"reward_extra/acc/mean": 0.5, "reward_extra/acc/max": 1.0, "reward_extra/acc/min": 0.0}
     check_declared(metrics)
+
+
+def test_code_answers_that_passed_a_limit_are_counted_by_limit_where_there_are_code_answers() -> None:
+    metrics = code_limit_metrics({"code_limit": ["time", None, "memory", "time"]})
+    assert metrics == {
+        "reward/code_over_time": 2.0,
+        "reward/code_over_memory": 1.0,
+        "reward/code_over_processes": 0.0,
+        "reward/code_over_files": 0.0,
+        "reward/code_over_output": 0.0,
+    }
+    check_declared(metrics)
+    assert code_limit_metrics({"acc": [1.0]}) == {}
 
 
 def test_timings_per_token_and_throughput_by_hand() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from controller.tracking.plots import charts_of, render_report, step_to_show, times_of, write_report
+from controller.tracking.step_file import StepFile
 from controller.tracking.timeline import Trace
-from controller.tracking.trackers import JsonlTracker
 from controller.workers.span import Span
 
 T0 = 1_760_000_000.0
@@ -101,9 +101,9 @@ def test_the_picture_has_its_size_whatever_is_missing(num_steps: int, critic: bo
 
 
 def test_the_report_is_drawn_from_the_files_of_the_run_folder(tmp_path: Path) -> None:
-    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    lines = StepFile(tmp_path / "metrics.jsonl")
     for row in metrics_of(3):
-        tracker.log(int(row["step"] or 0), {name: value for name, value in row.items() if name != "step" and value})
+        lines.write(int(row["step"] or 0), {name: value for name, value in row.items() if name != "step" and value})
     Trace(tmp_path / "trace.json", restored_step=-1).add(spans_of(3))
     path = write_report(tmp_path, name="quickstart", schedule="overlap", wall_s=3723.0)
     assert path == tmp_path / "report.png"

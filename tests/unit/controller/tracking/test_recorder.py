@@ -15,9 +15,9 @@ from controller.ppo.experience import assemble_experience
 from controller.rollout.results import Accuracy, ScoredResponses, ScoredSample, ValidationResult
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
+from controller.tracking.step_file import read_metrics
 from controller.tracking.step_record import StepRecord
 from controller.tracking.timeline import read_trace
-from controller.tracking.trackers import read_metrics
 from controller.workers.command import CommandReply
 from controller.workers.span import Span
 from splitppo.batch import Batch
@@ -129,7 +129,7 @@ async def test_a_line_that_still_waits_is_written_at_the_end(book: Book) -> None
     book.recorder.hold(1)
     book.recorder.close(record)
     book.recorder.complete_oldest()
-    book.recorder.close_files()
+    book.recorder.release_all()
     assert book.steps == [1]
 
 
@@ -266,6 +266,29 @@ async def test_samples_are_shown_every_few_steps(tmp_path: Path) -> None:
     assert "of step 1 " not in shown
     assert "good" in shown
     assert "bad" not in shown
+
+
+async def test_samples_are_on_disk_before_the_line_of_their_step_and_cut_back_with_it(tmp_path: Path) -> None:
+    book = Book(tmp_path, tracking__sample_freq=2, tracking__num_samples=1)
+    book.recorder.add_validation(0, validation(0.25))
+    for step in (1, 2):
+        book.run_step(step)
+    rows = read_metrics(tmp_path / "samples.jsonl")
+    assert [(row["step"], [(one["split"], one["response"]) for one in row["samples"]]) for row in rows] == [
+        (0, [("val", "held out")]),
+        (2, [("train", "good")]),
+    ]
+    assert Book(tmp_path, at_step=1, tracking__sample_freq=2).steps == [0, 1]
+    assert [row["step"] for row in read_metrics(tmp_path / "samples.jsonl")] == [0]
+
+
+async def test_who_reads_the_lines_is_told_of_each(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    seen: list[list[int]] = []
+    recorder = Recorder(book.config, tmp_path, open_display(io.StringIO()), on_line=lambda: seen.append(book.steps))
+    recorder.restart_at(0, [], None)
+    recorder.add_validation(0, validation(0.25))
+    assert seen == [[], [0]]
 
 
 # Going on with a run.

@@ -1,0 +1,161 @@
+"""`python -m controller from-verl SCRIPT_OR_YAML`: from the command line to the file and the exit status."""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from controller.from_verl.keys import SECTIONS, VERL_DEFAULTS
+from controller.from_verl.report import report_text
+from controller.from_verl.script import read_script
+from controller.from_verl.settings import Settings
+from controller.from_verl.shell_words import Unknown, Word
+from controller.from_verl.translation import Translation, translate
+from controller.from_verl.yaml_file import yaml_text
+from splitppo.atomic_write import write_atomically
+from splitppo.config import ConfigError
+from splitppo.config.batch_plan import batch_plan
+from splitppo.config.load import validate
+
+_OPTION = re.compile(r"--?(config-path|config-name|config-dir|cp|cn|cd)(?:=(.*))?$")
+
+
+def from_verl(arguments: Sequence[str]) -> int:
+    """0: translated; 1: something that changes results must be decided first; ConfigError for input that is none."""
+    parser = argparse.ArgumentParser(
+        prog="python -m controller from-verl",
+        description="Says a verl configuration in this project's keys; runs nothing.",
+    )
+    parser.add_argument("source", type=Path, metavar="SCRIPT_OR_YAML", help="launch script, or Hydra configuration")
+    parser.add_argument("--gpus", type=_gpus, metavar="A:C", help="GPUs of actor and critic; default: verl's, 3:1")
+    parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="default: standard output")
+    parser.add_argument(
+        "--drop", action="append", default=[], metavar="KEY", help="leave it out, though results change"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="verl's keys; behind the script's own")
+    options = parser.parse_intermixed_args([*arguments])
+    settings = read_settings(options.source, options.overrides, os.environ, datetime.now().astimezone())
+    translation = translate(settings, gpus=options.gpus, drop=options.drop)
+    name = options.source.name
+    report = report_text(translation, name, settings.from_environment)
+    out = sys.stderr if options.output is None else sys.stdout
+    out.write(report)
+    if translation.stopping:
+        sys.stderr.write(f"error: {_what_to_decide(translation)}\n")
+        return 1
+    text = translated_yaml(translation, name)
+    if options.output is None:
+        sys.stdout.write(text)
+    else:
+        try:
+            write_atomically(options.output, text)
+        except OSError as error:
+            raise ConfigError(f"cannot write {options.output}: {error}") from error
+        out.write(f"\n{options.output} is written; next: python -m controller --config {options.output} --check\n")
+    return 0
+
+
+def read_settings(source: Path, overrides: Sequence[str], environment: Mapping[str, str], now: datetime) -> Settings:
+    """Of a YAML file, or of what a shell script would pass to verl; `overrides` come last in both.
+
+    Raises:
+        ConfigError: the file cannot be read, or not be understood.
+    """
+    text = _read(source)
+    settings = Settings(source.name, VERL_DEFAULTS, SECTIONS)
+    if source.suffix in (".yaml", ".yml"):
+        settings.add_yaml(text, source.name)
+        words = [Word(override, 0) for override in overrides]
+    else:
+        launch = read_script(source, text, environment, now)
+        settings.from_environment = launch.from_environment
+        words = [*launch.words, *(Word(override, 0) for override in overrides)]
+    _add_words(settings, _take_options(settings, source, words))
+    if not settings.given:
+        raise ConfigError(f"{source} sets none of verl's keys")
+    return settings
+
+
+def translated_yaml(translation: Translation, name: str) -> str:
+    """The configuration as a file, after it has passed the checks of one.
+
+    Raises:
+        ConfigError: its numbers do not fit together here.
+    """
+    batch_plan(validate(translation.tree(), name))
+    dropped = [finding.key for finding in translation.findings if finding.is_dropped]
+    header = f"From {name}, by python -m controller from-verl{'; dropped: ' + ', '.join(dropped) if dropped else ''}."
+    return yaml_text(translation.values, translation.comments, header)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from error
+
+
+def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> list[Word]:
+    """The overrides; a configuration that the script names beside verl's own is read first."""
+    rest: list[Word] = []
+    options: dict[str, str] = {}
+    waiting = ""
+    for word in words:
+        if waiting:
+            options[waiting], waiting = _known(settings, word), ""
+        elif isinstance(word.text, str) and (found := _OPTION.match(word.text)):
+            name = {"cp": "config-path", "cn": "config-name"}.get(found[1], found[1])
+            if found[2] is None:
+                waiting = name
+            else:
+                options[name] = found[2]
+        elif isinstance(word.text, str) and word.text.startswith("-"):
+            raise ConfigError(f"{settings.source}, line {word.line}: option {word.text} is not understood here")
+        else:
+            rest.append(word)
+    config = options.get("config-name", "").removesuffix(".yaml")
+    if config and config not in ("ppo_trainer", "ppo_megatron_trainer"):
+        file = Path(options.get("config-path", ".")) / f"{config}.yaml"
+        found_file = next((path for path in (file, source.parent / file) if path.is_file()), None)
+        if found_file is None:
+            raise ConfigError(f"{settings.source} starts from {file}, which is not here; run this where it is")
+        settings.add_yaml(_read(found_file), found_file.name)
+    return rest
+
+
+def _add_words(settings: Settings, words: Sequence[Word]) -> None:
+    """Later ones win; one whose value only a command could give must be given again."""
+    names = [word.text.partition("=")[0].lstrip("+") for word in words if isinstance(word.text, str)]
+    for word in words:
+        if isinstance(word.text, Unknown) and word.text.before.partition("=")[0].lstrip("+") in names:
+            continue
+        settings.add_override(_known(settings, word), word.line)
+
+
+def _known(settings: Settings, word: Word) -> str:
+    if isinstance(word.text, str):
+        return word.text
+    key = word.text.before.partition("=")[0].lstrip("+")
+    give = f"give {key}=... here" if "=" in word.text.before else "set it in the environment"
+    raise ConfigError(
+        f"{settings.source}, line {word.line}: {key or 'a word'} is not known, as {word.text.why}; {give}"
+    )
+
+
+def _what_to_decide(translation: Translation) -> str:
+    keys = [finding.key for finding in translation.stopping]
+    listed = ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
+    return (
+        f"without {listed} the run would learn something else, and nothing is written: give another value behind the"
+        " file's name (key=value), or go on without it (--drop KEY)"
+    )
+
+
+def _gpus(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected A:C, GPUs of the actor and of the critic, got {text!r}")
+    return int(found[1]), int(found[2])

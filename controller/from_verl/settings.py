@@ -1,0 +1,184 @@
+"""What a verl run is configured with: what was given, and verl's defaults for the rest."""
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from splitppo.config import ConfigError
+
+# A key that must be given in verl.
+MISSING = "???"
+
+
+class Settings:
+    """verl's configuration tree, with the keys that were set in it.
+
+    Args:
+        source: the file, as errors name it.
+        defaults: verl's, by key, as far as anything depends on them.
+        sections: keys whose value is a mapping that is taken as a whole.
+
+    Attributes:
+        given: the keys that were set, in their order, with the line of the script; 0 where there is none.
+        from_environment: variables that a script has read.
+    """
+
+    def __init__(self, source: str, defaults: Mapping[str, Any], sections: Sequence[str] = ()) -> None:
+        self.source = source
+        self.given: dict[str, int] = {}
+        self.from_environment: Collection[str] = ()
+        self._defaults, self._sections = defaults, sections
+        self._tree: DictConfig = OmegaConf.create(nested(defaults))
+
+    def add_yaml(self, text: str, name: str) -> None:
+        """A primary configuration of Hydra's, resolved or not; what it leaves at verl's default counts as not given.
+
+        Raises:
+            ConfigError: it is no mapping in YAML, or its defaults list names a file that is not verl's.
+        """
+        try:
+            tree = OmegaConf.create(text)
+        except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+            raise ConfigError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(tree, DictConfig) or not tree:
+            raise ConfigError(f"{name}: expected a mapping of verl's sections (data, actor_rollout_ref, ...)")
+        plain = tree_of(tree)
+        _check_defaults_list(plain.pop("defaults", []), name)
+        for key, value in _leaves(plain):
+            self._set(key, value)
+            default = self._defaults.get(key, MISSING)
+            if value != default and not (_is_interpolation(value) and _is_interpolation(default)):
+                self._note(key, 0)
+
+    def add_override(self, text: str, line: int = 0) -> None:
+        """`key=value`, `+key=value`, `++key=value` or `~key`, as on Hydra's command line."""
+        key, separator, value = text.partition("=")
+        where = f"{self.source}, line {line}: " if line else ""
+        if text.startswith("~"):
+            self._remove(key.removeprefix("~"))
+            return
+        key = key.lstrip("+")
+        if not separator or not re.fullmatch(r"[\w@/]+([.@][\w@/-]+)*", key):
+            raise ConfigError(f"{where}{text!r} is no override of Hydra's: expected key=value, +key=value or ~key")
+        try:
+            parsed = OmegaConf.from_dotlist([f"value={_as_yaml(value)}"])
+            content = tree_of(parsed)
+        except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+            raise ConfigError(f"{where}the value of {text!r} cannot be read") from error
+        for inner, leaf in _leaves({key: content["value"]}):
+            self._set(inner, leaf)
+            self._note(inner, line)
+
+    def value(self, key: str) -> Any:
+        """What a key is in the end, interpolations resolved; None where nobody has set it.
+
+        Raises:
+            ConfigError: it cannot be resolved.
+        """
+        try:
+            value = OmegaConf.select(self._tree, key)
+            return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        except OmegaConfBaseException as error:
+            raw = OmegaConf.to_container(self._tree)
+            for part in key.split("."):
+                raw = raw.get(part, {}) if isinstance(raw, dict) else {}
+            why = str(error).splitlines()[0]
+            raise ConfigError(f"{self.source}: {key} is {raw}, which cannot be resolved: {why}; give {key}") from error
+
+    def is_given(self, key: str) -> bool:
+        return key in self.given
+
+    def _note(self, key: str, line: int) -> None:
+        whole = next((section for section in self._sections if key.startswith(f"{section}.")), key)
+        self.given.pop(whole, None)
+        self.given[whole] = line
+
+    def _set(self, key: str, value: Any) -> None:
+        try:
+            OmegaConf.update(self._tree, key, value, force_add=True, merge=False)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{self.source}: {key} cannot be set: {str(error).splitlines()[0]}") from error
+
+    def _remove(self, key: str) -> None:
+        for name in [name for name in self.given if name == key or name.startswith(f"{key}.")]:
+            del self.given[name]
+        parent, _, leaf = key.rpartition(".")
+        section = OmegaConf.select(self._tree, parent) if parent else self._tree
+        if isinstance(section, DictConfig) and leaf in section:
+            del section[leaf]
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as sections."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *parents, leaf = key.split(".")
+        section = tree
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[leaf] = value
+    return tree
+
+
+def tree_of(config: DictConfig) -> dict[str, Any]:
+    """Plain, interpolations as they were written."""
+    return cast("dict[str, Any]", OmegaConf.to_container(config))
+
+
+def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        key = f"{path}.{name}" if path else str(name)
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, key)
+        else:
+            yield key, value
+
+
+def _is_interpolation(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def _check_defaults_list(entries: Any, name: str) -> None:
+    """Files of verl's own are known; others would have to be read, too."""
+    for entry in entries if isinstance(entries, list) else [entries]:
+        chosen = entry if isinstance(entry, str) else next(iter(entry.values()), None)
+        if entry == "_self_" or chosen is None:
+            continue
+        if isinstance(entry, str) and entry not in ("ppo_trainer", "ppo_megatron_trainer", "legacy_reward_impl"):
+            raise ConfigError(
+                f"{name}: its defaults list names {entry!r}, which is not verl's: expected ppo_trainer, or the resolved"
+                " configuration that verl prints at its start"
+            )
+
+
+def _as_yaml(value: str) -> str:
+    """A value of Hydra's grammar: `{a:1}` needs a blank to be YAML; nothing at all is the empty text."""
+    if value.startswith("{"):
+        return re.sub(r"(?<=[\w'\"]):(?=[^\s/])", ": ", value)
+    return value or "''"
+
+
+def num_of(value: Any, key: str) -> float:
+    """A number, for computing with it; ConfigError if it is something else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{key}: expected a number, got {value!r}")
+    return value
+
+
+def rows_in(files: Any) -> int | None:
+    """Rows of parquet files, where all of them are here."""
+    paths = [Path(str(name)).expanduser() for name in (files if isinstance(files, list) else [files])]
+    if not paths or not all(path.suffix == ".parquet" and path.is_file() for path in paths):
+        return None
+    import pyarrow.parquet
+
+    try:
+        return sum(int(pyarrow.parquet.ParquetFile(path).metadata.num_rows) for path in paths)
+    except (OSError, ValueError):
+        return None

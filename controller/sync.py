@@ -1,0 +1,50 @@
+"""`python -m controller sync RUN_DIR`: sends trackers what they lack of a run that has ended."""
+
+import fcntl
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from controller.tracking.trackers.process import check_trackers, make_order, start
+from splitppo.config import ConfigError, load_config
+from splitppo.process_tree import kill_tree
+
+
+def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
+    """Sends the steps, samples and report of a run folder to the trackers that lack them.
+
+    Args:
+        run_dir: the run folder; nothing in it but `trackers/`, `logs/` and what clients store is written.
+        names: the trackers; none: those of the run's configuration. Others than these get the whole run.
+        timeout_s: how long it may take.
+
+    Returns:
+        What is done, in one sentence; None where something could not be sent, which has been said then.
+
+    Raises:
+        ConfigError: it is no run folder, its run goes on, or a tracker cannot be used from here.
+    """
+    record = run_dir / "controller.epoch"
+    if not record.is_file() or not (run_dir / "config.yaml").is_file():
+        raise ConfigError(f"{run_dir} is no run folder: expected config.yaml and controller.epoch in it")
+    changes = [f"tracking.flush_timeout_s={timeout_s}", *([f"tracking.trackers=[{','.join(names)}]"] if names else [])]
+    config = load_config(run_dir / "config.yaml", changes)
+    check_trackers(config.tracking)
+    _refuse_live(run_dir)
+    order = make_order(config, run_dir, json.loads(record.read_text(encoding="utf-8"))["run_id"])
+    process = start(config.tracking, order, output=None)
+    try:
+        process.communicate()
+    except KeyboardInterrupt:
+        kill_tree(process.pid)
+        raise
+    return None if process.returncode else f"{run_dir}: {', '.join(order.trackers)} lack nothing"
+
+
+def _refuse_live(run_dir: Path) -> None:
+    (run_dir / "trackers").mkdir(exist_ok=True)
+    with (run_dir / "trackers" / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{run_dir}: its trackers are being fed by another process") from None

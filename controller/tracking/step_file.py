@@ -1,0 +1,72 @@
+"""Files with one line of JSON per step: `metrics.jsonl`, and `samples.jsonl` beside it.
+
+What was written after the step that a run restores is taken back, so that each holds every step once. A full disk ends
+the run, since these lines are the record from which everything else is drawn.
+"""
+
+import itertools
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from splitppo.atomic_write import write_atomically
+from splitppo.jsonl import read_jsonl
+
+METRICS_FILE = "metrics.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+SAMPLE_COLUMNS = ("split", "data_source", "prompt", "response", "ground_truth", "score")  # of its "samples"
+
+
+class StepFile:
+    """One JSON object per line and step: {"step": 3, name: value, ...}; numbers that are not finite become null."""
+
+    def __init__(self, path: Path, restored_step: int = sys.maxsize) -> None:
+        """Goes on with an existing file; later steps are removed, and so is a last line that a crash has torn.
+
+        A `restored_step` of -1 stands for a run that starts afresh. Whoever reads the file meanwhile sees another one
+        in its place where anything is removed.
+        """
+        self._path = path
+        content = path.read_bytes() if path.exists() else None
+        kept = [row for row in read_metrics(path) if row["step"] <= restored_step]
+        lines = b"".join(map(json_line, kept))
+        if lines != (content or b""):
+            write_atomically(path, lines)
+        self._last_step = kept[-1]["step"] if kept else -1
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Appends the line of a step, which is safe on return; ValueError if it does not come after the last one."""
+        if step <= self._last_step:
+            raise ValueError(f"{self._path.name}: step {step} comes after step {self._last_step}")
+        with self._path.open("ab") as file:
+            file.write(json_line({"step": step, **values}))
+            file.flush()
+            os.fsync(file.fileno())
+        self._last_step = step
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of such a file up to the first one that is torn; null stays None. Empty if there is no file."""
+    if not path.exists():
+        return []
+    rows = (row for _, row in read_jsonl(path, until_torn=True))
+    return list(itertools.takewhile(lambda row: isinstance(row.get("step"), int), rows))
+
+
+def json_line(value: Mapping[str, Any]) -> bytes:
+    """One line of strict JSON: numbers that are not finite become null, arrays lists, unknown types their text."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str).encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return _finite(value.tolist()) if hasattr(value, "tolist") else value  # numpy scalars and arrays

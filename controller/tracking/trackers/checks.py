@@ -1,0 +1,59 @@
+"""What keeps a tracker from being used at all, seen before anything starts: a package, a login, an address."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+# What a tracker imports, and how it is had. SwanLab wants another protobuf than the run does.
+_PACKAGES = {
+    "tensorboard": (("tensorboard",), "pip install tensorboard"),
+    "wandb": (("wandb", "PIL"), "pip install 'splitppo[wandb]'"),
+    "mlflow": (("mlflow",), "pip install 'splitppo[mlflow]'"),
+    "swanlab": (("swanlab", "PIL"), "pip install swanlab pillow in a Python of its own, which tracking.python names"),
+    "trackio": (("trackio", "PIL"), "pip install 'splitppo[trackio]'"),
+}
+
+
+def problem(name: str) -> str | None:
+    """Why a tracker cannot be used from this Python, in one sentence; None if it can. Asks no server."""
+    packages, remedy = _PACKAGES[name]
+    if missing := [package for package in packages if not _is_installed(package)]:
+        return f"{name} needs {' and '.join(missing)}, which {sys.executable} does not have: {remedy}"
+    match name:
+        case "wandb":
+            return _wandb()
+        case "mlflow":
+            return _mlflow()
+        case "swanlab":
+            return _swanlab()
+    return None
+
+
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # a mere folder of that name has none
+
+
+def _wandb() -> str | None:
+    import wandb
+
+    if wandb.setup().settings.mode not in ("online", "shared") or wandb.login(prompt=False, verify=False):
+        return None
+    return "wandb has no API key: set WANDB_API_KEY, call `wandb login`, or set WANDB_MODE=offline"
+
+
+def _mlflow() -> str | None:
+    # The small client, mlflow-skinny, has no database of its own.
+    if os.environ.get("MLFLOW_TRACKING_URI") or importlib.util.find_spec("sqlalchemy"):
+        return None
+    return "mlflow has no server: set MLFLOW_TRACKING_URI to its address"
+
+
+def _swanlab() -> str | None:
+    if os.environ.get("SWANLAB_MODE", "online") not in ("online", "cloud") or os.environ.get("SWANLAB_API_KEY"):
+        return None
+    folders = (Path(".swanlab"), Path(os.environ.get("SWANLAB_SAVE_DIR", "~/.swanlab")).expanduser())
+    if any((folder / ".netrc").exists() for folder in folders):
+        return None
+    return "swanlab has no API key: set SWANLAB_API_KEY, call `swanlab login`, or set SWANLAB_MODE=offline"

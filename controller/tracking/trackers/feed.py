@@ -1,0 +1,141 @@
+"""Feeds one tracker from the run folder: every step once, in order, whatever fails on the way.
+
+metrics.jsonl is the queue: memory stays small however long a server is away, and nothing is lost with a process. What
+was sent stands in `trackers/NAME.json`; a tracker that can say what it holds is believed before that file.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from controller.tracking.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE
+from controller.tracking.trackers.cursor import Cursor
+from controller.tracking.trackers.protocol import Run, Tracker
+from controller.tracking.trackers.step_reader import StepReader
+
+log = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.5
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+MAX_ENDING_PAUSE_S = 2.0  # a server that comes back while the end of the run waits for it is heard of soon
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # which no pause mends
+_MAX_REASON = 300  # characters
+
+Connect = Callable[[str, Run, int], Tracker]
+
+
+class Feed:
+    """One tracker and what it has been sent. `run` is the life of its thread; `is_done` once it has everything."""
+
+    def __init__(
+        self,
+        name: str,
+        run: Run,
+        connect: Connect,
+        is_ending: threading.Event,
+        *,
+        first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:
+        """`connect(name, run, last sent step)` makes the connection; `is_ending`: no more lines will be written."""
+        self._first_pause_s = first_pause_s
+        self.name = name
+        self.is_done = False
+        self._run = run
+        self._connect = connect
+        self._is_ending = is_ending
+        self._lines = StepReader(run.folder / METRICS_FILE)
+        self._samples = StepReader(run.folder / SAMPLES_FILE)
+        self._cursor = Cursor.load(run.folder / "trackers" / f"{name}.json")
+        self._tracker: Tracker | None = None
+        self._is_failing = False
+
+    def run(self) -> None:
+        """Sends what there is and what comes, until the run ends and all is sent; tries again whatever fails."""
+        pause_s = self._first_pause_s
+        while not self.is_done:
+            is_ending = self._is_ending.is_set()
+            try:
+                self._send_new()
+                if is_ending:
+                    self._finish()
+            except Exception as error:  # noqa: BLE001 - a client may raise anything, and the run goes on
+                self._drop(error)
+                if is_ending and isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+                    return
+                if is_ending:
+                    time.sleep(min(pause_s, MAX_ENDING_PAUSE_S))
+                else:
+                    self._is_ending.wait(pause_s)
+                pause_s = min(2.0 * pause_s, MAX_PAUSE_S)
+            else:
+                pause_s = self._first_pause_s
+                self._is_ending.wait(POLL_INTERVAL_S)
+
+    def _send_new(self) -> None:
+        """Sends the steps that are written and not sent."""
+        while (row := self._lines.peek()) is not None:
+            if self._tracker is None:
+                self._tracker = self._connected()
+                continue
+            if self._lines.inode != self._cursor.inode:
+                step = -1 if self._tracker.rewind() else self._cursor.step
+                self._cursor = self._cursor.moved(step=step, inode=self._lines.inode)
+            if (step := row["step"]) > self._cursor.step:
+                metrics = {name: value for name, value in row.items() if name != "step" and value is not None}
+                self._tracker.log(step, metrics, self._samples_of(step))
+                self._cursor = self._cursor.moved(step=step)
+            self._lines.take()
+        if self._is_failing and self._tracker is not None:
+            self._is_failing = False
+            log.info("tracker %s is back, and has every step up to %d", self.name, self._cursor.step)
+
+    def _connected(self) -> Tracker:
+        """A new connection, and the files from their beginning: only what the tracker lacks is sent."""
+        tracker = self._connect(self.name, self._run, self._cursor.step)
+        if tracker.last_step is not None:
+            self._cursor = self._cursor.moved(step=tracker.last_step)
+        self._lines.close()
+        self._samples.close()
+        return tracker
+
+    def _samples_of(self, step: int) -> list[list[Any]]:
+        """What samples.jsonl holds of a step, which is written before the step's metrics are."""
+        while (row := self._samples.peek()) is not None and row["step"] < step:
+            self._samples.take()
+        if row is None or row["step"] != step:
+            return []
+        return [[sample[column] for column in SAMPLE_COLUMNS] for sample in row["samples"]]
+
+    def _finish(self) -> None:
+        """Sends the report, where it is a new one, and ends the connection."""
+        report = self._run.folder / "report.png"
+        if self._cursor.step >= 0 and report.exists():
+            sha256 = hashlib.sha256(report.read_bytes()).hexdigest()
+            if sha256 != self._cursor.report:
+                self._tracker = self._tracker or self._connected()
+                self._tracker.log_report(self._cursor.step, report)
+                self._cursor = self._cursor.moved(report=sha256)
+        if self._tracker is not None:
+            self._tracker.close(has_failed=self._has_failed())
+        self.is_done = True
+
+    def _has_failed(self) -> bool:
+        """Whether the run has failed: so says its summary, or there is none of its last steps."""
+        summary, lines = self._run.folder / "summary.json", self._run.folder / METRICS_FILE
+        if not summary.exists() or summary.stat().st_mtime_ns < lines.stat().st_mtime_ns:
+            return True
+        return json.loads(summary.read_text(encoding="utf-8")).get("exit_reason") in ("failed", "bad_input")
+
+    def _drop(self, error: Exception) -> None:
+        """Gives up the connection; the first failure of an outage is told."""
+        self._tracker = None
+        if not self._is_failing:
+            self._is_failing = True
+            reason = " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__
+            log.warning("tracker %s: %s; the run goes on, and what it lacks is sent later", self.name, reason)
+            log.debug("tracker %s", self.name, exc_info=error)

@@ -1,0 +1,154 @@
+"""The controller's side of the tracker process: started where it is wanted, listened to, and waited for at the end.
+
+A process, not a thread: what a client imports, prints, retries or leaves hanging costs the step nothing, and it can be
+ended. It ends with the controller, whose end of its standard input is the lifeline.
+"""
+
+import contextlib
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import yaml
+
+from controller.tracking.trackers.protocol import Order, Run
+from splitppo.config import Config, ConfigError, TrackingConfig, dump_config
+from splitppo.process_tree import kill_tree
+
+log = logging.getLogger(__name__)
+
+_EXIT_GRACE_S = 5.0  # beyond the flush timeout, by which the process ends itself
+_SILENT_S = 3.0  # the user hears why the run does not end yet
+_CHECK_TIMEOUT_S = 120.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
+_ROOT = str(Path(__file__).resolve().parents[3])
+_MODULE = "controller.tracking.trackers"
+
+
+class TrackerProcess:
+    """Feeds the run's trackers while the controller runs; does nothing where there are none."""
+
+    def __init__(self, config: Config, run_dir: Path, run_id: str) -> None:
+        self._config = config.tracking
+        self._order = make_order(config, run_dir, run_id)
+        self._process: subprocess.Popen[str] | None = None
+        self._listener: threading.Thread | None = None
+        self._pause_s = _FIRST_PAUSE_S
+        self._next_start_s = 0.0
+
+    def wake(self) -> None:
+        """Starts the process unless it runs; one that has ended is started again, after a while that grows."""
+        if not self._order.trackers or (self._process is not None and self._process.poll() is None):
+            return
+        if time.monotonic() < self._next_start_s:
+            return
+        if self._process is not None:
+            log.warning("the tracker process has ended, status %d: it is started again", self._process.returncode)
+            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+        self._next_start_s = time.monotonic() + self._pause_s
+        try:
+            self._process = process = start(self._config, self._order)
+        except OSError as error:
+            log.warning("the tracker process cannot be started: %s", error)
+            return
+        self._listener = threading.Thread(target=_listen, args=(process.stdout,), daemon=True)
+        self._listener.start()
+
+    def finish(self) -> None:
+        """Waits until everything is sent, for at most `tracking.flush_timeout_s`; then the process ends."""
+        if self._process is None:
+            return
+        if self._end() not in (0, 1):  # it was lost; another one sends the rest
+            self._next_start_s = 0.0
+            self.wake()
+            self._end()
+        self._process = None
+
+    def _end(self) -> int:
+        """Ends the process in its own time; returns its exit status, 1 where it had to be killed."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._listener is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            status = _wait(self._process, self._order.flush_timeout_s + _EXIT_GRACE_S)
+        except subprocess.TimeoutExpired:
+            log.warning("the tracker process does not end, and is killed")
+            kill_tree(self._process.pid)
+            self._process.wait()
+            status = 1
+        self._listener.join(_EXIT_GRACE_S)
+        return status
+
+
+def make_order(config: Config, run_dir: Path, run_id: str) -> Order:
+    """What the tracker process of a run is asked to do."""
+    tree = yaml.safe_load(dump_config(config))
+    run = Run(run_id, config.run.name, config.tracking.project, run_dir.absolute(), tree)
+    return Order(run, config.tracking.trackers, config.tracking.flush_timeout_s)
+
+
+def start(config: TrackingConfig, order: Order, *, output: int | None = subprocess.PIPE) -> subprocess.Popen[str]:
+    """Starts the process in a session of its own, where no Ctrl-C reaches it, and gives it its order."""
+    file = order.run.folder / "logs" / "trackers.log"
+    file.parent.mkdir(exist_ok=True)
+    with file.open("a") as errors:
+        process = subprocess.Popen(
+            _command(config, "feed"),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it has ended already
+        process.stdin.write(order.line())
+        process.stdin.flush()
+    return process
+
+
+def check_trackers(config: TrackingConfig) -> None:
+    """ConfigError if the package, the login or the address of a tracker is missing; no server is asked."""
+    names = [name for name in config.trackers if name != "tensorboard" or config.python]  # it comes with the controller
+    if not names:
+        return
+    command = _command(config, "check", names)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_TIMEOUT_S, check=False)
+    except OSError as error:
+        raise ConfigError(f"tracking.python: cannot be started: {error}") from error
+    if done.returncode == 2:
+        raise ConfigError("tracking.trackers: " + done.stdout.replace("\n", "; "))
+    if done.returncode != 0:
+        last_words = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise ConfigError(f"tracking.trackers: {', '.join(names)} cannot be checked: {last_words}")
+
+
+def _command(config: TrackingConfig, command: str, names: Sequence[str] = ()) -> list[str]:
+    """The command line. Another Python finds our modules last, so that it keeps its own packages."""
+    find_ours = f"sys.path.append({_ROOT!r})" if config.python else f"sys.path.insert(0, {_ROOT!r})"
+    start = f"import runpy, sys; {find_ours}; runpy.run_module({_MODULE!r}, run_name='__main__')"
+    return [str(config.python or sys.executable), "-c", start, command, *names]
+
+
+def _wait(process: subprocess.Popen[str], timeout_s: float) -> int:
+    """Waits for the exit status of a process, and says so if it takes a while; TimeoutExpired after `timeout_s`."""
+    try:
+        return process.wait(min(_SILENT_S, timeout_s))
+    except subprocess.TimeoutExpired:
+        log.info("waiting for trackers, at most %g s (tracking.flush_timeout_s); Ctrl-C leaves at once", timeout_s)
+        return process.wait(max(timeout_s - _SILENT_S, 0.0))
+
+
+def _listen(lines: IO[str]) -> None:
+    """Takes what the process has to say into the controller's log."""
+    for line in lines:
+        level, _, text = line.rstrip("\n").partition(" ")
+        log.log(logging.getLevelNamesMapping().get(level, logging.INFO), "%s", text)

@@ -1,0 +1,67 @@
+"""What a tracker must do, what it gets of a run, and what the tracker process is asked to do."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run as trackers show it.
+
+    Attributes:
+        id: 16 hexadecimal digits, the same over all starts of the run.
+        name, project: `run.name`, `tracking.project`.
+        folder: the run folder, absolute.
+        config: the resolved configuration.
+    """
+
+    id: str
+    name: str
+    project: str
+    folder: Path
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the tracker process is asked to do: feed these trackers; send on for so long once no more is written."""
+
+    run: Run
+    trackers: tuple[str, ...]
+    flush_timeout_s: float
+
+    def line(self) -> str:
+        """The order as one line of JSON."""
+        return json.dumps(asdict(self), default=str) + "\n"
+
+    @classmethod
+    def parse(cls, line: str) -> Self:
+        """The order that a line holds."""
+        fields = json.loads(line)
+        run = fields["run"]
+        return cls(Run(**run | {"folder": Path(run["folder"])}), tuple(fields["trackers"]), fields["flush_timeout_s"])
+
+
+class Tracker(Protocol):
+    """One run at one tracker, connected. What a client raises ends the connection; the feed makes another one.
+
+    Attributes:
+        last_step: the last step that the tracker held when the connection was made, -1 if none; None if it cannot say.
+    """
+
+    last_step: int | None
+
+    def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
+        """Sends a step, all metrics finite; `samples` are rows of SAMPLE_COLUMNS, often none."""
+
+    def log_report(self, step: int, report: Path) -> None:
+        """Sends report.png, drawn after this step."""
+
+    def rewind(self) -> bool:
+        """Takes back every step, since the run repeats some of them; False where a tracker keeps what it has."""
+
+    def close(self, *, has_failed: bool) -> None:
+        """Delivers what the client still holds and ends the connection."""

@@ -1,0 +1,60 @@
+"""trackio: a database on this machine, or the server that `TRACKIO_SERVER_URL` or `TRACKIO_SPACE_ID` names."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import trackio
+from trackio.sqlite_storage import SQLiteStorage
+
+from controller.tracking.step_file import SAMPLE_COLUMNS
+from controller.tracking.trackers.protocol import Run
+
+
+class TrackioTracker:
+    """One trackio run over all starts. Runs are known by their name there, so it bears the beginning of our id."""
+
+    def __init__(self, run: Run) -> None:
+        """Begins the run, or goes on with it."""
+        name = f"{run.name}-{run.id[:8]}"
+        self.last_step = None if _is_remote() else _held_step(run.project, name)
+        self._run = trackio.init(
+            project=run.project,
+            name=name,
+            config=dict(run.config),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
+        """Hands a step to trackio, which writes it in the background."""
+        values: dict[str, Any] = dict(metrics)
+        if samples:
+            rows = [[*map(str, row[:-1]), row[-1]] for row in samples]
+            values["samples"] = trackio.Table(columns=list(SAMPLE_COLUMNS), data=rows)
+        self._run.log(values, step=step)
+
+    def log_report(self, step: int, report: Path) -> None:
+        """Sends the report as an image."""
+        self._run.log({"report": trackio.Image(str(report))}, step=step)
+
+    def rewind(self) -> bool:
+        """It keeps what it has."""
+        return False
+
+    def close(self, *, has_failed: bool) -> None:  # noqa: ARG002
+        """Waits until all is written."""
+        self._run.finish()
+
+
+def _is_remote() -> bool:
+    return bool(os.environ.get("TRACKIO_SERVER_URL") or os.environ.get("TRACKIO_SPACE_ID"))
+
+
+def _held_step(project: str, name: str) -> int:
+    """The last step in the database on this machine, -1 if there is none."""
+    step = SQLiteStorage.get_max_step_for_run(project, name)
+    return -1 if step is None else int(step)

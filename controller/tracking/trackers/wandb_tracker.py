@@ -1,0 +1,59 @@
+"""Weights & Biases, online or offline, as its own variables and login say (`WANDB_MODE`, `WANDB_API_KEY`, ...)."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from controller.tracking.step_file import SAMPLE_COLUMNS
+from controller.tracking.trackers.protocol import Run
+
+log = logging.getLogger(__name__)
+
+
+class WandbTracker:
+    """One W&B run over all starts; offline each start leaves a folder in `<run.dir>/wandb`, for `wandb sync`."""
+
+    def __init__(self, run: Run) -> None:
+        """Begins the W&B run, or goes on with it; raises where its server does not answer."""
+        settings = wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True)
+        self._run = wandb.init(
+            project=run.project,
+            name=run.name,
+            id=run.id,
+            resume="allow",
+            reinit="create_new",
+            dir=str(run.folder),
+            config=dict(run.config),
+            allow_val_change=True,
+            settings=settings,
+        )
+        self.last_step = None if self._run.offline or self._run.disabled else self._run.starting_step - 1
+
+    def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
+        """Hands a step to W&B, which takes more for it until the next one, and does not wait for its server."""
+        self._run.log(dict(metrics), step=step)
+        if samples:
+            rows = [[*map(str, row[:-1]), row[-1]] for row in samples]
+            self._add(step, "samples", lambda: wandb.Table(list(SAMPLE_COLUMNS), rows))
+
+    def log_report(self, step: int, report: Path) -> None:
+        """Adds the report to the last step."""
+        self._add(step, "report", lambda: wandb.Image(str(report)))
+
+    def _add(self, step: int, name: str, make: Callable[[], Any]) -> None:
+        """Adds a table or an image to a step; one that the server does not take is left out, and told of."""
+        try:
+            self._run.log({name: make()}, step=step)
+        except Exception as error:  # noqa: BLE001 - of the client's own kinds
+            log.warning("tracker wandb has no %s of step %d: %s", name, step, " ".join(str(error).split())[:300])
+
+    def rewind(self) -> bool:
+        """W&B keeps what it has."""
+        return False
+
+    def close(self, *, has_failed: bool) -> None:
+        """Waits until all is uploaded, or offline written."""
+        self._run.finish(exit_code=int(has_failed))

@@ -1,0 +1,1 @@
+"""Code answers, run in sandboxes against their test cases."""

@@ -1,0 +1,142 @@
+"""Test cases of a row, the program in a response, and whether what it gave is what was expected."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# stdin: a program reads its input and prints. call: a function or a method of `Solution` is called. asserts: statements
+# that run behind the program.
+Kind = Literal["stdin", "call", "asserts"]
+
+_FENCE = re.compile(r"```[ \t]*(\w*)[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL | re.IGNORECASE)
+_EXPECTED = 'expected JSON {"inputs": [...], "outputs": [...]}, {"functional": "..."} or a list of asserts'
+
+
+@dataclass(frozen=True)
+class Cases:
+    """The tests of one row.
+
+    Attributes:
+        inputs: one entry per test: text for stdin, the list of arguments for call, statements for asserts.
+        expected: what each has to give: text, a JSON value; nothing for asserts.
+        fn_name: what is called.
+    """
+
+    kind: Kind
+    inputs: tuple[Any, ...]
+    expected: tuple[Any, ...] = ()
+    fn_name: str = ""
+
+    def is_passed(self, index: int, output: bytes, nonce: str) -> bool:
+        """Whether test number `index` is passed by what it gave; asserts give the nonce when all of them hold."""
+        text = output.decode(errors="replace")
+        if self.kind == "asserts":
+            return text == nonce
+        if self.kind == "stdin":
+            return is_same_text(text, self.expected[index])
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return False
+        return is_same_value(value, self.expected[index])
+
+
+def parse_cases(ground_truth: Any) -> Cases:
+    """The tests that a row's `reward_model.ground_truth` holds, as text or already parsed.
+
+    Accepts {"inputs", "outputs"} with or without "fn_name" (APPS, TACO, PRIME), {"functional": code}, {"assert_case":
+    [code, ...]}, and a list of asserts.
+
+    Raises:
+        ValueError: it is none of these, in one sentence.
+    """
+    found = ground_truth
+    if isinstance(found, str | bytes):
+        try:
+            found = json.loads(found)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{_EXPECTED}, got {_short(ground_truth)}") from error
+    if isinstance(found, Mapping) and "inputs" in found:
+        return _pairs(found)
+    if isinstance(found, Mapping) and (code := found.get("functional") or found.get("assert_case")):
+        found = [code] if isinstance(code, str) else code
+    if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
+        raise ValueError(f"{_EXPECTED}, got {_short(ground_truth)}")
+    return Cases("asserts", tuple(found))
+
+
+def _pairs(found: Mapping[str, Any]) -> Cases:
+    inputs, outputs, fn_name = found["inputs"], found.get("outputs"), found.get("fn_name") or ""
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
+        raise ValueError(f"{_EXPECTED} with as many outputs as inputs and at least one, got {_short(found)}")
+    if not fn_name:
+        return Cases("stdin", tuple(map(_lines, inputs)), tuple(map(_lines, outputs)))
+    try:
+        arguments = tuple(_arguments(one) for one in inputs)
+        expected = tuple(json.loads(one) if isinstance(one, str) else one for one in outputs)
+    except ValueError as error:
+        raise ValueError(f"expected JSON in the inputs and outputs of fn_name {fn_name!r}: {error}") from error
+    return Cases("call", arguments, expected, str(fn_name))
+
+
+def _arguments(entry: Any) -> list[Any]:
+    """The arguments of one call: a line of JSON each, or the list of them."""
+    if isinstance(entry, str):
+        return [json.loads(line) for line in entry.split("\n")]
+    if not isinstance(entry, list):
+        raise ValueError(f"expected a list of arguments, got {_short(entry)}")
+    return entry
+
+
+def _lines(entry: Any) -> str:
+    return "\n".join(map(str, entry)) if isinstance(entry, list) else str(entry)
+
+
+def program_of(response: str) -> str | None:
+    """The program in a response: its last fenced block of Python, else its last fenced block, else all; None if empty.
+
+    Thoughts between <think> and </think> do not count. A block that is not closed goes to the end.
+    """
+    answer = _THOUGHTS.sub("", response)
+    blocks = _FENCE.findall(answer)
+    ours = [code for language, code in blocks if language.lower() in ("python", "python3", "py")]
+    program = (ours or [code for _, code in blocks] or [answer])[-1]
+    return program if program.strip() else None
+
+
+def is_same_text(output: str, expected: str) -> bool:
+    """Whether two outputs are equal line by line, but for white space at their ends and the spelling of decimals.
+
+    Where the expected word is a decimal such as 0.50 or 1e-3, another number within 1e-5, relatively, is the same one.
+    """
+    ours, theirs = ([line.split() for line in text.strip().splitlines()] for text in (output, expected))
+    if ours == theirs:
+        return True
+    return len(ours) == len(theirs) and all(
+        len(one) == len(other) and all(map(_is_same_word, one, other)) for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+def is_same_value(value: Any, expected: Any) -> bool:
+    """Whether a call gave what was expected; a list of one entry may stand for the entry, as in APPS."""
+    return bool(value == expected or (isinstance(expected, list) and expected and value == expected[0]))
+
+
+def _is_same_word(word: str, expected: str) -> bool:
+    if word == expected:
+        return True
+    if not any(mark in expected for mark in ".eE"):
+        return False
+    try:
+        return math.isclose(float(word), float(expected), rel_tol=1e-5, abs_tol=1e-8)
+    except ValueError:
+        return False
+
+
+def _short(found: Any) -> str:
+    text = repr(found)
+    return text if len(text) <= 80 else f"{text[:80]}..."

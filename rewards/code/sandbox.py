@@ -1,0 +1,244 @@
+"""One sandbox: a warm interpreter that waits for one program, and ends with it.
+
+Namespaces and the guest's limits confine a program; what they cannot count, the use of all its processes together, is
+watched from here, and whoever passes a limit is killed with all that it has started.
+"""
+
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO, Self, cast
+
+from rewards.code.bubblewrap import ENVIRONMENT, NoSandbox, is_root, python_command, sandbox_command
+from rewards.code.cases import Cases
+from rewards.code.limits import MAX_FILES, TMP_BYTES, Limit, Limits
+from rewards.code.seccomp import filter_program
+from rewards.code.tree import children_of, usage_of
+from splitppo.process_tree import kill_tree
+
+_POLL_INTERVAL_S = 0.05
+_CHUNK_BYTES = 1 << 16
+_MAX_REASON_BYTES = 1000
+_EXIT_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a program did.
+
+    Attributes:
+        passed: per test, as far as they were run.
+        limit: that it passed.
+        error: why the sandbox gave no answer: not for what a program does, but where it was ended from outside.
+    """
+
+    passed: tuple[bool, ...] = ()
+    limit: Limit | None = None
+    error: str = ""
+
+
+class Sandbox:
+    """Started at once, good for one program; a context manager that leaves nothing behind.
+
+    It ends with the thread that has started it, at the latest.
+
+    Args:
+        uid: that it drops to; 0 where it need not.
+        is_confined: False: without namespaces and filter, for `reward.code.unsafe`.
+
+    Raises:
+        NoSandbox: it cannot be started here.
+    """
+
+    def __init__(self, limits: Limits, uid: int = 0, *, is_confined: bool = True) -> None:
+        if is_root() and not (uid and is_confined):
+            raise NoSandbox("root runs code only in a sandbox, under another uid")
+        self._limits = limits
+        self._is_confined = is_confined
+        self._folder = None if is_confined else tempfile.mkdtemp(prefix="splitppo-code-")
+        told = json.dumps(limits.of_guest(uid, is_confined=is_confined))
+        if is_confined:
+            with _pipe_with(filter_program()) as filter_fd:
+                self._process = self._start([*sandbox_command(filter_fd), told], filter_fd)
+        else:
+            self._process = self._start([*python_command(), told])
+        pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self._stdin, self._stdout, self._stderr = (cast(IO[bytes], pipe) for pipe in pipes)
+        self._tmp_fd: int | None = None
+
+    def _start(self, command: list[str], *fds: int) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+            cwd=self._folder or "/",
+            pass_fds=fds,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends all that runs in it; returns when it is gone."""
+        if self._is_confined and (children := children_of(self._process.pid)):
+            # With the first process of its namespace all others end, and then bubblewrap itself.
+            with suppress(ProcessLookupError):
+                os.kill(children[0], signal.SIGKILL)
+        elif self.is_alive:
+            kill_tree(self._process.pid)
+        try:
+            self._process.wait(_EXIT_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            kill_tree(self._process.pid)
+            self._process.wait()
+        for pipe in (self._stdin, self._stdout, self._stderr):
+            pipe.close()
+        if self._tmp_fd is not None:
+            os.close(self._tmp_fd)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still waits for its program, or runs it."""
+        return self._process.poll() is None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether its files and its processes can be seen from here."""
+        return not self._is_confined or (self._tmp_fd is not None and bool(children_of(self._process.pid)))
+
+    def run(self, program: str, cases: Cases, stop: threading.Event, *, runs_all: bool = True) -> Outcome:
+        """Runs a program's tests, to the first that is not passed or to the last; `stop` ends it at once."""
+        nonce = secrets.token_hex(16) if cases.kind == "asserts" else ""
+        request = {"program": program, "kind": cases.kind, "fn_name": cases.fn_name, "tests": cases.inputs}
+        results = self._exchange(json.dumps(request | {"nonce": nonce}).encode() + b"\n", stop)
+        passed: list[bool] = []
+        try:
+            for index, (status, output) in zip(range(len(cases.inputs)), results, strict=False):
+                if status not in ("ok", "error"):
+                    raise _LimitPassed(Limit(status))
+                passed.append(status == "ok" and cases.is_passed(index, output, nonce))
+                if not (passed[-1] or runs_all):
+                    break
+        except _LimitPassed as passing:
+            return Outcome(tuple(passed), limit=passing.limit)
+        except _Ended as ended:
+            return Outcome(tuple(passed), error=str(ended))
+        return Outcome(tuple(passed))
+
+    def _exchange(self, request: bytes, stop: threading.Event) -> Iterator[tuple[str, bytes]]:
+        """Hands the request over and yields what each test gave: status, output.
+
+        Raises _LimitPassed or _Ended.
+        """
+        left, received = memoryview(request), bytearray()
+        started_s = checked_s = time.monotonic()
+        os.set_blocking(self._stdin.fileno(), False)
+        poller = select.poll()
+        poller.register(self._stdin, select.POLLOUT)
+        poller.register(self._stdout, select.POLLIN)
+        while not stop.is_set():
+            ready = {fd for fd, _ in poller.poll(_POLL_INTERVAL_S * 1000)}
+            if self._stdin.fileno() in ready:
+                with suppress(BrokenPipeError):  # it has ended: its stdout says so
+                    left = left[os.write(self._stdin.fileno(), left[:_CHUNK_BYTES]) :]
+                if not left:
+                    poller.unregister(self._stdin)
+            if self._stdout.fileno() in ready:
+                if not (chunk := os.read(self._stdout.fileno(), _CHUNK_BYTES)):
+                    raise _Ended(f"the sandbox ended: {self._last_words()}")
+                received += chunk
+                yield from _taken(received)
+            if (now_s := time.monotonic()) - checked_s > _POLL_INTERVAL_S:
+                checked_s = now_s
+                self._check(now_s - started_s)
+        raise _Ended("the run is ending")
+
+    def _check(self, elapsed_s: float) -> None:
+        """Compares what all its processes use with the limits."""
+        limits, usage = self._limits, usage_of(self._process.pid)
+        if usage.cpu_s > limits.cpu_s or elapsed_s > limits.wall_s:
+            raise _LimitPassed(Limit.TIME)
+        if usage.num_threads - 1 - self._is_confined > limits.max_processes:  # the guest, and bubblewrap
+            raise _LimitPassed(Limit.PROCESSES)
+        num_files, file_bytes = self._files()
+        if num_files > MAX_FILES or file_bytes >= TMP_BYTES:
+            raise _LimitPassed(Limit.FILES)
+        if usage.memory_bytes + file_bytes > limits.memory_bytes:
+            raise _LimitPassed(Limit.MEMORY)
+
+    def _files(self) -> tuple[int, int]:
+        """How many files its /tmp holds, and their bytes, which are memory."""
+        if self._tmp_fd is None and self._is_confined:
+            for guest in children_of(self._process.pid):
+                with suppress(OSError):
+                    fd = os.open(f"/proc/{guest}/root/tmp", os.O_PATH | os.O_CLOEXEC)
+                    tmp = os.fstatvfs(fd)
+                    if tmp.f_blocks * tmp.f_frsize == TMP_BYTES:  # else it does not stand yet
+                        self._tmp_fd = fd
+                    else:
+                        os.close(fd)
+        if self._tmp_fd is None:
+            return 0, 0
+        tmp = os.fstatvfs(self._tmp_fd)
+        return tmp.f_files - tmp.f_ffree, (tmp.f_blocks - tmp.f_bfree) * tmp.f_frsize
+
+    def _last_words(self) -> str:
+        """What it said on stderr, which programs cannot write to."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_EXIT_LIMIT_S)
+        os.set_blocking(self._stderr.fileno(), False)
+        said = self._stderr.read(_MAX_REASON_BYTES) or b""
+        return said.decode(errors="replace").strip() or f"exit code {self._process.returncode}"
+
+
+class _LimitPassed(Exception):
+    """A program has used more than it may."""
+
+    def __init__(self, limit: Limit) -> None:
+        super().__init__(limit.value)
+        self.limit = limit
+
+
+class _Ended(Exception):
+    """A sandbox gives no further answer; the message says why."""
+
+
+def _taken(received: bytearray) -> Iterator[tuple[str, bytes]]:
+    """Takes what is complete out of what was received: a line "STATUS SIZE", then SIZE bytes."""
+    while (end := received.find(b"\n")) >= 0:
+        status, size = received[:end].split()
+        if len(received) - end - 1 < int(size):
+            return
+        output = bytes(received[end + 1 : end + 1 + int(size)])
+        del received[: end + 1 + int(size)]
+        yield status.decode(), output
+
+
+@contextmanager
+def _pipe_with(content: bytes) -> Iterator[int]:
+    """The end of a pipe from which a short content can be read."""
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, content)
+    finally:
+        os.close(writer)
+    try:
+        yield reader
+    finally:
+        os.close(reader)

@@ -1,0 +1,76 @@
+"""System calls that a sandbox is denied, as a program for the kernel's filter (seccomp, classic BPF).
+
+Denied are: new namespaces and mounts; sockets; shared memory that outlives its mappings, and so would be in nobody's
+memory; other processes' memory; keys, which outlive a program; and large parts of the kernel that no program needs.
+"""
+
+import errno
+import platform
+import struct
+
+_LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_ALLOW, _DENY, _ABSENT = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+# Where struct seccomp_data has them; arguments by their lower half.
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+_OTHER_ABI = 0x40000000  # x32's numbers start here
+_NEW_NAMESPACES = 0x7E020000  # CLONE_NEW*, of clone
+_SHARED_ANONYMOUS = 0x21  # MAP_SHARED | MAP_ANONYMOUS
+
+# io_uring_*, open_tree to fspick, pidfd_getfd, mount_setattr, memfd_secret: these are the same everywhere.
+_DENIED_EVERYWHERE = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 442, 447)
+_CLONE3 = 435  # its flags lie where a filter cannot look: who gets "no such call" takes clone instead
+_DENIED = {
+    "x86_64": {
+        "shmget": 29, "socket": 41, "socketpair": 53, "semget": 64, "msgget": 68, "ptrace": 101, "pivot_root": 155,
+        "chroot": 161, "mount": 165, "umount2": 166, "mq_open": 240, "kexec_load": 246, "add_key": 248,
+        "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298, "open_by_handle_at": 304,
+        "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "finit_module": 313,
+        "memfd_create": 319, "bpf": 321, "userfaultfd": 323,
+    },
+    "aarch64": {
+        "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "kexec_load": 104, "ptrace": 117, "mq_open": 180,
+        "msgget": 186, "semget": 190, "shmget": 194, "socket": 198, "socketpair": 199, "add_key": 217,
+        "request_key": 218, "keyctl": 219, "perf_event_open": 241, "open_by_handle_at": 265, "setns": 268,
+        "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "finit_module": 273, "memfd_create": 279,
+        "bpf": 280, "userfaultfd": 282, "unshare": 97,
+    },
+}  # fmt: skip
+# AUDIT_ARCH_*, clone, mmap.
+_MACHINES = {"x86_64": (0xC000003E, 56, 9), "aarch64": (0xC00000B7, 220, 222)}
+
+
+def filter_program(machine: str | None = None) -> bytes:
+    """The filter for a machine as `platform.machine` calls it, by default this one; ValueError if there is none."""
+    machine = machine or platform.machine()
+    if machine not in _MACHINES:
+        raise ValueError(f"there is no filter of system calls for {machine}, only for {' and '.join(_MACHINES)}")
+    architecture, clone, mmap = _MACHINES[machine]
+    program = [
+        _step(_LOAD, _ARCHITECTURE),
+        _step(_JUMP_EQUAL, architecture, then=1),
+        _step(_RETURN, _DENY),
+        _step(_LOAD, _NUMBER),
+        _step(_JUMP_GREATER_EQUAL, _OTHER_ABI, otherwise=1),
+        _step(_RETURN, _DENY),
+        _step(_JUMP_EQUAL, _CLONE3, otherwise=1),
+        _step(_RETURN, _ABSENT),
+        _step(_JUMP_EQUAL, clone, otherwise=4),
+        _step(_LOAD, _ARGUMENTS),
+        _step(_JUMP_ANY_BIT, _NEW_NAMESPACES, otherwise=1),
+        _step(_RETURN, _DENY),
+        _step(_RETURN, _ALLOW),
+        _step(_JUMP_EQUAL, mmap, otherwise=5),
+        _step(_LOAD, _ARGUMENTS + 3 * 8),
+        _step(_AND, _SHARED_ANONYMOUS),
+        _step(_JUMP_EQUAL, _SHARED_ANONYMOUS, otherwise=1),
+        _step(_RETURN, _DENY),
+        _step(_RETURN, _ALLOW),
+    ]
+    for number in (*_DENIED[machine].values(), *_DENIED_EVERYWHERE):
+        program += [_step(_JUMP_EQUAL, number, otherwise=1), _step(_RETURN, _DENY)]
+    return b"".join([*program, _step(_RETURN, _ALLOW)])
+
+
+def _step(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
+    """One struct sock_filter; `then` and `otherwise` are how many steps a jump leaves out."""
+    return struct.pack("=HBBI", code, then, otherwise, value)

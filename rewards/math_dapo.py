@@ -1,0 +1,65 @@
+r"""DAPO's rule for mathematics (Yu et al., 2025): what stands behind the last "Answer:", compared as Minerva does.
+
+Strings are compared after the normalisation of Lewkowycz et al. (2022, Minerva, appendix D.1), in the form that verl
+gives it, so both report the same scores. No symbolic comparison: the answers of its data sets are integers.
+"""
+
+# ruff: noqa: ARG001 - the signature is the one that all scorers share
+
+import re
+from typing import Any
+
+# An answer stands at the end; looking at no more keeps the search cheap on long responses.
+_TAIL_CHARACTERS = 300
+_ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_NO_ANSWER = "[INVALID]"
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+) -> dict[str, float | bool | str]:
+    """The score 1 or -1; `acc`, whether the answer is right; `pred`, the answer, normalised, for majority votes."""
+    answers = _ANSWER.findall(solution_str[-_TAIL_CHARACTERS:])
+    pred = normalise(answers[-1] if answers else _NO_ANSWER)
+    is_right = pred == normalise(str(ground_truth))
+    return {"score": 1.0 if is_right else -1.0, "acc": is_right, "pred": pred}
+
+
+# In this order, for one expression may be part of another.
+_REPLACED = (
+    *((article, "") for article in ("an ", "a ")),
+    (".$", "$"),
+    *((space, "") for space in (r"\$", r"\ ", " ")),
+    ("mbox", "text"),
+    (r",\text{and}", ","),
+    (r"\text{and}", ","),
+    (r"\text{m}", r"\text{}"),
+)
+_UNITS = (
+    "square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents degrees cm gm"
+    " pounds meters meals edges students childrentickets multiples"
+)
+_REMOVED = (
+    *_UNITS.split(" "),
+    *(r"\text{s}", r"\text{.}", "\\text{\ns}", r"\text{}^2", r"\text{}^3", "\\text{\n}", r"\text{}"),
+    *(r"\mathrm{th}", r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', r"\dots"),
+)
+_REWRITES = (
+    (r".*?\$(.*?)\$.*", r"$\1$"),
+    *((rf"\\{command}\{{(.*?)\}}", r"\1") for command in ("text", "textbf", "overline")),
+    (r"\\boxed\{(.*)\}", r"\1"),
+    (r"frac([^{])(.)", r"frac{\1}{\2}"),
+    (r"sqrt([^{])", r"sqrt{\1}"),
+    (r"\$", ""),
+)
+
+
+def normalise(answer: str) -> str:
+    """The right-hand side of an answer without articles, units and typesetting."""
+    answer = answer.rpartition("=")[2]
+    for before, after in (*_REPLACED, *((removed, "") for removed in _REMOVED)):
+        answer = answer.replace(before, after)
+    for pattern, replacement in _REWRITES:
+        answer = re.sub(pattern, replacement, answer)
+    digits = answer.replace(",", "")
+    return digits if digits.isdigit() else answer.strip()

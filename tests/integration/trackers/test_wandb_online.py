@@ -1,0 +1,53 @@
+"""W&B's own client against a server that goes away, and killed with steps that it had not uploaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from splitppo.process_tree import descendants, kill_tree
+from tests.groups import wait_until
+from tests.integration.trackers.fed_run import FedRun
+from tests.integration.trackers.wandb_server import WandbServer
+
+pytestmark = [pytest.mark.extended, pytest.mark.slow]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    server = WandbServer()
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_BASE_URL", server.address)
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    yield server
+    server.stop()
+
+
+def test_a_server_that_was_away_has_every_step_once_it_is_back(tmp_path: Path, server: WandbServer) -> None:
+    run = FedRun(tmp_path, ["wandb"], flush_timeout_s=120.0)
+    run.write(0, 1)
+    wait_until(lambda: run.sent_step("wandb") == 1, 60.0, "step 1")
+    server.stop()
+    run.write(2, 3)
+    wait_until(lambda: run.sent_step("wandb") == 3, 60.0, "step 3, which the client keeps")
+    server.start()
+    run.end()
+    assert server.steps == [0, 1, 2, 3]
+    assert server.exit_codes == [0]
+
+
+def test_steps_that_a_killed_client_had_not_uploaded_are_sent_again(tmp_path: Path, server: WandbServer) -> None:
+    run = FedRun(tmp_path, ["wandb"], flush_timeout_s=120.0)
+    run.write(0, 1, 2)
+    wait_until(lambda: run.sent_step("wandb") == 2, 60.0, "step 2")
+    for pid in descendants(os.getpid()):
+        if b"controller.tracking.trackers" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            kill_tree(pid)
+    assert server.steps != [0, 1, 2]
+    run.write(3)
+    run.end()
+    assert server.steps == [0, 1, 2, 3]

@@ -1,0 +1,82 @@
+"""Files of steps: one line per step, cut back on resume, readable by anything; and the rollouts beside them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from controller.tracking.rollout_dump import RolloutDump
+from controller.tracking.step_file import StepFile, read_metrics
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_step_is_one_line_of_plain_json(tmp_path: Path) -> None:
+    file = StepFile(tmp_path / "metrics.jsonl")
+    file.write(0, {"val-core/x/acc/mean@1": 0.25})
+    file.write(1, {"a": math.nan, "b": -math.inf, "c": np.float32(0.5), "d": np.int64(3), "e": 2})
+    assert lines(tmp_path / "metrics.jsonl") == [
+        {"step": 0, "val-core/x/acc/mean@1": 0.25},
+        {"step": 1, "a": None, "b": None, "c": 0.5, "d": 3, "e": 2},
+    ]
+    assert '"e": 2}' in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_a_step_cannot_be_logged_twice(tmp_path: Path) -> None:
+    file = StepFile(tmp_path / "metrics.jsonl")
+    file.write(2, {})
+    with pytest.raises(ValueError, match=r"metrics.jsonl: step 2 comes after step 2"):
+        file.write(2, {})
+
+
+def test_a_resumed_run_continues_without_gap_or_double(tmp_path: Path) -> None:
+    first = StepFile(tmp_path / "metrics.jsonl", -1)
+    for step in range(6):
+        first.write(step, {"a": step})
+    second = StepFile(tmp_path / "metrics.jsonl", 3)
+    for step in (4, 5, 6):
+        second.write(step, {"a": 10 * step})
+    assert [(row["step"], row["a"]) for row in lines(tmp_path / "metrics.jsonl")] == [
+        (0, 0), (1, 1), (2, 2), (3, 3), (4, 40), (5, 50), (6, 60)
+    ]  # fmt: skip
+
+
+def test_a_run_restored_to_the_initial_models_keeps_their_validation(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0, "v": 1}\n{"step": 1}\n')
+    StepFile(path, 0)
+    assert lines(path) == [{"step": 0, "v": 1}]
+
+
+@pytest.mark.parametrize("torn", ['{"step": 3, "a": 0.', '{"step": 3}', "\x00\x00\x00"])
+def test_a_torn_last_line_is_removed(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n' + torn)
+    assert [row["step"] for row in read_metrics(path)] == [1, 2]
+    StepFile(path).write(3, {"a": 1})
+    assert [row["step"] for row in lines(path)] == [1, 2, 3]
+
+
+def test_a_fresh_run_starts_with_empty_metrics(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    StepFile(tmp_path / "metrics.jsonl", -1)
+    assert lines(tmp_path / "metrics.jsonl") == []
+
+
+def test_rollouts_are_dumped_per_step_and_cut_back(tmp_path: Path) -> None:
+    dump = RolloutDump(tmp_path)
+    for step in (1, 2, 3):
+        dump.write("train", step, [{"prompt": "é\n", "score": np.float64(math.nan), "ids": np.arange(2)}])
+    dump.write("val", 3, [])
+    dump.cut_back(2)
+    assert sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.jsonl")) == [
+        "train/1.jsonl",
+        "train/2.jsonl",
+    ]
+    assert lines(tmp_path / "train" / "1.jsonl") == [{"prompt": "é\n", "score": None, "ids": [0, 1]}]
