@@ -31,9 +31,15 @@ class Variant(NamedTuple):
 
     reference: str
     num_parts: int
+    has_critic: bool = True
 
     def __str__(self) -> str:
-        return f"reference: {self.reference}, " + (f"{self.num_parts} parts" if self.num_parts > 1 else "unstreamed")
+        parts = f"{self.num_parts} parts" if self.num_parts > 1 else "unstreamed"
+        return f"reference: {self.reference}, {parts}" + ("" if self.has_critic else ", critic-free")
+
+
+# GRPO: no values, the KL of the same reference; the critic's group only waits.
+CRITIC_FREE = Variant("actor", 1, has_critic=False)
 
 
 class Running(NamedTuple):
@@ -104,4 +110,6 @@ def block_config(config: Config, variant: Variant, num_steps: int) -> Config:
     """The configuration of a block."""
     run = config.run.model_copy(update={"total_steps": num_steps})
     rollout = config.rollout.model_copy(update={"stream_groups": variant.num_parts})
-    return config.model_copy(update={"run": run, "rollout": rollout})
+    estimator = config.algorithm.adv_estimator if variant.has_critic else "grpo"
+    algorithm = config.algorithm.model_copy(update={"adv_estimator": estimator})
+    return config.model_copy(update={"run": run, "rollout": rollout, "algorithm": algorithm})

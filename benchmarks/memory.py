@@ -5,7 +5,7 @@ mini-batches of two micro-batches, then log-probs (values), then, as the actor, 
 (RssAnon) since before the model was loaded, at the peak of each; the estimate is without its term for the process.
 
 What the C library keeps of freed memory depends on the history of its heap, so freed tensors are given back at once
-(MALLOC_MMAP_THRESHOLD_); --keep-freed measures what processes hold by default.
+(MALLOC_MMAP_THRESHOLD_); --keep-freed measures what ranks hold, which keep it for the next step.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from services.engine.train_engine import TrainEngine
 from services.rollout.hf_backend.backend import HfRollout
 from services.rollout.protocol import Sampling
 from services.rollout.stopping import StopRule
+from services.runtime.closed_group import KEPT_MEMORY
 from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.config.section import RoleName
@@ -57,14 +58,14 @@ def main() -> None:
     parser.add_argument("--one", nargs=3, metavar=("MODEL", "ROLE", "FOLDER"), help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=MODELS, help="one of the models")
     parser.add_argument("--gradient-checkpointing", action="store_true", help="recompute activations")
-    parser.add_argument("--keep-freed", action="store_true", help="the C library as it is")
+    parser.add_argument("--keep-freed", action="store_true", help="as ranks do")
     options = parser.parse_args()
     if options.one:
         measure(*options.one, checkpointing=options.gradient_checkpointing)
         return
     print(f"{'model':12s}{'role':8s}{'phase':12s}{'measured':>10s}{'estimate':>10s}{'ratio':>7s}", flush=True)
     more = ["--gradient-checkpointing"] if options.gradient_checkpointing else []
-    environment = os.environ | ({} if options.keep_freed else GIVE_BACK)
+    environment = os.environ | (KEPT_MEMORY if options.keep_freed else GIVE_BACK)
     started_s, worst = time.perf_counter(), 0.0
     for name in [options.only] if options.only else MODELS:
         with tempfile.TemporaryDirectory("-memory") as folder:

@@ -39,11 +39,11 @@ from recipes.sort_letters.prepare import prepare
 from rewards.manager import RewardManager
 from splitppo.batch import Batch
 from splitppo.config import Config, load_config
+from splitppo.config.streaming import AUTO_PARTS, part_shares
 
 RECIPE = Path("recipes/sort_letters/cpu.yaml")
 CRITIC_FREE = "critic-free"
 STREAMED = "streamed"  # overlap, the responses sent on in parts
-NUM_PARTS = 4
 VARIANTS = ("serial", "gather", "overlap", STREAMED, CRITIC_FREE)
 SCHEDULES = {STREAMED: "overlap", CRITIC_FREE: "gather"}
 Row = Mapping[str, float]
@@ -77,7 +77,7 @@ class Silent:
 def variant_config(config: Config, variant: str, num_steps: int) -> Config:
     """The configuration of a block."""
     run = config.run.model_copy(update={"schedule": SCHEDULES.get(variant, variant), "total_steps": num_steps})
-    rollout = config.rollout.model_copy(update={"stream_groups": NUM_PARTS if variant == STREAMED else 1})
+    rollout = config.rollout.model_copy(update={"stream_groups": AUTO_PARTS if variant == STREAMED else 1})
     estimator = "grpo" if variant == CRITIC_FREE else "gae"
     algorithm = config.algorithm.model_copy(update={"adv_estimator": estimator})
     return config.model_copy(update={"run": run, "rollout": rollout, "algorithm": algorithm})
@@ -148,7 +148,7 @@ def expected_step_s(variant: str, serial: Sequence[Row]) -> float:
         "serial": gen + old + ref + values + reward + adv + actor + critic,
         "gather": gen + middle + adv + max(actor, critic),
         "overlap": overlap,
-        STREAMED: overlap - middle + max(old + ref, max(values, reward) / 2 ** (NUM_PARTS - 1)),
+        STREAMED: overlap - middle + max(old + ref, max(values, reward) * part_shares(AUTO_PARTS)[-1]),
         CRITIC_FREE: gen + max(old + ref, reward) + adv + actor,
     }[variant]
 
@@ -181,7 +181,7 @@ def report(rows: Mapping[str, Sequence[Row]]) -> str:
         "",
         f"gather's update phase / slower role's update in serial: {phase / slower:.2f} (goal: at most 1.15)",
         f"overlap's step / gather's step: {overlap / gather:.2f} (goal: at most 1)",
-        f"overlap's step streamed in {NUM_PARTS} parts / unstreamed: {streamed / overlap:.2f}",
+        f"overlap's step streamed in {AUTO_PARTS} parts / unstreamed: {streamed / overlap:.2f}",
         f"overlap's step / critic-free step: {overlap / free:.2f} (1: the critic costs no wall-clock time)",
     ]
     return "\n".join(lines)

@@ -4,9 +4,10 @@
 
 Of the quickstart's models three pairs of groups run side by side: split with the reference on the actor, split with it
 on the critic, one thread each, and colocated: two threads each, of which only one pair works at a time. Blocks of steps
-alternate between all of them; the first step of a block is left out, and all steps work on the same rollouts. The
-planner is given the phases of `serial` and `gather` with the reference on the actor, and of the colocated blocks, and
-predicts every step time.
+alternate between all of them; the first step of a block is left out, and all steps work on the same rollouts. In every
+round the planner is given the phases of `serial` and `gather` with the reference on the actor, and of the colocated
+blocks, and predicts every step time of this round; figures are medians over the rounds, since a shared machine is not
+as fast in one as in another.
 """
 
 from __future__ import annotations
@@ -105,46 +106,49 @@ async def start(stack: AsyncExitStack, config: Config) -> Pair:
     return Pair(folder, await groups.connect())
 
 
-def measurements(configs: Mapping[str, Config], blocks: Mapping[Variant, list[Block]]) -> dict[Variant, Measurement]:
-    """Of each variant, with the configuration that it ran with."""
+def measurements(configs: Mapping[str, Config], blocks: Mapping[Variant, Block]) -> dict[Variant, Measurement]:
+    """Of each variant in one round, with the configuration that it ran with."""
     found = {}
     for (layout, host), own in blocks.items():
         config = configs["colocated" if layout == "colocated" else host]
         run = config.run.model_copy(update={"schedule": "serial" if layout == "colocated" else layout})
-        found[layout, host] = measurement_of(config.model_copy(update={"run": run}), own, source="the benchmark")
+        found[layout, host] = measurement_of(config.model_copy(update={"run": run}), [own], source="the benchmark")
     return found
 
 
 SOURCES: Sequence[Variant] = (("serial", "actor"), ("gather", "actor"), ("colocated", "actor"))
 
 
-def report(measured: Mapping[Variant, Measurement]) -> str:
+def report(rounds: Sequence[Mapping[Variant, Measurement]]) -> str:
     """Predicted and measured step times; sources are variants whose phases the planner was given."""
-    plans = make_plans([measured[source] for source in SOURCES], 2)
-    predicted = {(plan.layout, plan.reference or "actor"): plan.step_s for plan in plans.rows}
-    lines = [
-        "| layout | reference | steps | measured s | predicted s | error | given |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    plans = [make_plans([measured[source] for source in SOURCES], 2) for measured in rounds]
+    predicted = [{(row.layout, row.reference or "actor"): row.step_s for row in plan.rows} for plan in plans]
+    lines = ["| layout | reference | measured s | predicted s | error | given |", "|---|---|---|---|---|---|"]
     errors = []
-    for variant, own in measured.items():
-        errors.append(predicted[variant] / own.step_s - 1.0)
+    for variant in rounds[0]:
+        pairs = [(plan[variant], measured[variant].step_s) for plan, measured in zip(predicted, rounds, strict=True)]
+        predicted_s, measured_s = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+        errors.append(statistics.median(plan_s / own_s - 1.0 for plan_s, own_s in pairs))
         lines.append(
-            f"| {variant[0]} | {variant[1]} | {own.num_steps} | {own.step_s:.3f} | {predicted[variant]:.3f} |"
-            f" {errors[-1]:+.1%} | {'yes' if variant in SOURCES else ''} |"
+            f"| {variant[0]} | {variant[1]} | {measured_s:.3f} | {predicted_s:.3f} | {errors[-1]:+.1%} |"
+            f" {'yes' if variant in SOURCES else ''} |"
         )
     lines += [
         "",
-        f"slowdown while both groups work: {plans.slowdown:.2f}",
+        f"slowdown while both groups work: {statistics.median(plan.slowdown for plan in plans):.2f}",
         f"mean error {statistics.fmean(map(abs, errors)):.1%}, largest {max(errors, key=abs):+.1%}",
         "",
         "ms of each phase, and of it shared with the other group",
     ]
-    for (layout, host), own in measured.items():
+    for variant, first in rounds[0].items():
+        own = [measured[variant] for measured in rounds]
         phases = (
-            f"{name} {seconds * 1e3:.0f} ({own.shared_s[name] * 1e3:.0f})" for name, seconds in own.phase_s.items()
+            f"{name} {statistics.median(one.phase_s[name] for one in own) * 1e3:.0f}"
+            f" ({statistics.median(one.shared_s[name] for one in own) * 1e3:.0f})"
+            for name in first.phase_s
         )
-        lines.append(f"{layout} {host}: {', '.join(phases)}, nobody {own.idle_s * 1e3:.0f}")
+        nobody_s = statistics.median(one.idle_s for one in own)
+        lines.append(f"{' '.join(variant)}: {', '.join(phases)}, nobody {nobody_s * 1e3:.0f}")
     return "\n".join(lines)
 
 
@@ -165,7 +169,8 @@ def main() -> None:
         }
         work = measure(configs, options.rounds, options.steps)
         blocks = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(work)
-        print(report(measurements(configs, blocks)))
+        rounds = [{variant: own[number] for variant, own in blocks.items()} for number in range(options.rounds)]
+        print(report([measurements(configs, one) for one in rounds]))
 
 
 if __name__ == "__main__":

@@ -92,20 +92,13 @@ class StandInScorer(Scorer):
     def __init__(self) -> None:
         self.last: tuple[PromptBatch, Batch] | None = None
 
-    async def score(
-        self,
-        prompts: PromptBatch,
-        rollouts: Batch,
-        *,
-        num_samples: int,
-        num_examine: int,  # noqa: ARG002
-    ) -> ScoredResponses:
+    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> ScoredResponses:  # noqa: ARG002
         """Every other response is right."""
         self.last = prompts, rollouts
         return ScoredResponses(
             [
-                ScoredSample("", "", float(row % 2), None, "gsm8k", prompt_index=row // num_samples, has_ended=True)
-                for row in range(rollouts.num_rows)
+                ScoredSample("", "", float(row % 2), None, "gsm8k", prompt_index=int(index), has_ended=True)
+                for row, index in enumerate(prompts.row_indices)
             ]
         )
 
@@ -127,7 +120,8 @@ def make_config(folder: Path, schedule: str) -> Config:
             "run": {"dir": str(folder / "run"), "total_steps": 1000, "schedule": schedule},
             "data": {"train_files": "unused", "train_batch_size": SAMPLES, "max_response_length": 1},
             "rollout": {"n": SAMPLES},
-            "algorithm": {"use_kl_in_reward": True},
+            # As where an engine of its own samples: both log-probs travel.
+            "algorithm": {"use_kl_in_reward": True, "rollout_correction": {"bypass_mode": False}},
             "actor": {"model": str(folder / "model")},
             "placement": {"reference": "actor"},
             "tracking": {"trackers": [], "sample_freq": -1},
@@ -256,7 +250,7 @@ async def measure_scoring(model: Path, prompts: PromptBatch, rollouts: Batch) ->
     async with RewardManager(config.reward, ["gsm8k"]) as manager:
         scorer = Scorer(tokenizer, manager)
         started = os.times()
-        await scorer.score(prompts, rollouts, num_samples=SAMPLES, num_examine=0)
+        await scorer.score(prompts, rollouts, num_examine=0)
         own = os.times()
     ended = os.times()  # the scoring processes have been waited for
     children_s = ended.children_user + ended.children_system - started.children_user - started.children_system

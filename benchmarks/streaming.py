@@ -5,9 +5,10 @@
 Random Qwen2 models, one thread per group, schedule overlap; response lengths are forced, log-normal (median 40, at most
 512). Two pairs of groups are started, the frozen reference beside the policy in one and beside the critic in the other;
 with --reward-model a model of the policy's size scores in the critic's group. Blocks of steps alternate between both
-placements, unstreamed and in different numbers of parts; the first step of each block is left out. Learning rates are 0
-and every step gets the same prompts and seeds, so all steps work on the same rollouts. Figures are medians, "least" the
-shortest step: other work on the machine only adds time. Only ratios within one run mean anything on a shared machine.
+placements, unstreamed and in different numbers of parts, and a critic-free step (GRPO with the same KL); the first step
+of each block is left out. Learning rates are 0 and every step gets the same prompts and seeds, so all steps work on the
+same rollouts. Figures are medians, "least" the shortest step: other work on the machine only adds time. Only ratios
+within one run mean anything on a shared machine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.forced_lengths import ROWS, Variant, block_config, make_config, make_inputs, start
+from benchmarks.forced_lengths import CRITIC_FREE, ROWS, Variant, block_config, make_config, make_inputs, start
 from benchmarks.overlap import Row, SamePrompts, median, run_block
 from controller.data.prompts import load_prompts
 from controller.data.reward_rows import load_reward_tokenizer
@@ -50,6 +51,8 @@ async def measure(folder: Path, options: argparse.Namespace) -> Mapping[Variant,
     table = load_prompts(config.data, tokenizer, "train")
     prompts = SamePrompts(table, ROWS, config.run.seed, shuffle=True)
     variants = [Variant(host, parts) for parts in (1, *options.parts) for host in hosts]
+    if not options.reward_model:
+        variants.append(CRITIC_FREE)
     rows: dict[Variant, list[Row]] = defaultdict(list)
     async with AsyncExitStack() as stack:
         running = {host: await start(stack, configs[host]) for host in hosts}
@@ -70,7 +73,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> Mapping[Variant,
 
 
 def report(rows: Mapping[Variant, Sequence[Row]]) -> str:
-    """The table, and the best of each number of parts over the best unstreamed one."""
+    """The table; each number of parts at its best over unstreamed steps, and the best of all over critic-free."""
     names = ("step", "gen", "old_log_prob", "ref", "values", "reward_model", "update_actor", "update_critic")
     lines = ["seconds".ljust(36) + "".join(f"{name:>14}" for name in ("least", *names))]
     steps = {variant: median(found, "timing_s/step") for variant, found in rows.items()}
@@ -79,14 +82,20 @@ def report(rows: Mapping[Variant, Sequence[Row]]) -> str:
         seconds = [least[variant], *(median(found, f"timing_s/{name}") for name in names)]
         lines.append(str(variant).ljust(36) + "".join(f"{value:>14.2f}" for value in seconds))
     for title, seconds_of in (("medians", steps), ("least", least)):
+        with_critic = [variant for variant in steps if variant.has_critic]
         best = {
-            parts: min((v for v in steps if v.num_parts == parts), key=seconds_of.__getitem__) for _, parts in steps
+            parts: min((v for v in with_critic if v.num_parts == parts), key=seconds_of.__getitem__)
+            for parts in sorted({variant.num_parts for variant in with_critic})
         }
         lines += [
             f"{title}: ({variant}) / ({best[1]}): {seconds_of[variant] / seconds_of[best[1]]:.2f}"
             for parts, variant in best.items()
             if parts > 1
         ]
+        if CRITIC_FREE in steps:
+            fastest = min(with_critic, key=seconds_of.__getitem__)
+            ratio = seconds_of[fastest] / seconds_of[CRITIC_FREE]
+            lines.append(f"{title}: ({fastest}) / critic-free: {ratio:.2f} (1: the critic costs no wall-clock time)")
     return "\n".join(lines)
 
 

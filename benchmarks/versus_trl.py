@@ -2,12 +2,12 @@
 
     python -m benchmarks.versus_trl --trl PYTHON [--lengths varied|fixed] [--rounds 3] [--steps 5] [--dtype fp32]
 
-A random Qwen2 (hidden 256, 4 layers: 3.2 M parameters), 64 prompts of 64 tokens, responses of 8 to 128
-tokens (varied) or 128 (fixed), 4 mini-batches, one epoch, KL in the reward. Lengths are forced, row by row the same on
-both sides; no stop token ends a response. TRL is the last version with PPO, with two threads; here each group has one,
-schedule overlap, once for every placement of the frozen reference and number of streamed parts. Blocks of steps
-alternate; the first step of each is left out. Learning rates are 0 (TRL: 1e-9) and every step gets the same prompts.
-Figures are medians; only ratios within one run mean anything on a shared machine.
+A random Qwen2 (hidden 256, 4 layers: 3.2 M parameters), 64 prompts of 64 tokens, responses of 8 to 128 tokens (varied)
+or 128 (fixed), 4 mini-batches, one epoch, KL in the reward. Lengths are forced, row by row the same on both sides; no
+stop token ends a response. TRL is the last version with PPO, with two threads; here each group has one, schedule
+overlap, once for every placement of the frozen reference and number of streamed parts, and once critic-free. Blocks of
+steps alternate; the first step of each is left out. Learning rates are 0 (TRL: 1e-9) and every step gets the same
+prompts. Figures are medians; only ratios within one run mean anything on a shared machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.forced_lengths import MINI_BATCHES, ROWS, Variant, block_config, make_config, make_inputs, start
+from benchmarks.forced_lengths import (
+    CRITIC_FREE,
+    MINI_BATCHES,
+    ROWS,
+    Variant,
+    block_config,
+    make_config,
+    make_inputs,
+    start,
+)
 from benchmarks.overlap import Row, SamePrompts, median, run_block
 from controller.data.prompts import load_prompts
 from controller.data.tokenizer import load_tokenizer
@@ -35,13 +44,17 @@ from controller.rollout.scoring import Scorer
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.workers.concurrency import gather_calls
 from rewards.manager import RewardManager
+from splitppo.config.streaming import AUTO_PARTS
 
 MAX_RESPONSE = 128
 LENGTHS = {
     "varied": {"kind": "uniform", "low": 8, "high": MAX_RESPONSE},
     "fixed": {"kind": "uniform", "low": MAX_RESPONSE, "high": MAX_RESPONSE},
 }
-VARIANTS = [Variant(host, parts) for host in ("actor", "critic") for parts in (1, 4)]
+VARIANTS = {
+    **{f"{host}{parts}": Variant(host, parts) for host in ("actor", "critic") for parts in (1, 4, AUTO_PARTS)},
+    "critic-free": CRITIC_FREE,
+}
 
 
 class Trl:
@@ -89,7 +102,7 @@ class Trl:
 
 async def measure(folder: Path, options: argparse.Namespace) -> None:
     """Runs all blocks; prints the table of those so far after each round."""
-    variants = [variant for variant in VARIANTS if f"{variant.reference}{variant.num_parts}" in options.variants]
+    variants = [VARIANTS[name] for name in options.variants]
     hosts = sorted({variant.reference for variant in variants})
     forced, model = LENGTHS[options.lengths], {"dtype": options.dtype}
     configs = {host: make_config(folder, host, forced, MAX_RESPONSE, model) for host in hosts}
@@ -141,8 +154,11 @@ def report(trl_s: Sequence[float], rows: Mapping[Variant, Sequence[Row]]) -> str
         figures += [median(found, f"overlap/{name}") for name in idle]
         lines.append(str(variant).ljust(30) + f"{len(found):>6}" + "".join(f"{value:>14.2f}" for value in figures))
     steps = {variant: median(found, "timing_s/step") for variant, found in rows.items()}
-    best = min(steps, key=lambda variant: steps[variant])
-    return "\n".join([*lines, "", f"TRL's step / ours ({best}): {trl_step_s / steps[best]:.2f}"])
+    best = min((variant for variant in steps if variant.has_critic), key=steps.__getitem__)
+    lines += ["", f"TRL's step / ours ({best}): {trl_step_s / steps[best]:.2f}"]
+    if CRITIC_FREE in steps:
+        lines.append(f"ours ({best}) / critic-free: {steps[best] / steps[CRITIC_FREE]:.2f}")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -155,9 +171,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="compute, on both sides")
     parser.add_argument("--hidden", type=int, default=256, help="of the models, a multiple of 64")
     parser.add_argument("--layers", type=int, default=4, help="of the models")
-    everything = [f"{variant.reference}{variant.num_parts}" for variant in VARIANTS]
     parser.add_argument(
-        "--variants", nargs="+", choices=everything, default=everything, help="the reference's host, parts"
+        "--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="the reference's host, parts"
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -7,6 +7,7 @@ generated; the log-probs need the actor, which generates.
 The schedules (controller/schedule.py) change only what may run at the same time, never what is computed.
 """
 
+import asyncio
 from dataclasses import dataclass
 
 from controller.data.prompts import PromptBatch, PromptSource
@@ -100,6 +101,8 @@ class Trainer:
 
     async def update(self, calls: StepCalls, experience: Experience) -> None:
         """Updates both models; under `overlap` the critic's update goes on while the next step generates."""
+        # Passes over every token, which nobody has to wait for while the engines work.
+        measuring = asyncio.get_running_loop().run_in_executor(None, lambda: calls.record.learning)
         with calls.record.timed("update_actor_critic"):
             if self.schedule == "overlap" and self.workers.critic is not None:
                 self.critic_update.start(calls.update_critic(experience))
@@ -108,6 +111,7 @@ class Trainer:
                 await run_calls(
                     self.schedule, lambda: calls.update_actor(experience), lambda: calls.update_critic(experience)
                 )
+        await measuring
 
     async def join_critic(self) -> None:
         """Waits for the critic's update of the step before, where it was left to go on, and completes that step."""

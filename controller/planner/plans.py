@@ -13,7 +13,7 @@ from splitppo.config import Config, ConfigError, Schedule
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.load import validate
 from splitppo.config.section import RoleName
-from splitppo.config.streaming import num_parts
+from splitppo.config.streaming import num_parts, response_share
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,7 @@ def _plan(
         layout,
         reference or "actor",
         num_parts=num_parts(config),
+        response_share=response_share(config),
         has_reward_group=config.reward_model_host == "reward",
         slowdown=slowdown,
     )

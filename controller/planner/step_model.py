@@ -7,7 +7,7 @@ from typing import Literal
 
 from splitppo.config import Schedule
 from splitppo.config.section import RoleName
-from splitppo.config.streaming import part_shares
+from splitppo.config.streaming import part_shares, part_work_shares
 
 # One pool of devices for both models, one call after the other.
 Layout = Schedule | Literal["colocated"]
@@ -41,6 +41,7 @@ def step_time(
     reference: RoleName,
     *,
     num_parts: int = 1,
+    response_share: float = 0.0,
     has_reward_group: bool = False,
     slowdown: float = 1.0,
 ) -> StepTime:
@@ -55,7 +56,9 @@ def step_time(
         layout: the schedule, or one pool for both models.
         reference: its host.
         idle_s: seconds of a step in which nobody works, on top.
-        num_parts: of a streamed generation: all but the actor begin with the first part.
+        num_parts: of a streamed generation: all but the actor begin with the first part. A part ends when its share of
+            the decoding is done, and holds the tokens of `part_work_shares`.
+        response_share: of response tokens in all tokens of a step.
         has_reward_group: the reward model is in a group of its own, else on the critic.
         slowdown: work of actor and critic takes so many times as long while the other one works, too.
     """
@@ -64,7 +67,7 @@ def step_time(
     rewards = "reward" if has_reward_group else "critic"
     hosts = {"old_log_prob": "actor", "ref": reference, "values": "critic", "reward_model": rewards, "score": ""}
     tasks: list[_Task] = []
-    shares = part_shares(num_parts)
+    shares, work_shares = part_shares(num_parts), part_work_shares(num_parts, response_share)
 
     def add(pool: str, work: float, *after: int) -> int:
         in_turn = layout in ("serial", "colocated") and tasks
@@ -77,7 +80,7 @@ def step_time(
         for share in shares:
             parts.append(add("actor", at["gen"] * share, *(parts[-1:] or ends[-1])))
         computed = [add("actor", at[name], parts[-1]) for name, pool in hosts.items() if pool == "actor"]
-        for part, share in zip(parts, shares, strict=True):
+        for part, share in zip(parts, work_shares, strict=True):
             computed += [add(pool, at[name] * share, part) for name, pool in hosts.items() if pool != "actor"]
         adv = add("", at["adv"], *computed)
         actor, critic = add("actor", at["update_actor"], adv), add("critic", at["update_critic"], adv)

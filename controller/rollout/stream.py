@@ -95,7 +95,8 @@ class RolloutStream:
 
     def in_order(self, parts: Iterable[Batch]) -> Batch:
         """What was computed of the parts that have rows, in the order of the prompts."""
-        return concatenate(list(parts)).take(self.order)
+        joined = concatenate(list(parts))
+        return joined if len(self._slots) == 1 else joined.take(self.order)
 
     async def _sample(self, on_generated: Callable[[], None]) -> CommandReply:
         reply = await self._actor.generate(

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from controller.ppo.experience import Experience
 from controller.rollout.results import ScoredResponses, ValidationResult
@@ -57,6 +58,12 @@ class StepRecord:
         """Wall time of the step so far."""
         return (time.time() if self.ended_s is None else self.ended_s) - self.started_s
 
+    @cached_property
+    def learning(self) -> dict[str, float]:
+        """critic/... of the experience: passes over every token, to be made while the engines work."""
+        assert self.experience is not None
+        return learning_metrics(self.experience)
+
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Adds the time of a block to the timing of that name."""
@@ -91,7 +98,7 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
     metrics = {
         **record.metrics,
         **experience.metrics,
-        **learning_metrics(experience),
+        **record.learning,
         **length_metrics(
             prompt_lengths,
             response_lengths,

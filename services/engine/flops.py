@@ -5,9 +5,8 @@
 
 Chowdhery et al. (2022, PaLM), appendix B, with L layers of H heads of dimension d: 2 FLOPs per weight and token and
 4 * L * H * d per pair of positions forward, twice that backward. Pairs that a causal mask or a window hides are counted
-as there, and so is what the last layer leaves out (services/engine/model/last_layer.py); what is computed again
-(gradient checkpointing), padding and look-ups of embeddings are not counted. The head counts where it is computed, at
-response tokens.
+as there; what is computed again (gradient checkpointing), padding and look-ups of embeddings are not counted. The head
+counts where it is computed, at response tokens.
 """
 
 import math

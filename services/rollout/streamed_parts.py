@@ -1,11 +1,13 @@
 """Responses as rows, and as parts of the command that samples them."""
 
 from collections.abc import Iterable
+from math import ceil
 from operator import attrgetter
 
 from services.rollout.protocol import Response
 from services.runtime.role import CommandProgress
 from splitppo.batch import COLUMN_DTYPES, Batch, Column
+from splitppo.config.streaming import LARGEST_PART
 
 
 class StreamedParts:
@@ -44,12 +46,14 @@ class StreamedParts:
 def part_ends(num_responses: int, num_parts: int) -> list[int]:
     """How many responses are in each part and all before it.
 
-    A part takes half of what the parts before have left, and leaves one to each part behind it as long as there are
-    enough: few responses are long, and what comes last hides behind nothing.
+    A part takes half of what the parts before have left, but no more than LARGEST_PART equal shares, and leaves one to
+    each part behind it as long as there are enough. What comes first should come soon; few responses are long, and what
+    comes last hides behind nothing.
     """
     ends, left = [], num_responses
+    largest = ceil(LARGEST_PART * num_responses / num_parts)
     for num_behind in reversed(range(num_parts)):
-        left -= max(min((left + 1) // 2, left - num_behind), min(left, 1)) if num_behind else left
+        left -= max(min((left + 1) // 2, largest, left - num_behind), min(left, 1)) if num_behind else left
         ends.append(num_responses - left)
     return ends
 

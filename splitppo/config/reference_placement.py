@@ -9,7 +9,7 @@ only if it has more ranks.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from splitppo.config.streaming import num_parts, part_shares
+from splitppo.config.streaming import num_parts, part_work_shares, response_share
 
 if TYPE_CHECKING:
     from splitppo.config.schema import Config
@@ -51,7 +51,7 @@ def place_reference(config: "Config") -> ReferencePlacement:
 
         generate = (P + DECODE_COST R) / ((P + R) a)       old, ref = 1 / a       values, scores, ref = 1 / c
         late = what the critic's update is longer than the actor's, as it matters under `overlap`
-        behind(work) = max(work x share of the last part, late + work - generate)
+        behind(work) = max(work x the last part's share of tokens, late + work - generate)
         on the actor:  generate + max(old + ref, behind(values + scores))
         on the critic: generate + max(old, behind(values + scores + ref))
 
@@ -68,8 +68,10 @@ def place_reference(config: "Config") -> ReferencePlacement:
     update_actor, update_critic = (UPDATE_COST * model.ppo_epochs for model in (config.actor, config.critic))
     late = max(0.0, update_critic / c - update_actor / a)
 
+    last_share = part_work_shares(num_parts(config), response_share(config))[-1]
+
     def behind(work: float) -> float:
-        return max(work * part_shares(num_parts(config))[-1], late + work - generate)
+        return max(work * last_share, late + work - generate)
 
     return _better(generate + max(old + 1 / a, behind(values)), generate + max(old, behind(values + 1 / c)))
 

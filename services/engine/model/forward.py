@@ -8,7 +8,6 @@ from torch.nn import functional
 
 from services.engine.batching.packing import MicroBatch
 from services.engine.model.attention import PackedCalls
-from services.engine.model.last_layer import read_at
 from services.engine.model.log_probs import log_probs_and_entropy
 
 # The method that every model gets; it runs inside the sharded root, like `forward`.
@@ -78,10 +77,9 @@ def _hidden_states(model: Any, micro_batch: MicroBatch, positions: Tensor) -> Te
         for of in "qk":
             packed |= {f"cu_seq_lens_{of}": micro_batch.cu_seq_lens, f"max_length_{of}": micro_batch.max_length}
     calls = PackedCalls.count
-    with read_at(positions):
-        output = model.base_model(
-            input_ids=micro_batch.input_ids, position_ids=micro_batch.position_ids, use_cache=False, **packed
-        )
+    output = model.base_model(
+        input_ids=micro_batch.input_ids, position_ids=micro_batch.position_ids, use_cache=False, **packed
+    )
     if packed and calls == PackedCalls.count:
         raise NotImplementedError(f"{type(model).__name__} cannot pack rows: set use_remove_padding to false")
     hidden: Tensor = output.last_hidden_state.flatten(0, 1)[positions]

@@ -14,7 +14,7 @@ from transformers.utils import logging as hf_logging
 
 from services.engine.model.attention import ATTENTION
 from services.engine.model.forward import RESPONSE_METHOD, response_log_probs, response_scores, response_values
-from services.engine.model.last_layer import skip_unread
+from services.engine.model.linear import use_onednn
 from services.engine.model.weights import AUTO_MODELS, UNREADABLE, Kind, load_weights
 
 _FOLDER_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
@@ -80,7 +80,7 @@ def build_model(
             module.p = 0.0
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    skip_unread(model)
+    use_onednn(model)
     setattr(model, RESPONSE_METHOD, MethodType(_RESPONSE_METHODS[kind], model))
     return model.eval()
 

@@ -73,7 +73,9 @@ def test_rows_without_places_have_no_parts() -> None:
 @pytest.mark.parametrize(
     ("num_responses", "num_parts", "ends"),
     [
-        (64, 4, [32, 48, 56, 64]),
+        (64, 4, [24, 44, 54, 64]),
+        (64, 6, [16, 32, 48, 56, 60, 64]),
+        (64, 2, [32, 64]),
         (7, 3, [4, 6, 7]),
         (8, 8, [1, 2, 3, 4, 5, 6, 7, 8]),
         (6, 4, [3, 4, 5, 6]),
@@ -81,7 +83,7 @@ def test_rows_without_places_have_no_parts() -> None:
         (0, 2, [0, 0]),
     ],
 )
-def test_a_part_takes_half_of_what_is_left_and_leaves_one_to_those_behind(
+def test_a_part_takes_half_of_what_is_left_but_no_more_than_its_bound_and_leaves_one_to_those_behind(
     num_responses: int, num_parts: int, ends: list[int]
 ) -> None:
     assert part_ends(num_responses, num_parts) == ends

@@ -77,3 +77,11 @@ def test_a_reward_group_works_beside_the_others() -> None:
     assert on_critic.step_s == pytest.approx(6 + (4 + 5) + 0.5 + 8)
     assert own_group.step_s == pytest.approx(6 + (3 + 2) + 0.5 + 8)
     assert own_group.bubbles["reward"] == pytest.approx(1 - 5 / 19.5)
+
+
+def test_the_last_of_the_parts_has_more_tokens_than_responses() -> None:
+    # Two parts of half of the responses. Of long responses the second holds three quarters of the tokens; its 4.5 s of
+    # values and reference begin after generation, which takes 6 s, and last longer than old log-probs.
+    streamed = step_time(PHASES, 0.0, "gather", "critic", num_parts=2, response_share=1.0)
+    assert streamed.step_s == pytest.approx(6 + 4.5 + 0.5 + 8)
+    assert step_time(PHASES, 0.0, "gather", "critic", num_parts=2).step_s == pytest.approx(6 + 3 + 0.5 + 8)

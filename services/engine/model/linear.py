@@ -1,0 +1,61 @@
+"""Linear layers whose products over many rows are oneDNN's on a CPU, which are faster there than MKL's.
+
+PyTorch leaves float32 products to MKL. What a product costs is the same for both of them up to a factor, so nothing
+else changes: not the weights, their names or their number.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+# Rows from which on oneDNN is the faster one; it copies the weights into a layout of its own first.
+MIN_ROWS = 512
+
+
+class OneDnnLinear(nn.Linear):
+    """`nn.Linear`, up to rounding."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of the base class
+        if not _is_faster(input):
+            return functional.linear(input, self.weight, self.bias)
+        output: Tensor = _Product.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return output
+
+
+def use_onednn(model: nn.Module) -> None:
+    """Makes every plain linear layer of a model a `OneDnnLinear`, where PyTorch was built with oneDNN."""
+    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                module.__class__ = OneDnnLinear
+
+
+def _is_faster(rows: Tensor) -> bool:
+    is_left_to_mkl = rows.device.type == "cpu" and rows.dtype == torch.float32
+    return is_left_to_mkl and rows.shape[:-1].numel() >= MIN_ROWS
+
+
+class _Product(torch.autograd.Function):
+    """input W^T + b, for input [..., I], W [O, I], b [O]; only float32 on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, weight_OI)
+        return _onednn(rows, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight_OI = ctx.saved_tensors
+        [gradient] = gradients
+        gradient_NO = gradient.flatten(0, -2)
+        grad_rows = _onednn(gradient, weight_OI.T, None) if ctx.needs_input_grad[0] else None
+        # Sums over many rows are MKL's strength.
+        grad_weight_OI = gradient_NO.T @ rows.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        return grad_rows, grad_weight_OI, gradient_NO.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def _onednn(rows: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight_OI, bias_O, "none", [], "")  # noqa: SLF001
+    return product
