@@ -40,7 +40,7 @@ RUN python3 -m compileall -q /app
 FROM base AS controller
 # Sandboxes for code answers; they start where deploy/compose/compose.code.yaml lets them.
 RUN apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends bubblewrap \
- && rm -rf /var/lib/apt/lists/*
+ && apt-get clean && rm -rf /var/lib/apt/lists/*
 COPY --from=controller-packages /opt/splitppo /opt/splitppo
 COPY --from=source /app /app
 USER 10001:10001
@@ -66,7 +66,7 @@ ARG LOCK=cpu
 RUN case "${LOCK}" in vllm*) \
       headers=$(python3 -c 'import os, sysconfig; print("" if os.path.exists(sysconfig.get_paths()["include"] + "/Python.h") else "libpython3-dev")') \
       && apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends g++ gcc libc6-dev $headers \
-      && rm -rf /var/lib/apt/lists/* ;; \
+      && apt-get clean && rm -rf /var/lib/apt/lists/* ;; \
     esac
 COPY --from=worker-packages /opt/splitppo /opt/splitppo
 COPY --from=source /app /app

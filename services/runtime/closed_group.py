@@ -30,6 +30,9 @@ _INTERFACE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 # What a step frees the next one needs again. By default glibc gives large blocks back to the kernel, which then has to
 # clear pages for the same tensors; 32 MiB is the largest block that it can be told to keep.
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+# oneDNN compiles a product anew for every number of rows. Packed rows come in ever new numbers, and by default 1024 of
+# them would stay, in each of two caches; a pass needs about ten.
+_COMPILED_PRODUCTS = {"LRU_CACHE_CAPACITY": "32", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
 _BACKEND = "loopback"
 _STORE_TIMEOUT = timedelta(seconds=60)
 _BAD_INPUT = 2
@@ -47,7 +50,7 @@ def run_closed_group(arguments: Sequence[str]) -> int:
     """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ.update({**KEPT_MEMORY, **os.environ, **_INTERFACE})
+    os.environ.update({**KEPT_MEMORY, **_COMPILED_PRODUCTS, **os.environ, **_INTERFACE})
     if _BACKEND not in rendezvous_handler_registry._registry:  # noqa: SLF001 # it offers no other question
         rendezvous_handler_registry.register(_BACKEND, LoopbackRendezvous)
     with tempfile.TemporaryDirectory(prefix="torchrun_") as error_files:

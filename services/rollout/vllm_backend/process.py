@@ -4,6 +4,7 @@ Written for vLLM 0.32 (pinned in pyproject.toml). Everything here that reaches i
 reason.
 """
 
+import ctypes
 import logging
 import os
 import random
@@ -25,11 +26,17 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
     "DO_NOT_TRACK": "1",
 }
+# Each weight sync frees what vLLM has packed and packs it anew, and generation needs other blocks than training: a heap
+# that keeps all that was ever freed (services/runtime/closed_group.py) would grow for many steps.
+_M_TRIM_THRESHOLD = -1  # of glibc's mallopt
+_KEPT_BYTES = 64 << 20
 
 
 def import_vllm() -> Any:
     """The package, made ready for this process. Call it instead of importing vllm."""
     os.environ.update(_ENVIRONMENT)
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     with kept_random_state():
         import vllm
 
