@@ -11,30 +11,28 @@ from splitppo.config.section import OneOrMany, PositiveInt, Section
 _Paths = Annotated[tuple[str, ...], OneOrMany]
 
 
-class CustomDatasetConfig(Section):
+class _ClassInFile(Section):
+    """A class of the user's: two keys, its file and its name there."""
+
+    @model_validator(mode="after")
+    def _all_or_none(self) -> Self:
+        if len({value is None for _, value in self}) > 1:
+            raise ValueError(f"expected both {' and '.join(type(self).model_fields)}, or neither")
+        return self
+
+
+class CustomDatasetConfig(_ClassInFile):
     """A class of yours that gives the rows, in place of the reading of files."""
 
     path: Path | None = Field(None, description="Python file with the class")
     name: str | None = Field(None, description="its name in that file")
 
-    @model_validator(mode="after")
-    def _both_or_none(self) -> Self:
-        if (self.path is None) != (self.name is None):
-            raise ValueError("expected both path and name, or neither")
-        return self
 
-
-class SamplerConfig(Section):
+class SamplerConfig(_ClassInFile):
     """A class of yours that says which prompts come when, in place of `shuffle`."""
 
     class_path: Path | None = Field(None, description="Python file with the class")
     class_name: str | None = Field(None, description="its name in that file")
-
-    @model_validator(mode="after")
-    def _both_or_none(self) -> Self:
-        if (self.class_path is None) != (self.class_name is None):
-            raise ValueError("expected both class_path and class_name, or neither")
-        return self
 
 
 class DataConfig(Section):

@@ -19,6 +19,7 @@ from splitppo.v1 import worker_pb2, worker_pb2_grpc
 from tests.integration.trackers.fed_run import held_by
 from tests.meetings import HELD, held, let_go
 from tests.runs import NUM_STEPS, STEPS_PER_EPOCH, RunFolder, started
+from tests.user_samplers import WORST
 
 # One test may have to make several runs first; on a busy machine they take their time.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -147,30 +148,12 @@ def test_killed_ranks_are_restarted_under_overlap_and_the_run_ends_the_same(
     assert_same_end(folder, completed("overlap", 2))
 
 
-PROMPTS = """
+ROWS = """
 import json
 
 def rows(data_files, data_config, split):
     with open(data_files[0]) as file:
         yield from map(json.loads, file)
-
-
-class Worst:
-    def __init__(self, data_source, data_config, seed):
-        self.scores = [0.0] * len(data_source)
-
-    def next_batch(self, num_prompts):
-        return sorted(range(len(self.scores)), key=lambda row: (self.scores[row], row))[:num_prompts]
-
-    def update(self, indices, scores):
-        for index, of_prompt in zip(indices, scores):
-            self.scores[index] += float(of_prompt.mean()) + 0.01
-
-    def state_dict(self):
-        return {"scores": self.scores}
-
-    def load_state_dict(self, state):
-        self.scores = state["scores"]
 """
 
 
@@ -178,7 +161,7 @@ def test_a_killed_run_with_bypassed_old_log_probs_and_prompts_of_the_users_ends_
     config: dict[str, Any], tmp_path: Path
 ) -> None:
     """Data set and sampler are classes of the user's; the sampler chooses by the scores of the steps before."""
-    (tmp_path / "prompts.py").write_text(PROMPTS)
+    (tmp_path / "prompts.py").write_text(ROWS + WORST)
     of_users = {
         "custom_cls": {"path": str(tmp_path / "prompts.py"), "name": "rows"},
         "sampler": {"class_path": str(tmp_path / "prompts.py"), "class_name": "Worst"},

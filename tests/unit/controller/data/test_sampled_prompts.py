@@ -12,6 +12,7 @@ import pytest
 from controller.data.sampled_prompts import SampledPrompts
 from splitppo.config import ConfigError, DataConfig
 from tests.fake_services import make_table
+from tests.user_samplers import WORST
 
 NUM_ROWS, BATCH_SIZE = 7, 3
 
@@ -55,26 +56,6 @@ class Shuffled:
         version, numbers, gauss = state["random"]
         self.left = state["left"]
         self.random.setstate((version, tuple(numbers), gauss))
-
-
-class Worst:
-    """Whatever has scored least so far comes next."""
-
-    def __init__(self, data_source, data_config, seed):
-        self.scores = [0.0] * len(data_source)
-
-    def next_batch(self, num_prompts):
-        return sorted(range(len(self.scores)), key=lambda row: (self.scores[row], row))[:num_prompts]
-
-    def update(self, indices, scores):
-        for index, of_prompt in zip(indices, scores):
-            self.scores[index] += 1 + float(of_prompt.mean())
-
-    def state_dict(self):
-        return {"scores": self.scores}
-
-    def load_state_dict(self, state):
-        self.scores = state["scores"]
 
 
 class Unseeded(ByEpoch):
@@ -140,7 +121,7 @@ class Unwritable(Shuffled):
 
 @pytest.fixture
 def config(tmp_path: Path) -> Any:
-    (tmp_path / "sampler.py").write_text(SAMPLERS)
+    (tmp_path / "sampler.py").write_text(SAMPLERS + WORST)
 
     def make(name: str) -> DataConfig:
         sampler = {"class_path": str(tmp_path / "sampler.py"), "class_name": name}

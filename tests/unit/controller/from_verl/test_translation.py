@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,15 +11,7 @@ import pytest
 from controller.from_verl.command import read_settings, translated_yaml
 from controller.from_verl.translation import Finding, Translation, translate
 from splitppo.config import Config, ConfigError, load_config
-
-NOW = datetime(2026, 8, 9, tzinfo=UTC)
-BASE = (
-    "data.train_files=train.parquet",
-    "data.val_files=val.parquet",
-    "data.train_batch_size=512",
-    "actor_rollout_ref.model.path=my/model",
-    "trainer.total_training_steps=200",
-)
+from tests.verl_launch import BASE, NOW
 
 
 def translated(
