@@ -2,8 +2,8 @@
 
     python -m benchmarks.curves [--only ppo grpo] [--seeds 1 2 3] [--output runs/curves]
 
-Each run is an ordinary one of `python -m controller` in OUTPUT/ALGORITHM/seed_N. What is finished is not run again, what
-was killed goes on from its last checkpoint, and a run whose settings have changed starts afresh. After every run
+Each run is an ordinary one of `python -m controller` in OUTPUT/ALGORITHM/seed_N. What is finished is not run again,
+what was killed goes on from its last checkpoint, and a run whose settings have changed starts afresh. After every run
 curves.md and curves.png are made of all that there is: the held-out greedy accuracy, median and range over the seeds.
 To add an algorithm, add a line to ALGORITHMS; to add a picture, a group of lines to PANELS.
 """
@@ -150,7 +150,7 @@ def table_of(algorithms: Sequence[Algorithm], output: Path) -> Iterator[str]:
 
 
 def draw(output: Path, file: Path) -> None:
-    """A picture with a panel per group of algorithms: medians over the seeds, and from the worst to the best of them."""
+    """A picture with a panel per group of algorithms: the median over the seeds, and from the worst to the best."""
     figure = Figure(figsize=(8 * len(PANELS), 5))
     axes = figure.subplots(1, len(PANELS), squeeze=False)
     for axis, (title, algorithms) in zip(axes[0], PANELS.items(), strict=True):
