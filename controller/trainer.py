@@ -95,6 +95,8 @@ class Trainer:
                 scored.scores,
                 num_samples=self.config.rollout.n,
                 kl_coef=self.state.kl_coef,
+                token_scores=scored.token_scores(rollouts["responses"].lengths),
+                normalization=self.state.normalization(self.config),
             )
         self.log_prob_check.check(record.step, experience.metrics)
         return experience
