@@ -97,6 +97,8 @@ class Trainer:
                 num_samples=self.config.rollout.n,
                 kl_coef=self.state.kl_coef,
                 components=scored.components(algorithm.gdpo_reward_keys),
+                token_scores=scored.token_scores(rollouts["responses"].lengths),
+                normalization=self.state.normalization(self.config),
             )
         self.log_prob_check.check(record.step, experience.metrics)
         return experience
