@@ -188,6 +188,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _greedy_scores_are_on_the_scale_of_rewards(self) -> "Config":
+        if self.algorithm.needs_greedy_scores and self.reward.shaping.whiten_rewards:
+            raise ValueError(
+                f"reward.shaping.whiten_rewards gives rewards a scale that greedy scores do not have: switch it off, or"
+                f" take another algorithm.adv_estimator than {self.algorithm.adv_estimator}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _what_needs_validation_has_prompts(self) -> "Config":
         needs = {
             "evaluation.val_only": self.evaluation.val_only,
