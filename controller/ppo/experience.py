@@ -35,7 +35,7 @@ class Experience:
 
     Attributes:
         batch: prompts, responses, what the services computed for them, advantages, returns; response_mask where
-            tokens may be rejected, rollout_is_weights where they are weighted.
+            tokens may be left out, rollout_is_weights where they are weighted.
         scores: [B].
         rewards: KL penalty included; aligned with responses, 0 where a token does not count.
         learned: bool, of all response tokens those that both models learn from: the others are masked or rejected.
@@ -71,12 +71,19 @@ class Experience:
 
 
 def assemble_experience(
-    algorithm: AlgorithmConfig, rollouts: Batch, scores_B: Float32s, *, num_samples: int, kl_coef: float
+    algorithm: AlgorithmConfig,
+    rollouts: Batch,
+    scores_B: Float32s,
+    *,
+    num_samples: int,
+    kl_coef: float,
+    truncated_B: Mask | None = None,
 ) -> Experience:
     """Corrects rollouts, puts scores on the last tokens, subtracts the KL penalty, estimates advantages and returns.
 
     A rejected token gets no advantage and no return, and the estimators bridge it. A response keeps its score as long
     as one token is left, on the last of those; one that is rejected as a whole still counts in its group's baseline.
+    With mask_truncated_completions so it is with those of `truncated_B`, which were cut off ([B]; None: none was).
 
     `rollouts` come with whatever the services computed for them; the `num_samples` of one prompt are neighbours.
     """
@@ -88,7 +95,10 @@ def assemble_experience(
     if algorithm.rollout_correction.bypasses and "rollout_log_probs" in rollouts:
         # In checked steps too, where both are known: whether a step is checked must not change what is learned.
         rollouts = rollouts.merge(Batch(rollouts.num_rows, {"old_log_probs": rollouts["rollout_log_probs"]}))
-    learned = Column(_enough_to_learn(correction.kept.values, mask.values), lengths)
+    kept_N = correction.kept.values
+    if algorithm.mask_truncated_completions and truncated_B is not None:
+        kept_N = kept_N & ~np.repeat(truncated_B, lengths)
+    learned = Column(_enough_to_learn(kept_N, mask.values), lengths)
     rewards, advantages, returns = (Column(np.empty(len(mask.values), np.float32), lengths) for _ in range(3))
     kl_B = np.zeros(rollouts.num_rows)
     for start, stop in _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples):
@@ -110,7 +120,7 @@ def assemble_experience(
     if learned.values.any() or not mask.values.any():
         advantages = Column(whiten_advantages(algorithm, advantages.values, learned.values), lengths)
     columns = {"advantages": advantages, "returns": returns}
-    if algorithm.rollout_correction.rejections:
+    if algorithm.rollout_correction.rejections or algorithm.mask_truncated_completions:
         columns["response_mask"] = Column(learned.values.astype(np.uint8), lengths)
     if correction.weights is not None:
         columns["rollout_is_weights"] = correction.weights
@@ -190,9 +200,9 @@ def _correct(algorithm: AlgorithmConfig, rollouts: Batch, mask: Column) -> _Corr
 
 
 def _enough_to_learn(kept_N: Mask, mask_N: Mask) -> Mask:
-    """What was kept, or nothing if rejection left a single token, which no statistic can be made of."""
+    """What was kept, or nothing if a single token is left, which no statistic can be made of."""
     if kept_N.sum() >= 2 or mask_N.sum() < 2:
         return kept_N
     kept, total = kept_N.sum(), mask_N.sum()
-    log.warning("rollout correction keeps %d of %d response tokens: nothing is learned in this step", kept, total)
+    log.warning("%d of %d response tokens are left to learn from: nothing is learned in this step", kept, total)
     return np.zeros_like(kept_N)

@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from splitppo.config.phases import AdaptiveEntropy, Phase, check_apart
 from splitppo.config.rejection import Rejection, parse_rejections
-from splitppo.config.section import PositiveInt, Section, Share
+from splitppo.config.section import OneOrMany, PositiveInt, Section, Share
 
 # Whether an estimator of advantages needs values: this alone decides whether a run has a critic. The functions of the
 # same names are controller/ppo/advantages.py's.
@@ -109,4 +110,22 @@ class AlgorithmConfig(Section):
     kl_ctrl: Literal["fixed", "adaptive"] = Field("fixed", description="adaptive: Ziegler et al., 2019")
     kl_target: float = Field(0.1, gt=0.0, description="adaptive: KL to hold, nats")
     kl_horizon: PositiveInt = Field(10_000, description="adaptive: samples over which the coefficient moves")
+    mask_truncated_completions: bool = Field(
+        False,
+        description="nothing is learned from responses that data.max_response_length has cut off (DAPO's overlong"
+        " filtering); they still count in their group's baseline",
+    )
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    adaptive_entropy: AdaptiveEntropy = AdaptiveEntropy()
+    phases: Annotated[tuple[Phase, ...], OneOrMany] = Field(
+        (), description="[{from_step, to_step, ...}, ...]: steps in which losses and coefficients are others"
+    )
+
+    @model_validator(mode="after")
+    def _no_step_has_two_phases(self) -> "AlgorithmConfig":
+        check_apart(self.phases)
+        return self
+
+    def phase_number(self, step: int) -> int:
+        """Which of the phases a step belongs to, from 1; 0: to none."""
+        return next((number for number, phase in enumerate(self.phases, start=1) if phase.holds_at(step)), 0)

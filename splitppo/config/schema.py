@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Self, get_args
 
-from pydantic import model_validator
+from pydantic import ValidationError, model_validator
 
 from splitppo.config.algorithm import NEEDS_VALUES, AlgorithmConfig
 from splitppo.config.checkpoint import CheckpointConfig
@@ -15,6 +15,7 @@ from splitppo.config.data import DataConfig
 from splitppo.config.debug import DebugConfig
 from splitppo.config.evaluation import EvaluationConfig
 from splitppo.config.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
+from splitppo.config.phases import Phase
 from splitppo.config.placement import PlacementConfig
 from splitppo.config.reference_placement import place_reference
 from splitppo.config.reward import RewardConfig
@@ -59,10 +60,31 @@ class Config(Section):
         """A critic group exists iff the estimator needs values."""
         return NEEDS_VALUES[self.algorithm.adv_estimator]
 
+    def at_step(self, step: int) -> Self:
+        """This configuration as it holds in one step: its phase, which is the only one left, is in the sections."""
+        number = self.algorithm.phase_number(step)
+        return self._in_phase(self.algorithm.phases[number - 1] if number else None)
+
+    def _in_phase(self, phase: Phase | None) -> Self:
+        """As it holds in a phase, or (None) outside of all."""
+        if not self.algorithm.phases:
+            return self
+        actor, algorithm = self.actor.model_dump(), self.algorithm.model_dump()
+        algorithm["phases"] = () if phase is None else (phase,)
+        if phase is not None:
+            phase.put_into(actor, algorithm)
+        sections = {"actor": type(self.actor)(**actor), "algorithm": type(self.algorithm)(**algorithm)}
+        return self.model_copy(update=sections)
+
+    @property
+    def in_every_phase(self) -> tuple[Self, ...]:
+        """As it holds outside of all phases, and in each of them."""
+        return (self._in_phase(None), *(self._in_phase(phase) for phase in self.algorithm.phases))
+
     @property
     def uses_reference(self) -> bool:
-        """A reference exists iff KL is used, in the reward or in the loss."""
-        return self.algorithm.use_kl_in_reward or self.actor.use_kl_loss
+        """A reference exists iff KL is used, in the reward or in the loss, in any phase."""
+        return any(one.algorithm.use_kl_in_reward or one.actor.use_kl_loss for one in self.in_every_phase)
 
     @property
     def reference_host(self) -> RoleName | None:
@@ -79,15 +101,12 @@ class Config(Section):
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """Whether log-probs under the policy are computed before the update in every step, checked or not.
+        """Whether log-probs under the policy are computed before the update in every step (of a phase), checked or not.
 
         One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones. Then only the KL in the
         reward and rollout correction ask for them. With bypass_mode the rollout backend's are taken.
         """
-        actor, algorithm = self.actor, self.algorithm
-        one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == self.data.train_batch_size
-        needed = not one_update or algorithm.use_kl_in_reward or algorithm.rollout_correction.is_active
-        return needed and not algorithm.rollout_correction.bypasses
+        return any(_needs_old_log_probs(one) for one in self.in_every_phase)
 
     @property
     def reward_model_host(self) -> RoleName | None:
@@ -145,6 +164,33 @@ class Config(Section):
         if placement.get("reward_model", "auto") == "auto":
             placement["reward_model"] = "critic"
         return {**tree, **sections}
+
+    @model_validator(mode="after")
+    def _what_a_phase_changes_counts(self) -> "Config":
+        for number, phase in enumerate(self.algorithm.phases):
+            key = f"algorithm.phases.{number}"
+            try:
+                held = self._in_phase(phase)
+            except ValidationError as error:
+                raise ValueError(f"{key}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+            for coef, switch, is_on in (
+                ("kl_coef", "use_kl_in_reward", held.algorithm.use_kl_in_reward),
+                ("kl_loss_coef", "use_kl_loss", held.actor.use_kl_loss),
+            ):
+                if getattr(phase, coef) is not None and not is_on:
+                    raise ValueError(f"{key}: {coef} is of no use without {switch}: set {switch}, or drop {coef}")
+        return self
+
+    @model_validator(mode="after")
+    def _adaptive_entropy_begins_within_its_bounds(self) -> "Config":
+        adaptive, coeff = self.algorithm.adaptive_entropy, self.actor.entropy_coeff
+        low, high = adaptive.min_entropy_coeff, adaptive.max_entropy_coeff
+        if any(one.algorithm.adaptive_entropy.enable for one in self.in_every_phase) and not low <= coeff <= high:
+            raise ValueError(
+                f"actor.entropy_coeff ({coeff:g}) must lie between algorithm.adaptive_entropy.min_entropy_coeff"
+                f" ({low:g}) and max_entropy_coeff ({high:g})"
+            )
+        return self
 
     @model_validator(mode="after")
     def _the_reference_is_placed(self) -> "Config":
@@ -230,6 +276,13 @@ class Config(Section):
             for key, address in {"bind": service.bind, "address": service.address or "localhost:0"}.items():
                 if not is_loopback(address):
                     yield f"services.{role}.{key}", address
+
+
+def _needs_old_log_probs(config: Config) -> bool:
+    actor, algorithm = config.actor, config.algorithm
+    one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == config.data.train_batch_size
+    needed = not one_update or algorithm.use_kl_in_reward or algorithm.rollout_correction.is_active
+    return needed and not algorithm.rollout_correction.bypasses
 
 
 def _resolve_bypass(algorithm: dict[str, Any], *, computes_alike: bool) -> bool:
