@@ -89,15 +89,16 @@ class Trainer:
             lambda: calls.values(after_update=self.join_critic),  # critic, once its update of the step before is done
             lambda: calls.scores(after_update=self.join_critic),  # reward processes; whichever hosts the reward model
         )
-        record = calls.record
+        record, algorithm = calls.record, calls.config.algorithm
         with record.timed("adv"), record.span("controller", "adv"):
             record.experience = experience = assemble_experience(
-                calls.config.algorithm,
+                algorithm,
                 rollouts.merge(old).merge(ref).merge(values),
                 scored.scores,
                 num_samples=self.config.rollout.n,
-                kl_coef=calls.config.algorithm.kl_coef,
+                kl_coef=algorithm.kl_coef,
                 truncated_B=scored.truncated,
+                components=scored.components(algorithm.gdpo_reward_keys),
             )
         self.log_prob_check.check(record.step, experience.metrics)
         return experience

@@ -5,7 +5,7 @@ coefficients have come to.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
@@ -93,17 +93,21 @@ class Phase(Section):
         """Whether a step is one of its steps."""
         return self.from_step <= step and (self.to_step is None or step <= self.to_step)
 
-    def put_into(self, actor: dict[str, Any], algorithm: dict[str, Any]) -> None:
-        """Puts what it changes into the sections of these names, as plain trees."""
+    @property
+    def changes(self) -> Mapping[str, Mapping[str, Any]]:
+        """What it changes, by the path of a section."""
         given = {name: value for name, value in self.model_dump(exclude_none=True).items() if value != "adaptive"}
-        actor |= {name: given[name] for name in ("entropy_coeff", "use_kl_loss", "kl_loss_coef") if name in given}
-        algorithm |= {name: given[name] for name in ("use_kl_in_reward", "kl_coef") if name in given}
-        if self.loss_mode is not None:
-            actor["policy_loss"]["loss_mode"] = self.loss_mode
+        actor, algorithm = ("entropy_coeff", "use_kl_loss", "kl_loss_coef"), ("use_kl_in_reward", "kl_coef")
+        changes = {
+            "actor": {name: given[name] for name in actor if name in given},
+            "actor.policy_loss": {name: given[name] for name in ("loss_mode",) if name in given},
+            "algorithm": {name: given[name] for name in algorithm if name in given},
+        }
         if self.entropy_coeff is not None:
-            algorithm["adaptive_entropy"]["enable"] = self.entropy_coeff == "adaptive"
+            changes["algorithm.adaptive_entropy"] = {"enable": self.entropy_coeff == "adaptive"}
         if self.kl_coef is not None:
-            algorithm["kl_ctrl"] = "adaptive" if self.kl_coef == "adaptive" else "fixed"
+            changes["algorithm"]["kl_ctrl"] = "adaptive" if self.kl_coef == "adaptive" else "fixed"
+        return changes
 
 
 def check_apart(phases: Sequence[Phase]) -> None:

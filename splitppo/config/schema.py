@@ -4,12 +4,12 @@ Every model is frozen and refuses unknown keys. Field names are verl's where ver
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any, Self, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self, TypeVar, get_args
 
 from pydantic import ValidationError, model_validator
 
-from splitppo.config.algorithm import NEEDS_VALUES, AlgorithmConfig
+from splitppo.config.algorithm import AlgorithmConfig
 from splitppo.config.checkpoint import CheckpointConfig
 from splitppo.config.data import DataConfig
 from splitppo.config.debug import DebugConfig
@@ -26,6 +26,8 @@ from splitppo.config.section import RoleName, Section, TrainedRoleName
 from splitppo.config.security import is_loopback
 from splitppo.config.services import ServicesConfig
 from splitppo.config.tracking import TrackingConfig
+
+S = TypeVar("S", bound=Section)
 
 # Steps between comparisons where the rollout backend's log-probs are the old ones: they cost next to nothing.
 BYPASS_CHECK_FREQ = 100
@@ -58,23 +60,28 @@ class Config(Section):
     @property
     def uses_critic(self) -> bool:
         """A critic group exists iff the estimator needs values."""
-        return NEEDS_VALUES[self.algorithm.adv_estimator]
+        return self.algorithm.needs_values
 
     def at_step(self, step: int) -> Self:
-        """This configuration as it holds in one step: its phase, which is the only one left, is in the sections."""
+        """This configuration as it holds in one step.
+
+        Its phase, which is the only one left, is in the sections; the critic's warm-up may have a lambda of its own.
+        """
         number = self.algorithm.phase_number(step)
-        return self._in_phase(self.algorithm.phases[number - 1] if number else None)
+        held = self._in_phase(self.algorithm.phases[number - 1] if number else None)
+        lam = self.algorithm.lam_critic_warmup
+        if lam is None or step > self.critic.warmup_steps:
+            return held
+        return _changed(held, "algorithm", {"lam_critic": lam})
 
     def _in_phase(self, phase: Phase | None) -> Self:
         """As it holds in a phase, or (None) outside of all."""
         if not self.algorithm.phases:
             return self
-        actor, algorithm = self.actor.model_dump(), self.algorithm.model_dump()
-        algorithm["phases"] = () if phase is None else (phase,)
-        if phase is not None:
-            phase.put_into(actor, algorithm)
-        sections = {"actor": type(self.actor)(**actor), "algorithm": type(self.algorithm)(**algorithm)}
-        return self.model_copy(update=sections)
+        held = _changed(self, "algorithm", {"phases": () if phase is None else (phase,)})
+        for section, values in phase.changes.items() if phase is not None else ():
+            held = _changed(held, section, values)
+        return held
 
     @property
     def in_every_phase(self) -> tuple[Self, ...]:
@@ -169,8 +176,10 @@ class Config(Section):
     def _what_a_phase_changes_counts(self) -> "Config":
         for number, phase in enumerate(self.algorithm.phases):
             key = f"algorithm.phases.{number}"
+            held = self._in_phase(phase)
             try:
-                held = self._in_phase(phase)
+                for section in (held.actor, held.algorithm):
+                    type(section)(**section.model_dump())
             except ValidationError as error:
                 raise ValueError(f"{key}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
             for coef, switch, is_on in (
@@ -214,6 +223,15 @@ class Config(Section):
             raise ValueError(
                 f"placement.reward_model is critic, but algorithm.adv_estimator {self.algorithm.adv_estimator} needs no"
                 " values and starts no critic: set placement.reward_model to reward, or take an estimator with a critic"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_have_several_samples(self) -> "Config":
+        if self.algorithm.needs_groups and self.rollout.n < 2:
+            raise ValueError(
+                f"algorithm.adv_estimator {self.algorithm.adv_estimator} compares the samples of a prompt: expected"
+                f" rollout.n of at least 2, got {self.rollout.n}"
             )
         return self
 
@@ -276,6 +294,14 @@ class Config(Section):
             for key, address in {"bind": service.bind, "address": service.address or "localhost:0"}.items():
                 if not is_loopback(address):
                     yield f"services.{role}.{key}", address
+
+
+def _changed(section: S, path: str, values: Mapping[str, Any]) -> S:
+    """A section with other values in the one at `path` inside of it ("" is itself), which are not checked."""
+    if not path:
+        return section.model_copy(update=values)
+    name, _, rest = path.partition(".")
+    return section.model_copy(update={name: _changed(getattr(section, name), rest, values)})
 
 
 def _needs_old_log_probs(config: Config) -> bool:

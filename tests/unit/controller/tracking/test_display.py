@@ -12,8 +12,8 @@ from controller.tracking.display import Display, open_display, printable, sparkl
 from controller.tracking.summary import Summary, Validation
 from splitppo.config import Config
 from splitppo.config.batch_plan import batch_plan
-from splitppo.config.phases import Phase
 from splitppo.config.load import validate
+from splitppo.config.phases import Phase
 
 SAMPLE = ScoredSample("sort cadb", "#### abcd [bold]\x1b[31m", 1.0, "abcd", "sort_letters")
 SUMMARY = Summary(
