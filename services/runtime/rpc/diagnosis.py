@@ -12,12 +12,11 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from services.runtime.failures.heartbeat import VitalSign
-from services.runtime.rpc.limits import MAX_MEASURED_BYTES
 from services.runtime.rpc.method_adapter import Method
 from services.runtime.state.worker import Worker
 from splitppo.rpc.credentials import Credentials
 from splitppo.rpc.errors import InvalidArgument, LimitExceeded
-from splitppo.rpc.wire_format import CHUNK_BYTES
+from splitppo.rpc.wire_format import CHUNK_BYTES, MAX_MEASURED_BYTES
 from splitppo.v1 import worker_pb2
 
 # Of a file that a controller, or a doctor, has put into the run folder.

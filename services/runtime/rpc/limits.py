@@ -7,8 +7,6 @@ from splitppo.rpc.errors import LimitExceeded
 
 # Requests but for batches hold ids, numbers and the names of columns.
 MAX_REQUEST_BYTES = 64 << 10
-# Of one measurement of the wire, in each direction.
-MAX_MEASURED_BYTES = 64 << 20
 
 
 class CallLimit:
