@@ -127,7 +127,7 @@ def test_a_dynamic_micro_batch_holds_the_longest_row(tmp_path: Path) -> None:
         pytest.param((), (5, 3), range(5), range(5, 8), 1, id="as requested"),
         pytest.param(("trainer.n_gpus_per_node=2",), None, range(1), range(1, 2), 1, id="two"),
         pytest.param(("trainer.n_gpus_per_node=1",), None, range(1), range(1), 1, id="one for both"),
-        pytest.param(("algorithm.adv_estimator=grpo",), None, range(8), range(0), 2, id="no critic"),
+        pytest.param(("algorithm.adv_estimator=reinforce_plus_plus",), None, range(8), range(0), 2, id="no critic"),
     ],
 )
 def test_gpus_are_divided(
@@ -164,7 +164,7 @@ def test_a_reward_model_of_a_pool_has_a_group(tmp_path: Path) -> None:
     [
         ("algorithm.filter_groups.enable=True", "not yet"),
         ("data.gen_batch_size=1024", "data.train_batch_size"),
-        ("algorithm.adv_estimator=opo", "grpo"),
+        ("algorithm.adv_estimator=optimal_token_baseline", "grpo"),
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "vanilla"),
         (f"{ACTOR}.optim.optimizer=AdamW8bit", "AdamW"),
         ("actor_rollout_ref.model.lora_rank=32", "full fine-tuning"),
