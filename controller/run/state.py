@@ -24,6 +24,7 @@ class RunState(BaseModel):
     validated_step: int = Field(-1, description="step of validation_after")
     train_s: float = Field(0.0, description="seconds in steps, without validation and checkpoints")
     tokens: int = Field(0, description="prompt and response tokens trained")
+    refills: int = Field(0, ge=0, description="batches of prompts drawn beyond one per step, by dynamic sampling")
     sampler: Mapping[str, Any] | None = Field(None, description="position of a user's sampler; of no other prompts")
     best: Best | None = Field(None, description="by checkpoint.best_metric")
     stagnation: Stagnation | None = Field(None, description="by evaluation.early_stop")
@@ -34,18 +35,32 @@ class RunState(BaseModel):
         return cls(step=0, kl_coef=config.algorithm.kl_coef)
 
     def after(
-        self, experience: Experience, config: Config, step_s: float, sampler: Mapping[str, Any] | None = None
+        self,
+        experience: Experience,
+        config: Config,
+        step_s: float,
+        num_draws: int = 1,
+        sampler: Mapping[str, Any] | None = None,
     ) -> Self:
-        """State after the update on `experience`: the KL controller moves, totals grow, the prompts go on."""
+        """State after the update on `experience`: the KL controller moves, totals grow, the prompts go on.
+
+        `num_draws` batches of prompts were drawn for it.
+        """
         num_samples = experience.batch.num_rows
         return self.model_copy(
             update={
                 "kl_coef": next_kl_coef(config.algorithm, self.kl_coef, experience.kl, num_samples=num_samples),
                 "train_s": self.train_s + step_s,
                 "tokens": self.tokens + experience.num_tokens,
+                "refills": self.refills + num_draws - 1,
                 "sampler": sampler,
             }
         )
+
+    @property
+    def draw(self) -> int:
+        """The number of a batch of prompts: while a step runs the first one that it draws, else the last one drawn."""
+        return self.step + self.refills
 
     def at_step(self, step: int) -> Self:
         """The same state while `step` is being worked on."""

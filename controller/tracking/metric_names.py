@@ -64,6 +64,16 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("global_seqlen/{min,max,minmax_diff}", "tokens", "tokens per rank, were rows dealt out in order"),
         ("global_seqlen/{balanced_min,balanced_max,mean}", "tokens", "tokens per rank, balanced"),
     ),
+    "Dynamic sampling": (
+        ("train/num_gen_batches", "1", "generations of data.gen_batch_size prompts that the step took"),
+        (
+            "training/filter_groups/{evicted_samples,evicted_right,evicted_wrong}",
+            "prompts",
+            "dropped because all of their samples have the same value of the metric; of 1 or more; of 0 or less",
+        ),
+        ("training/filter_groups/discarded_surplus_samples", "prompts", "whose samples differ, beyond the full step"),
+        ("training/filter_groups/share_kept", "1", "share of the answered prompts whose samples differ"),
+    ),
     "Rollout backend and trainer": (
         ("training/rollout_probs_diff_{max,mean,std}", "1", "|probability by the trainer - by the rollout backend|"),
         ("training/rollout_log_probs_diff_{max,mean}", "nats", "|log-prob by the trainer - by the rollout backend|"),
@@ -92,9 +102,10 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "Time": (
         (
             "timing_s/{step,gen,reward,old_log_prob,ref,values,reward_model,adv,update_actor,update_critic,update_actor_critic,"
-            "testing,save_checkpoint,stall_critic}",
+            "testing,save_checkpoint,stall_critic,dynamic_sampling}",
             "s",
-            "seconds that the controller spent in this part; parts may run at the same time",
+            "seconds that the controller spent in this part; parts may run at the same time; dynamic_sampling holds its"
+            " share of gen, reward and reward_model",
         ),
         ("timing_s/update_weights", "s", "of the first gen or testing after an update: taking over its weights"),
         (

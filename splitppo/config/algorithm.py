@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from splitppo.config.filter_groups import FilterGroupsConfig
 from splitppo.config.rejection import Rejection, parse_rejections
 from splitppo.config.section import PositiveInt, Section, Share
 
@@ -110,3 +111,4 @@ class AlgorithmConfig(Section):
     kl_target: float = Field(0.1, gt=0.0, description="adaptive: KL to hold, nats")
     kl_horizon: PositiveInt = Field(10_000, description="adaptive: samples over which the coefficient moves")
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    filter_groups: FilterGroupsConfig = FilterGroupsConfig()

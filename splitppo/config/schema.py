@@ -14,6 +14,7 @@ from splitppo.config.checkpoint import CheckpointConfig
 from splitppo.config.data import DataConfig
 from splitppo.config.debug import DebugConfig
 from splitppo.config.evaluation import EvaluationConfig
+from splitppo.config.filter_groups import check_filter_groups
 from splitppo.config.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
 from splitppo.config.placement import PlacementConfig
 from splitppo.config.reference_placement import place_reference
@@ -180,6 +181,11 @@ class Config(Section):
         }
         for key in [key for key, is_set in needs.items() if is_set and not self.data.val_files]:
             raise ValueError(f"{key} needs validation: expected data.val_files, got none")
+        return self
+
+    @model_validator(mode="after")
+    def _dynamic_sampling_fits(self) -> "Config":
+        check_filter_groups(self)
         return self
 
     @model_validator(mode="after")
