@@ -119,7 +119,10 @@ class StepCalls:
         lacks_reference = self.config.actor.use_kl_loss and self.workers.reference is not self._actor
         lacks_old = self.config.algorithm.rollout_correction.bypasses
         columns = None if warming_up else experience.actor_columns(lacks_reference=lacks_reference, lacks_old=lacks_old)
+        # Passes over every token, which nobody has to wait for while the engines work.
+        measuring = asyncio.get_running_loop().run_in_executor(None, lambda: self.record.learning)
         await self._update(self._actor, partial(self._actor.update, advance_only=warming_up), columns)
+        await measuring
 
     async def update_critic(self, experience: Experience) -> None:
         """Critic: one update of the value model, if there is one."""

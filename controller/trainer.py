@@ -7,7 +7,6 @@ generated; the log-probs need the actor, which generates. Dynamic sampling gener
 The schedules (controller/schedule.py) change only what may run at the same time, never what is computed.
 """
 
-import asyncio
 from dataclasses import dataclass
 from functools import partial
 
@@ -98,21 +97,21 @@ class Trainer:
             calls.scores,  # reward processes; whichever hosts the reward model
         )
         record = calls.record
+        algorithm = self.config.algorithm_at(record.step)
         with record.timed("adv"), record.span("controller", "adv"):
             record.experience = experience = assemble_experience(
-                self.config.algorithm,
+                algorithm,
                 rollouts.merge(old).merge(ref).merge(values),
                 scored.scores,
                 num_samples=self.config.rollout.n,
                 kl_coef=self.state.kl_coef,
+                components=scored.components(algorithm.gdpo_reward_keys),
             )
         self.log_prob_check.check(record.step, experience.metrics)
         return experience
 
     async def update(self, calls: StepCalls, experience: Experience) -> None:
         """Updates both models; under `overlap` the critic's update goes on while the next step generates."""
-        # Passes over every token, which nobody has to wait for while the engines work.
-        measuring = asyncio.get_running_loop().run_in_executor(None, lambda: calls.record.learning)
         with calls.record.timed("update_actor_critic"):
             if self.schedule == "overlap" and self.workers.critic is not None:
                 self.critic_update.start(calls.update_critic(experience))
@@ -120,7 +119,6 @@ class Trainer:
             else:
                 updates = (partial(update, experience) for update in (calls.update_actor, calls.update_critic))
                 await run_calls(self.schedule, *updates)
-        await measuring
 
     async def join_critic(self) -> None:
         """Waits for the critic's update of the step before, where it was left to go on, and completes that step."""

@@ -32,8 +32,8 @@ differs from the defaults here, with a comment where a value is not the one of t
   at the same time. By default the actor, which also generates, gets three of four, in whole vLLM engines; `python -m
   controller plan RUN_DIR` says what another split would take, once a few steps are measured.
 * What is not supported and changes what is learned ends the translation with exit code 1, and nothing is written,
-  unless it is dropped by name: `--drop actor_rollout_ref.model.lora_rank`. A file that cannot be understood, or numbers that do
-  not fit together, are one sentence and exit code 2.
+  unless it is dropped by name: `--drop algorithm.use_pf_ppo`. A file that cannot be understood, or numbers that do not
+  fit together, are one sentence and exit code 2.
 
 What is not a matter of keys: `ppo_mini_batch_size` counts prompts in both. Advantages are whitened over the whole
 batch, losses are divided by what the whole mini-batch has, whatever the number of ranks and micro-batches. A reward

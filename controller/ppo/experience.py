@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.ppo.advantages import compute_advantages, whiten_advantages
+from controller.ppo.advantages.registry import compute_advantages, estimator_of, over_batch
 from controller.ppo.kl import kl_divergence
 from controller.ppo.masked_stats import Float32s, Float64s, Mask
 from controller.ppo.rollout_correction import correct_rollout
@@ -71,7 +71,14 @@ class Experience:
 
 
 def assemble_experience(
-    algorithm: AlgorithmConfig, rollouts: Batch, scores_B: Float32s, *, num_samples: int, kl_coef: float
+    algorithm: AlgorithmConfig,
+    rollouts: Batch,
+    scores_B: Float32s,
+    *,
+    num_samples: int,
+    kl_coef: float,
+    greedy_scores: Float32s | None = None,
+    components: Float32s | None = None,
 ) -> Experience:
     """Corrects rollouts, puts scores on the last tokens, subtracts the KL penalty, estimates advantages and returns.
 
@@ -79,6 +86,8 @@ def assemble_experience(
     as one token is left, on the last of those; one that is rejected as a whole still counts in its group's baseline.
 
     `rollouts` come with whatever the services computed for them; the `num_samples` of one prompt are neighbours.
+    Where the estimator needs them: `greedy_scores` [P], the score of a greedy response to each prompt, and `components`
+    [K, B] of the scores.
     """
     lengths = rollouts["responses"].lengths
     mask = Column(np.ones(len(rollouts["responses"].values), np.bool_), lengths)
@@ -91,7 +100,10 @@ def assemble_experience(
     learned = Column(_enough_to_learn(correction.kept.values, mask.values), lengths)
     rewards, advantages, returns = (Column(np.empty(len(mask.values), np.float32), lengths) for _ in range(3))
     kl_B = np.zeros(rollouts.num_rows)
-    for start, stop in _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples):
+    greedy_scores_B = None if greedy_scores is None else np.repeat(greedy_scores, num_samples)
+    takes_pieces = estimator_of(algorithm).takes_pieces
+    blocks = _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples)
+    for start, stop in blocks if takes_pieces else [(0, rollouts.num_rows)]:
         made = _assemble_rows(
             algorithm,
             rollouts.between(start, stop),
@@ -99,6 +111,8 @@ def assemble_experience(
             *(of_tokens.between(start, stop).pad() for of_tokens in (mask, learned)),
             num_samples=num_samples,
             kl_coef=kl_coef,
+            greedy_scores_B=None if greedy_scores_B is None else greedy_scores_B[start:stop],
+            components_KB=None if components is None else components[:, start:stop],
         )
         kl_B[start:stop] = made.kl
         for column, values_N in ((rewards, made.rewards), (advantages, made.advantages), (returns, made.returns)):
@@ -108,7 +122,7 @@ def assemble_experience(
         kl = float(kl_B.mean()) if len(kl_B) else 0.0
         metrics |= {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": kl_coef}
     if learned.values.any() or not mask.values.any():
-        advantages = Column(whiten_advantages(algorithm, advantages.values, learned.values), lengths)
+        advantages = Column(over_batch(algorithm, advantages, learned.values, rewards.sums()), lengths)
     columns = {"advantages": advantages, "returns": returns}
     if algorithm.rollout_correction.rejections:
         columns["response_mask"] = Column(learned.values.astype(np.uint8), lengths)
@@ -143,6 +157,8 @@ def _assemble_rows(
     *,
     num_samples: int,
     kl_coef: float,
+    greedy_scores_B: Float32s | None,
+    components_KB: Float32s | None,
 ) -> _Rows:
     """Rewards, advantages and returns of whole groups of samples; advantages are not whitened."""
     rewards_BT = token_rewards(scores_B, np.where(learned_BT.any(axis=1, keepdims=True), learned_BT, mask_BT))
@@ -158,6 +174,8 @@ def _assemble_rows(
         groups_B=np.arange(rows.num_rows) // num_samples,
         values_BT=rows["values"].pad() if "values" in rows else None,
         scored_BT=mask_BT,
+        greedy_scores_B=greedy_scores_B,
+        components_KB=components_KB,
     )
     is_token_BT = rows["responses"].mask()
     return _Rows(rewards_BT[is_token_BT], advantages_BT[is_token_BT], returns_BT[is_token_BT], kl_B)
