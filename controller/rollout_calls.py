@@ -1,4 +1,4 @@
-"""The calls that make and score rollouts, of a step or of candidates for it; each one timed and recorded."""
+"""The calls that make and score rollouts: a step's, candidates for it, greedy ones; each one timed and recorded."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -26,7 +26,7 @@ class RolloutCalls:
 
     Attributes:
         after_update: waits for the critic's update of the step before; called before the critic's group computes.
-        name: of generation, in timings and on the timeline.
+        is_baseline: they are only compared with, and so timed apart.
         punishes_length: whether overlong responses lose some of their score.
         asks_model: whether the reward model scores, where there is one.
         num_examine: responses per data source that are logged.
@@ -38,7 +38,7 @@ class RolloutCalls:
     record: StepRecord
     rollouts: Rollouts
     after_update: AfterUpdate
-    name: str = "gen"
+    is_baseline: bool = False
     punishes_length: bool = False
     asks_model: bool = True
     num_examine: int = 0
@@ -49,11 +49,11 @@ class RolloutCalls:
 
     async def generate(self, on_generated: Callable[[], None] = lambda: None) -> Batch:
         """Actor: prompts and responses, ordered by prompt, then sample; `on_generated` as in `Rollouts`."""
-        with self.record.timed(self.name):
+        with self.record.timed("gen_max" if self.is_baseline else "gen"):
             rollouts, reply = await self.rollouts.generate(on_generated=on_generated)
         if reply is not None:
             parts = [places.tolist() for places in self.rollouts.places]
-            self.record.add_reply("actor", self.name, reply, parts=parts if len(parts) > 1 else ())
+            self.record.add_reply("actor", "gen", reply, parts=parts if len(parts) > 1 else ())
         return rollouts
 
     async def scores(self) -> ScoredResponses:
@@ -127,5 +127,6 @@ class RolloutCalls:
 
         name, compute = "reward_model", host.compute_reward_scores
         scores = await self.by_parts(host, name, send, compute, "rm_scores")
-        self.record.metrics["reward/model_clip_ratio"] = sum(are_longest) / len(are_longest)
+        if not self.is_baseline:
+            self.record.metrics["reward/model_clip_ratio"] = sum(are_longest) / len(are_longest)
         return scores["rm_scores"].values

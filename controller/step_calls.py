@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from controller.ppo.experience import Experience
+from controller.ppo.masked_stats import Float32s
 from controller.rollout.log_prob_check import LogProbCheck
 from controller.rollout.results import ScoredResponses
 from controller.rollout.scoring import Scorer
-from controller.rollout.stream import Rollouts, StreamPart
+from controller.rollout.stream import Rollouts, RolloutStream, StreamPart
 from controller.rollout_calls import AfterUpdate, RolloutCalls
+from controller.schedule import run_calls
 from controller.tracking.step_record import StepRecord
 from controller.workers.actor_client import ActorClient
 from controller.workers.client import WorkerClient
@@ -53,7 +55,10 @@ class StepCalls:
             punishes_length=True,
             num_examine=self.config.reward.num_examine,
         )
-        self._has_generated = asyncio.Event()
+        self._has_sampled = asyncio.Event()
+        # Greedy rollouts go before what else the actor computes: they are scored while it does.
+        needs_greedy = self.config.algorithm.needs_greedy_scores
+        self._has_generated = asyncio.Event() if needs_greedy else self._has_sampled
         self._sent_to_critic: set[int] = set()  # parts of the slot
         self._sending_to_critic = asyncio.Lock()
         # The actor's columns go first: the critic's are sent while it works.
@@ -61,7 +66,24 @@ class StepCalls:
 
     async def generate(self) -> Batch:
         """Actor: prompts and responses, n per prompt, ordered by prompt, then sample."""
-        return await self._calls.generate(self._has_generated.set)
+        return await self._calls.generate(self._has_sampled.set)
+
+    async def greedy_scores(self) -> Float32s | None:
+        """Actor and scorers: the score of a greedy rollout of each prompt, whatever its length.
+
+        None where the estimator needs none.
+        """
+        if not self.config.algorithm.needs_greedy_scores:
+            return None
+        greedy = RolloutStream.greedy(self.config, self._actor, self.rollouts.prompts, self.record.step)
+        services = (self.config, self.workers, self.scorer, self.record)
+        calls = RolloutCalls(*services, greedy, self.after_update, is_baseline=True)
+        await self._has_sampled.wait()
+        generate = partial(calls.generate, self._has_generated.set)
+        _, scored = await run_calls(self.config.run.schedule, generate, calls.scores)
+        scores: Float32s = scored.scores
+        self.record.metrics["critic/greedy_score/mean"] = float(scores.mean())
+        return scores
 
     async def old_log_probs(self) -> Batch:
         """Actor: log-probs of the responses under policy and rollout backend; no column where none is needed.

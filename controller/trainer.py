@@ -88,9 +88,10 @@ class Trainer:
 
     async def collect(self, calls: StepCalls) -> Experience:
         """Everything that the updates learn from; each call starts as soon as its input has arrived."""
-        rollouts, old, ref, values, scored = await run_calls(
+        rollouts, greedy, old, ref, values, scored = await run_calls(
             self.schedule,
             calls.generate,  # hands on the responses that have ended, part by part
+            calls.greedy_scores,  # actor and reward processes, where they are the baseline (ReMax)
             calls.old_log_probs,  # actor, where the update cannot have them itself
             calls.ref_log_probs,  # whichever group hosts the reference
             calls.values,  # critic, once its update of the step before is done
@@ -105,6 +106,7 @@ class Trainer:
                 scored.scores,
                 num_samples=self.config.rollout.n,
                 kl_coef=self.state.kl_coef,
+                greedy_scores=greedy,
                 components=scored.components(algorithm.gdpo_reward_keys),
             )
         self.log_prob_check.check(record.step, experience.metrics)

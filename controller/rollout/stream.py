@@ -19,7 +19,7 @@ from splitppo.batch import Array, Batch, concatenate, row_order
 from splitppo.config import Config, DataConfig, RolloutConfig
 from splitppo.config.evaluation import EvaluationConfig
 from splitppo.v1.actor_pb2 import SamplingParams
-from splitppo.v1.batch_pb2 import SLOT_KIND_CANDIDATES, SLOT_KIND_EXPERIENCE, Slot
+from splitppo.v1.batch_pb2 import SLOT_KIND_CANDIDATES, SLOT_KIND_EXPERIENCE, SLOT_KIND_GREEDY, Slot
 
 
 def sampling_params(section: RolloutConfig | EvaluationConfig, data: DataConfig) -> SamplingParams:
@@ -144,6 +144,13 @@ class RolloutStream:
         seeded = prompts.to_batch(config.run.seed, step, config.rollout.n, earlier=earlier)
         sampling = sampling_params(config.rollout, config.data)
         return cls(actor, prompts, slot, seeded, sampling, columns=("responses", "rollout_log_probs"))
+
+    @classmethod
+    def greedy(cls, config: Config, actor: ActorClient, prompts: PromptBatch, step: int) -> Self:
+        """The most likely response to each prompt of a step, one token after the other."""
+        slot, length = Slot(kind=SLOT_KIND_GREEDY, step=step), config.data.max_response_length
+        sampling = SamplingParams(temperature=0.0, top_p=1.0, max_response_length=length)
+        return cls(actor, prompts, slot, prompts.to_batch(config.run.seed, step, 1), sampling)
 
     async def generate(self, *, on_generated: Callable[[], None]) -> tuple[Batch, CommandReply]:
         """Prompts and the columns asked for, ordered by prompt, then sample; see `Rollouts`."""

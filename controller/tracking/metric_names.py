@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "Rewards, advantages, values": (
         ("critic/score/{mean,max,min}", "1", "score of a response, before the KL penalty"),
+        ("critic/greedy_score/mean", "1", "score of the greedy rollout of a prompt, remax's baseline; no penalties"),
         ("critic/rewards/{mean,max,min}", "1", "sum of a response's token rewards, KL penalty included"),
         ("critic/advantages/{mean,max,min}", "1", "advantage of a response token, as the loss sees it"),
         ("critic/returns/{mean,max,min}", "1", "return of a response token"),
@@ -102,10 +103,10 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "Time": (
         (
             "timing_s/{step,gen,reward,old_log_prob,ref,values,reward_model,adv,update_actor,update_critic,update_actor_critic,"
-            "testing,save_checkpoint,stall_critic,dynamic_sampling}",
+            "testing,save_checkpoint,stall_critic,dynamic_sampling,gen_max}",
             "s",
             "seconds that the controller spent in this part; parts may run at the same time; dynamic_sampling holds its"
-            " share of gen, reward and reward_model",
+            " share of gen, reward and reward_model; gen_max is the generation of greedy rollouts (remax)",
         ),
         ("timing_s/update_weights", "s", "of the first gen or testing after an update: taking over its weights"),
         (
