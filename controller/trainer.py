@@ -97,8 +97,7 @@ class Trainer:
             calls.values,  # critic, once its update of the step before is done
             calls.scores,  # reward processes; whichever hosts the reward model
         )
-        record = calls.record
-        algorithm = self.config.algorithm_at(record.step)
+        record, algorithm = calls.record, self.config.algorithm_at(calls.record.step)
         with record.timed("adv"), record.span("controller", "adv"):
             record.experience = experience = assemble_experience(
                 algorithm,
@@ -108,6 +107,8 @@ class Trainer:
                 kl_coef=self.state.kl_coef,
                 greedy_scores=greedy,
                 components=scored.components(algorithm.gdpo_reward_keys),
+                token_scores=scored.token_scores(rollouts["responses"].lengths),
+                normalization=self.state.normalization(self.config),
             )
         self.log_prob_check.check(record.step, experience.metrics)
         return experience
@@ -144,7 +145,6 @@ class Trainer:
     async def checkpoint_if_due(self) -> None:
         """Starts a pair checkpoint in the background, which begins when both updates of the step are done."""
         self.checkpoints.check()
-        step = self.state.step
         if self.is_stopping or self.checkpoints.is_due(self.state, is_last=self.has_ended):
             with self.recorder.current.timed("save_checkpoint"):
-                await self.checkpoints.begin(self.state, metrics=self.recorder.hold(step))
+                await self.checkpoints.begin(self.state, metrics=self.recorder.hold(self.state.step))

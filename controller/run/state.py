@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller.ppo.experience import Experience
 from controller.ppo.kl import next_kl_coef
+from controller.ppo.normalization import Normalization
+from controller.ppo.running_moments import RunningMoments
 from controller.rollout.improvement import Best, Stagnation
 from controller.rollout.results import Accuracy
 from splitppo.config import Config
@@ -25,6 +27,7 @@ class RunState(BaseModel):
     train_s: float = Field(0.0, description="seconds in steps, without validation and checkpoints")
     tokens: int = Field(0, description="prompt and response tokens trained")
     refills: int = Field(0, ge=0, description="batches of prompts drawn beyond one per step, by dynamic sampling")
+    running: RunningMoments = Field(RunningMoments(), description="of what is normalised over the run")
     sampler: Mapping[str, Any] | None = Field(None, description="position of a user's sampler; of no other prompts")
     best: Best | None = Field(None, description="by checkpoint.best_metric")
     stagnation: Stagnation | None = Field(None, description="by evaluation.early_stop")
@@ -53,6 +56,7 @@ class RunState(BaseModel):
                 "train_s": self.train_s + step_s,
                 "tokens": self.tokens + experience.num_tokens,
                 "refills": self.refills + num_draws - 1,
+                "running": experience.running,
                 "sampler": sampler,
             }
         )
@@ -61,6 +65,11 @@ class RunState(BaseModel):
     def draw(self) -> int:
         """The number of a batch of prompts: while a step runs the first one that it draws, else the last one drawn."""
         return self.step + self.refills
+
+    def normalization(self, config: Config) -> Normalization:
+        """What the next step scales, by the statistics of those that were done."""
+        normalize_values = config.uses_critic and config.critic.normalize_values
+        return Normalization(config.reward.shaping, normalize_values, self.running)
 
     def at_step(self, step: int) -> Self:
         """The same state while `step` is being worked on."""

@@ -189,6 +189,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _greedy_scores_compare_with_rewards(self) -> "Config":
+        if self.algorithm.needs_greedy_scores and self.reward.shaping.whiten_rewards:
+            raise ValueError(
+                f"algorithm.adv_estimator {self.algorithm.adv_estimator} subtracts the score of a greedy response from"
+                " rewards, which reward.shaping.whiten_rewards would put on another scale: set it to false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _what_needs_validation_has_prompts(self) -> "Config":
         needs = {
             "evaluation.val_only": self.evaluation.val_only,
