@@ -122,7 +122,7 @@ def assemble_experience(
         kl_B = _penalise_kl(algorithm, rollouts, rewards, mask, kl_coef=kl_coef)
     rewards = whiten_rewards(normalization.shaping, rewards, mask)
     advantages, returns = (Column(np.empty(len(mask.values), np.float32), lengths) for _ in range(2))
-    greedy_scores_B = None if greedy_scores is None else np.repeat(greedy_scores, num_samples)
+    greedy_scores_B = _baseline(normalization, greedy_scores, num_samples)
     takes_pieces = estimator_of(algorithm).takes_pieces
     blocks = _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples)
     for start, stop in blocks if takes_pieces else [(0, rollouts.num_rows)]:
@@ -190,6 +190,13 @@ def _assemble_rows(
     )
     is_token_BT = rows["responses"].mask()
     return _Rows(advantages_BT[is_token_BT], returns_BT[is_token_BT])
+
+
+def _baseline(normalization: Normalization, greedy_scores: Float32s | None, num_samples: int) -> Float32s | None:
+    """[B], of each response the greedy score of its prompt, on the scale of the rewards that it is subtracted from."""
+    if greedy_scores is None:
+        return None
+    return np.repeat(shape_scores(normalization, PlacedScores(greedy_scores)).of_ends, num_samples).astype(np.float32)
 
 
 def _kept_or_all(learned: Column, mask: Column) -> Column:
