@@ -14,7 +14,7 @@ from controller.rollout.stream import Rollouts, RolloutStream, StreamPart
 from controller.rollout_calls import AfterUpdate, RolloutCalls
 from controller.schedule import run_calls
 from controller.tracking.step_record import StepRecord
-from controller.workers.actor_client import ActorClient
+from controller.workers.actor_client import ActorClient, loss_terms
 from controller.workers.client import WorkerClient
 from controller.workers.command import CommandReply
 from controller.workers.critic_client import CriticClient
@@ -31,6 +31,7 @@ class StepCalls:
     Those that need rollouts wait for them, so that all can be started together: what other groups compute for each part
     of them, what the generating actor computes for all together. Every call answers in the order of the prompts. The
     critic's group computes nothing before `after_update`, which waits for the critic's update of the step before.
+    `config` is what holds in this step.
     """
 
     config: Config
@@ -52,7 +53,7 @@ class StepCalls:
             self.record,
             self.rollouts,
             self.after_update,
-            punishes_length=True,
+            is_learned_from=True,
             num_examine=self.config.reward.num_examine,
         )
         self._has_sampled = asyncio.Event()
@@ -104,7 +105,7 @@ class StepCalls:
     async def ref_log_probs(self) -> Batch:
         """The reference's host: log-probs of the responses under the reference; no column where KL is not used."""
         host = self.workers.reference
-        if host is None:
+        if host is None or not self.config.uses_reference:  # in this step
             return self._no_columns
         if host is not self._actor:
             send, compute = partial(self._send_rollouts, host), host.compute_ref_log_probs
@@ -143,7 +144,8 @@ class StepCalls:
         columns = None if warming_up else experience.actor_columns(lacks_reference=lacks_reference, lacks_old=lacks_old)
         # Passes over every token, which nobody has to wait for while the engines work.
         measuring = asyncio.get_running_loop().run_in_executor(None, lambda: self.record.learning)
-        await self._update(self._actor, partial(self._actor.update, advance_only=warming_up), columns)
+        update = partial(self._actor.update, terms=loss_terms(self.config), advance_only=warming_up)
+        await self._update(self._actor, update, columns)
         await measuring
 
     async def update_critic(self, experience: Experience) -> None:

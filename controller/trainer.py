@@ -28,10 +28,7 @@ from splitppo.config import Config
 
 @dataclass(eq=False)
 class Trainer:
-    """Drives the workers through the steps of a run, from the state that they were restored to.
-
-    `state` is of the step that is being worked on, or of the last one that was done.
-    """
+    """Drives the workers through the steps of a run; `state` is of the one in work, or of the last one that was done."""
 
     config: Config
     workers: Workers
@@ -78,13 +75,14 @@ class Trainer:
         """One PPO step."""
         record = self.recorder.begin(self.state.step)
         rollouts = await self.step_prompts.rollouts(record, self.state.draw)
-        services = (self.config, self.workers, self.scorer, self.log_prob_check)
+        services = (self.state.config_at_step(self.config), self.workers, self.scorer, self.log_prob_check)
         calls = StepCalls(*services, rollouts, record, after_update=self.join_critic)
         experience = await self.collect(calls)
         await self.update(calls, experience)
         self.recorder.close(record)
         sampler = self.prompts.state_after(rollouts.answered(experience.scores))
-        self.state = self.state.after(experience, self.config, record.step_s, rollouts.num_draws, sampler)
+        entropy, draws = record.metrics.get("actor/entropy"), rollouts.num_draws
+        self.state = self.state.after(experience, self.config, record.step_s, draws, sampler, entropy=entropy)
 
     async def collect(self, calls: StepCalls) -> Experience:
         """Everything that the updates learn from; each call starts as soon as its input has arrived."""
@@ -97,15 +95,16 @@ class Trainer:
             calls.values,  # critic, once its update of the step before is done
             calls.scores,  # reward processes; whichever hosts the reward model
         )
-        record, algorithm = calls.record, self.config.algorithm_at(calls.record.step)
+        record, algorithm = calls.record, calls.config.algorithm
         with record.timed("adv"), record.span("controller", "adv"):
             record.experience = experience = assemble_experience(
                 algorithm,
                 rollouts.merge(old).merge(ref).merge(values),
                 scored.scores,
                 num_samples=self.config.rollout.n,
-                kl_coef=self.state.kl_coef,
+                kl_coef=algorithm.kl_coef,
                 greedy_scores=greedy,
+                truncated_B=scored.truncated,
                 components=scored.components(algorithm.gdpo_reward_keys),
                 token_scores=scored.token_scores(rollouts["responses"].lengths),
                 normalization=self.state.normalization(self.config),
