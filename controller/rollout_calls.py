@@ -27,7 +27,7 @@ class RolloutCalls:
     Attributes:
         after_update: waits for the critic's update of the step before; called before the critic's group computes.
         is_baseline: they are only compared with, and so timed apart.
-        punishes_length: whether overlong responses lose some of their score.
+        is_learned_from: those that were cut off are marked then, and overlong ones lose some of their score.
         asks_model: whether the reward model scores, where there is one.
         num_examine: responses per data source that are logged.
     """
@@ -39,7 +39,7 @@ class RolloutCalls:
     rollouts: Rollouts
     after_update: AfterUpdate
     is_baseline: bool = False
-    punishes_length: bool = False
+    is_learned_from: bool = False
     asks_model: bool = True
     num_examine: int = 0
 
@@ -100,9 +100,9 @@ class RolloutCalls:
         scored: list[ScoredResponses] = []
         async for part in self.rollouts.parts():
             responses = known.by_rules() if known else await self._score(part, self.num_examine if not scored else 0)
-            lengths = part.rollouts["responses"].lengths
-            responses = responses.with_truncation(lengths, limit, self.config.rollout.stop)
-            if self.punishes_length:
+            if self.is_learned_from:
+                lengths = part.rollouts["responses"].lengths
+                responses = responses.with_truncation(lengths, limit, self.config.rollout.stop)
                 responses = responses.with_overlong_penalty(reward.overlong_buffer, lengths, limit)
             scored.append(responses)
         all_scored = ScoredResponses.join(scored).take(self.rollouts.order)

@@ -53,7 +53,7 @@ class StepCalls:
             self.record,
             self.rollouts,
             self.after_update,
-            punishes_length=True,
+            is_learned_from=True,
             num_examine=self.config.reward.num_examine,
         )
         self._has_sampled = asyncio.Event()

@@ -28,10 +28,7 @@ from splitppo.config import Config
 
 @dataclass(eq=False)
 class Trainer:
-    """Drives the workers through the steps of a run, from the state that they were restored to.
-
-    `state` is of the step that is being worked on, or of the last one that was done.
-    """
+    """Drives the workers through the steps of a run; `state` is of the one in work, or of the last one that was done."""
 
     config: Config
     workers: Workers
@@ -104,8 +101,8 @@ class Trainer:
                 scored.scores,
                 num_samples=self.config.rollout.n,
                 kl_coef=algorithm.kl_coef,
-                truncated_B=scored.truncated,
                 greedy_scores=greedy,
+                truncated_B=scored.truncated,
                 components=scored.components(algorithm.gdpo_reward_keys),
                 token_scores=scored.token_scores(rollouts["responses"].lengths),
                 normalization=self.state.normalization(self.config),

@@ -50,6 +50,11 @@ def test_what_does_not_fit_is_refused_with_the_keys_to_change(
     assert sentence in mistake(tmp_path, *overrides)
 
 
+def test_greedy_scores_are_not_taken_off_whitened_rewards(tmp_path: Path) -> None:
+    sentence = mistake(tmp_path, "algorithm.adv_estimator=remax", "reward.shaping.whiten_rewards=true")
+    assert sentence.startswith("algorithm.adv_estimator remax subtracts the score of a greedy response from rewards")
+
+
 def test_a_generation_has_as_many_prompts_as_a_step_where_nothing_else_is_said(tmp_path: Path) -> None:
     assert load(tmp_path, *ENABLED).data.draw_size == 8
     assert load(tmp_path, *ENABLED, "data.gen_batch_size=24").data.draw_size == 24
