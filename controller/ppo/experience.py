@@ -121,10 +121,7 @@ def assemble_experience(
     if algorithm.use_kl_in_reward:
         kl_B = _penalise_kl(algorithm, rollouts, rewards, mask, kl_coef=kl_coef)
     rewards = whiten_rewards(normalization.shaping, rewards, mask)
-    if greedy_scores is not None:
-        shaped_P = shape_scores(normalization, PlacedScores(greedy_scores)).of_ends
-        greedy_scores = np.repeat(shaped_P, num_samples).astype(np.float32)
-    given = (rollouts, rewards, mask, learned, greedy_scores, components)
+    given = (rollouts, rewards, mask, learned, _baseline(normalization, greedy_scores, num_samples), components)
     advantages, returns = _estimate(algorithm, *given, num_samples=num_samples)
     normalization = normalization.including_returns(returns.values[learned.values])
     kl, metrics = None, {**correction.metrics, **normalization.metrics}
@@ -180,6 +177,13 @@ def _estimate(
         for column, of_rows_BT in zip((advantages, returns), estimated, strict=True):
             column.between(start, stop).values[:] = of_rows_BT[is_token_BT]
     return advantages, returns
+
+
+def _baseline(normalization: Normalization, greedy_scores: Float32s | None, num_samples: int) -> Float32s | None:
+    """[B], of each response the greedy score of its prompt, on the scale of the rewards that it is subtracted from."""
+    if greedy_scores is None:
+        return None
+    return np.repeat(shape_scores(normalization, PlacedScores(greedy_scores)).of_ends, num_samples).astype(np.float32)
 
 
 def _kept_or_all(learned: Column, mask: Column) -> Column:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "Rewards, advantages, values": (
         ("critic/score/{mean,max,min}", "1", "score of a response, as it was given, that of its tokens included"),
+        ("critic/greedy_score/mean", "1", "score of the greedy rollout of a prompt, remax's baseline; no penalties"),
         ("critic/rewards/{mean,max,min}", "1", "sum of a response's token rewards: shaped, KL penalty included"),
         ("critic/advantages/{mean,max,min}", "1", "advantage of a response token, as the loss sees it"),
         ("critic/returns/{mean,max,min}", "1", "return of a response token"),
@@ -67,6 +68,16 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("global_seqlen/{min,max,minmax_diff}", "tokens", "tokens per rank, were rows dealt out in order"),
         ("global_seqlen/{balanced_min,balanced_max,mean}", "tokens", "tokens per rank, balanced"),
     ),
+    "Dynamic sampling": (
+        ("train/num_gen_batches", "1", "generations of data.gen_batch_size prompts that the step took"),
+        (
+            "training/filter_groups/{evicted_samples,evicted_right,evicted_wrong}",
+            "prompts",
+            "dropped because all of their samples have the same value of the metric; of 1 or more; of 0 or less",
+        ),
+        ("training/filter_groups/discarded_surplus_samples", "prompts", "whose samples differ, beyond the full step"),
+        ("training/filter_groups/share_kept", "1", "share of the answered prompts whose samples differ"),
+    ),
     "Rollout backend and trainer": (
         ("training/rollout_probs_diff_{max,mean,std}", "1", "|probability by the trainer - by the rollout backend|"),
         ("training/rollout_log_probs_diff_{max,mean}", "nats", "|log-prob by the trainer - by the rollout backend|"),
@@ -95,9 +106,10 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "Time": (
         (
             "timing_s/{step,gen,reward,old_log_prob,ref,values,reward_model,adv,update_actor,update_critic,update_actor_critic,"
-            "testing,save_checkpoint,stall_critic}",
+            "testing,save_checkpoint,stall_critic,dynamic_sampling,gen_max}",
             "s",
-            "seconds that the controller spent in this part; parts may run at the same time",
+            "seconds that the controller spent in this part; parts may run at the same time; dynamic_sampling holds its"
+            " share of gen, reward and reward_model; gen_max is the generation of greedy rollouts (remax)",
         ),
         ("timing_s/update_weights", "s", "of the first gen or testing after an update: taking over its weights"),
         (

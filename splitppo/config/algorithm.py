@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from splitppo.config.estimator import EstimatorConfig
+from splitppo.config.filter_groups import FilterGroupsConfig
 from splitppo.config.phases import AdaptiveEntropy, Phase, check_apart
 from splitppo.config.rejection import Rejection, parse_rejections
 from splitppo.config.section import OneOrMany, PositiveInt, Section
@@ -102,6 +103,7 @@ class AlgorithmConfig(EstimatorConfig):
         " filtering); they still count in their group's baseline",
     )
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     adaptive_entropy: AdaptiveEntropy = AdaptiveEntropy()
     phases: Annotated[tuple[Phase, ...], OneOrMany] = Field(
         (), description="[{from_step, to_step, ...}, ...]: steps in which losses and coefficients are others"

@@ -14,6 +14,7 @@ from splitppo.config.checkpoint import CheckpointConfig
 from splitppo.config.data import DataConfig
 from splitppo.config.debug import DebugConfig
 from splitppo.config.evaluation import EvaluationConfig
+from splitppo.config.filter_groups import check_filter_groups
 from splitppo.config.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
 from splitppo.config.phases import Phase
 from splitppo.config.placement import PlacementConfig
@@ -236,11 +237,11 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _greedy_scores_are_on_the_scale_of_rewards(self) -> "Config":
+    def _greedy_scores_compare_with_rewards(self) -> "Config":
         if self.algorithm.needs_greedy_scores and self.reward.shaping.whiten_rewards:
             raise ValueError(
-                f"reward.shaping.whiten_rewards gives rewards a scale that greedy scores do not have: switch it off, or"
-                f" take another algorithm.adv_estimator than {self.algorithm.adv_estimator}"
+                f"algorithm.adv_estimator {self.algorithm.adv_estimator} subtracts the score of a greedy response from"
+                " rewards, which reward.shaping.whiten_rewards would put on another scale: set it to false"
             )
         return self
 
@@ -253,6 +254,11 @@ class Config(Section):
         }
         for key in [key for key, is_set in needs.items() if is_set and not self.data.val_files]:
             raise ValueError(f"{key} needs validation: expected data.val_files, got none")
+        return self
+
+    @model_validator(mode="after")
+    def _dynamic_sampling_fits(self) -> "Config":
+        check_filter_groups(self)
         return self
 
     @model_validator(mode="after")

@@ -71,11 +71,6 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, overrides: list[str], sentenc
     assert mistake(tmp_path, "rollout.n=2", *(f"algorithm.{one}" for one in overrides)).startswith(sentence)
 
 
-def test_rewards_on_another_scale_than_greedy_scores_are_refused(tmp_path: Path) -> None:
-    sentence = mistake(tmp_path, "algorithm.adv_estimator=remax", "reward.shaping.whiten_rewards=true")
-    assert sentence.startswith("reward.shaping.whiten_rewards gives rewards a scale that greedy scores do not have")
-
-
 def test_what_a_function_of_a_file_takes_says_what_the_run_needs(tmp_path: Path, file: Path) -> None:
     def roles(name: str) -> tuple[str, ...]:
         return load(tmp_path, f"algorithm.custom_path={file}", f"algorithm.adv_estimator={name}").roles
