@@ -56,11 +56,17 @@ def check_config(config: Config) -> None:
     """Checks what goes beyond single keys.
 
     Raises:
-        ConfigError: numbers that do not divide or fit, or a rollout backend that ranks started here would not find.
+        ConfigError: numbers that do not divide or fit, or a rollout backend or a file with a policy loss that ranks
+            started here would not find.
     """
     batch_plan(config)
     if config.services.launch == "local":
         check_rollout_packages(config)
+        policy_loss = config.actor.policy_loss
+        try:
+            policy_loss.check_file(policy_loss.loss_mode)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
 
 def load_inputs(config: Config) -> Inputs:

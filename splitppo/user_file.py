@@ -51,7 +51,9 @@ def read_functions(path: Path) -> dict[str, Parameters]:
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except OSError as error:
-        raise ValueError(f"there is no file {path}" if not path.is_file() else f"cannot read {path}: {error}") from error
+        raise ValueError(
+            f"there is no file {path}" if not path.is_file() else f"cannot read {path}: {error}"
+        ) from error
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{path} is not a Python file: {describe(error)}") from error
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from splitppo.config.user_object import load_object
-from splitppo.user_file import describe
 from splitppo.config import ConfigError, DataConfig
 from splitppo.config.row_filters import Condition, ValueRange, passes
+from splitppo.config.user_object import load_object
 from splitppo.jsonl import read_jsonl
+from splitppo.user_file import describe
 
 Split = Literal["train", "val"]
 _Contents = Iterator[tuple[str, Mapping[str, Any]]]  # (place, columns by name)

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.data.prompts import PromptBatch
+from splitppo.config import ConfigError, DataConfig
 from splitppo.config.user_object import load_object
 from splitppo.user_file import describe
-from splitppo.config import ConfigError, DataConfig
 
 
 class SampledPrompts:

@@ -12,7 +12,7 @@ from controller.data.prompts import PromptBatch
 from controller.workers.actor_client import ActorClient
 from controller.workers.command import CommandReply
 from controller.workers.concurrency import gather_calls
-from splitppo.batch import Array, Batch, concatenate, row_order
+from splitppo.batch import Array, Batch, Column, concatenate, row_order
 from splitppo.config import Config, DataConfig, RolloutConfig
 from splitppo.config.evaluation import EvaluationConfig
 from splitppo.v1.actor_pb2 import SamplingParams
@@ -64,14 +64,16 @@ class RolloutStream:
         self._fetched: list[asyncio.Future[StreamPart]] = [loop.create_future() for _ in self._slots]
 
     async def generate(self, *, on_generated: Callable[[], None]) -> tuple[Batch, CommandReply]:
-        """Samples n responses per prompt; returns prompts and responses, ordered by prompt, then sample.
+        """Samples n responses per prompt; returns prompts, responses and their seeds, ordered by prompt, then sample.
 
         `on_generated` is called once the actor has them all, while they are still on their way here.
         """
         rows = self._prompts.to_batch(self._config.run.seed, self.slot.step, self._config.rollout.n)
         await self._actor.put_batch(self.slot, rows)
         reply, *parts = await gather_calls(self._sample(on_generated), *map(self._fetch, range(len(self._slots))))
-        return self.in_order(part.rollouts.select(("prompts", "responses")) for part in parts), reply
+        rollouts = self.in_order(part.rollouts.select(("prompts", "responses")) for part in parts)
+        seeds = Column(rows["seeds"].values, np.ones(rollouts.num_rows, np.int32))
+        return rollouts.merge(Batch(rollouts.num_rows, {"seeds": seeds})), reply
 
     async def parts(self) -> AsyncIterator[StreamPart]:
         """The parts that have rows, one after the other, each as soon as it is here.

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from services.actor.covariance_selection import select_tokens
 from services.actor.losses.actor_loss import LossTerms, actor_loss
+from services.actor.losses.registry import find_policy_loss
 from services.engine.memory_metrics import memory_metrics
 from services.engine.model.forward import policy_forward
+from services.engine.token_metrics import MetricLimit
 from services.roles.frozen_models import FrozenModels
 from services.roles.trained_role import TrainedRole
 from services.rollout.backends import BACKENDS
@@ -21,8 +24,17 @@ from services.runtime.context import RankContext
 from services.runtime.ranks.sharding import shard_by_mini_batch, shard_by_tokens
 from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch
+from splitppo.config import Config
+from splitppo.config.policy_loss import COVARIANCE_LOSSES
+from splitppo.config.rollout_packages import check_rollout_packages
 from splitppo.rpc.errors import WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
+
+
+def check_config(config: Config) -> None:
+    """ValueError if the rollout backend's package is missing, or the policy's loss cannot be used."""
+    check_rollout_packages(config)
+    find_policy_loss(config.actor, config.actor.policy_loss.loss_mode)
 
 
 class ActorRole:
@@ -61,7 +73,14 @@ class ActorRole:
             actor_pb2.ActorUpdateRequest,
             self.update,
             columns=("prompts", "responses"),
-            optional_columns=("advantages", "response_mask", "old_log_probs", "ref_log_probs", "rollout_is_weights"),
+            optional_columns=(
+                "advantages",
+                "response_mask",
+                "old_log_probs",
+                "ref_log_probs",
+                "rollout_is_weights",
+                "seeds",
+            ),
             prepare=self._prepare_update,
             shard=shard_by_mini_batch,
             commits=True,
@@ -86,8 +105,10 @@ class ActorRole:
         if request.advance_only:
             return Outcome()
         self._generation.suspend(weights_change=True)
-        terms = LossTerms.of(self._config)
-        metrics = self._trained.update(batch, actor_loss(self._config, terms), progress)
+        terms, target_kl = self._terms(request), self._config.target_kl
+        loss = actor_loss(self._config, terms)
+        stop_above = None if target_kl is None else MetricLimit("ppo_kl", target_kl)
+        metrics = self._trained.update(batch, loss, progress, stop_above=stop_above)
         kl_coef = {} if terms.kl_loss_coef is None else {"actor/kl_coef": terms.kl_loss_coef}
         return Outcome(metrics={**metrics, **memory_metrics(self._device), **kl_coef})
 
@@ -104,10 +125,24 @@ class ActorRole:
         self._generation.suspend()
         return self._policy.compute_weights_digest()
 
+    def _terms(self, _request: actor_pb2.ActorUpdateRequest) -> LossTerms:
+        return LossTerms.of(self._config)
+
     def _prepare_update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch) -> Batch:
         if request.advance_only:
             return batch.take(np.empty(0, np.int64))
-        needed = ("advantages", "ref_log_probs") if self._config.use_kl_loss else ("advantages",)
-        if missing := [name for name in needed if name not in batch]:
+        terms = self._terms(request)
+        selects_tokens = terms.loss_mode in COVARIANCE_LOSSES
+        needed = {
+            "advantages": True,
+            "ref_log_probs": terms.kl_loss_coef is not None,
+            "old_log_probs": selects_tokens,
+            "seeds": selects_tokens,
+        }
+        if missing := [name for name, is_needed in needed.items() if is_needed and name not in batch]:
             raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
-        return self._trained.prepare_update(request, batch)
+        batch = self._trained.prepare_update(request, batch)
+        if not selects_tokens:
+            return batch
+        selected = select_tokens(self._config, terms.loss_mode, batch)
+        return batch.merge(Batch(batch.num_rows, {"selected_tokens": selected}))
