@@ -13,6 +13,7 @@ from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, lo
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.sampled_prompts import SampledPrompts
 from controller.data.tokenizer import Tokenizer, load_tokenizer
+from controller.ppo.advantages.registry import estimator_of
 from controller.tracking.trackers.process import check_trackers
 from rewards.code.cases import parse_cases
 from rewards.manager import RewardManager
@@ -62,9 +63,9 @@ def check_config(config: Config) -> None:
     batch_plan(config)
     if config.services.launch == "local":
         check_rollout_packages(config)
-        policy_loss = config.actor.policy_loss
         try:
-            policy_loss.check_file(policy_loss.loss_mode)
+            for phase in config.in_every_phase:
+                phase.actor.policy_loss.check_file()
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
@@ -73,6 +74,7 @@ def load_inputs(config: Config) -> Inputs:
     """Reads what the config names; ConfigError if something is missing, unreadable or does not fit together."""
     check_config(config)
     check_trackers(config.tracking)
+    estimator_of(config.algorithm)  # a user's file is imported now
     data, vocab_size = config.data, check_models(config)
     tokenizer = load_tokenizer(
         data.tokenizer or config.actor.model,

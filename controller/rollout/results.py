@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller.workers.span import Span
 from rewards.samples import Failure
+from splitppo.batch import Column
 from splitppo.config import ConfigError
 from splitppo.config.reward import OverlongBuffer
 
@@ -25,9 +26,11 @@ class ScoredSample:
 
     Attributes:
         prompt, response: decoded.
-        score: float32; 0 where the scorer failed.
+        score: float32, that of its tokens included; 0 where the scorer failed.
+        token_scores: float32, of each response token; None where the scorers place nothing.
         ground_truth, data_source, prompt_index: of the prompt's row, and its place in the table.
         has_ended: whether the response ends with an EOS token.
+        is_truncated: whether it was cut off at data.max_response_length.
         extra: the other fields of the scorer's dict.
         failure, message: why a scorer gave none; None if all did.
         place: where the prompt's row stands, e.g. "train.parquet, row 3".
@@ -42,12 +45,14 @@ class ScoredSample:
     data_source: str
     prompt_index: int = 0
     has_ended: bool = True
+    is_truncated: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
     message: str = ""
     place: str = ""
     rule_score: float | None = None
     model_score: float | None = None
+    token_scores: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,17 @@ class ScoredResponses:
             score = float(np.float32(sample.score + penalty))
             punished.append(replace(sample, score=score, extra={**sample.extra, **extra}))
         return ScoredResponses(punished)
+
+    def with_truncation(
+        self, lengths_B: NDArray[np.integer[Any]], max_response_length: int, stop: Sequence[str]
+    ) -> "ScoredResponses":
+        """The same responses, those marked that were cut off: of the greatest length, without EOS or a `stop` text."""
+        marked = []
+        for sample, length in zip(self.samples, lengths_B, strict=True):
+            has_ended = sample.has_ended or any(text in sample.response for text in stop)
+            is_truncated = bool(length >= max_response_length) and not has_ended
+            marked.append(replace(sample, is_truncated=True) if is_truncated else sample)
+        return ScoredResponses(marked)
 
     def with_model_scores(
         self, model_scores_B: NDArray[np.float32], coef_of: Callable[[str], float]
@@ -116,10 +132,49 @@ class ScoredResponses:
         """[B]."""
         return np.array([sample.score for sample in self.samples], np.float32)
 
+    def components(self, names: Sequence[str]) -> NDArray[np.float32] | None:
+        """[K, B], the parts of the scores that are named: fields of the scorers' dicts, or `score`; None without names.
+
+        What a response does not have is 0, as where its scorer failed.
+
+        Raises:
+            ConfigError: no response has the field, or one has no finite number there.
+        """
+        if not names:
+            return None
+        key, rows = "key 'algorithm.gdpo_reward_keys'", []
+        extra = {"score": [sample.score for sample in self.samples], **self.extra}
+        for name in names:
+            values = extra.get(name, [None])
+            if all(value is None for value in values):
+                known = ", ".join(field for field, some in extra.items() if any(map(is_numeric, some)))
+                raise ConfigError(f"{key}: no response has the field {name!r}; known: {known}")
+            for sample, value in zip(self.samples, values, strict=True):
+                if value is not None and not (is_numeric(value) and np.isfinite(value)):
+                    found = f"got {value!r} for {sample.place}, data_source {sample.data_source!r}"
+                    raise ConfigError(f"{key}: expected a finite number in the field {name!r}, {found}")
+            rows.append([0.0 if value is None else float(value) for value in values])
+        return np.array(rows, np.float32)
+
+    def token_scores(self, lengths_B: NDArray[np.int32]) -> Column | None:
+        """What of the scores is placed, aligned with responses of these lengths; None where nothing is."""
+        if all(sample.token_scores is None for sample in self.samples):
+            return None
+        rows = [
+            np.zeros(length) if sample.token_scores is None else sample.token_scores
+            for sample, length in zip(self.samples, lengths_B, strict=True)
+        ]
+        return Column.from_rows(rows, np.dtype(np.float32))
+
     @property
     def ended(self) -> NDArray[np.bool_]:
         """[B], whether the response ends with an EOS token."""
         return np.array([sample.has_ended for sample in self.samples], np.bool_)
+
+    @property
+    def truncated(self) -> NDArray[np.bool_]:
+        """[B], whether the response was cut off; see `with_truncation`."""
+        return np.array([sample.is_truncated for sample in self.samples], np.bool_)
 
     @property
     def extra(self) -> dict[str, list[Any]]:
@@ -137,6 +192,8 @@ class ScoredResponses:
         columns, names = ["data_source", "prompt", "response", "ground_truth", "score"], list(self.extra)
         if any(sample.model_score is not None for sample in self.samples):
             columns += ["rule_score", "model_score"]
+        if any(sample.token_scores is not None for sample in self.samples):
+            columns += ["token_scores"]
         for sample in self.samples:
             yield {name: getattr(sample, name) for name in columns} | {name: sample.extra.get(name) for name in names}
 

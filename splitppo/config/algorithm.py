@@ -1,22 +1,14 @@
-"""The section `algorithm`, and the estimators that it can name."""
+"""The section `algorithm`."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from splitppo.config.estimator import EstimatorConfig
+from splitppo.config.phases import AdaptiveEntropy, Phase, check_apart
 from splitppo.config.rejection import Rejection, parse_rejections
-from splitppo.config.section import PositiveInt, Section, Share
-
-# Whether an estimator of advantages needs values: this alone decides whether a run has a critic. The functions of the
-# same names are controller/ppo/advantages.py's.
-NEEDS_VALUES: Mapping[str, bool] = {
-    "gae": True,
-    "grpo": False,
-    "rloo": False,
-    "reinforce_plus_plus": False,
-    "reinforce_plus_plus_baseline": False,
-}
+from splitppo.config.section import OneOrMany, PositiveInt, Section
 
 # verl's names and the short ones; the functions are controller/ppo/kl.py's. A "+" says something of the gradient, which
 # a KL in the reward has not.
@@ -33,7 +25,6 @@ def _one_of(names: Collection[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-AdvEstimator = Annotated[str, _one_of(NEEDS_VALUES)]
 KlEstimator = Annotated[str, _one_of(KL_ESTIMATOR_NAMES)]
 
 
@@ -108,13 +99,9 @@ class RolloutCorrectionConfig(Section):
         return (self.rollout_is is not None and self.loss_type != "reinforce") or self.rollout_rs is not None
 
 
-class AlgorithmConfig(Section):
+class AlgorithmConfig(EstimatorConfig):
     """Advantages, the KL penalty in the reward, and the correction of rollouts."""
 
-    adv_estimator: AdvEstimator = Field("gae", description=" | ".join(NEEDS_VALUES))
-    gamma: Share = Field(1.0, description="discount")
-    lam: Share = Field(1.0, description="GAE lambda")
-    norm_adv_by_std_in_grpo: bool = Field(True, description="off: Dr. GRPO")
     use_kl_in_reward: bool = Field(False, description="subtract kl_coef * KL from every token's reward")
     kl_penalty: KlEstimator = Field(
         "kl",
@@ -124,4 +111,31 @@ class AlgorithmConfig(Section):
     kl_ctrl: Literal["fixed", "adaptive"] = Field("fixed", description="adaptive: Ziegler et al., 2019")
     kl_target: float = Field(0.1, gt=0.0, description="adaptive: KL to hold, nats")
     kl_horizon: PositiveInt = Field(10_000, description="adaptive: samples over which the coefficient moves")
+    mask_truncated_completions: bool = Field(
+        False,
+        description="nothing is learned from responses that data.max_response_length has cut off (DAPO's overlong"
+        " filtering); they still count in their group's baseline",
+    )
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    adaptive_entropy: AdaptiveEntropy = AdaptiveEntropy()
+    phases: Annotated[tuple[Phase, ...], OneOrMany] = Field(
+        (), description="[{from_step, to_step, ...}, ...]: steps in which losses and coefficients are others"
+    )
+
+    @model_validator(mode="after")
+    def _no_step_has_two_phases(self) -> "AlgorithmConfig":
+        check_apart(self.phases)
+        return self
+
+    def phase_number(self, step: int) -> int:
+        """Which of the phases a step belongs to, from 1; 0: to none."""
+        return next((number for number, phase in enumerate(self.phases, start=1) if phase.holds_at(step)), 0)
+
+    @model_validator(mode="after")
+    def _the_kl_in_the_reward_counts(self) -> "AlgorithmConfig":
+        if self.use_kl_in_reward and self.adv_estimator == "gdpo" and self.custom_path is None:
+            raise ValueError(
+                "gdpo learns from the components of the scores and not from rewards, so use_kl_in_reward would do"
+                " nothing: use actor.use_kl_loss"
+            )
+        return self

@@ -75,8 +75,9 @@ class PolicyLossConfig(Section):
             f" got {name!r}{suggestion}"
         )
 
-    def check_file(self, name: str) -> None:
-        """ValueError if the file defines no function of that name, unless it is built in; the file is only read."""
+    def check_file(self) -> None:
+        """ValueError if the file defines no function loss_mode, unless that is built in; the file is only read."""
+        name = self.loss_mode
         if name in LOSS_MODES or self.custom_path is None:
             return
         try:
