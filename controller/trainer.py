@@ -99,6 +99,8 @@ class Trainer:
                 kl_coef=algorithm.kl_coef,
                 truncated_B=scored.truncated,
                 components=scored.components(algorithm.gdpo_reward_keys),
+                token_scores=scored.token_scores(rollouts["responses"].lengths),
+                normalization=self.state.normalization(self.config),
             )
         self.log_prob_check.check(record.step, experience.metrics)
         return experience

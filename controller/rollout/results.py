@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller.workers.span import Span
 from rewards.samples import Failure
+from splitppo.batch import Column
 from splitppo.config import ConfigError
 from splitppo.config.reward import OverlongBuffer
 
@@ -25,7 +26,8 @@ class ScoredSample:
 
     Attributes:
         prompt, response: decoded.
-        score: float32; 0 where the scorer failed.
+        score: float32, that of its tokens included; 0 where the scorer failed.
+        token_scores: float32, of each response token; None where the scorers place nothing.
         ground_truth, data_source, prompt_index: of the prompt's row, and its place in the table.
         has_ended: whether the response ends with an EOS token.
         is_truncated: whether it was cut off at data.max_response_length.
@@ -50,6 +52,7 @@ class ScoredSample:
     place: str = ""
     rule_score: float | None = None
     model_score: float | None = None
+    token_scores: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,16 @@ class ScoredResponses:
             rows.append([0.0 if value is None else float(value) for value in values])
         return np.array(rows, np.float32)
 
+    def token_scores(self, lengths_B: NDArray[np.int32]) -> Column | None:
+        """What of the scores is placed, aligned with responses of these lengths; None where nothing is."""
+        if all(sample.token_scores is None for sample in self.samples):
+            return None
+        rows = [
+            np.zeros(length) if sample.token_scores is None else sample.token_scores
+            for sample, length in zip(self.samples, lengths_B, strict=True)
+        ]
+        return Column.from_rows(rows, np.dtype(np.float32))
+
     @property
     def ended(self) -> NDArray[np.bool_]:
         """[B], whether the response ends with an EOS token."""
@@ -179,6 +192,8 @@ class ScoredResponses:
         columns, names = ["data_source", "prompt", "response", "ground_truth", "score"], list(self.extra)
         if any(sample.model_score is not None for sample in self.samples):
             columns += ["rule_score", "model_score"]
+        if any(sample.token_scores is not None for sample in self.samples):
+            columns += ["token_scores"]
         for sample in self.samples:
             yield {name: getattr(sample, name) for name in columns} | {name: sample.extra.get(name) for name in names}
 

@@ -90,6 +90,10 @@ class CriticConfig(TrainedModelConfig):
     model: str = Field("", description="local folder or hub name; default: actor.model")
     lr: float = Field(1e-5, ge=0.0, description="peak learning rate")
     cliprange_value: float = Field(0.5, gt=0.0, description="range of the value clip around the old values")
+    normalize_values: bool = Field(
+        False,
+        description="learn returns less their running mean, over their deviation; cliprange_value is on that scale",
+    )
     warmup_steps: int = Field(
         0, ge=0, description="how many first steps update the critic only (verl's critic_warmup counts one more)"
     )
