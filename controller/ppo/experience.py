@@ -114,7 +114,7 @@ def assemble_experience(
     if algorithm.rollout_correction.bypasses and "rollout_log_probs" in rollouts:
         # In checked steps too, where both are known: whether a step is checked must not change what is learned.
         rollouts = rollouts.merge(Batch(rollouts.num_rows, {"old_log_probs": rollouts["rollout_log_probs"]}))
-    learned = _enough_to_learn(correction.kept, mask, truncated_B if algorithm.mask_truncated_completions else None)
+    learned = _learned(correction.kept, mask, truncated_B if algorithm.mask_truncated_completions else None)
     rollouts, normalization = normalization.denormalized(rollouts), normalization.including_scores(scores_B)
     placed = shape_scores(normalization, PlacedScores.split(scores_B, token_scores))
     rewards, kl_B = token_rewards(placed, _kept_or_all(learned, mask)), np.zeros(rollouts.num_rows)
@@ -239,13 +239,16 @@ def _correct(algorithm: AlgorithmConfig, rollouts: Batch, mask: Column) -> _Corr
     return _Corrected(mask.unpad(correction.kept), weights, correction.metrics)
 
 
-def _enough_to_learn(kept: Column, mask: Column, left_out_B: Mask | None) -> Column:
-    """What was kept, but for rows left out; or nothing if a single token is left, of which there is no statistic."""
-    kept_N, mask_N = kept.values, mask.values
-    if left_out_B is not None:
-        kept_N = kept_N & ~np.repeat(left_out_B, kept.lengths)
+def _learned(kept: Column, mask: Column, left_out_B: Mask | None) -> Column:
+    """What was kept, without the responses that are left out as a whole."""
+    kept_N = kept.values if left_out_B is None else kept.values & ~np.repeat(left_out_B, kept.lengths)
+    return Column(_enough_to_learn(kept_N, mask.values), kept.lengths)
+
+
+def _enough_to_learn(kept_N: Mask, mask_N: Mask) -> Mask:
+    """What was kept, or nothing if a single token is left, which no statistic can be made of."""
     if kept_N.sum() >= 2 or mask_N.sum() < 2:
-        return Column(kept_N, kept.lengths)
-    left, total = kept_N.sum(), mask_N.sum()
-    log.warning("%d of %d response tokens are left to learn from: nothing is learned in this step", left, total)
-    return Column(np.zeros_like(kept_N), kept.lengths)
+        return kept_N
+    kept, total = kept_N.sum(), mask_N.sum()
+    log.warning("%d of %d response tokens are left to learn from: nothing is learned in this step", kept, total)
+    return np.zeros_like(kept_N)

@@ -218,6 +218,16 @@ def test_what_is_not_needed_says_why(tmp_path: Path, override: str, why: str) ->
     assert (found.outcome, found.note) == ("not needed", why)
 
 
+def test_estimators_and_their_keys_are_taken(tmp_path: Path) -> None:
+    samples = f"{ROLLOUT}.n=4"
+    gdpo = ("algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[right,short]")
+    algorithm = config_of(tmp_path, *gdpo, "algorithm.gdpo_reward_weights=[1.0,0.5]", samples).algorithm
+    assert algorithm.adv_estimator == "gdpo"
+    assert (algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights) == (("right", "short"), (1.0, 0.5))
+    config = config_of(tmp_path, "algorithm.adv_estimator=grpo_vectorized", gdpo[1], samples)
+    assert (config.algorithm.adv_estimator, config.algorithm.gdpo_reward_keys) == ("grpo", ())
+
+
 def test_keys_of_a_critic_that_there_is_not_are_not_needed(tmp_path: Path) -> None:
     translation = translated(
         tmp_path, "algorithm.adv_estimator=grpo", "critic.optim.lr=1e-4", "trainer.critic_warmup=3"
