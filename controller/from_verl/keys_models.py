@@ -312,6 +312,11 @@ def _actor() -> Iterator[Row]:
         f"{_ACTOR}.tis_imp_ratio_cap", "algorithm.rollout_correction: rollout_is token, rollout_is_threshold", -1
     )
     yield taken(f"{_ACTOR}.entropy_coeff", "actor.entropy_coeff", 0)
+    for key, ours in (
+        ("use_adaptive_entropy_adjustment", "enable"),
+        *((name, name) for name in ("target_entropy", "entropy_coeff_delta", "min_entropy_coeff", "max_entropy_coeff")),
+    ):
+        yield taken(f"{_ACTOR}.{key}", f"algorithm.adaptive_entropy.{ours}", note="of Skywork-OR1's fork")
     yield not_needed(f"{_ACTOR}.{{calculate_entropy,calculate_sum_pi_squared}}", "actor/entropy is always measured")
     yield taken(f"{_ACTOR}.use_kl_loss", "actor.use_kl_loss", False)
     yield taken(f"{_ACTOR}.kl_loss_coef", "actor.kl_loss_coef", 0.001)
