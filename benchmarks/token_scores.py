@@ -1,6 +1,6 @@
 """What scores on tokens are worth: the quickstart's task, each letter scored where it stands or all at the end.
 
-    python -m benchmarks.token_scores [--seeds 1 2 3] [--steps 10] [key.path=value ...]
+    python -m benchmarks.token_scores [--seeds 3] [--steps 10] [key.path=value ...]
 
 Both score a response the same: the share of its letters that stand in their places (benchmarks/letter_scores.py). Of
 each seed two runs are trained that differ in nothing but where the scores are put. The figure of a run is its mean
@@ -45,12 +45,12 @@ def curve(folder: Path, seed: int, num_steps: int, overrides: Sequence[str], *, 
     return [row["val/accuracy"] for row in read_metrics(folder / METRICS_FILE)]
 
 
-def report(means: dict[str, list[float]], seeds: Sequence[int]) -> str:
+def report(means: dict[str, list[float]]) -> str:
     """A row per seed, and the paired difference."""
     lines = ["mean held-out score".ljust(24) + "".join(f"{where:>14}" for where in WHERE) + f"{'difference':>14}"]
     pairs = list(zip(*means.values(), strict=True))
     differences = [placed - at_end for at_end, placed in pairs]
-    for seed, pair, difference in zip(seeds, pairs, differences, strict=True):
+    for seed, (pair, difference) in enumerate(zip(pairs, differences, strict=True), start=1):
         lines.append(f"seed {seed}".ljust(24) + "".join(f"{mean:>14.3f}" for mean in pair) + f"{difference:>+14.3f}")
     spread = statistics.stdev(differences) if len(differences) > 1 else 0.0
     columns = "".join(f"{statistics.fmean(own):>14.3f}" for own in means.values())
@@ -62,20 +62,20 @@ def report(means: dict[str, list[float]], seeds: Sequence[int]) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("overrides", nargs="*", default=[])
     options = parser.parse_args()
     prepare()
     means: dict[str, list[float]] = {where: [] for where in WHERE}
     with tempfile.TemporaryDirectory() as folder:
-        for seed in options.seeds:
+        for seed in range(1, options.seeds + 1):
             for where, is_placed in WHERE.items():
                 run = Path(folder) / f"{seed}-{is_placed}"
                 scores = curve(run, seed, options.steps, options.overrides, is_placed=is_placed)
                 means[where].append(statistics.fmean(scores))
                 print(f"seed {seed}, {where}: {' '.join(f'{score:.3f}' for score in scores)}", flush=True)
-    print(report(means, options.seeds))
+    print(report(means))
 
 
 if __name__ == "__main__":
