@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from rewards.user_file import load_from_file
+from splitppo.user_file import load_from_file
 
 # A user's function, as a scorer's name.
 CUSTOM = "custom"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.ppo.advantages import compute_advantages, whiten_advantages
+from controller.ppo.advantages.registry import compute_advantages, estimator_of, over_batch
 from controller.ppo.kl import kl_divergence
 from controller.ppo.masked_stats import Float32s, Float64s, Mask
 from controller.ppo.normalization import NO_NORMALIZATION, Normalization
@@ -88,6 +88,8 @@ def assemble_experience(
     *,
     num_samples: int,
     kl_coef: float,
+    greedy_scores: Float32s | None = None,
+    components: Float32s | None = None,
     token_scores: Column | None = None,
     normalization: Normalization = NO_NORMALIZATION,
 ) -> Experience:
@@ -97,6 +99,8 @@ def assemble_experience(
     as one token is left, on the last of those; one that is rejected as a whole still counts in its group's baseline.
 
     `rollouts` come with whatever the services computed for them; the `num_samples` of one prompt are neighbours.
+    Where the estimator needs them: `greedy_scores` [P], the score of a greedy response to each prompt, and `components`
+    [K, B] of the scores.
     `token_scores`, aligned with responses, are the part of the scores that is placed; the rest belongs to the ends.
     `normalization` has the statistics of the steps before: on their scale the values come.
     """
@@ -116,12 +120,17 @@ def assemble_experience(
         kl_B = _penalise_kl(algorithm, rollouts, rewards, mask, kl_coef=kl_coef)
     rewards = whiten_rewards(normalization.shaping, rewards, mask)
     advantages, returns = (Column(np.empty(len(mask.values), np.float32), lengths) for _ in range(2))
-    for start, stop in _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples):
+    greedy_scores_B = None if greedy_scores is None else np.repeat(greedy_scores, num_samples)
+    takes_pieces = estimator_of(algorithm).takes_pieces
+    blocks = _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples)
+    for start, stop in blocks if takes_pieces else [(0, rollouts.num_rows)]:
         made = _assemble_rows(
             algorithm,
             rollouts.between(start, stop),
             *(of_tokens.between(start, stop).pad() for of_tokens in (rewards, mask, learned)),
             num_samples=num_samples,
+            greedy_scores_B=None if greedy_scores_B is None else greedy_scores_B[start:stop],
+            components_KB=None if components is None else components[:, start:stop],
         )
         for column, values_N in ((advantages, made.advantages), (returns, made.returns)):
             column.between(start, stop).values[:] = values_N
@@ -131,7 +140,7 @@ def assemble_experience(
         kl = float(kl_B.mean()) if len(kl_B) else 0.0
         metrics |= {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": kl_coef}
     if learned.values.any() or not mask.values.any():
-        advantages = Column(whiten_advantages(algorithm, advantages.values, learned.values), lengths)
+        advantages = Column(over_batch(algorithm, advantages, learned.values, rewards.sums()), lengths)
     columns = {"advantages": advantages, "returns": returns}
     if algorithm.rollout_correction.rejections:
         columns["response_mask"] = Column(learned.values.astype(np.uint8), lengths)
@@ -163,6 +172,8 @@ def _assemble_rows(
     learned_BT: Mask,
     *,
     num_samples: int,
+    greedy_scores_B: Float32s | None,
+    components_KB: Float32s | None,
 ) -> _Rows:
     """Advantages and returns of whole groups of samples; advantages are not whitened."""
     advantages_BT, returns_BT = compute_advantages(
@@ -172,6 +183,8 @@ def _assemble_rows(
         groups_B=np.arange(rows.num_rows) // num_samples,
         values_BT=rows["values"].pad() if "values" in rows else None,
         scored_BT=mask_BT,
+        greedy_scores_B=greedy_scores_B,
+        components_KB=components_KB,
     )
     is_token_BT = rows["responses"].mask()
     return _Rows(advantages_BT[is_token_BT], returns_BT[is_token_BT])

@@ -119,6 +119,30 @@ class ScoredResponses:
         """[B]."""
         return np.array([sample.score for sample in self.samples], np.float32)
 
+    def components(self, names: Sequence[str]) -> NDArray[np.float32] | None:
+        """[K, B], the parts of the scores that are named: fields of the scorers' dicts, or `score`; None without names.
+
+        What a response does not have is 0, as where its scorer failed.
+
+        Raises:
+            ConfigError: no response has the field, or one has no finite number there.
+        """
+        if not names:
+            return None
+        key, rows = "key 'algorithm.gdpo_reward_keys'", []
+        extra = {"score": [sample.score for sample in self.samples], **self.extra}
+        for name in names:
+            values = extra.get(name, [None])
+            if all(value is None for value in values):
+                known = ", ".join(field for field, some in extra.items() if any(map(is_numeric, some)))
+                raise ConfigError(f"{key}: no response has the field {name!r}; known: {known}")
+            for sample, value in zip(self.samples, values, strict=True):
+                if value is not None and not (is_numeric(value) and np.isfinite(value)):
+                    found = f"got {value!r} for {sample.place}, data_source {sample.data_source!r}"
+                    raise ConfigError(f"{key}: expected a finite number in the field {name!r}, {found}")
+            rows.append([0.0 if value is None else float(value) for value in values])
+        return np.array(rows, np.float32)
+
     def token_scores(self, lengths_B: NDArray[np.int32]) -> Column | None:
         """What of the scores is placed, aligned with responses of these lengths; None where nothing is."""
         if all(sample.token_scores is None for sample in self.samples):

@@ -164,6 +164,25 @@ def test_responses_of_parts_are_joined_in_their_order() -> None:
     assert [row["response"] for row in joined.as_rows()] == ["answer 1.0", "answer 2.0", "answer 3.0"]
 
 
+def test_components_are_numeric_fields_and_0_where_a_response_has_none() -> None:
+    scored = ScoredResponses.join(
+        [responses(1.0, extra={"right": True, "why": "yes"}), responses(2.0, 3.0), responses(4.0, extra={"right": 0.5})]
+    )
+    parts_KB = scored.components(["right", "score"])
+    assert parts_KB is not None
+    assert parts_KB.tolist() == [[1.0, 0.0, 0.0, 0.5], [1.0, 2.0, 3.0, 4.0]]
+    assert parts_KB.dtype == np.float32
+    assert scored.components([]) is None
+    with pytest.raises(
+        ConfigError, match=r"'algorithm.gdpo_reward_keys': no response has the field 'rigth'; known: sc"
+    ):
+        scored.components(["rigth"])
+    with pytest.raises(ConfigError, match=r"expected a finite number in the field 'why', got 'yes' for .* 'letters'"):
+        scored.components(["why"])
+    with pytest.raises(ConfigError, match=r"expected a finite number in the field 'right', got nan"):
+        responses(1.0, extra={"right": float("nan")}).components(["right"])
+
+
 def test_rule_and_model_are_added_with_the_weight_of_the_data_source() -> None:
     samples = [
         replace(one, data_source=source, rule_score=one.score if source == "a" else None)
