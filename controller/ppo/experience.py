@@ -120,7 +120,8 @@ def assemble_experience(
         kl_B = _penalise_kl(algorithm, rollouts, rewards, mask, kl_coef=kl_coef)
     rewards = whiten_rewards(normalization.shaping, rewards, mask)
     advantages, returns = (Column(np.empty(len(mask.values), np.float32), lengths) for _ in range(2))
-    greedy_scores_B = None if greedy_scores is None else np.repeat(greedy_scores, num_samples)
+    greedy = None if greedy_scores is None else PlacedScores(np.repeat(greedy_scores, num_samples))
+    greedy_scores_B = None if greedy is None else shape_scores(normalization, greedy).of_ends
     takes_pieces = estimator_of(algorithm).takes_pieces
     blocks = _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples)
     for start, stop in blocks if takes_pieces else [(0, rollouts.num_rows)]:
