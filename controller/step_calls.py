@@ -13,7 +13,7 @@ from controller.rollout.scoring import Scorer
 from controller.rollout.stream import RolloutStream, StreamPart
 from controller.schedule import run_calls
 from controller.tracking.step_record import StepRecord
-from controller.workers.actor_client import ActorClient
+from controller.workers.actor_client import ActorClient, loss_terms
 from controller.workers.client import WorkerClient
 from controller.workers.command import CommandReply
 from controller.workers.critic_client import CriticClient
@@ -32,6 +32,7 @@ class StepCalls:
 
     Those that need rollouts wait for them, so that all can be started together: what other groups compute for each part
     of them, what the generating actor computes for all together. Every call answers in the order of the prompts.
+    `config` is what holds in this step.
     """
 
     config: Config
@@ -82,7 +83,7 @@ class StepCalls:
         `after_update` as in `values`, where the critic hosts the reference.
         """
         host = self.workers.reference
-        if host is None:
+        if host is None or not self.config.uses_reference:  # in this step
             return self._no_columns
         if host is not self._actor:
             send = partial(self._send_rollouts, host)
@@ -173,6 +174,7 @@ class StepCalls:
             with self.record.timed("reward"), self.record.span("scoring", "score"):
                 responses = await self.scorer.score(part.prompts, part.rollouts, num_examine=num_examine)
             lengths = part.rollouts["responses"].lengths
+            responses = responses.with_truncation(lengths, limit, self.config.rollout.stop)
             scored.append(responses.with_overlong_penalty(reward.overlong_buffer, lengths, limit))
         all_scored = ScoredResponses.join(scored).take(self._stream.order)
         all_scored.check_failures(reward.max_error_rate, f"step {self.record.step}")
@@ -184,7 +186,8 @@ class StepCalls:
         lacks_reference = self.config.actor.use_kl_loss and self.workers.reference is not self._actor
         lacks_old = self.config.algorithm.rollout_correction.bypasses
         columns = None if warming_up else experience.actor_columns(lacks_reference=lacks_reference, lacks_old=lacks_old)
-        await self._update(self._actor, partial(self._actor.update, advance_only=warming_up), columns)
+        update = partial(self._actor.update, terms=loss_terms(self.config), advance_only=warming_up)
+        await self._update(self._actor, update, columns)
 
     async def update_critic(self, experience: Experience) -> None:
         """Critic: one update of the value model, if there is one."""

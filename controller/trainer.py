@@ -70,12 +70,14 @@ class Trainer:
     async def train_step(self, prompts: PromptBatch) -> None:
         """One PPO step."""
         record = self.recorder.begin(self.state.step, epoch=self.prompts.epoch_of(self.state.step))
-        calls = StepCalls(self.config, self.workers, self.scorer, self.log_prob_check, prompts, record)
+        config = self.state.config_at_step(self.config)
+        calls = StepCalls(config, self.workers, self.scorer, self.log_prob_check, prompts, record)
         experience = await self.collect(calls)
         await self.update(calls, experience)
         self.recorder.close(record)
         sampler = self.prompts.state_after(prompts, experience.scores)
-        self.state = self.state.after(experience, self.config, record.step_s, sampler)
+        entropy = record.metrics.get("actor/entropy")
+        self.state = self.state.after(experience, self.config, record.step_s, sampler, entropy=entropy)
 
     async def collect(self, calls: StepCalls) -> Experience:
         """Everything that the updates learn from; each call starts as soon as its input has arrived."""
@@ -87,15 +89,15 @@ class Trainer:
             lambda: calls.values(after_update=self.join_critic),  # critic, once its update of the step before is done
             lambda: calls.scores(after_update=self.join_critic),  # reward processes; whichever hosts the reward model
         )
-        record = calls.record
-        algorithm = self.config.algorithm_at(record.step)
+        record, algorithm = calls.record, calls.config.algorithm
         with record.timed("adv"), record.span("controller", "adv"):
             record.experience = experience = assemble_experience(
                 algorithm,
                 rollouts.merge(old).merge(ref).merge(values),
                 scored.scores,
                 num_samples=self.config.rollout.n,
-                kl_coef=self.state.kl_coef,
+                kl_coef=algorithm.kl_coef,
+                truncated_B=scored.truncated,
                 components=scored.components(algorithm.gdpo_reward_keys),
                 token_scores=scored.token_scores(rollouts["responses"].lengths),
                 normalization=self.state.normalization(self.config),

@@ -124,6 +124,8 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
         "training/global_step": float(record.step),
         "training/epoch": float(record.epoch),
     }
+    if config.algorithm.phases:
+        metrics["training/phase"] = float(config.algorithm.phase_number(record.step))
     if record.step_s > 0.0:
         metrics["rpc/time_fraction"] = record.traffic.transfer_s / record.step_s
     if record.validation is not None:
