@@ -63,9 +63,11 @@ class Experience:
         """Prompt and response tokens."""
         return len(self.batch["prompts"].values) + len(self.batch["responses"].values)
 
-    def actor_columns(self, *, lacks_reference: bool = False, lacks_old: bool = False) -> Batch:
+    def actor_columns(
+        self, *, lacks_reference: bool = False, lacks_old: bool = False, draws_tokens: bool = False
+    ) -> Batch:
         """What the actor's update needs beside what it has; it may lack the reference's or the old log-probs."""
-        others = {"ref_log_probs": lacks_reference, "old_log_probs": lacks_old}
+        others = {"ref_log_probs": lacks_reference, "old_log_probs": lacks_old, "seeds": draws_tokens}
         lacking = (name for name, lacks in others.items() if lacks)
         return self._present("advantages", "response_mask", "rollout_is_weights", *lacking)
 
