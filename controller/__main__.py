@@ -13,6 +13,7 @@ from pathlib import Path
 
 from splitppo.config import ConfigError, dump_config, load_config
 from splitppo.config.batch_plan import batch_plan
+from splitppo.config.phase_plan import phase_plan
 from splitppo.config.threads import crowding, permitted_cores
 
 
@@ -47,7 +48,8 @@ def main(arguments: list[str]) -> int:
             gpus = visible_gpus(config)
             memory = memory_plan(config, gpus)
             check_fits(config, memory.groups, gpus)
-            sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\nrun: {config.last_step} steps\n{memory}\n")
+            run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
+            sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\n{run}\n{memory}\n")
             return 0
         from controller.session import run_session
 

@@ -113,9 +113,8 @@ def _prompt_source(config: Config, table: PromptBatch) -> PromptSource:
     if data.sampler.class_path is not None:
         SampledPrompts(table, data, seed=seed).check_repeats()
         return SampledPrompts(table, data, seed=seed)
-    return PromptDataset(
-        table, batch_size=data.train_batch_size, seed=seed, shuffle=data.shuffle, weights=data.train_weights
-    )
+    size, key = data.draw_size, data.draw_key
+    return PromptDataset(table, size, seed, shuffle=data.shuffle, weights=data.train_weights, batch_key=key)
 
 
 def check_validation_metrics(config: Config, data_sources: frozenset[str]) -> None:

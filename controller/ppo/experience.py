@@ -39,7 +39,7 @@ class Experience:
 
     Attributes:
         batch: prompts, responses, what the services computed for them, advantages, returns; response_mask where
-            tokens may be rejected, rollout_is_weights where they are weighted.
+            tokens may be left out, rollout_is_weights where they are weighted.
         scores: [B], as they were given.
         rewards: shaped, KL penalty included; aligned with responses, 0 where a token does not count.
         learned: bool, of all response tokens those that both models learn from: the others are masked or rejected.
@@ -88,6 +88,7 @@ def assemble_experience(
     *,
     num_samples: int,
     kl_coef: float,
+    truncated_B: Mask | None = None,
     greedy_scores: Float32s | None = None,
     components: Float32s | None = None,
     token_scores: Column | None = None,
@@ -97,6 +98,7 @@ def assemble_experience(
 
     A rejected token gets no advantage and no return, and the estimators bridge it. A response keeps its score as long
     as one token is left, on the last of those; one that is rejected as a whole still counts in its group's baseline.
+    With mask_truncated_completions so it is with those of `truncated_B`, which were cut off ([B]; None: none was).
 
     `rollouts` come with whatever the services computed for them; the `num_samples` of one prompt are neighbours.
     Where the estimator needs them: `greedy_scores` [P], the score of a greedy response to each prompt, and `components`
@@ -112,7 +114,7 @@ def assemble_experience(
     if algorithm.rollout_correction.bypasses and "rollout_log_probs" in rollouts:
         # In checked steps too, where both are known: whether a step is checked must not change what is learned.
         rollouts = rollouts.merge(Batch(rollouts.num_rows, {"old_log_probs": rollouts["rollout_log_probs"]}))
-    learned = Column(_enough_to_learn(correction.kept.values, mask.values), lengths)
+    learned = _learned(correction.kept, mask, truncated_B if algorithm.mask_truncated_completions else None)
     rollouts, normalization = normalization.denormalized(rollouts), normalization.including_scores(scores_B)
     placed = shape_scores(normalization, PlacedScores.split(scores_B, token_scores))
     rewards, kl_B = token_rewards(placed, _kept_or_all(learned, mask)), np.zeros(rollouts.num_rows)
@@ -120,7 +122,7 @@ def assemble_experience(
         kl_B = _penalise_kl(algorithm, rollouts, rewards, mask, kl_coef=kl_coef)
     rewards = whiten_rewards(normalization.shaping, rewards, mask)
     advantages, returns = (Column(np.empty(len(mask.values), np.float32), lengths) for _ in range(2))
-    greedy_scores_B = None if greedy_scores is None else np.repeat(greedy_scores, num_samples)
+    greedy_scores_B = _baseline(normalization, greedy_scores, num_samples)
     takes_pieces = estimator_of(algorithm).takes_pieces
     blocks = _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples)
     for start, stop in blocks if takes_pieces else [(0, rollouts.num_rows)]:
@@ -142,7 +144,7 @@ def assemble_experience(
     if learned.values.any() or not mask.values.any():
         advantages = Column(over_batch(algorithm, advantages, learned.values, rewards.sums()), lengths)
     columns = {"advantages": advantages, "returns": returns}
-    if algorithm.rollout_correction.rejections:
+    if algorithm.rollout_correction.rejections or algorithm.mask_truncated_completions:
         columns["response_mask"] = Column(learned.values.astype(np.uint8), lengths)
     if correction.weights is not None:
         columns["rollout_is_weights"] = correction.weights
@@ -188,6 +190,13 @@ def _assemble_rows(
     )
     is_token_BT = rows["responses"].mask()
     return _Rows(advantages_BT[is_token_BT], returns_BT[is_token_BT])
+
+
+def _baseline(normalization: Normalization, greedy_scores: Float32s | None, num_samples: int) -> Float32s | None:
+    """[B], of each response the greedy score of its prompt, on the scale of the rewards that it is subtracted from."""
+    if greedy_scores is None:
+        return None
+    return np.repeat(shape_scores(normalization, PlacedScores(greedy_scores)).of_ends, num_samples).astype(np.float32)
 
 
 def _kept_or_all(learned: Column, mask: Column) -> Column:
@@ -237,10 +246,16 @@ def _correct(algorithm: AlgorithmConfig, rollouts: Batch, mask: Column) -> _Corr
     return _Corrected(mask.unpad(correction.kept), weights, correction.metrics)
 
 
+def _learned(kept: Column, mask: Column, left_out_B: Mask | None) -> Column:
+    """What was kept, without the responses that are left out as a whole."""
+    kept_N = kept.values if left_out_B is None else kept.values & ~np.repeat(left_out_B, kept.lengths)
+    return Column(_enough_to_learn(kept_N, mask.values), kept.lengths)
+
+
 def _enough_to_learn(kept_N: Mask, mask_N: Mask) -> Mask:
-    """What was kept, or nothing if rejection left a single token, which no statistic can be made of."""
+    """What was kept, or nothing if a single token is left, which no statistic can be made of."""
     if kept_N.sum() >= 2 or mask_N.sum() < 2:
         return kept_N
     kept, total = kept_N.sum(), mask_N.sum()
-    log.warning("rollout correction keeps %d of %d response tokens: nothing is learned in this step", kept, total)
+    log.warning("%d of %d response tokens are left to learn from: nothing is learned in this step", kept, total)
     return np.zeros_like(kept_N)

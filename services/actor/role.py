@@ -3,12 +3,14 @@
 Every command runs on every rank at the same time, each with its own rows; their results are gathered.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
 from services.actor.losses.actor_loss import LossTerms, actor_loss
 from services.engine.memory_metrics import memory_metrics
@@ -21,8 +23,12 @@ from services.runtime.context import RankContext
 from services.runtime.ranks.sharding import shard_by_mini_batch, shard_by_tokens
 from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch
+from splitppo.config import ActorConfig
+from splitppo.config.phases import MAX_LABEL
 from splitppo.rpc.errors import WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
+
+log = logging.getLogger(__name__)
 
 
 class ActorRole:
@@ -37,6 +43,7 @@ class ActorRole:
     def __init__(self, context: RankContext) -> None:
         config = context.config
         self._config, self._device = config.actor, context.device
+        self._phase = ""
         BACKENDS[config.rollout.backend].check(config)
         self._forward = policy_forward(config.rollout.temperature)
         self._trained = TrainedRole(context, config.actor, kind="policy", forward=self._forward)
@@ -62,6 +69,7 @@ class ActorRole:
             self.update,
             columns=("prompts", "responses"),
             optional_columns=("advantages", "response_mask", "old_log_probs", "ref_log_probs", "rollout_is_weights"),
+            check=self._check_update,
             prepare=self._prepare_update,
             shard=shard_by_mini_batch,
             commits=True,
@@ -86,10 +94,16 @@ class ActorRole:
         if request.advance_only:
             return Outcome()
         self._generation.suspend(weights_change=True)
-        terms = LossTerms.of(self._config)
-        metrics = self._trained.update(batch, actor_loss(self._config, terms), progress)
-        kl_coef = {} if terms.kl_loss_coef is None else {"actor/kl_coef": terms.kl_loss_coef}
-        return Outcome(metrics={**metrics, **memory_metrics(self._device), **kl_coef})
+        config = self._config_of(request)
+        terms = LossTerms.of(config)
+        if request.loss_terms.phase != self._phase:
+            self._phase = request.loss_terms.phase
+            log.info("step %d: phase %r, %s", request.slot.step, self._phase, terms)
+        metrics = self._trained.update(batch, actor_loss(config, terms), progress)
+        coefficients = {"actor/entropy_coeff": terms.entropy_coeff}
+        if terms.kl_loss_coef is not None:
+            coefficients["actor/kl_coef"] = terms.kl_loss_coef
+        return Outcome(metrics={**metrics, **memory_metrics(self._device), **coefficients})
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """See `Role.save_checkpoint`; the reference and the rollout backend have nothing to save."""
@@ -107,7 +121,29 @@ class ActorRole:
     def _prepare_update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch) -> Batch:
         if request.advance_only:
             return batch.take(np.empty(0, np.int64))
-        needed = ("advantages", "ref_log_probs") if self._config.use_kl_loss else ("advantages",)
+        uses_kl = self._config_of(request).use_kl_loss
+        needed = ("advantages", "ref_log_probs") if uses_kl else ("advantages",)
         if missing := [name for name in needed if name not in batch]:
             raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
         return self._trained.prepare_update(request, batch)
+
+    def _check_update(self, request: actor_pb2.ActorUpdateRequest) -> None:
+        self._config_of(request)
+
+    def _config_of(self, request: actor_pb2.ActorUpdateRequest) -> ActorConfig:
+        """The section `actor` as an update is to have it; ValueError if its terms do not fit there."""
+        if not request.HasField("loss_terms"):
+            return self._config
+        terms, section = request.loss_terms, self._config.model_dump()
+        if len(terms.phase) > MAX_LABEL:
+            raise ValueError(f"loss_terms.phase: expected at most {MAX_LABEL} characters, got {len(terms.phase)}")
+        section["policy_loss"]["loss_mode"] = terms.loss_mode
+        section |= {name: getattr(terms, name) for name in ("entropy_coeff", "use_kl_loss", "kl_loss_coef")}
+        try:
+            return ActorConfig(**section)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            message = wrong["msg"].removeprefix("Value error, ")
+            if wrong["type"] != "value_error":  # else it says what it has got
+                message = f"{wrong['loc'][-1]}: {message[:1].lower()}{message[1:]}, got {wrong['input']}"
+            raise ValueError(f"loss_terms.{message}") from None

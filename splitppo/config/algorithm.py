@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from splitppo.config.estimator import EstimatorConfig
+from splitppo.config.filter_groups import FilterGroupsConfig
+from splitppo.config.phases import AdaptiveEntropy, Phase, check_apart
 from splitppo.config.rejection import Rejection, parse_rejections
-from splitppo.config.section import PositiveInt, Section
+from splitppo.config.section import OneOrMany, PositiveInt, Section
 
 # verl's names and the short ones; the functions are controller/ppo/kl.py's.
 KL_ESTIMATOR_NAMES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
@@ -95,7 +97,26 @@ class AlgorithmConfig(EstimatorConfig):
     kl_ctrl: Literal["fixed", "adaptive"] = Field("fixed", description="adaptive: Ziegler et al., 2019")
     kl_target: float = Field(0.1, gt=0.0, description="adaptive: KL to hold, nats")
     kl_horizon: PositiveInt = Field(10_000, description="adaptive: samples over which the coefficient moves")
+    mask_truncated_completions: bool = Field(
+        False,
+        description="nothing is learned from responses that data.max_response_length has cut off (DAPO's overlong"
+        " filtering); they still count in their group's baseline",
+    )
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    filter_groups: FilterGroupsConfig = FilterGroupsConfig()
+    adaptive_entropy: AdaptiveEntropy = AdaptiveEntropy()
+    phases: Annotated[tuple[Phase, ...], OneOrMany] = Field(
+        (), description="[{from_step, to_step, ...}, ...]: steps in which losses and coefficients are others"
+    )
+
+    @model_validator(mode="after")
+    def _no_step_has_two_phases(self) -> "AlgorithmConfig":
+        check_apart(self.phases)
+        return self
+
+    def phase_number(self, step: int) -> int:
+        """Which of the phases a step belongs to, from 1; 0: to none."""
+        return next((number for number, phase in enumerate(self.phases, start=1) if phase.holds_at(step)), 0)
 
     @model_validator(mode="after")
     def _the_kl_in_the_reward_counts(self) -> "AlgorithmConfig":

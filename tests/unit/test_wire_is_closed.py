@@ -210,6 +210,8 @@ TEXT_FIELDS = {
     "columns": "looked up in a closed set",
     "name": "looked up in a closed set",
     "payload": "numbers of a known dtype",
+    "loss_mode": "looked up in a closed set, repeated in an error",
+    "phase": "logged, at most 100 characters",
 }
 
 

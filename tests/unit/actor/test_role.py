@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from services.rollout.backends import BACKENDS, Backend
 from services.rollout.protocol import DecodingStep, Sampling, empty_responses
 from splitppo.batch import Batch, Column
 from splitppo.rpc.errors import WrongState
+from splitppo.v1 import actor_pb2
 from tests.models import EOS, VOCABULARY
 from tests.roles import (
     RecordedProgress,
@@ -231,3 +233,67 @@ def test_update_refuses_what_it_cannot_train_on(model: Path) -> None:
         call(role, "Update", update_request(), whole.merge(reference).merge(poisoned))
     with pytest.raises(ValueError, match="9 rows do not divide into mini-batches of 6"):
         call(role, "Update", update_request(), whole.merge(reference).take(np.arange(9)))
+
+
+# The terms of the loss that an update is asked for.
+
+TERMS = {"loss_mode": "vanilla", "entropy_coeff": 0.0, "use_kl_loss": False, "kl_loss_coef": 0.001}
+
+
+def asked_for(**terms: Any) -> actor_pb2.ActorUpdateRequest:
+    return update_request(loss_terms=actor_pb2.LossTerms(**{**TERMS, **terms}))
+
+
+def test_an_update_has_the_terms_that_it_is_asked_for_as_if_they_were_configured(model: Path) -> None:
+    configured = build_actor(model, use_kl_loss=True, kl_loss_coef=0.5, entropy_coeff=0.25)
+    rows = experience(configured)
+    rows = rows.merge(ref_log_probs(configured, rows))
+    expected = call(configured, "Update", update_request(), rows)
+
+    asked = build_actor(model, entropy_coeff=9.0)
+    request = asked_for(entropy_coeff=0.25, use_kl_loss=True, kl_loss_coef=0.5, phase="cool")
+    outcome = call(asked, "Update", request, rows)
+
+    assert asked.compute_weights_digest() == configured.compute_weights_digest()
+    names = ("actor/loss", "actor/entropy_coeff", "actor/kl_coef", "actor/kl_loss")
+    assert [outcome.metrics[name] for name in names] == [expected.metrics[name] for name in names]
+    assert outcome.metrics["actor/entropy_coeff"] == 0.25
+
+
+def test_what_it_was_asked_for_holds_for_this_update_alone(model: Path) -> None:
+    role = build_actor(model, entropy_coeff=0.25)
+    rows = experience(role)
+    coefficients = [
+        call(role, "Update", request, rows).metrics["actor/entropy_coeff"]
+        for request in (asked_for(entropy_coeff=0.5), update_request())
+    ]
+    assert coefficients == [0.5, 0.25]
+
+
+def test_an_update_without_kl_in_its_loss_needs_no_reference(model: Path) -> None:
+    role = build_actor(model, use_kl_loss=True)
+    assert "actor/kl_loss" not in call(role, "Update", asked_for(), experience(role)).metrics
+    with pytest.raises(WrongState, match="Update needs ref_log_probs, which the slot lacks"):
+        call(role, "Update", asked_for(use_kl_loss=True), experience(role))
+
+
+@pytest.mark.parametrize(
+    ("terms", "sentence"),
+    [
+        ({"loss_mode": "vanila"}, "loss_mode: expected one of .*, got 'vanila', did you mean 'vanilla'"),
+        ({"loss_mode": ""}, "loss_mode: expected one of .*, got ''"),
+        ({"entropy_coeff": math.nan}, r"loss_terms\.entropy_coeff: input should be a finite number, got nan"),
+        ({"entropy_coeff": math.inf}, r"loss_terms\.entropy_coeff: input should be a finite number, got inf"),
+        ({"phase": "p" * 101}, r"loss_terms\.phase: expected at most 100 characters, got 101"),
+        ({"kl_loss_coef": math.nan}, r"loss_terms\.kl_loss_coef: input should be a finite number, got nan"),
+        ({"kl_loss_coef": -0.5}, r"loss_terms\.kl_loss_coef: input should be greater than or equal to 0, got -0\.5"),
+    ],
+)
+def test_terms_that_make_no_sense_are_refused_and_nothing_changes(
+    model: Path, terms: dict[str, Any], sentence: str
+) -> None:
+    role = build_actor(model)
+    rows, before = experience(role), role.compute_weights_digest()
+    with pytest.raises(ValueError, match=sentence):
+        call(role, "Update", asked_for(**terms), rows)
+    assert role.compute_weights_digest() == before

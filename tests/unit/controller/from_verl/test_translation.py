@@ -151,6 +151,14 @@ def test_several_machines_are_left_to_who_starts_the_groups(tmp_path: Path) -> N
     assert (config.services.actor.num_processes, config.services.critic.num_processes) == (12, 4)
 
 
+def test_dynamic_sampling_is_taken_with_its_generations(tmp_path: Path) -> None:
+    filters = {"enable": True, "metric": "acc", "max_num_gen_batches": -1}
+    keys = [f"algorithm.filter_groups.{key}={value}" for key, value in filters.items()]
+    config = config_of(tmp_path, *keys, "data.gen_batch_size=1536", f"{ROLLOUT}.n=4")
+    assert config.algorithm.filter_groups.model_dump() == {**filters, "max_num_gen_batches": 0}
+    assert (config.data.draw_size, config.data.train_batch_size) == (1536, 512)
+
+
 def test_a_reward_model_of_a_pool_has_a_group(tmp_path: Path) -> None:
     pool = ("enable=True", "model_path=rm", "enable_resource_pool=True", "n_gpus_per_node=2", "nnodes=1")
     config = config_of(tmp_path, *(f"reward.reward_model.{one}" for one in pool))
@@ -162,8 +170,8 @@ def test_a_reward_model_of_a_pool_has_a_group(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "instead"),
     [
-        ("algorithm.filter_groups.enable=True", "not yet"),
-        ("data.gen_batch_size=1024", "data.train_batch_size"),
+        ("algorithm.use_pf_ppo=True", "once per epoch"),
+        ("data.gen_batch_size=1024", "without filter_groups.enable"),
         ("algorithm.adv_estimator=optimal_token_baseline", "grpo"),
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "vanilla"),
         (f"{ACTOR}.optim.optimizer=AdamW8bit", "AdamW"),
@@ -205,7 +213,8 @@ def test_what_changes_no_result_is_only_said(tmp_path: Path, override: str) -> N
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("algorithm.filter_groups.enable=False", "off"),
+        ("algorithm.use_pf_ppo=False", "off"),
+        ("algorithm.filter_groups.metric=acc", "only with filter_groups.enable"),
         (f"{ACTOR}.fsdp_config.optimizer_offload=False", "off"),
         ("data.gen_batch_size=512", "data.train_batch_size says it"),
         ("+reward_model.reward_kwargs.max_resp_len=512", "data.max_response_length says it"),
@@ -216,6 +225,16 @@ def test_what_changes_no_result_is_only_said(tmp_path: Path, override: str) -> N
 def test_what_is_not_needed_says_why(tmp_path: Path, override: str, why: str) -> None:
     found = finding(translated(tmp_path, override), override.partition("=")[0].lstrip("+"))
     assert (found.outcome, found.note) == ("not needed", why)
+
+
+def test_estimators_and_their_keys_are_taken(tmp_path: Path) -> None:
+    samples = f"{ROLLOUT}.n=4"
+    gdpo = ("algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[right,short]")
+    algorithm = config_of(tmp_path, *gdpo, "algorithm.gdpo_reward_weights=[1.0,0.5]", samples).algorithm
+    assert algorithm.adv_estimator == "gdpo"
+    assert (algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights) == (("right", "short"), (1.0, 0.5))
+    config = config_of(tmp_path, "algorithm.adv_estimator=grpo_vectorized", gdpo[1], samples)
+    assert (config.algorithm.adv_estimator, config.algorithm.gdpo_reward_keys) == ("grpo", ())
 
 
 def test_keys_of_a_critic_that_there_is_not_are_not_needed(tmp_path: Path) -> None:

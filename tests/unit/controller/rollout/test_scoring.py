@@ -164,6 +164,25 @@ def test_responses_of_parts_are_joined_in_their_order() -> None:
     assert [row["response"] for row in joined.as_rows()] == ["answer 1.0", "answer 2.0", "answer 3.0"]
 
 
+def test_components_are_numeric_fields_and_0_where_a_response_has_none() -> None:
+    scored = ScoredResponses.join(
+        [responses(1.0, extra={"right": True, "why": "yes"}), responses(2.0, 3.0), responses(4.0, extra={"right": 0.5})]
+    )
+    parts_KB = scored.components(["right", "score"])
+    assert parts_KB is not None
+    assert parts_KB.tolist() == [[1.0, 0.0, 0.0, 0.5], [1.0, 2.0, 3.0, 4.0]]
+    assert parts_KB.dtype == np.float32
+    assert scored.components([]) is None
+    with pytest.raises(
+        ConfigError, match=r"'algorithm.gdpo_reward_keys': no response has the field 'rigth'; known: sc"
+    ):
+        scored.components(["rigth"])
+    with pytest.raises(ConfigError, match=r"expected a finite number in the field 'why', got 'yes' for .* 'letters'"):
+        scored.components(["why"])
+    with pytest.raises(ConfigError, match=r"expected a finite number in the field 'right', got nan"):
+        responses(1.0, extra={"right": float("nan")}).components(["right"])
+
+
 def test_rule_and_model_are_added_with_the_weight_of_the_data_source() -> None:
     samples = [
         replace(one, data_source=source, rule_score=one.score if source == "a" else None)
@@ -194,6 +213,25 @@ def test_long_responses_lose_score_and_the_rule_score_stays() -> None:
     silent = buffer.model_copy(update={"log": False})
     assert responses(1.0).with_overlong_penalty(silent, np.array([12]), 12).samples[0].extra == {}
     assert responses(1.0).with_overlong_penalty(OverlongBuffer(), np.array([12]), 12).scores.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("length", "has_ended", "text", "is_truncated"),
+    [
+        (8, False, "and so", True),
+        (8, True, "and so", False),  # an EOS token was the last that was allowed
+        (7, False, "and so", False),  # something else has ended it
+        (8, False, "so\n\n", False),  # a stop text was completed by the last token
+        (0, False, "", False),
+    ],
+)
+def test_a_response_was_cut_off_if_nothing_but_its_length_has_ended_it(
+    length: int, has_ended: bool, text: str, is_truncated: bool
+) -> None:
+    [sample] = responses(1.0).samples
+    scored = ScoredResponses([replace(sample, has_ended=has_ended, response=text)])
+    assert scored.truncated.tolist() == [False]
+    assert scored.with_truncation(np.array([length]), 8, ["\n\n"]).truncated.tolist() == [is_truncated]
 
 
 def test_more_failures_than_allowed_end_the_run_with_the_first_ones_row_and_reason() -> None:
