@@ -1,4 +1,4 @@
-"""torchrun for a group on one machine: what its ranks say to each other stays on loopback, and nobody else is heard.
+"""torchrun whose group listens only where it is told: on loopback, or on one interface of each of its machines.
 
     python -m services.runtime.torchrun --nproc-per-node 2 -m services.actor --config FILE [--lifeline]
 
