@@ -87,7 +87,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             ip("-n", host.namespace, "address", "add", f"{host.address}/30", "dev", CABLE)
             host.cable("up")
             _etc(host).mkdir(parents=True)
-            (_etc(host) / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+            (_etc(host) / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 me\n{names}")
             limit = f"echo {ANY_PORT.start} {ANY_PORT.stop - 1} > /proc/sys/net/ipv4/ip_local_port_range"
             host.run("sh", "-c", limit)
         yield one, two

@@ -5,12 +5,14 @@ the store listens where it is told, and holds text (docs/adr/020-closed-groups.m
 """
 
 import json
+import math
+import os
 import secrets
 import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -153,8 +155,9 @@ class MachinesRendezvous(Rendezvous):
     matter who is started again first.
     """
 
-    def __init__(self, parameters: RendezvousParameters) -> None:
+    def __init__(self, parameters: RendezvousParameters, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(parameters)
+        self._clock = clock
         address, _, port = parameters.endpoint.rpartition(":")
         self._address, self._port = address, int(port)
         details: Mapping[str, str] = parameters.config
@@ -173,7 +176,7 @@ class MachinesRendezvous(Rendezvous):
         )
         self._where = f"{address}:{port}"
         self._store: TCPStore | None = None
-        self._looked_at = 0.0
+        self._looked_at = -math.inf
         self._failed_at: float | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -198,7 +201,8 @@ class MachinesRendezvous(Rendezvous):
             store = _listen(self._address, self._port)
         except OSError as error:
             key = f"{self._me.section}.master_addr and master_port"
-            raise CannotMeet(f"cannot listen on {self._where} ({key}): {error.strerror or error}") from error
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise CannotMeet(f"cannot listen on {self._where} ({key}): {reason}") from error
         store.set(_MEMBER_KEY.format(0), json.dumps(asdict(self._me)))
         said: set[str] = set()
         while missing := [one for one in range(self._nnodes) if not store.check([_MEMBER_KEY.format(one)])]:
@@ -259,7 +263,7 @@ class MachinesRendezvous(Rendezvous):
         Raises:
             HasNotMet: it has, and the ranks that wait for others in their start would not notice.
         """
-        now = time.monotonic()
+        now = self._clock()
         if self._node_rank == 0 and self._store is not None and now - self._looked_at > _LOOK_INTERVAL_S:
             self._looked_at = now
             if failure := read_failure(ranks_store(self._store)):

@@ -149,11 +149,16 @@ class PeerWatch:
                 self.stopped.wait(0.05)
             if found is not None:
                 return found.at(role)
+        if self._agent_has_ended():  # and the store with it
+            return PeerDied("torchrun has ended; the group ends", role)
         said = _one_line(error)
         away = [rank for rank, address in self._addresses.items() if f"[{address}]" in said and rank != 0]
         where = f", perhaps {' and '.join(map(self._named, away))}" if away else ""
         detail = f" ({said})" if said else ""
         return PeerDied(f"a peer rank died or cannot be reached{where}{detail}; the group ends", role)
+
+    def _agent_has_ended(self) -> bool:
+        return bool(_poll((self._agent,)).poll(0))
 
     def _named(self, rank: int) -> str:
         return f"rank {rank} on {self._hosts[rank]}" if rank in self._hosts else f"rank {rank}"
@@ -193,7 +198,7 @@ class PeerWatch:
 
     def _tell_other_nodes(self) -> None:
         """Says what only this node can see."""
-        if _poll((self._agent,)).poll(0):
+        if self._agent_has_ended():
             self._record("torchrun has ended there", Place())
         elif (rank := self._silent_death()) is not None:
             self._record(f"it died, pid {self._pids[rank]}", Place(rank=rank))

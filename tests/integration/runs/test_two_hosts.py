@@ -105,8 +105,9 @@ class Rehearsal:
 
 
 @contextlib.contextmanager
-def rehearsal(config: dict[str, Any], folder: Path) -> Iterator[Rehearsal]:
-    with two_hosts() as (one, two), contextlib.ExitStack() as cleanup:
+def rehearsal(hosts: tuple[Host, Host], config: dict[str, Any], folder: Path) -> Iterator[Rehearsal]:
+    one, two = hosts
+    with contextlib.ExitStack() as cleanup:
         run_dir = folder / "run"
         services = {
             **config["services"],
@@ -114,8 +115,11 @@ def rehearsal(config: dict[str, Any], folder: Path) -> Iterator[Rehearsal]:
             "security": secure(folder / "certificates", ("one", "two")),
             "actor": {
                 **config["services"]["actor"],
-                **{"nnodes": 2, "master_addr": "one", "master_port": MASTER_PORT},
-                **{"bind": f"{one.address}:{PORTS['actor']}", "address": f"one:{PORTS['actor']}"},
+                "nnodes": 2,
+                "master_addr": "one",
+                "master_port": MASTER_PORT,
+                "bind": f"{one.address}:{PORTS['actor']}",
+                "address": f"one:{PORTS['actor']}",
             },
             "critic": {"bind": f"{two.address}:{PORTS['critic']}", "address": f"two:{PORTS['critic']}"},
         }
@@ -134,16 +138,60 @@ def rehearsal(config: dict[str, Any], folder: Path) -> Iterator[Rehearsal]:
         yield Rehearsal(one, two, controller, supervisors)
 
 
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[tuple[Host, Host]]:
+    with two_hosts() as both:
+        yield both
+
+
+@pytest.fixture
+def actor_file(tmp_path: Path) -> Path:
+    """An actor on two hosts, that nobody will start."""
+    actor = {"nnodes": 2, "num_processes": 2, "master_addr": "one"}
+    tree = {
+        "run": {"dir": str(tmp_path / "run"), "total_steps": 1},
+        "data": {"train_files": "unused", "train_batch_size": 4},
+        "actor": {"model": "some/model"},
+        "services": {"launch": "external", "actor": actor},
+    }
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    return file
+
+
 def instances(folder: RunFolder, role: str) -> set[str]:
     """Of a role's groups, one after the other."""
     return {one["instance_id"] for one in folder.processes if one["role"] == role}
 
 
+@pytest.mark.parametrize(
+    ("node_rank", "overrides", "sentence"),
+    [
+        (
+            "0",
+            [],
+            "services.actor.master_addr 'one' is 10.213.47.1, and two, where node rank 0 is started, is",
+        ),
+        ("1", ["services.actor.master_addr=me"], "services.actor.master_addr 'me' is 127.0.1.1 on two, which no other"),
+        ("1", ["services.actor.socket_ifname=eth7"], "services.actor.socket_ifname is 'eth7', but two has lo, cable"),
+    ],
+)
+def test_what_is_wrong_with_a_hosts_network_is_one_sentence(
+    hosts: tuple[Host, Host], actor_file: Path, node_rank: str, overrides: list[str], sentence: str
+) -> None:
+    _, two = hosts
+    start = (sys.executable, "-m", "services.actor", "--config", str(actor_file), "--node-rank", node_rank, *overrides)
+    ended = subprocess.run([*two.inside, *start], cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"error: {sentence}")
+    assert ended.stderr.count("\n") == 1
+
+
 def test_a_group_over_two_hosts_survives_the_death_of_its_ranks_on_one(
-    completed: Callable[[str, int], RunFolder], two_ranks: dict[str, Any], tmp_path: Path
+    hosts: tuple[Host, Host], completed: Callable[[str, int], RunFolder], two_ranks: dict[str, Any], tmp_path: Path
 ) -> None:
     undisturbed = completed("gather", 2).summary["weights_sha256"]
-    with rehearsal(two_ranks, tmp_path) as run:
+    with rehearsal(hosts, two_ranks, tmp_path) as run:
         run.after_step(2)
         run.check_ports()
         run.kill_torchrun("actor on two")
@@ -155,11 +203,11 @@ def test_a_group_over_two_hosts_survives_the_death_of_its_ranks_on_one(
 
 @pytest.mark.extended
 def test_a_run_on_two_hosts_survives_a_cut_of_20_s_and_the_end_of_either_hosts_ranks(
-    completed: Callable[[str, int], RunFolder], two_ranks: dict[str, Any], tmp_path: Path
+    hosts: tuple[Host, Host], completed: Callable[[str, int], RunFolder], two_ranks: dict[str, Any], tmp_path: Path
 ) -> None:
     """Whichever supervisor is first to start its ranks again; the last time the far one waits for the near one."""
     undisturbed = completed("gather", 2).summary["weights_sha256"]
-    with rehearsal(two_ranks, tmp_path) as run:
+    with rehearsal(hosts, two_ranks, tmp_path) as run:
         run.after_step(1)
         before = instances(run.controller.folder, "actor")
         run.one.cable("down")
