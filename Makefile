@@ -29,7 +29,7 @@ PY = $(VENV)/bin/python
 BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl test-trackers lock certs fuzz compose test-deploy
+.PHONY: help setup setup-dev quickstart test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl test-trackers lock certs fuzz compose curves test-deploy
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -110,6 +110,9 @@ bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport,
 	$(PY) -m benchmarks.streaming --reward-model
 	$(PY) -m benchmarks.rollout
 	$(PY) -m benchmarks.sandbox
+
+curves: setup-dev  ## learning curves of every algorithm on sort_letters, in runs/curves; resumable; ARGS="--only ppo grpo --seeds 1"
+	$(PY) -m benchmarks.curves $(ARGS)
 
 bench-trl: setup-dev  ## a PPO step beside TRL's, in an environment of its own, .venv-trl; ARGS="--lengths fixed --dtype bf16"
 	@test -x $(VENV_TRL)/bin/python || $(PYTHON) -m venv $(VENV_TRL)

@@ -110,6 +110,6 @@ def block_config(config: Config, variant: Variant, num_steps: int) -> Config:
     """The configuration of a block."""
     run = config.run.model_copy(update={"total_steps": num_steps})
     rollout = config.rollout.model_copy(update={"stream_groups": variant.num_parts})
-    estimator = config.algorithm.adv_estimator if variant.has_critic else "grpo"
+    estimator = config.algorithm.adv_estimator if variant.has_critic else "reinforce_plus_plus"
     algorithm = config.algorithm.model_copy(update={"adv_estimator": estimator})
     return config.model_copy(update={"run": run, "rollout": rollout, "algorithm": algorithm})

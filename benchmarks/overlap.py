@@ -78,7 +78,7 @@ def variant_config(config: Config, variant: str, num_steps: int) -> Config:
     """The configuration of a block."""
     run = config.run.model_copy(update={"schedule": SCHEDULES.get(variant, variant), "total_steps": num_steps})
     rollout = config.rollout.model_copy(update={"stream_groups": AUTO_PARTS if variant == STREAMED else 1})
-    estimator = "grpo" if variant == CRITIC_FREE else "gae"
+    estimator = "reinforce_plus_plus" if variant == CRITIC_FREE else "gae"
     algorithm = config.algorithm.model_copy(update={"adv_estimator": estimator})
     return config.model_copy(update={"run": run, "rollout": rollout, "algorithm": algorithm})
 

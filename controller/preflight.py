@@ -13,6 +13,7 @@ from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, lo
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.sampled_prompts import SampledPrompts
 from controller.data.tokenizer import Tokenizer, load_tokenizer
+from controller.ppo.advantages.registry import estimator_of
 from controller.tracking.trackers.process import check_trackers
 from rewards.code.cases import parse_cases
 from rewards.manager import RewardManager
@@ -67,6 +68,7 @@ def load_inputs(config: Config) -> Inputs:
     """Reads what the config names; ConfigError if something is missing, unreadable or does not fit together."""
     check_config(config)
     check_trackers(config.tracking)
+    estimator_of(config.algorithm)  # a user's file is imported now
     data, vocab_size = config.data, check_models(config)
     tokenizer = load_tokenizer(
         data.tokenizer or config.actor.model,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from controller.tracking.trackers.process import check_trackers, make_order, start
-from splitppo.config import ConfigError, load_config
+from splitppo.config import ConfigError, load_stored_config
 from splitppo.process_tree import kill_tree
 
 
@@ -28,7 +28,7 @@ def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
     if not record.is_file() or not (run_dir / "config.yaml").is_file():
         raise ConfigError(f"{run_dir} is no run folder: expected config.yaml and controller.epoch in it")
     changes = [f"tracking.flush_timeout_s={timeout_s}", *([f"tracking.trackers=[{','.join(names)}]"] if names else [])]
-    config = load_config(run_dir / "config.yaml", changes)
+    config = load_stored_config(run_dir / "config.yaml", changes)
     check_trackers(config.tracking)
     _refuse_live(run_dir)
     order = make_order(config, run_dir, json.loads(record.read_text(encoding="utf-8"))["run_id"])

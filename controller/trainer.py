@@ -88,13 +88,17 @@ class Trainer:
             lambda: calls.scores(after_update=self.join_critic),  # reward processes; whichever hosts the reward model
         )
         record = calls.record
+        algorithm = self.config.algorithm_at(record.step)
         with record.timed("adv"), record.span("controller", "adv"):
             record.experience = experience = assemble_experience(
-                self.config.algorithm,
+                algorithm,
                 rollouts.merge(old).merge(ref).merge(values),
                 scored.scores,
                 num_samples=self.config.rollout.n,
                 kl_coef=self.state.kl_coef,
+                components=scored.components(algorithm.gdpo_reward_keys),
+                token_scores=scored.token_scores(rollouts["responses"].lengths),
+                normalization=self.state.normalization(self.config),
             )
         self.log_prob_check.check(record.step, experience.metrics)
         return experience

@@ -17,6 +17,7 @@ from rewards.samples import Failure, Sample, Scored
 from rewards.scoring_process import ScorerSetup
 from rewards.source import ScoreSource
 from rewards.terms import JUDGE, check_scorers, terms_of
+from rewards.token_scores import place_steps, weighted_steps, weighted_tokens
 from splitppo.config import RewardConfig
 from splitppo.config.reward import Term
 
@@ -63,7 +64,8 @@ class RewardManager:
         terms = [self._terms[sample.data_source] for sample in samples]
         asked = [replace(sample, scorer=term.name) for sample, own in zip(samples, terms, strict=True) for term in own]
         scored = iter(await self._ask(asked))
-        results = [weighted_sum(own, [next(scored) for _ in own]) for own in terms]
+        summed = [weighted_sum(own, [next(scored) for _ in own]) for own in terms]
+        results = await asyncio.to_thread(_with_placed_steps, summed, samples)
         _log_examples(samples, results, num_examine)
         _log_failures(results)
         return results
@@ -83,7 +85,7 @@ class RewardManager:
 def weighted_sum(terms: Sequence[Term], results: Sequence[Scored]) -> Scored:
     """The score of a sample, from those of its scorers.
 
-        score = sum of weight * score over the terms
+        score = sum of weight * score over the terms, and so for the scores of tokens and steps
 
     Where that is not simply one scorer's, each score is kept as the field <name>_score. Of fields that several scorers
     give, the first one's is kept. A scorer that failed adds 0; the first failure is the sample's.
@@ -91,14 +93,21 @@ def weighted_sum(terms: Sequence[Term], results: Sequence[Scored]) -> Scored:
     if len(terms) == 1 and terms[0].weight == 1.0:
         return results[0]
     extra = {name: value for scored in reversed(results) for name, value in scored.extra.items()}
-    extra |= {f"{term.name}_score": scored.score for term, scored in zip(terms, results, strict=True)}
+    extra |= {f"{term.name}_score": scored.total for term, scored in zip(terms, results, strict=True)}
     failed = next((scored for scored in results if scored.failure is not None), None)
+    weights = [term.weight for term in terms]
     return Scored(
-        score=sum(term.weight * scored.score for term, scored in zip(terms, results, strict=True)),
+        score=sum(weight * scored.score for weight, scored in zip(weights, results, strict=True)),
+        token_scores=weighted_tokens(weights, results),
+        step_scores=weighted_steps(weights, results),
         extra=extra,
         failure=failed.failure if failed else None,
         message=failed.message if failed else "",
     )
+
+
+def _with_placed_steps(results: Sequence[Scored], samples: Sequence[Sample]) -> list[Scored]:
+    return [place_steps(scored, sample.token_spans) for scored, sample in zip(results, samples, strict=True)]
 
 
 def _sources(config: RewardConfig, scorers: Collection[str], answers_file: Path | None) -> dict[str, ScoreSource]:
@@ -130,7 +139,7 @@ def _log_examples(samples: Sequence[Sample], results: Sequence[Scored], num_exam
         if num_logged[sample.data_source] < num_examine:
             num_logged[sample.data_source] += 1
             names = ("data_source", "prompt", "response", "ground_truth")
-            fields = {name: getattr(sample, name) for name in names} | {"score": result.score, **result.extra}
+            fields = {name: getattr(sample, name) for name in names} | {"score": result.total, **result.extra}
             log.info("%s", "\n".join(f"[{name}] {value}" for name, value in fields.items()))
 
 

@@ -19,7 +19,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from rewards import scoring_process
 from rewards.samples import Failure, Sample, Scored
-from rewards.scoring_process import UNKNOWN_POSITION, BatchFailed, ScorerSetup, timed_out
+from rewards.scoring_process import UNKNOWN_POSITION, BatchFailed, LoadReport, ScorerSetup, timed_out
 from splitppo.config import ConfigError
 
 log = logging.getLogger(__name__)
@@ -51,15 +51,15 @@ class ScoringProcesses:
         self._free_slots: asyncio.Queue[int] = asyncio.Queue()
         for slot in range(2 * num_workers):
             self._free_slots.put_nowait(slot)
-        self._batched: frozenset[str] = frozenset()
+        self._loaded = LoadReport()
         self._pool: ProcessPool | None = None
 
     async def __aenter__(self) -> Self:
         """Starts the processes and loads the scorers in one of them."""
         try:
             async with asyncio.timeout(_START_LIMIT_S):
-                report = await asyncio.wrap_future(self._running_pool().schedule(scoring_process.load_report))
-            error, self._batched = report.error, report.batched
+                self._loaded = await asyncio.wrap_future(self._running_pool().schedule(scoring_process.load_report))
+            error = self._loaded.error
         except TimeoutError:
             error = f"loading the reward functions took longer than {_START_LIMIT_S:g} s"
         except (BrokenExecutor, ProcessExpired):
@@ -82,15 +82,19 @@ class ScoringProcesses:
         for place, sample in enumerate(samples):
             places[sample.scorer].append(place)
         chunks = [chunk for scorer, own in places.items() for chunk in self._chunks(own, scorer)]
-        # What no function is given need not travel.
-        light = [replace(sample, prompt="", messages=()) for sample in samples]
+        light = await asyncio.to_thread(lambda: [self._as_it_travels(sample) for sample in samples])
         scored = await asyncio.gather(*(self._score_chunk([light[place] for place in chunk]) for chunk in chunks))
         by_place = dict(zip(chain(*chunks), chain(*scored), strict=True))
         return [by_place[place] for place in range(len(samples))]
 
+    def _as_it_travels(self, sample: Sample) -> Sample:
+        """With what its function is given, and no more."""
+        takes_spans = sample.scorer in self._loaded.take_token_spans
+        return replace(sample, prompt="", messages=(), token_spans=tuple(sample.token_spans) if takes_spans else ())
+
     def _chunks(self, places: Sequence[int], scorer: str) -> Iterator[Sequence[int]]:
         """Parts for the workers: one for each with a batched scorer, else several."""
-        if scorer in self._batched:
+        if scorer in self._loaded.batched:
             size = math.ceil(len(places) / self._num_workers)
         else:
             size = min(_MAX_CHUNK_CALLS, math.ceil(len(places) / (_CHUNKS_PER_WORKER * self._num_workers)))

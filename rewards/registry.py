@@ -12,13 +12,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from rewards.user_file import load_from_file
+from splitppo.user_file import load_from_file
 
 # A user's function, as a scorer's name.
 CUSTOM = "custom"
 # What a call is given by name; a batched function takes lists of as many.
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 BATCH_ARGUMENTS = tuple(f"{name}s" for name in ARGUMENTS)
+# What only those are given who ask for it, in either form by this name: the characters of each response token.
+TOKEN_SPANS = "token_spans"  # noqa: S105 - no password
 # compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float, ...}
 ComputeScore = Callable[..., Any | Awaitable[Any]]
 
@@ -113,6 +115,7 @@ class Scorer:
     function: ComputeScore
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     is_batched: bool = False  # it takes the lists of several samples at once
+    takes_token_spans: bool = False
 
     @property
     def is_async(self) -> bool:
@@ -122,7 +125,8 @@ class Scorer:
 
 def load_scorer(name: str) -> Scorer:
     """The built-in scorer of that name, a key of SCORERS."""
-    return Scorer(pkgutil.resolve_name(SCORERS[name]))
+    function: ComputeScore = pkgutil.resolve_name(SCORERS[name])
+    return Scorer(function, takes_token_spans=TOKEN_SPANS in inspect.signature(function).parameters)
 
 
 def load_custom_scorer(path: Path, name: str, kwargs: Mapping[str, Any]) -> Scorer:
@@ -140,14 +144,17 @@ def load_custom_scorer(path: Path, name: str, kwargs: Mapping[str, Any]) -> Scor
     except ValueError as error:
         raise ValueError(f"{name} in {path}: {error}") from error
     is_batched = BATCH_ARGUMENTS[1] in signature.parameters
+    takes_token_spans = TOKEN_SPANS in signature.parameters
     arguments = BATCH_ARGUMENTS if is_batched else ARGUMENTS
     try:
         signature.bind_partial(**dict.fromkeys(arguments))
     except TypeError as error:
         shown = f"{', '.join(arguments[:-1])}, {arguments[-1]}=None"
         raise ValueError(f"{name} in {path} must take ({shown}): {error}") from error
+    if takes_token_spans:
+        arguments = (*arguments, TOKEN_SPANS)
     try:
         signature.bind(**dict.fromkeys(arguments), **kwargs)
     except TypeError as error:
         raise ValueError(f"key 'reward.custom_function_kwargs': {name}{signature} in {path}: {error}") from error
-    return Scorer(function, kwargs, is_batched)
+    return Scorer(function, kwargs, is_batched, takes_token_spans)

@@ -1,9 +1,13 @@
 """What goes into a scorer and what comes out. Imported by the scoring processes, so it stays light."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+Span = tuple[int, int]  # [start, end), in characters of a response
+Step = tuple[int, int, float]  # a span and its score
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,7 @@ class Sample:
     prompt: str = ""  # as the policy reads it; for the log and for a judge
     messages: Sequence[Mapping[str, Any]] = ()  # the prompt as a conversation; for a judge
     scorer: str = ""  # who is asked, a name of the registry; the manager fills it in
+    token_spans: Sequence[Span] = ()  # what each response token holds of `response`: neighbours that make it up
 
 
 class Failure(Enum):
@@ -31,9 +36,22 @@ class Failure(Enum):
 
 @dataclass(frozen=True)
 class Scored:
-    """What a call gave: score and the other fields of its dict; after a failure 0, and a sentence."""
+    """What a call gave: scores and the other fields of its dict; after a failure 0, and a sentence.
+
+    Attributes:
+        score: of the response as a whole.
+        token_scores: on top of it, one for each response token; or empty.
+        step_scores: likewise, of spans of the response.
+    """
 
     score: float
     extra: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
     message: str = ""
+    token_scores: Sequence[float] = ()
+    step_scores: Sequence[Step] = ()
+
+    @property
+    def total(self) -> float:
+        """The response's score, wherever its parts are placed."""
+        return self.score + math.fsum(self.token_scores) + math.fsum(score for _, _, score in self.step_scores)

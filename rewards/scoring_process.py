@@ -6,7 +6,6 @@ The process is spawned, so this module and what it imports stay light.
 import asyncio
 import ctypes
 import inspect
-import math
 import multiprocessing
 import os
 import signal
@@ -16,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rewards.registry import ARGUMENTS, BATCH_ARGUMENTS, CUSTOM, Scorer, load_custom_scorer, load_scorer
+from rewards.registry import ARGUMENTS, BATCH_ARGUMENTS, CUSTOM, TOKEN_SPANS, Scorer, load_custom_scorer, load_scorer
 from rewards.samples import Failure, Sample, Scored
+from rewards.token_scores import finite_number, read_step_scores, read_token_scores
 
 # The number of the call that a chunk is working on, shared with the controller; one entry per chunk under way.
 Positions: TypeAlias = "ctypes.Array[ctypes.c_int]"
@@ -38,10 +38,11 @@ class ScorerSetup:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """How loading the scorers went: an error, or which of them take many samples in one call."""
+    """How loading the scorers went: an error, or which of them take many samples in one call, which the tokens."""
 
     error: str = ""
     batched: frozenset[str] = frozenset()
+    take_token_spans: frozenset[str] = frozenset()
 
 
 class BatchFailed(Exception):
@@ -74,7 +75,11 @@ def initialise(setup: ScorerSetup, positions: Positions) -> None:
     _end_with_parent()
     try:
         _scorers = _Scorers(setup, positions)
-        _report = LoadReport(batched=frozenset(name for name, one in _scorers.by_name.items() if one.is_batched))
+        scorers = _scorers.by_name.items()
+        _report = LoadReport(
+            batched=frozenset(name for name, one in scorers if one.is_batched),
+            take_token_spans=frozenset(name for name, one in scorers if one.takes_token_spans),
+        )
     except ValueError as error:
         _report = LoadReport(error=str(error))
 
@@ -113,7 +118,7 @@ def run_chunk(samples: Sequence[Sample], slot: int, slice_s: float) -> list[Scor
 def _run_one(sample: Sample, scorer: Scorer, timeout_s: float) -> Scored:
     started = time.monotonic()
     try:
-        scored = _scored(_call(scorer, sample))
+        scored = _scored(_call(scorer, sample), sample, scorer)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything: it costs its sample
         return _failed(error)
     return scored if time.monotonic() - started <= timeout_s else timed_out(timeout_s)
@@ -123,7 +128,7 @@ async def _run_together(samples: Sequence[Sample], scorer: Scorer, timeout_s: fl
     async def run(sample: Sample) -> Scored:
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                return _scored(await _call(scorer, sample))
+                return _scored(await _call(scorer, sample), sample, scorer)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as in _run_one
             return timed_out(timeout_s) if limit.expired() else _failed(error)
 
@@ -137,14 +142,16 @@ def _run_batch(samples: Sequence[Sample], scorer: Scorer) -> list[Scored]:
         if len(samples) > 1:
             raise BatchFailed(f"{type(error).__name__}: {error}") from error
         return [_failed(error)]
-    return [_checked(result) for result in returned]
+    return [_checked(result, sample, scorer) for result, sample in zip(returned, samples, strict=True)]
 
 
 def _call_batch(scorer: Scorer, samples: Sequence[Sample]) -> list[Any]:
     """What a batched scorer returns: as many results as samples. TypeError or ValueError if it is something else."""
     assert _scorers is not None
     columns = zip(*(_fields(sample) for sample in samples), strict=True)
-    returned = scorer.function(**dict(zip(BATCH_ARGUMENTS, map(list, columns), strict=True)), **scorer.kwargs)
+    asked_for = {TOKEN_SPANS: [sample.token_spans for sample in samples]} if scorer.takes_token_spans else {}
+    arguments = dict(zip(BATCH_ARGUMENTS, map(list, columns), strict=True)) | asked_for
+    returned = scorer.function(**arguments, **scorer.kwargs)
     if inspect.isawaitable(returned):
         returned = _scorers.runner.run(_awaited(returned, _scorers.timeout_s))
     results = list(returned)
@@ -159,7 +166,8 @@ async def _awaited(returned: Awaitable[Any], timeout_s: float) -> Any:
 
 
 def _call(scorer: Scorer, sample: Sample) -> Any:
-    return scorer.function(**dict(zip(ARGUMENTS, _fields(sample), strict=True)), **scorer.kwargs)
+    asked_for = {TOKEN_SPANS: sample.token_spans} if scorer.takes_token_spans else {}
+    return scorer.function(**dict(zip(ARGUMENTS, _fields(sample), strict=True)), **asked_for, **scorer.kwargs)
 
 
 def _fields(sample: Sample) -> tuple[Any, ...]:
@@ -167,9 +175,9 @@ def _fields(sample: Sample) -> tuple[Any, ...]:
     return sample.data_source, sample.response, sample.ground_truth, sample.extra_info
 
 
-def _checked(result: Any) -> Scored:
+def _checked(result: Any, sample: Sample, scorer: Scorer) -> Scored:
     try:
-        return _scored(result)
+        return _scored(result, sample, scorer)
     except (TypeError, ValueError) as error:
         return _failed(error)
 
@@ -183,18 +191,19 @@ def _failed(error: BaseException) -> Scored:
     return Scored(0.0, failure=Failure.ERROR, message=f"{type(error).__name__}: {error}")
 
 
-def _scored(result: Any) -> Scored:
+def _scored(result: Any, sample: Sample, scorer: Scorer) -> Scored:
     """Checks what a scorer returned. TypeError or ValueError if it is no score."""
     fields = dict(result) if isinstance(result, Mapping) else {"score": result}
     if "score" not in fields:
         raise ValueError(f"the scorer's dict has no 'score', only {', '.join(map(str, fields)) or 'nothing'}")
-    score = fields.pop("score")
-    if isinstance(score, str | bytes):  # float() would take some of them
-        raise TypeError(f"the scorer returned {score[:60]!r}, expected a number, or a dict with 'score'")
-    score = float(score)
-    if not math.isfinite(score):
-        raise ValueError(f"the scorer returned {score}, which is not a finite number")
-    return Scored(score, {str(key): _plain(value) for key, value in fields.items()})
+    score = finite_number(fields.pop("score"), "a number, or a dict with 'score'")
+    num_tokens = len(sample.token_spans) if scorer.takes_token_spans else None
+    return Scored(
+        score,
+        token_scores=read_token_scores(fields.pop("token_scores", None), num_tokens),
+        step_scores=read_step_scores(fields.pop("step_scores", None), len(sample.response)),
+        extra={str(key): _plain(value) for key, value in fields.items()},
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -38,7 +38,8 @@ differs from the defaults here, with a comment where a value is not the one of t
 What is not a matter of keys: `ppo_mini_batch_size` counts prompts in both. Advantages are whitened over the whole
 batch, losses are divided by what the whole mini-batch has, whatever the number of ranks and micro-batches. A reward
 function gets the decoded response alone, in a process of its own, with a time limit. Seeds are `run.seed`'s: a run
-repeats itself, but not verl's.
+repeats itself, but not verl's. Where verl's estimators depart from their formulas, ours do not
+([ADR 033](adr/033-estimators.md)), and those that compare samples are refused where a prompt has one.
 """
 
 _NAMES = (

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from controller.data.user_class import load_class
-from rewards.user_file import describe
 from splitppo.config import ConfigError, DataConfig
 from splitppo.config.row_filters import Condition, ValueRange, passes
+from splitppo.config.user_object import load_object
 from splitppo.jsonl import read_jsonl
+from splitppo.user_file import describe
 
 Split = Literal["train", "val"]
 _Contents = Iterator[tuple[str, Mapping[str, Any]]]  # (place, columns by name)
@@ -76,7 +76,7 @@ def _sources(config: DataConfig, split: Split, filters: Mapping[str, Condition])
 
 def _custom_rows(path: Path, name: str, config: DataConfig, split: Split) -> _Contents:
     """The rows of a user's class: what iterating over it gives, or its items where it has only those."""
-    make = load_class(path, name, path_key="data.custom_cls.path", name_key="data.custom_cls.name")
+    make = load_object(path, name, path_key="data.custom_cls.path", name_key="data.custom_cls.name")
     try:
         files = config.train_files if split == "train" else config.val_files
         dataset = make(data_files=list(files), data_config=config, split=split)

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.data.prompts import PromptBatch
-from controller.data.user_class import load_class
-from rewards.user_file import describe
 from splitppo.config import ConfigError, DataConfig
+from splitppo.config.user_object import load_object
+from splitppo.user_file import describe
 
 
 class SampledPrompts:
@@ -92,7 +92,7 @@ class SampledPrompts:
         path, name = self._config.sampler.class_path, self._config.sampler.class_name
         assert path is not None
         assert name is not None
-        make = load_class(path, name, path_key="data.sampler.class_path", name_key="data.sampler.class_name")
+        make = load_object(path, name, path_key="data.sampler.class_path", name_key="data.sampler.class_name")
         rows, config, seed = self.table.rows, self._config, self._seed
         made = self._call("the constructor", lambda: make(data_source=rows, data_config=config, seed=seed))
         with_state = [name for name in ("next_batch", "state_dict", "load_state_dict") if hasattr(made, name)]

@@ -6,6 +6,7 @@ give the same ids as `AutoTokenizer.apply_chat_template`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,22 @@ class Tokenizer:
     def decode_batch(self, rows: Sequence[NDArray[Any]]) -> list[str]:
         """The text of each row of token ids, without special tokens."""
         return self.backend.decode_batch([row.tolist() for row in rows])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some tokens, without special tokens."""
+        return self.backend.decode(ids)
+
+    def pieces(self, ids: Sequence[int]) -> Sequence[str]:
+        """The text of each token by itself, which need not be its part of the text of all."""
+        pieces = self._pieces
+        if new := [one for one in set(ids) if one not in pieces]:
+            pieces.update(zip(new, self.backend.decode_batch([[one] for one in new]), strict=True))
+        return [pieces[one] for one in ids]
+
+    @cached_property
+    def _pieces(self) -> dict[int, str]:
+        """Those that were asked for so far."""
+        return {}
 
 
 def load_tokenizer(

@@ -6,7 +6,8 @@ from typing import Any, get_args
 from controller.from_verl.row import NotNeeded, NotSupported, Row, changed, not_needed, slower, taken, unsupported
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
-from splitppo.config.models import KlLossType, LossMode
+from splitppo.config.models import KlLossType
+from splitppo.config.policy_loss import LOSS_MODES
 
 _ACTOR, _MODEL, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.ref"
 _MICRO_BATCHES = "what is only computed goes in the micro-batches of {}.ppo_*_per_gpu"
@@ -110,8 +111,8 @@ def _hf_model(value: Any, _: VerlRun) -> bool:
 
 
 def _loss_mode(value: Any, _: VerlRun) -> Any:
-    if value not in get_args(LossMode):
-        raise NotSupported(f"losses here: {', '.join(get_args(LossMode))}; docs/extending.md adds one")
+    if value not in LOSS_MODES:
+        raise NotSupported(f"losses here: {', '.join(LOSS_MODES)}; docs/extending.md adds one")
     return value
 
 
@@ -294,7 +295,7 @@ def _actor() -> Iterator[Row]:
             0.2,
         )
     yield taken(f"{_ACTOR}.clip_ratio_c", "actor.clip_ratio_c", 3.0)
-    yield taken(f"{_ACTOR}.policy_loss.loss_mode", "actor.loss_mode", "vanilla", convert=_loss_mode)
+    yield taken(f"{_ACTOR}.policy_loss.loss_mode", "actor.policy_loss.loss_mode", "vanilla", convert=_loss_mode)
     yield not_needed(f"{_ACTOR}.policy_loss.*", "only with other losses than vanilla")
     yield not_needed(f"{_ACTOR}.{{tau_pos,tau_neg}}", "only with policy_loss.loss_mode sapo")
     yield unsupported(

@@ -6,7 +6,8 @@ from typing import Any, get_args
 from controller.from_verl.row import NotNeeded, NotSupported, Row, changed, not_needed, slower, taken, unsupported
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
-from splitppo.config.algorithm import KL_ESTIMATOR_NAMES, NEEDS_VALUES
+from splitppo.config.algorithm import KL_ESTIMATOR_NAMES
+from splitppo.config.estimator import NEEDS
 from splitppo.config.tracking import TrackingConfig
 
 _CORRECTION = "algorithm.rollout_correction"
@@ -14,8 +15,15 @@ _TRACKERS = get_args(get_args(TrackingConfig.model_fields["trackers"].annotation
 
 
 def _estimator(value: Any, _: VerlRun) -> Any:
-    if value not in NEEDS_VALUES:
-        raise NotSupported(f"one of {', '.join(NEEDS_VALUES)}; docs/extending.md adds one")
+    name = str(value).removesuffix("_vectorized")  # the same formula, computed in another way
+    if name not in NEEDS:
+        raise NotSupported(f"one of {', '.join(NEEDS)}, or one from a file of yours: docs/extending.md")
+    return name
+
+
+def _components(value: Any, run: VerlRun) -> Any:
+    if run.value("algorithm.adv_estimator") != "gdpo":
+        raise NotNeeded("only gdpo has components")
     return value
 
 
@@ -86,6 +94,8 @@ def _algorithm() -> Iterator[Row]:
     yield taken("algorithm.adv_estimator", "algorithm.adv_estimator", "gae", convert=_estimator)
     for key, default in (("gamma", 1.0), ("lam", 1.0), ("norm_adv_by_std_in_grpo", True), ("use_kl_in_reward", False)):
         yield taken(f"algorithm.{key}", f"algorithm.{key}", default)
+    for key in ("gdpo_reward_keys", "gdpo_reward_weights"):
+        yield taken(f"algorithm.{key}", f"algorithm.{key}", None, convert=_components)
     yield taken("algorithm.kl_penalty", "algorithm.kl_penalty", "kl", convert=_kl_penalty)
     for key, ours, value in (
         ("type", "kl_ctrl", "fixed"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from controller.from_verl.settings import Settings, num_of, rows_in
 from splitppo.config import ConfigError
-from splitppo.config.algorithm import NEEDS_VALUES
+from splitppo.config.estimator import NEEDS
 
 _TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 # Of the GPUs that verl gives to all models, for the actor, which also generates; the critic has the rest.
@@ -67,7 +67,7 @@ class VerlRun:
 
 def uses_critic(settings: Settings) -> bool:
     """As in this project: iff the estimator needs values."""
-    return NEEDS_VALUES.get(str(settings.value("algorithm.adv_estimator")), False)
+    return "values_BT" in NEEDS.get(str(settings.value("algorithm.adv_estimator")), ())
 
 
 def has_reward_model(settings: Settings) -> bool:

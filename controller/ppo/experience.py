@@ -12,12 +12,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.ppo.advantages import compute_advantages, whiten_advantages
+from controller.ppo.advantages.registry import compute_advantages, estimator_of, over_batch
 from controller.ppo.kl import kl_divergence
 from controller.ppo.masked_stats import Float32s, Float64s, Mask
+from controller.ppo.normalization import NO_NORMALIZATION, Normalization
+from controller.ppo.reward_shaping import PlacedScores, shape_scores, whiten_rewards
 from controller.ppo.rollout_correction import correct_rollout
 from controller.ppo.rollout_mismatch import Mismatch
+from controller.ppo.running_moments import RunningMoments
 from controller.ppo.token_rewards import penalise_kl, token_rewards
+from controller.ppo.value_normalization import normalize
 from splitppo.batch import Batch, Column
 from splitppo.config import AlgorithmConfig
 
@@ -36,11 +40,14 @@ class Experience:
     Attributes:
         batch: prompts, responses, what the services computed for them, advantages, returns; response_mask where
             tokens may be rejected, rollout_is_weights where they are weighted.
-        scores: [B].
-        rewards: KL penalty included; aligned with responses, 0 where a token does not count.
+        scores: [B], as they were given.
+        rewards: shaped, KL penalty included; aligned with responses, 0 where a token does not count.
         learned: bool, of all response tokens those that both models learn from: the others are masked or rejected.
         kl: mean KL to the reference, nats; None without KL in the reward.
-        metrics: of the KL in the reward, and of how the rollout backend's log-probs compare with the trainer's.
+        metrics: of the KL in the reward, of normalisation, and of how the rollout backend's log-probs compare with the
+            trainer's.
+        running: statistics of the run so far, this step included; with those of returns, the critic learns normalised
+            ones.
     """
 
     batch: Batch
@@ -49,6 +56,7 @@ class Experience:
     learned: Column
     kl: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    running: RunningMoments = field(default_factory=RunningMoments)
 
     @property
     def num_tokens(self) -> int:
@@ -63,22 +71,38 @@ class Experience:
 
     @property
     def critic_columns(self) -> Batch:
-        """What the critic's update needs beside what the critic has."""
-        return self._present("returns", "response_mask")
+        """What the critic's update needs beside what the critic has; normalised, its values have another scale then."""
+        if not (moments := self.running.returns).count:
+            return self._present("returns", "response_mask")
+        scaled = {name: normalize(self.batch[name], self.learned, moments) for name in ("values", "returns")}
+        return self._present("response_mask").merge(Batch(self.batch.num_rows, scaled))
 
     def _present(self, *names: str) -> Batch:
         return self.batch.select([name for name in names if name in self.batch])
 
 
 def assemble_experience(
-    algorithm: AlgorithmConfig, rollouts: Batch, scores_B: Float32s, *, num_samples: int, kl_coef: float
+    algorithm: AlgorithmConfig,
+    rollouts: Batch,
+    scores_B: Float32s,
+    *,
+    num_samples: int,
+    kl_coef: float,
+    greedy_scores: Float32s | None = None,
+    components: Float32s | None = None,
+    token_scores: Column | None = None,
+    normalization: Normalization = NO_NORMALIZATION,
 ) -> Experience:
-    """Corrects rollouts, puts scores on the last tokens, subtracts the KL penalty, estimates advantages and returns.
+    """Corrects rollouts, puts scores on tokens, subtracts the KL penalty, estimates advantages and returns.
 
     A rejected token gets no advantage and no return, and the estimators bridge it. A response keeps its score as long
     as one token is left, on the last of those; one that is rejected as a whole still counts in its group's baseline.
 
     `rollouts` come with whatever the services computed for them; the `num_samples` of one prompt are neighbours.
+    Where the estimator needs them: `greedy_scores` [P], the score of a greedy response to each prompt, and `components`
+    [K, B] of the scores.
+    `token_scores`, aligned with responses, are the part of the scores that is placed; the rest belongs to the ends.
+    `normalization` has the statistics of the steps before: on their scale the values come.
     """
     lengths = rollouts["responses"].lengths
     mask = Column(np.ones(len(rollouts["responses"].values), np.bool_), lengths)
@@ -89,33 +113,41 @@ def assemble_experience(
         # In checked steps too, where both are known: whether a step is checked must not change what is learned.
         rollouts = rollouts.merge(Batch(rollouts.num_rows, {"old_log_probs": rollouts["rollout_log_probs"]}))
     learned = Column(_enough_to_learn(correction.kept.values, mask.values), lengths)
-    rewards, advantages, returns = (Column(np.empty(len(mask.values), np.float32), lengths) for _ in range(3))
-    kl_B = np.zeros(rollouts.num_rows)
-    for start, stop in _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples):
+    rollouts, normalization = normalization.denormalized(rollouts), normalization.including_scores(scores_B)
+    placed = shape_scores(normalization, PlacedScores.split(scores_B, token_scores))
+    rewards, kl_B = token_rewards(placed, _kept_or_all(learned, mask)), np.zeros(rollouts.num_rows)
+    if algorithm.use_kl_in_reward:
+        kl_B = _penalise_kl(algorithm, rollouts, rewards, mask, kl_coef=kl_coef)
+    rewards = whiten_rewards(normalization.shaping, rewards, mask)
+    advantages, returns = (Column(np.empty(len(mask.values), np.float32), lengths) for _ in range(2))
+    greedy_scores_B = None if greedy_scores is None else np.repeat(greedy_scores, num_samples)
+    takes_pieces = estimator_of(algorithm).takes_pieces
+    blocks = _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples)
+    for start, stop in blocks if takes_pieces else [(0, rollouts.num_rows)]:
         made = _assemble_rows(
             algorithm,
             rollouts.between(start, stop),
-            scores_B[start:stop],
-            *(of_tokens.between(start, stop).pad() for of_tokens in (mask, learned)),
+            *(of_tokens.between(start, stop).pad() for of_tokens in (rewards, mask, learned)),
             num_samples=num_samples,
-            kl_coef=kl_coef,
+            greedy_scores_B=None if greedy_scores_B is None else greedy_scores_B[start:stop],
+            components_KB=None if components is None else components[:, start:stop],
         )
-        kl_B[start:stop] = made.kl
-        for column, values_N in ((rewards, made.rewards), (advantages, made.advantages), (returns, made.returns)):
+        for column, values_N in ((advantages, made.advantages), (returns, made.returns)):
             column.between(start, stop).values[:] = values_N
-    kl, metrics = None, {**correction.metrics}
+    normalization = normalization.including_returns(returns.values[learned.values])
+    kl, metrics = None, {**correction.metrics, **normalization.metrics}
     if algorithm.use_kl_in_reward:
         kl = float(kl_B.mean()) if len(kl_B) else 0.0
         metrics |= {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": kl_coef}
     if learned.values.any() or not mask.values.any():
-        advantages = Column(whiten_advantages(algorithm, advantages.values, learned.values), lengths)
+        advantages = Column(over_batch(algorithm, advantages, learned.values, rewards.sums()), lengths)
     columns = {"advantages": advantages, "returns": returns}
     if algorithm.rollout_correction.rejections:
         columns["response_mask"] = Column(learned.values.astype(np.uint8), lengths)
     if correction.weights is not None:
         columns["rollout_is_weights"] = correction.weights
     batch = rollouts.merge(Batch(rollouts.num_rows, columns))
-    return Experience(batch, scores_B, rewards, learned, kl, metrics)
+    return Experience(batch, scores_B, rewards, learned, kl, metrics, normalization.running)
 
 
 def _blocks(lengths: NDArray[np.int32], num_tokens: int, *, num_samples: int = 1) -> Iterator[tuple[int, int]]:
@@ -126,31 +158,24 @@ def _blocks(lengths: NDArray[np.int32], num_tokens: int, *, num_samples: int = 1
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """What becomes of some rows: over their N response tokens, and KL [B], in nats."""
+    """What becomes of some rows, over their N response tokens."""
 
-    rewards: Float32s
     advantages: Float32s
     returns: Float32s
-    kl: Float64s
 
 
 def _assemble_rows(
     algorithm: AlgorithmConfig,
     rows: Batch,
-    scores_B: Float32s,
+    rewards_BT: Float32s,
     mask_BT: Mask,
     learned_BT: Mask,
     *,
     num_samples: int,
-    kl_coef: float,
+    greedy_scores_B: Float32s | None,
+    components_KB: Float32s | None,
 ) -> _Rows:
-    """Rewards, advantages and returns of whole groups of samples; advantages are not whitened."""
-    rewards_BT = token_rewards(scores_B, np.where(learned_BT.any(axis=1, keepdims=True), learned_BT, mask_BT))
-    kl_B = np.zeros(rows.num_rows)
-    if algorithm.use_kl_in_reward:
-        log_probs_BT, ref_log_probs_BT = rows["old_log_probs"].pad(), rows["ref_log_probs"].pad()
-        kl_BT = kl_divergence(log_probs_BT, ref_log_probs_BT, mask_BT, kl_penalty=algorithm.kl_penalty)
-        rewards_BT, kl_B = penalise_kl(rewards_BT, kl_BT, mask_BT, kl_coef=kl_coef)
+    """Advantages and returns of whole groups of samples; advantages are not whitened."""
     advantages_BT, returns_BT = compute_advantages(
         algorithm,
         rewards_BT,
@@ -158,9 +183,32 @@ def _assemble_rows(
         groups_B=np.arange(rows.num_rows) // num_samples,
         values_BT=rows["values"].pad() if "values" in rows else None,
         scored_BT=mask_BT,
+        greedy_scores_B=greedy_scores_B,
+        components_KB=components_KB,
     )
     is_token_BT = rows["responses"].mask()
-    return _Rows(rewards_BT[is_token_BT], advantages_BT[is_token_BT], returns_BT[is_token_BT], kl_B)
+    return _Rows(advantages_BT[is_token_BT], returns_BT[is_token_BT])
+
+
+def _kept_or_all(learned: Column, mask: Column) -> Column:
+    """What is learned from; of a response that is rejected as a whole, all that counts."""
+    is_rejected_B = learned.sums() == 0
+    return Column(learned.values | (mask.values & np.repeat(is_rejected_B, mask.lengths)), mask.lengths)
+
+
+def _penalise_kl(
+    algorithm: AlgorithmConfig, rollouts: Batch, rewards: Column, mask: Column, *, kl_coef: float
+) -> Float64s:
+    """Takes the KL penalty from the rewards, in place; returns the KL [B], in nats."""
+    kl_B = np.zeros(rollouts.num_rows)
+    for start, stop in _blocks(mask.lengths, _ADVANTAGE_TOKENS):
+        columns = (rollouts["old_log_probs"], rollouts["ref_log_probs"], mask, rewards)
+        log_probs_BT, ref_log_probs_BT, mask_BT, rewards_BT = (one.between(start, stop).pad() for one in columns)
+        kl_BT = kl_divergence(log_probs_BT, ref_log_probs_BT, mask_BT, kl_penalty=algorithm.kl_penalty)
+        rewards_BT, kl_B[start:stop] = penalise_kl(rewards_BT, kl_BT, mask_BT, kl_coef=kl_coef)
+        part = rewards.between(start, stop)
+        part.values[:] = part.unpad(rewards_BT).values
+    return kl_B
 
 
 @dataclass(frozen=True, eq=False)

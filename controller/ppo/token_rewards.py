@@ -1,24 +1,36 @@
-"""Token rewards: the score of each response, and the KL penalty that keeps the policy near the reference.
+"""Token rewards: the scores where they belong, and the KL penalty that keeps the policy near the reference.
 
-B sequences, T response tokens, right-padded. float32 in and out, float64 inside.
+B sequences, T response tokens, right-padded; N of them, ragged. float32 in and out, float64 inside.
 """
 
 import numpy as np
 
-from controller.ppo.masked_stats import Float32s, Float64s, Floats, Mask, masked_mean
+from controller.ppo.masked_stats import Float32s, Float64s, Mask, masked_mean
+from controller.ppo.reward_shaping import PlacedScores
+from splitppo.batch import Column
 
 
-def token_rewards(scores_B: Floats, mask_BT: Mask) -> Float32s:
-    """r_t = score where t is the response's last token inside the mask, else 0; [B, T].
+def token_rewards(scores: PlacedScores, kept: Column) -> Column:
+    """The scores on the tokens that are kept: that of a response on its last one, that of a token on itself.
 
-    The score of a response without any token has no place.
+    The score of a token that is not kept moves to the next one of its response, else to the last one before. The scores
+    of a response without any have no place. `kept` is bool, of all response tokens.
     """
-    rewards_BT = np.zeros(mask_BT.shape, np.float32)
-    rows = np.flatnonzero(mask_BT.any(axis=1))
-    if len(rows):
-        last_B = mask_BT.shape[1] - 1 - np.argmax(mask_BT[rows, ::-1], axis=1)
-        rewards_BT[rows, last_B] = scores_B[rows]
-    return rewards_BT
+    offsets, rows = kept.offsets, np.flatnonzero(kept.lengths)
+    places, scores_K = offsets[rows + 1] - 1, scores.of_ends[rows]
+    if scores.of_tokens is not None:
+        tokens = np.flatnonzero(scores.of_tokens.values)
+        places = np.concatenate([places, tokens])
+        scores_K = np.concatenate([scores_K, scores.of_tokens.values[tokens]])
+        rows = np.concatenate([rows, np.searchsorted(offsets, tokens, side="right") - 1])
+    rewards, kept_at = np.zeros(len(kept.values), np.float32), np.flatnonzero(kept.values)
+    if len(kept_at):
+        index = np.searchsorted(kept_at, places)
+        following, previous = kept_at[np.minimum(index, len(kept_at) - 1)], kept_at[np.maximum(index - 1, 0)]
+        moved = np.where((following >= places) & (following < offsets[rows + 1]), following, previous)
+        is_inside = (offsets[rows] <= moved) & (moved < offsets[rows + 1])
+        np.add.at(rewards, moved[is_inside], scores_K[is_inside])
+    return Column(rewards, kept.lengths)
 
 
 def penalise_kl(rewards_BT: Float32s, kl_BT: Float64s, mask_BT: Mask, *, kl_coef: float) -> tuple[Float32s, Float64s]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller.workers.span import Span
 from rewards.samples import Failure
+from splitppo.batch import Column
 from splitppo.config import ConfigError
 from splitppo.config.reward import OverlongBuffer
 
@@ -25,7 +26,8 @@ class ScoredSample:
 
     Attributes:
         prompt, response: decoded.
-        score: float32; 0 where the scorer failed.
+        score: float32, that of its tokens included; 0 where the scorer failed.
+        token_scores: float32, of each response token; None where the scorers place nothing.
         ground_truth, data_source, prompt_index: of the prompt's row, and its place in the table.
         has_ended: whether the response ends with an EOS token.
         extra: the other fields of the scorer's dict.
@@ -48,6 +50,7 @@ class ScoredSample:
     place: str = ""
     rule_score: float | None = None
     model_score: float | None = None
+    token_scores: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,40 @@ class ScoredResponses:
         """[B]."""
         return np.array([sample.score for sample in self.samples], np.float32)
 
+    def components(self, names: Sequence[str]) -> NDArray[np.float32] | None:
+        """[K, B], the parts of the scores that are named: fields of the scorers' dicts, or `score`; None without names.
+
+        What a response does not have is 0, as where its scorer failed.
+
+        Raises:
+            ConfigError: no response has the field, or one has no finite number there.
+        """
+        if not names:
+            return None
+        key, rows = "key 'algorithm.gdpo_reward_keys'", []
+        extra = {"score": [sample.score for sample in self.samples], **self.extra}
+        for name in names:
+            values = extra.get(name, [None])
+            if all(value is None for value in values):
+                known = ", ".join(field for field, some in extra.items() if any(map(is_numeric, some)))
+                raise ConfigError(f"{key}: no response has the field {name!r}; known: {known}")
+            for sample, value in zip(self.samples, values, strict=True):
+                if value is not None and not (is_numeric(value) and np.isfinite(value)):
+                    found = f"got {value!r} for {sample.place}, data_source {sample.data_source!r}"
+                    raise ConfigError(f"{key}: expected a finite number in the field {name!r}, {found}")
+            rows.append([0.0 if value is None else float(value) for value in values])
+        return np.array(rows, np.float32)
+
+    def token_scores(self, lengths_B: NDArray[np.int32]) -> Column | None:
+        """What of the scores is placed, aligned with responses of these lengths; None where nothing is."""
+        if all(sample.token_scores is None for sample in self.samples):
+            return None
+        rows = [
+            np.zeros(length) if sample.token_scores is None else sample.token_scores
+            for sample, length in zip(self.samples, lengths_B, strict=True)
+        ]
+        return Column.from_rows(rows, np.dtype(np.float32))
+
     @property
     def ended(self) -> NDArray[np.bool_]:
         """[B], whether the response ends with an EOS token."""
@@ -137,6 +174,8 @@ class ScoredResponses:
         columns, names = ["data_source", "prompt", "response", "ground_truth", "score"], list(self.extra)
         if any(sample.model_score is not None for sample in self.samples):
             columns += ["rule_score", "model_score"]
+        if any(sample.token_scores is not None for sample in self.samples):
+            columns += ["token_scores"]
         for sample in self.samples:
             yield {name: getattr(sample, name) for name in columns} | {name: sample.extra.get(name) for name in names}
 

@@ -12,6 +12,7 @@ import numpy as np
 from controller.data.chat_template import as_messages
 from controller.data.prompts import PromptBatch
 from controller.data.reward_rows import RewardTokenizer
+from controller.data.token_spans import TokenSpans
 from controller.data.tokenizer import Tokenizer
 from controller.rollout.results import ScoredResponses, ScoredSample
 from rewards.manager import RewardManager
@@ -55,8 +56,13 @@ class Scorer:
         responses = rollouts["responses"].rows()
         texts = self._tokenizer.decode_batch(responses)
         samples = [
-            Sample(row.data_source, response, row.ground_truth, row.extra_info, prompt, as_messages(row.prompt))
-            for row, prompt, response in zip(prompts.rows, prompts.texts, texts, strict=True)
+            Sample(
+                *(row.data_source, response, row.ground_truth, row.extra_info),
+                prompt=prompt,
+                messages=as_messages(row.prompt),
+                token_spans=TokenSpans(self._tokenizer, ids, response),
+            )
+            for row, prompt, ids, response in zip(prompts.rows, prompts.texts, responses, texts, strict=True)
         ]
         is_judged = [row.data_source in self.scored_sources for row in prompts.rows]
         judged = list(compress(samples, is_judged))
@@ -85,6 +91,12 @@ def _fields_of(result: Scored | None) -> dict[str, Any]:
     """What the scorers say about a response, if its data source has any."""
     if result is None:
         return {"score": 0.0}
-    score = float(np.float32(result.score))
-    fields = {"extra": result.extra, "failure": result.failure, "message": result.message}
-    return {"score": score, "rule_score": score, **fields}
+    score = float(np.float32(result.total))
+    return {
+        "score": score,
+        "rule_score": score,
+        "extra": result.extra,
+        "failure": result.failure,
+        "message": result.message,
+        "token_scores": np.array(result.token_scores, np.float32) if result.token_scores else None,
+    }

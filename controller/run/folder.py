@@ -22,6 +22,7 @@ from splitppo.atomic_write import write_atomically
 from splitppo.config import CodeConfig, Config, ConfigError, dump_config
 from splitppo.config.load import validate
 from splitppo.config.reference_placement import keep_reference
+from splitppo.config.renamed_keys import with_renamed_keys
 from splitppo.config.streaming import keep_stream_groups, resolve_stream_groups
 from splitppo.config.threads import keep_threads, permitted_cores, resolve_threads
 
@@ -142,7 +143,7 @@ class RunFolder:
             raise ConfigError(f"run.dir: {self.config_file} is not valid YAML: {reason}") from error
         if not isinstance(stored, dict):
             raise ConfigError(f"run.dir: {self.config_file} is no configuration: expected a mapping, got {stored!r}")
-        return stored
+        return with_renamed_keys(stored)
 
     def _take_lease(self) -> Lease:
         """Raises the fencing token; the run id is made once per folder."""

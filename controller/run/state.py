@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller.ppo.experience import Experience
 from controller.ppo.kl import next_kl_coef
+from controller.ppo.normalization import Normalization
+from controller.ppo.running_moments import RunningMoments
 from controller.rollout.improvement import Best, Stagnation
 from controller.rollout.results import Accuracy
 from splitppo.config import Config
@@ -24,6 +26,7 @@ class RunState(BaseModel):
     validated_step: int = Field(-1, description="step of validation_after")
     train_s: float = Field(0.0, description="seconds in steps, without validation and checkpoints")
     tokens: int = Field(0, description="prompt and response tokens trained")
+    running: RunningMoments = Field(RunningMoments(), description="of what is normalised over the run")
     sampler: Mapping[str, Any] | None = Field(None, description="position of a user's sampler; of no other prompts")
     best: Best | None = Field(None, description="by checkpoint.best_metric")
     stagnation: Stagnation | None = Field(None, description="by evaluation.early_stop")
@@ -43,9 +46,15 @@ class RunState(BaseModel):
                 "kl_coef": next_kl_coef(config.algorithm, self.kl_coef, experience.kl, num_samples=num_samples),
                 "train_s": self.train_s + step_s,
                 "tokens": self.tokens + experience.num_tokens,
+                "running": experience.running,
                 "sampler": sampler,
             }
         )
+
+    def normalization(self, config: Config) -> Normalization:
+        """What the next step scales, by the statistics of those that were done."""
+        normalize_values = config.uses_critic and config.critic.normalize_values
+        return Normalization(config.reward.shaping, normalize_values, self.running)
 
     def at_step(self, step: int) -> Self:
         """The same state while `step` is being worked on."""

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 # value, unless it says otherwise. docs/metrics.md is made of it (python -m tools.docs).
 METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "Rewards, advantages, values": (
-        ("critic/score/{mean,max,min}", "1", "score of a response, before the KL penalty"),
-        ("critic/rewards/{mean,max,min}", "1", "sum of a response's token rewards, KL penalty included"),
+        ("critic/score/{mean,max,min}", "1", "score of a response, as it was given, that of its tokens included"),
+        ("critic/rewards/{mean,max,min}", "1", "sum of a response's token rewards: shaped, KL penalty included"),
         ("critic/advantages/{mean,max,min}", "1", "advantage of a response token, as the loss sees it"),
         ("critic/returns/{mean,max,min}", "1", "return of a response token"),
         ("critic/values/{mean,max,min}", "1", "value of the state before a response token"),
+        ("critic/value_norm/{mean,std}", "1", "of all returns so far, by which critic.normalize_values scales values"),
         ("critic/vf_explained_var", "1", "1 - var(returns - values) / var(returns)"),
         (
             "reward_extra/<field>/{mean,max,min}",
@@ -22,6 +23,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "numeric field of the scorers' dicts, over the responses; <scorer>_score where several are added up;"
             " overlong_reward and overlong with reward.overlong_buffer",
         ),
+        ("reward/running_std", "1", "deviation of all scores so far, by which reward.shaping.running_scale divides"),
         ("reward/rule/{mean,max,min}", "1", "score by the scorers, where a reward model scores as well"),
         ("reward/model/{mean,max,min}", "1", "score by the reward model, before its coefficient"),
         ("reward/model_clip_ratio", "1", "share of rows as long as the reward model takes; longer ones were cut"),
@@ -50,9 +52,9 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("actor/{kl_loss,kl_coef}", "nats, 1", "KL to the reference in the loss, and its weight"),
         ("actor/reward_kl_penalty", "nats", "KL to the reference in the reward: mean over rows of means over tokens"),
         ("actor/reward_kl_penalty_coeff", "1", "its coefficient in this step"),
-        ("critic/vf_loss", "1", "value loss"),
+        ("critic/vf_loss", "1", "value loss; of normalised values with critic.normalize_values"),
         ("critic/vf_clipfrac", "1", "share of tokens whose value is clipped"),
-        ("critic/vpred_mean", "1", "mean value during the update"),
+        ("critic/vpred_mean", "1", "mean value during the update; likewise"),
     ),
     "Responses": (
         ("response_length/{mean,max,min}", "tokens", "length of a response"),

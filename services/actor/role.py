@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.actor.losses import actor_loss
+from services.actor.losses.actor_loss import LossTerms, actor_loss
 from services.engine.memory_metrics import memory_metrics
 from services.engine.model.forward import policy_forward
 from services.roles.frozen_models import FrozenModels
@@ -38,8 +38,8 @@ class ActorRole:
         config = context.config
         self._config, self._device = config.actor, context.device
         BACKENDS[config.rollout.backend].check(config)
-        self._forward, loss = policy_forward(config.rollout.temperature), actor_loss(config.actor)
-        self._trained = TrainedRole(context, config.actor, kind="policy", forward=self._forward, loss=loss)
+        self._forward = policy_forward(config.rollout.temperature)
+        self._trained = TrainedRole(context, config.actor, kind="policy", forward=self._forward)
         self._policy = self._trained.engine
         self._frozen = FrozenModels(context, before=lambda: self._generation.suspend())
         self._generation = Generation(context, self._policy)
@@ -86,8 +86,10 @@ class ActorRole:
         if request.advance_only:
             return Outcome()
         self._generation.suspend(weights_change=True)
-        kl_coef = {"actor/kl_coef": self._config.kl_loss_coef} if self._config.use_kl_loss else {}
-        return Outcome(metrics={**self._trained.update(batch, progress), **memory_metrics(self._device), **kl_coef})
+        terms = LossTerms.of(self._config)
+        metrics = self._trained.update(batch, actor_loss(self._config, terms), progress)
+        kl_coef = {} if terms.kl_loss_coef is None else {"actor/kl_coef": terms.kl_loss_coef}
+        return Outcome(metrics={**metrics, **memory_metrics(self._device), **kl_coef})
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """See `Role.save_checkpoint`; the reference and the rollout backend have nothing to save."""

@@ -27,7 +27,8 @@ class CriticRole:
 
     def __init__(self, context: RankContext) -> None:
         config = context.config.critic
-        self._trained = TrainedRole(context, config, kind="value", forward=value_forward, loss=critic_loss(config))
+        self._trained = TrainedRole(context, config, kind="value", forward=value_forward)
+        self._loss = critic_loss(config)
         self._engine = engine = self._trained.engine
         self._frozen = FrozenModels(context)
         self.num_parameters, self.model = engine.num_parameters, engine.architecture
@@ -65,4 +66,4 @@ class CriticRole:
 
     def update(self, _request: critic_pb2.CriticUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
         """One update of the value model: all mini-batches of all epochs."""
-        return Outcome(metrics=self._trained.update(batch, progress))
+        return Outcome(metrics=self._trained.update(batch, self._loss, progress))

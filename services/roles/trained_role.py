@@ -21,10 +21,8 @@ class TrainedRole:
         ValueError: the model cannot be loaded.
     """
 
-    def __init__(
-        self, context: RankContext, config: TrainedModelConfig, *, kind: Kind, forward: Forward, loss: TokenLoss
-    ) -> None:
-        self._context, self._config, self._forward, self._loss = context, config, forward, loss
+    def __init__(self, context: RankContext, config: TrainedModelConfig, *, kind: Kind, forward: Forward) -> None:
+        self._context, self._config, self._forward = context, config, forward
         self.engine = TrainEngine(
             config,
             kind=kind,
@@ -52,7 +50,7 @@ class TrainedRole:
         )
         return batch.merge(Batch(batch.num_rows, {"mini_batches": mini_batches}))
 
-    def update(self, batch: Batch, progress: CommandProgress) -> dict[str, float]:
+    def update(self, batch: Batch, loss: TokenLoss, progress: CommandProgress) -> dict[str, float]:
         """All mini-batches of all epochs of one PPO step; metrics under the names of the role."""
-        metrics = self.engine.update(batch, self._forward, self._loss, progress=progress)
+        metrics = self.engine.update(batch, self._forward, loss, progress=progress)
         return metrics_of_role(self._context.role_name, metrics)

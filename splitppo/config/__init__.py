@@ -4,7 +4,7 @@ from splitppo.config.algorithm import AlgorithmConfig, RolloutCorrectionConfig
 from splitppo.config.checkpoint import CheckpointConfig
 from splitppo.config.code import CodeConfig
 from splitppo.config.data import DataConfig
-from splitppo.config.load import ConfigError, dump_config, load_config
+from splitppo.config.load import ConfigError, dump_config, load_config, load_stored_config
 from splitppo.config.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
 from splitppo.config.reward import RewardConfig
 from splitppo.config.reward_model import RewardModelConfig
@@ -36,4 +36,5 @@ __all__ = [
     "TrainedModelConfig",
     "dump_config",
     "load_config",
+    "load_stored_config",
 ]

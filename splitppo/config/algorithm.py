@@ -1,22 +1,13 @@
-"""The section `algorithm`, and the estimators that it can name."""
+"""The section `algorithm`."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from splitppo.config.estimator import EstimatorConfig
 from splitppo.config.rejection import Rejection, parse_rejections
-from splitppo.config.section import PositiveInt, Section, Share
-
-# Whether an estimator of advantages needs values: this alone decides whether a run has a critic. The functions of the
-# same names are controller/ppo/advantages.py's.
-NEEDS_VALUES: Mapping[str, bool] = {
-    "gae": True,
-    "grpo": False,
-    "rloo": False,
-    "reinforce_plus_plus": False,
-    "reinforce_plus_plus_baseline": False,
-}
+from splitppo.config.section import PositiveInt, Section
 
 # verl's names and the short ones; the functions are controller/ppo/kl.py's.
 KL_ESTIMATOR_NAMES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
@@ -31,7 +22,6 @@ def _one_of(names: Collection[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-AdvEstimator = Annotated[str, _one_of(NEEDS_VALUES)]
 KlEstimator = Annotated[str, _one_of(KL_ESTIMATOR_NAMES)]
 
 
@@ -96,13 +86,9 @@ class RolloutCorrectionConfig(Section):
         return self.rollout_is is not None or self.rollout_rs is not None
 
 
-class AlgorithmConfig(Section):
+class AlgorithmConfig(EstimatorConfig):
     """Advantages, the KL penalty in the reward, and the correction of rollouts."""
 
-    adv_estimator: AdvEstimator = Field("gae", description=" | ".join(NEEDS_VALUES))
-    gamma: Share = Field(1.0, description="discount")
-    lam: Share = Field(1.0, description="GAE lambda")
-    norm_adv_by_std_in_grpo: bool = Field(True, description="off: Dr. GRPO")
     use_kl_in_reward: bool = Field(False, description="subtract kl_coef * KL from every token's reward")
     kl_penalty: KlEstimator = Field("kl", description="kl (k1) | abs | mse (k2) | low_var_kl (k3)")
     kl_coef: float = Field(0.001, ge=0.0, description="initial coefficient of the KL in the reward")
@@ -110,3 +96,12 @@ class AlgorithmConfig(Section):
     kl_target: float = Field(0.1, gt=0.0, description="adaptive: KL to hold, nats")
     kl_horizon: PositiveInt = Field(10_000, description="adaptive: samples over which the coefficient moves")
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+
+    @model_validator(mode="after")
+    def _the_kl_in_the_reward_counts(self) -> "AlgorithmConfig":
+        if self.use_kl_in_reward and self.adv_estimator == "gdpo" and self.custom_path is None:
+            raise ValueError(
+                "gdpo learns from the components of the scores and not from rewards, so use_kl_in_reward would do"
+                " nothing: use actor.use_kl_loss"
+            )
+        return self

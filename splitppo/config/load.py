@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from splitppo.config.renamed_keys import with_renamed_keys
 from splitppo.config.schema import Config
 
 
@@ -39,6 +40,15 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: the file cannot be read, a key is unknown, or a value does not fit.
     """
+    return _load(path, overrides, is_stored=False)
+
+
+def load_stored_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """As `load_config`, of the file that a run folder keeps, which an older version may have written."""
+    return _load(path, overrides, is_stored=True)
+
+
+def _load(path: Path, overrides: Sequence[str], *, is_stored: bool) -> Config:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -46,6 +56,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     tree = _parse(text, str(path))
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, got {type(tree).__name__}")
+    if is_stored:
+        tree = with_renamed_keys(tree)
     for override in overrides:
         _apply_override(tree, override)
     return validate(tree, str(path))

@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from splitppo.config.policy_loss import PolicyLossConfig
 from splitppo.config.section import PositiveInt, Section, Share
 
-LossMode = Literal["vanilla"]
 KlLossType = Literal[
     "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
 ]
@@ -61,17 +61,27 @@ class ActorConfig(TrainedModelConfig):
     """The policy and its loss."""
 
     lr: float = Field(1e-6, ge=0.0, description="peak learning rate")
-    loss_mode: LossMode = Field("vanilla", description="policy loss; vanilla: PPO clip with dual clip")
     clip_ratio: float = Field(0.2, gt=0.0, lt=1.0, description="PPO clip range")
     clip_ratio_low: float | None = Field(None, gt=0.0, lt=1.0, description="lower clip range; default clip_ratio")
     clip_ratio_high: float | None = Field(None, gt=0.0, description="upper clip range; default clip_ratio")
-    clip_ratio_c: float = Field(3.0, gt=1.0, description="dual clip for negative advantages")
+    clip_ratio_c: float | None = Field(3.0, gt=1.0, description="dual clip for negative advantages; null: none")
     entropy_coeff: float = Field(0.0, description="weight of the entropy bonus")
     use_kl_loss: bool = Field(False, description="add kl_loss_coef * KL(policy, reference) to the loss")
     kl_loss_coef: float = Field(0.001, ge=0.0, description="weight of the KL in the loss")
     kl_loss_type: KlLossType = Field(
         "low_var_kl", description="kl (k1) | abs | mse (k2) | low_var_kl (k3); with +: that value, k2's gradient"
     )
+    policy_loss: PolicyLossConfig = PolicyLossConfig()
+
+    @property
+    def clip_low(self) -> float:
+        """How far below 1 the probability ratio is clipped."""
+        return self.clip_ratio if self.clip_ratio_low is None else self.clip_ratio_low
+
+    @property
+    def clip_high(self) -> float:
+        """How far above 1 it is."""
+        return self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
 
 
 class CriticConfig(TrainedModelConfig):
@@ -80,6 +90,10 @@ class CriticConfig(TrainedModelConfig):
     model: str = Field("", description="local folder or hub name; default: actor.model")
     lr: float = Field(1e-5, ge=0.0, description="peak learning rate")
     cliprange_value: float = Field(0.5, gt=0.0, description="range of the value clip around the old values")
+    normalize_values: bool = Field(
+        False,
+        description="learn returns less their running mean, over their deviation; cliprange_value is on that scale",
+    )
     warmup_steps: int = Field(
         0, ge=0, description="how many first steps update the critic only (verl's critic_warmup counts one more)"
     )

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from splitppo.config.code import CodeConfig
 from splitppo.config.judge import JudgeConfig
+from splitppo.config.reward_shaping import RewardShapingConfig
 from splitppo.config.section import PositiveInt, Section, Share
 
 
@@ -75,6 +76,7 @@ class RewardConfig(Section):
     num_examine: int = Field(0, ge=0, description="training samples printed per data source and step")
     code: CodeConfig = CodeConfig()
     overlong_buffer: OverlongBuffer = OverlongBuffer()
+    shaping: RewardShapingConfig = RewardShapingConfig()
     judge: JudgeConfig = JudgeConfig()
 
     @model_validator(mode="after")

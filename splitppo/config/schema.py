@@ -9,7 +9,7 @@ from typing import Any, Self, get_args
 
 from pydantic import model_validator
 
-from splitppo.config.algorithm import NEEDS_VALUES, AlgorithmConfig
+from splitppo.config.algorithm import AlgorithmConfig
 from splitppo.config.checkpoint import CheckpointConfig
 from splitppo.config.data import DataConfig
 from splitppo.config.debug import DebugConfig
@@ -57,7 +57,14 @@ class Config(Section):
     @property
     def uses_critic(self) -> bool:
         """A critic group exists iff the estimator needs values."""
-        return NEEDS_VALUES[self.algorithm.adv_estimator]
+        return self.algorithm.needs_values
+
+    def algorithm_at(self, step: int) -> AlgorithmConfig:
+        """The section `algorithm` as it holds in a step: the critic's warm-up may have a lambda of its own."""
+        lam = self.algorithm.lam_critic_warmup
+        if lam is None or step > self.critic.warmup_steps:
+            return self.algorithm
+        return self.algorithm.model_copy(update={"lam_critic": lam})
 
     @property
     def uses_reference(self) -> bool:
@@ -168,6 +175,15 @@ class Config(Section):
             raise ValueError(
                 f"placement.reward_model is critic, but algorithm.adv_estimator {self.algorithm.adv_estimator} needs no"
                 " values and starts no critic: set placement.reward_model to reward, or take an estimator with a critic"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_have_several_samples(self) -> "Config":
+        if self.algorithm.needs_groups and self.rollout.n < 2:
+            raise ValueError(
+                f"algorithm.adv_estimator {self.algorithm.adv_estimator} compares the samples of a prompt: expected"
+                f" rollout.n of at least 2, got {self.rollout.n}"
             )
         return self
 

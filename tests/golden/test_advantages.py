@@ -1,79 +1,58 @@
-"""Advantage estimators against numbers worked by hand and against slow references that walk single tokens."""
+"""Every estimator against slow references that walk single tokens in float64."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from controller.ppo.advantages import (
-    ESTIMATORS,
-    compute_advantages,
-    gae,
-    grpo,
-    reinforce_plus_plus,
-    reinforce_plus_plus_baseline,
-    rloo,
-    whiten_advantages,
-)
+from controller.ppo.advantages.gae import gae
+from controller.ppo.advantages.registry import ESTIMATORS, compute_advantages, over_batch
+from splitppo.batch import Column
 from splitppo.config import AlgorithmConfig, Config
-from splitppo.config.algorithm import NEEDS_VALUES
+from splitppo.config.estimator import INPUTS, NEEDS
 
 Rows = list[list[float]]
 
-
-# Slow references: plain Python floats, one token after the other, formulas as in the papers.
-
-
-def reference_gae(rewards: Rows, values: Rows, mask: Rows, gamma: float, lam: float) -> tuple[Rows, Rows]:
-    """Schulman et al., 2016: A_t = sum_l (gamma lam)^l delta_{t+l} over the tokens inside the mask."""
-    advantages, returns = [[0.0] * len(row) for row in mask], [[0.0] * len(row) for row in mask]
-    for b, row_mask in enumerate(mask):
-        tokens = [t for t, m in enumerate(row_mask) if m]
-        deltas = []
-        for k, t in enumerate(tokens):
-            next_value = values[b][tokens[k + 1]] if k + 1 < len(tokens) else 0.0
-            deltas.append(rewards[b][t] + gamma * next_value - values[b][t])
-        for k, t in enumerate(tokens):
-            advantages[b][t] = math.fsum((gamma * lam) ** j * delta for j, delta in enumerate(deltas[k:]))
-            returns[b][t] = advantages[b][t] + values[b][t]
-    return advantages, returns
+GAMMA, LAM, LAM_CRITIC, ALPHA = 0.9, 0.8, 0.95, 0.4
+WEIGHTS = (1.0, 0.25)
 
 
-def reference_whiten(values: Rows, mask: Rows) -> Rows:
-    inside = [v for row, row_mask in zip(values, mask, strict=True) for v, m in zip(row, row_mask, strict=True) if m]
-    mean, scale = statistics.fmean(inside), math.sqrt(statistics.variance(inside) + 1e-8)
-    return [
-        [(v - mean) / scale if m else 0.0 for v, m in zip(row, row_mask, strict=True)]
-        for row, row_mask in zip(values, mask, strict=True)
-    ]
+@dataclass
+class Case:
+    """Six responses of up to nine tokens; NaN wherever nothing may be read."""
+
+    rewards: NDArray[np.float32]
+    values: NDArray[np.float32]
+    mask: NDArray[np.bool_]
+    groups: NDArray[np.int64]
+    greedy_scores: NDArray[np.float32]
+    components: NDArray[np.float32]
+
+    @property
+    def scores(self) -> list[float]:
+        return [
+            math.fsum(r for r, m in zip(row, row_mask, strict=True) if m)
+            for row, row_mask in zip(self.rewards.tolist(), self.mask.tolist(), strict=True)
+        ]
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Of each row, the places of its tokens inside the mask."""
+        return [[t for t, m in enumerate(row) if m] for row in self.mask.tolist()]
+
+    def peers(self, row: int) -> list[int]:
+        return [other for other, group in enumerate(self.groups.tolist()) if group == self.groups[row]]
 
 
-def reference_group_advantages(rewards: Rows, mask: Rows, groups: list[int], kind: str) -> Rows:
-    scores = [sum(r for r, m in zip(row, rm, strict=True) if m) for row, rm in zip(rewards, mask, strict=True)]
-    advantages = []
-    for score, group in zip(scores, groups, strict=True):
-        peers = [s for s, g in zip(scores, groups, strict=True) if g == group]
-        mean = statistics.fmean(peers) if len(peers) > 1 else 0.0
-        if kind == "rloo":
-            advantage = score - (sum(peers) - score) / (len(peers) - 1) if len(peers) > 1 else score
-        elif kind == "grpo":
-            advantage = (score - mean) / ((statistics.stdev(peers) if len(peers) > 1 else 1.0) + 1e-6)
-        else:
-            advantage = score - mean
-        advantages.append(advantage)
-    return [[a if m else 0.0 for m in row_mask] for a, row_mask in zip(advantages, mask, strict=True)]
-
-
-def algorithm(name: str, **keys: float) -> AlgorithmConfig:
-    return AlgorithmConfig.model_validate({"adv_estimator": name, **keys})
-
-
-def batch(seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_], NDArray[np.int64]]:
-    """Six rows of up to nine tokens: full, short, empty, with holes inside and at the end; NaN outside the mask."""
+def batch(seed: int = 0) -> Case:
+    """Rows that are full, short, empty, with holes inside and at the end; groups of three, two and one."""
     rng = np.random.default_rng(seed)
     mask_BT = np.array(
         [
@@ -88,139 +67,278 @@ def batch(seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.float32], NDAr
     )
     rewards_BT, values_BT = rng.normal(size=(2, 6, 9)).astype(np.float32)
     rewards_BT[~mask_BT] = values_BT[~mask_BT] = np.nan
-    return rewards_BT, values_BT, mask_BT, np.array([7, 7, 3, 7, 3, 5])
+    greedy_scores_B, components_KB = rng.normal(size=6), rng.normal(size=(2, 6))
+    groups_B = np.array([7, 7, 3, 7, 3, 5])
+    return Case(
+        rewards_BT, values_BT, mask_BT, groups_B, greedy_scores_B.astype(np.float32), components_KB.astype(np.float32)
+    )
+
+
+def in_pairs(seed: int = 1) -> Case:
+    """The same, in groups of two, with zeros and ones for scores: one group all 1, one all 0, one of both."""
+    case = batch(seed)
+    case.mask[2, 0] = True
+    case.rewards[case.mask] = 0.0
+    for row, score in enumerate([1.0, 1.0, 0.0, 0.0, 1.0, 0.0]):
+        case.rewards[row, case.tokens[row][-1]] = score
+    case.values[2, 0] = 0.5
+    case.groups = np.array([0, 0, 1, 1, 2, 2])
+    case.components = np.array([[1, 0, 1, 1, 0, 0], [0.5, 0.5, 2, 3, 0, 1]], np.float32)
+    return case
+
+
+CASES = {"holes": batch, "alike": in_pairs}
+
+
+# Slow references: plain Python floats, one token after the other, formulas as in the papers.
+
+
+def reference_gae(case: Case, gamma: float, lams: list[float]) -> Rows:
+    """Schulman et al., 2016: A_t = sum_l (gamma lam)^l delta_{t+l} over tokens inside the mask; a lambda per row."""
+    rewards, values = case.rewards.tolist(), case.values.tolist()
+    advantages = [[0.0] * len(row) for row in rewards]
+    for b, tokens in enumerate(case.tokens):
+        deltas = []
+        for k, t in enumerate(tokens):
+            next_value = values[b][tokens[k + 1]] if k + 1 < len(tokens) else 0.0
+            deltas.append(rewards[b][t] + gamma * next_value - values[b][t])
+        for k, t in enumerate(tokens):
+            advantages[b][t] = math.fsum((gamma * lams[b]) ** j * delta for j, delta in enumerate(deltas[k:]))
+    return advantages
+
+
+def reference_returns(case: Case, gamma: float, lam: float) -> Rows:
+    """A_t + V_t."""
+    advantages = reference_gae(case, gamma, [lam] * len(case.tokens))
+    for b, tokens in enumerate(case.tokens):
+        for t in tokens:
+            advantages[b][t] += case.values[b].tolist()[t]
+    return advantages
+
+
+def reference_to_go(case: Case, gamma: float) -> Rows:
+    rewards = case.rewards.tolist()
+    to_go = [[0.0] * len(row) for row in rewards]
+    for b, tokens in enumerate(case.tokens):
+        for k, t in enumerate(tokens):
+            to_go[b][t] = math.fsum(gamma**j * rewards[b][later] for j, later in enumerate(tokens[k:]))
+    return to_go
+
+
+def on_tokens(case: Case, advantages: list[float]) -> Rows:
+    return [[a if m else 0.0 for m in row] for a, row in zip(advantages, case.mask.tolist(), strict=True)]
+
+
+def mean_of(values: list[float]) -> float:
+    return statistics.fmean(values) if len(values) > 1 else 0.0
+
+
+def std_of(values: list[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 1.0
+
+
+def reference_grpo(case: Case, scores: list[float], *, by_std: bool) -> list[float]:
+    advantages = []
+    for row, score in enumerate(scores):
+        peers = [scores[other] for other in case.peers(row)]
+        advantages.append((score - mean_of(peers)) / (std_of(peers) + 1e-6 if by_std else 1.0))
+    return advantages
+
+
+def reference_passk(case: Case, *, by_std: bool) -> list[float]:
+    advantages = []
+    for row, score in enumerate(case.scores):
+        others = [case.scores[other] for other in case.peers(row) if other != row]
+        gain = max(score - max(others), 0.0) if others else 0.0
+        advantages.append(gain / (std_of([score, *others]) + 1e-6 if by_std else 1.0))
+    return advantages
+
+
+def reference_rloo(case: Case) -> list[float]:
+    advantages = []
+    for row, score in enumerate(case.scores):
+        others = [case.scores[other] for other in case.peers(row) if other != row]
+        advantages.append(score - (statistics.fmean(others) if others else 0.0))
+    return advantages
+
+
+def reference_opo(case: Case) -> list[float]:
+    advantages = []
+    for row, score in enumerate(case.scores):
+        peers = case.peers(row)
+        lengths = [len(case.tokens[other]) for other in peers]
+        weighted = math.fsum(length * case.scores[other] for length, other in zip(lengths, peers, strict=True))
+        baseline = weighted / sum(lengths) if len(peers) > 1 and sum(lengths) else 0.0
+        advantages.append(score - baseline)
+    return advantages
+
+
+def reference_gpg(case: Case) -> list[float]:
+    nonzero = sum(score != 0.0 for score in case.scores)
+    return [len(case.scores) / max(1, nonzero) * a for a in reference_grpo(case, case.scores, by_std=False)]
+
+
+def reference_gdpo(case: Case, *, by_std: bool) -> list[float]:
+    """Weighted sum of the components' group advantages, normalised over the responses that have a token."""
+    parts = [reference_grpo(case, part, by_std=by_std) for part in case.components.tolist()]
+    summed = [math.fsum(w * part[row] for w, part in zip(WEIGHTS, parts, strict=True)) for row in range(6)]
+    learned = [total for total, tokens in zip(summed, case.tokens, strict=True) if tokens]
+    mean, scale = statistics.fmean(learned), math.sqrt(statistics.variance(learned) + 1e-8)
+    return [(total - mean) / scale for total in summed]
+
+
+def whitened(case: Case, values: Rows) -> Rows:
+    inside = [values[b][t] for b, tokens in enumerate(case.tokens) for t in tokens]
+    mean, scale = statistics.fmean(inside), math.sqrt(statistics.variance(inside) + 1e-8)
+    return [
+        [(v - mean) / scale if m else 0.0 for v, m in zip(row, row_mask, strict=True)]
+        for row, row_mask in zip(values, case.mask.tolist(), strict=True)
+    ]
+
+
+def adaptive_lams(case: Case) -> list[float]:
+    return [max(0.0, 1.0 - 1.0 / (ALPHA * len(tokens))) if tokens else 0.0 for tokens in case.tokens]
+
+
+# By a name of ours: the configuration, and what the reference gives for the loss.
+REFERENCES: dict[str, tuple[dict[str, object], Callable[[Case], Rows]]] = {
+    "gae": ({}, lambda case: whitened(case, reference_gae(case, GAMMA, [LAM] * 6))),
+    "gae, decoupled": (
+        {"adv_estimator": "gae", "lam_critic": LAM_CRITIC},
+        lambda case: whitened(case, reference_gae(case, GAMMA, [LAM] * 6)),
+    ),
+    "gae, by length": (
+        {"adv_estimator": "gae", "adaptive_lam_alpha": ALPHA, "lam_critic": LAM_CRITIC},
+        lambda case: whitened(case, reference_gae(case, GAMMA, adaptive_lams(case))),
+    ),
+    "grpo": ({}, lambda case: on_tokens(case, reference_grpo(case, case.scores, by_std=True))),
+    "grpo, without std": (
+        {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
+        lambda case: on_tokens(case, reference_grpo(case, case.scores, by_std=False)),
+    ),
+    "grpo_passk": ({}, lambda case: on_tokens(case, reference_passk(case, by_std=True))),
+    "grpo_passk, without std": (
+        {"adv_estimator": "grpo_passk", "norm_adv_by_std_in_grpo": False},
+        lambda case: on_tokens(case, reference_passk(case, by_std=False)),
+    ),
+    "gdpo": ({}, lambda case: on_tokens(case, reference_gdpo(case, by_std=True))),
+    "gdpo, without std": (
+        {"adv_estimator": "gdpo", "norm_adv_by_std_in_grpo": False},
+        lambda case: on_tokens(case, reference_gdpo(case, by_std=False)),
+    ),
+    "rloo": ({}, lambda case: on_tokens(case, reference_rloo(case))),
+    "opo": ({}, lambda case: on_tokens(case, reference_opo(case))),
+    "gpg": ({}, lambda case: on_tokens(case, reference_gpg(case))),
+    "reinforce_plus_plus": ({}, lambda case: whitened(case, reference_to_go(case, GAMMA))),
+    "reinforce_plus_plus_baseline": (
+        {},
+        lambda case: whitened(case, on_tokens(case, reference_grpo(case, case.scores, by_std=False))),
+    ),
+    "remax": (
+        {},
+        lambda case: [
+            [a - greedy if m else 0.0 for a, m in zip(row, row_mask, strict=True)]
+            for row, row_mask, greedy in zip(
+                reference_to_go(case, 1.0), case.mask.tolist(), case.greedy_scores.tolist(), strict=True
+            )
+        ],
+    ),
+}
+
+
+def algorithm(name: str, **keys: object) -> AlgorithmConfig:
+    parts = {"gdpo_reward_keys": ["right", "short"], "gdpo_reward_weights": WEIGHTS}
+    keys = {"gamma": GAMMA, "lam": LAM, "adv_estimator": name} | keys
+    return AlgorithmConfig.model_validate(keys | (parts if keys["adv_estimator"] == "gdpo" else {}))
+
+
+def computed(config: AlgorithmConfig, case: Case) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """As the loss takes the advantages; and the returns."""
+    advantages_BT, returns_BT = compute_advantages(
+        config,
+        case.rewards,
+        case.mask,
+        groups_B=case.groups,
+        values_BT=case.values,
+        greedy_scores_B=case.greedy_scores,
+        components_KB=case.components,
+    )
+    lengths = np.full(len(case.mask), case.mask.shape[1], np.int32)
+    column = Column(advantages_BT.reshape(-1), lengths)
+    done_N = over_batch(config, column, case.mask.reshape(-1), np.array(case.scores))
+    return done_N.reshape(case.mask.shape), returns_BT
+
+
+def test_every_estimator_has_a_reference() -> None:
+    assert {str(keys.get("adv_estimator", name)) for name, (keys, _) in REFERENCES.items()} == set(ESTIMATORS)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_the_advantages_agree_with_the_reference(name: str, case: str) -> None:
+    keys, reference = REFERENCES[name]
+    made = CASES[case]()
+    advantages_BT, returns_BT = computed(algorithm(name, **keys), made)
+    np.testing.assert_allclose(advantages_BT, reference(made), rtol=1e-5, atol=1e-5)
+    for result_BT in (advantages_BT, returns_BT):
+        assert result_BT.dtype == np.float32
+        assert (result_BT[~made.mask] == 0.0).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("keys", "lam"), [({}, LAM), ({"lam_critic": 1.0}, 1.0), ({"adaptive_lam_alpha": 0.1}, LAM)])
+def test_the_critic_learns_by_a_lambda_of_its_own(case: str, keys: dict[str, object], lam: float) -> None:
+    made = CASES[case]()
+    _, returns_BT = computed(algorithm("gae", **keys), made)
+    np.testing.assert_allclose(returns_BT, reference_returns(made, GAMMA, lam), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_returns_are_neither_whitened_nor_less_the_baseline(case: str) -> None:
+    made = CASES[case]()
+    expected = {
+        "gae": reference_returns(made, GAMMA, LAM),
+        "reinforce_plus_plus": reference_to_go(made, GAMMA),
+        "reinforce_plus_plus_baseline": on_tokens(made, reference_grpo(made, made.scores, by_std=False)),
+        "remax": reference_to_go(made, 1.0),
+    }
+    for name, expected_BT in expected.items():
+        _, returns_BT = computed(algorithm(name), made)
+        np.testing.assert_allclose(returns_BT, expected_BT, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.99, 0.95), (1.0, 0.0), (0.0, 1.0)])
-def test_gae_agrees_with_the_token_by_token_reference(gamma: float, lam: float) -> None:
-    rewards_BT, values_BT, mask_BT, _ = batch()
-    advantages_BT, returns_BT = gae(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam)
-    expected_BT, expected_returns_BT = reference_gae(
-        rewards_BT.tolist(), values_BT.tolist(), mask_BT.tolist(), gamma, lam
-    )
-    np.testing.assert_allclose(advantages_BT, expected_BT, rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(returns_BT, expected_returns_BT, rtol=1e-6, atol=1e-7)
-    assert advantages_BT.dtype == returns_BT.dtype == np.float32
+def test_gae_at_the_ends_of_its_factors(gamma: float, lam: float) -> None:
+    case = batch()
+    advantages_BT, returns_BT = gae(case.rewards, case.values, case.mask, gamma=gamma, lam=lam)
+    np.testing.assert_allclose(advantages_BT, reference_gae(case, gamma, [lam] * 6), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(returns_BT, reference_returns(case, gamma, lam), rtol=1e-6, atol=1e-7)
 
 
-def test_gae_by_hand_with_a_hole() -> None:
-    # gamma = lam = 0.5; tokens 0 and 2 count, token 1 is tool output.
-    # t = 2: delta = 1 - 0.4 = 0.6, A = 0.6. t = 0: delta = 0 + 0.5 * 0.4 - 0.2 = 0, A = 0 + 0.25 * 0.6 = 0.15.
-    advantages_BT, returns_BT = gae(
-        np.array([[0, 9, 1]], np.float32),
-        np.array([[0.2, 9, 0.4]], np.float32),
-        np.array([[True, False, True]]),
-        gamma=0.5,
-        lam=0.5,
-    )
-    np.testing.assert_allclose(advantages_BT, [[0.15, 0, 0.6]], rtol=1e-6)
-    np.testing.assert_allclose(returns_BT, [[0.35, 0, 1.0]], rtol=1e-6)
+def test_a_single_response_is_not_normalised_into_a_number() -> None:
+    case = batch()
+    case.mask[1:] = False
+    advantages_BT, _ = computed(algorithm("gdpo"), case)
+    assert not advantages_BT.any()
 
 
-def test_gae_by_name_whitens_the_advantages_and_not_the_returns() -> None:
-    rewards_BT, values_BT, mask_BT, groups_B = batch()
-    of_gae = algorithm("gae", gamma=0.9, lam=0.8)
-    raw_BT, returns_BT = compute_advantages(of_gae, rewards_BT, mask_BT, groups_B=groups_B, values_BT=values_BT)
-    advantages_BT = whiten_advantages(of_gae, raw_BT, mask_BT)
-    plain, plain_returns = reference_gae(rewards_BT.tolist(), values_BT.tolist(), mask_BT.tolist(), 0.9, 0.8)
-    np.testing.assert_allclose(advantages_BT, reference_whiten(plain, mask_BT.tolist()), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(returns_BT, plain_returns, rtol=1e-6, atol=1e-7)
+@pytest.mark.parametrize(("name", "missing"), [("gae", "values"), ("remax", "greedy scores"), ("gdpo", "components")])
+def test_what_is_missing_is_named(name: str, missing: str) -> None:
+    case = batch()
+    with pytest.raises(ValueError, match=f"'{name}' needs {missing}"):
+        compute_advantages(algorithm(name), case.rewards, case.mask, groups_B=case.groups)
 
 
-@pytest.mark.parametrize("kind", ["grpo", "rloo", "reinforce_plus_plus_baseline"])
-def test_group_estimators_agree_with_the_row_by_row_reference(kind: str) -> None:
-    rewards_BT, _, mask_BT, groups_B = batch()
-    advantages_BT, returns_BT = {
-        "grpo": lambda: grpo(rewards_BT, groups_B, mask_BT, norm_adv_by_std=True),
-        "rloo": lambda: rloo(rewards_BT, groups_B, mask_BT),
-        "reinforce_plus_plus_baseline": lambda: reinforce_plus_plus_baseline(rewards_BT, groups_B, mask_BT),
-    }[kind]()
-    expected_BT = reference_group_advantages(rewards_BT.tolist(), mask_BT.tolist(), groups_B.tolist(), kind)
-    np.testing.assert_allclose(advantages_BT, expected_BT, rtol=1e-5, atol=1e-7)
-    np.testing.assert_array_equal(returns_BT, advantages_BT)
-
-
-def scores_on_last_token(scores: list[float]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    rewards_BT = np.zeros((len(scores), 2), np.float32)
-    rewards_BT[:, 1] = scores
-    return rewards_BT, np.ones((len(scores), 2), bool)
-
-
-def test_grpo_by_hand() -> None:
-    # Group 0: scores 1, 0, 2: mean 1, unbiased standard deviation 1. Group 1 has one sample: mean 0, deviation 1.
-    rewards_BT, mask_BT = scores_on_last_token([1, 0, 5, 2])
-    groups_B = np.array([0, 0, 1, 0])
-    advantages_BT, _ = grpo(rewards_BT, groups_B, mask_BT, norm_adv_by_std=True)
-    np.testing.assert_allclose(advantages_BT, [[0, 0], [-1, -1], [5, 5], [1, 1]], atol=1e-5)
-
-
-def test_grpo_without_the_division_keeps_the_scale_of_the_scores() -> None:
-    rewards_BT, mask_BT = scores_on_last_token([10, 30])
-    advantages_BT, _ = grpo(rewards_BT, np.array([4, 4]), mask_BT, norm_adv_by_std=False)
-    np.testing.assert_allclose(advantages_BT, [[-10, -10], [10, 10]])
-
-
-def test_grpo_gives_zero_where_all_samples_score_the_same() -> None:
-    rewards_BT, mask_BT = scores_on_last_token([0.1, 0.1, 0.1])
-    advantages_BT, _ = grpo(rewards_BT, np.zeros(3, int), mask_BT, norm_adv_by_std=True)
-    np.testing.assert_allclose(advantages_BT, np.zeros((3, 2)), atol=1e-6)
-
-
-def test_rloo_by_hand() -> None:
-    # 1 - (0 + 5) / 2, 0 - (1 + 5) / 2, 5 - (1 + 0) / 2; a sample without peers keeps its score.
-    rewards_BT, mask_BT = scores_on_last_token([1, 0, 5, 3])
-    advantages_BT, _ = rloo(rewards_BT, np.array([0, 0, 0, 1]), mask_BT)
-    np.testing.assert_allclose(advantages_BT[:, 0], [-1.5, -3.0, 4.5, 3.0])
-
-
-def test_reinforce_plus_plus_by_hand_bridges_a_hole() -> None:
-    # gamma = 0.5, tokens 0, 2, 3 count: returns are 1 + 0.5 * (2 + 0.5 * 4) = 3, 2 + 0.5 * 4 = 4, 4.
-    returns_BT, _ = reinforce_plus_plus(
-        np.array([[1, 9, 2, 4]], np.float32), np.array([[True, False, True, True]]), gamma=0.5
-    )
-    np.testing.assert_allclose(returns_BT, [[3, 0, 4, 4]])
-
-
-@pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline"])
-def test_reinforce_plus_plus_by_name_is_whitened_over_the_batch(name: str) -> None:
-    rewards_BT, _, mask_BT, groups_B = batch()
-    raw_BT, returns_BT = compute_advantages(algorithm(name, gamma=0.9), rewards_BT, mask_BT, groups_B=groups_B)
-    advantages_BT = whiten_advantages(algorithm(name), raw_BT, mask_BT)
-    expected_BT = reference_whiten(returns_BT.astype(np.float64).tolist(), mask_BT.tolist())
-    np.testing.assert_allclose(advantages_BT, expected_BT, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_every_estimator_is_zero_outside_the_mask_and_finite_inside(name: str) -> None:
-    rewards_BT, values_BT, mask_BT, groups_B = batch()
-    for result_BT in compute_advantages(algorithm(name), rewards_BT, mask_BT, groups_B=groups_B, values_BT=values_BT):
-        assert result_BT.shape == mask_BT.shape
-        assert result_BT.dtype == np.float32
-        assert np.isfinite(result_BT).all()
-        assert (result_BT[~mask_BT] == 0.0).all()
-
-
-def test_gae_without_values_is_refused() -> None:
-    rewards_BT, _, mask_BT, groups_B = batch()
-    with pytest.raises(ValueError, match="needs values"):
-        compute_advantages(algorithm("gae"), rewards_BT, mask_BT, groups_B=groups_B)
-
-
-def test_shapes_and_factors_are_checked() -> None:
-    rewards_BT, values_BT, mask_BT, groups_B = batch()
-    with pytest.raises(ValueError, match=r"gamma and lam must lie in \[0, 1\]"):
-        gae(rewards_BT, values_BT, mask_BT, gamma=1.1, lam=1.0)
-    with pytest.raises(ValueError, match="values must have the shape"):
-        gae(rewards_BT, values_BT[:, 1:], mask_BT, gamma=1.0, lam=1.0)
-    with pytest.raises(ValueError, match=r"groups must have shape \(6,\), got \(5,\)"):
-        rloo(rewards_BT, groups_B[1:], mask_BT)
-    with pytest.raises(ValueError, match="the mask must be"):
-        rloo(rewards_BT, groups_B, mask_BT.astype(np.uint8))
-
-
-def test_the_configuration_names_exactly_these_estimators_and_starts_a_critic_where_one_reads_values() -> None:
-    assert list(NEEDS_VALUES) == list(ESTIMATORS)
+def test_the_configuration_names_exactly_these_estimators_and_what_they_need() -> None:
+    assert list(NEEDS) == list(ESTIMATORS)
+    optional = {name for needs in NEEDS.values() for name in needs}
     for name, estimator in ESTIMATORS.items():
-        assert Config.model_construct(algorithm=algorithm(name)).uses_critic == ("values_BT" in estimator.inputs)
-    with pytest.raises(ValueError, match="expected one of gae, grpo, rloo"):
+        parameters = inspect.signature(estimator.function).parameters
+        assert set(parameters) <= set(INPUTS)
+        assert set(NEEDS[name]) == optional & set(parameters)
+        assert Config.model_construct(algorithm=algorithm(name)).uses_critic == ("values_BT" in parameters)
+
+
+def test_an_unknown_estimator_is_told_the_known_ones_and_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"expected one of gae, grpo, .*, remax \(did you mean gae\?\)"):
         algorithm("gea")

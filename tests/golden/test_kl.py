@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from controller.ppo.kl import KL_ESTIMATORS, kl_divergence, next_kl_coef
+from controller.ppo.reward_shaping import PlacedScores
 from controller.ppo.token_rewards import penalise_kl, token_rewards
+from splitppo.batch import Column
 from splitppo.config import AlgorithmConfig
 from splitppo.config.algorithm import KL_ESTIMATOR_NAMES
 
@@ -44,22 +46,24 @@ def test_the_configuration_names_exactly_these_estimators() -> None:
         AlgorithmConfig.model_validate({"kl_penalty": "k4"})
 
 
+def rewards_of(scores: list[float], kept: list[list[int]]) -> list[list[float]]:
+    rewards = token_rewards(PlacedScores(np.array(scores)), Column.from_rows(kept, np.dtype(bool)))
+    assert rewards.values.dtype == np.float32
+    return [row.tolist() for row in rewards.rows()]
+
+
 def test_the_score_sits_on_the_last_token_inside_the_mask() -> None:
-    mask_BT = np.array([[1, 1, 1], [1, 0, 0], [1, 0, 1], [1, 1, 0]], bool)
-    rewards_BT = token_rewards(np.array([1.0, 2.0, 3.0, 4.0]), mask_BT)
-    np.testing.assert_array_equal(rewards_BT, [[0, 0, 1], [2, 0, 0], [0, 0, 3], [0, 4, 0]])
-    assert rewards_BT.dtype == np.float32
+    kept = [[1, 1, 1], [1, 0, 0], [1, 0, 1], [1, 1]]
+    assert rewards_of([1.0, 2.0, 3.0, 4.0], kept) == [[0, 0, 1], [2, 0, 0], [0, 0, 3], [0, 4]]
 
 
 def test_a_response_without_tokens_gets_its_score_nowhere() -> None:
-    rewards_BT = token_rewards(np.array([5.0, 1.0]), np.array([[0, 0, 0], [1, 1, 0]], bool))
-    np.testing.assert_array_equal(rewards_BT, [[0, 0, 0], [0, 1, 0]])
+    assert rewards_of([7.0, 5.0, 1.0, 2.0], [[], [0, 0, 0], [1, 1, 0], []]) == [[], [0, 0, 0], [0, 1, 0], []]
 
 
-@pytest.mark.parametrize("shape", [(2, 0), (0, 0), (0, 4)])
-def test_a_batch_without_any_token_has_no_rewards(shape: tuple[int, int]) -> None:
-    rewards_BT = token_rewards(np.ones(shape[0]), np.ones(shape, bool))
-    assert rewards_BT.shape == shape
+@pytest.mark.parametrize("kept", [[[], []], [], [[0], [0, 0]]])
+def test_a_batch_without_any_token_has_no_rewards(kept: list[list[int]]) -> None:
+    assert rewards_of([1.0] * len(kept), kept) == kept
 
 
 def test_the_penalty_is_subtracted_from_every_token_and_the_kl_of_a_row_is_its_mean() -> None:

@@ -10,10 +10,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from services.actor.losses import KL_ESTIMATES, POLICY_LOSSES, ClipRange, actor_loss, kl_estimate, vanilla
+from services.actor.losses.actor_loss import LossTerms, actor_loss
+from services.actor.losses.clip_losses import vanilla
+from services.actor.losses.kl import KL_ESTIMATES, kl_estimate
+from services.actor.losses.policy_loss import PolicyTokens
+from services.actor.losses.registry import POLICY_LOSSES
 from services.engine.token_metrics import MetricSums, reduce_metrics
 from splitppo.config import ActorConfig
-from splitppo.config.models import KlLossType, LossMode
+from splitppo.config.models import KlLossType
+from splitppo.config.policy_loss import LOSS_MODES
 from tests.engines import response_tokens
 
 Array = NDArray[np.float64]
@@ -71,7 +76,7 @@ def run(cfg: ActorConfig, arrays: dict[str, Array], columns: tuple[str, ...]) ->
     outputs = tensors(arrays, "log_probs", "entropy")
     outputs["log_probs"].requires_grad_()
     weights_N, mask_N = tensors(arrays, "weights")["weights"], torch.tensor(arrays["mask"])
-    output = actor_loss(cfg)(outputs, response_tokens(mask_N, weights_N, tensors(arrays, *columns)))
+    output = actor_loss(cfg, LossTerms.of(cfg))(outputs, response_tokens(mask_N, weights_N, tensors(arrays, *columns)))
     output.loss.backward()
     gradient = outputs["log_probs"].grad
     assert gradient is not None
@@ -79,10 +84,10 @@ def run(cfg: ActorConfig, arrays: dict[str, Array], columns: tuple[str, ...]) ->
     return output.loss.item(), metrics, gradient.numpy().astype(np.float64)
 
 
-def clipped(log_probs_N: torch.Tensor, advantages_N: torch.Tensor, clip: ClipRange) -> Any:
+def clipped(log_probs_N: torch.Tensor, advantages_N: torch.Tensor, **clip: float | None) -> Any:
     """PPO clip where the old log-probs are zero."""
     zeros_N = torch.zeros_like(log_probs_N)
-    return vanilla(log_probs_N, zeros_N, advantages_N, clip, response_tokens(zeros_N == 0, zeros_N, {}))
+    return vanilla(PolicyTokens(log_probs_N, zeros_N, advantages_N, zeros_N == 0, zeros_N.long()), config(**clip))
 
 
 @pytest.mark.parametrize("advantage", [1.5, -1.5])
@@ -90,7 +95,7 @@ def clipped(log_probs_N: torch.Tensor, advantages_N: torch.Tensor, clip: ClipRan
 def test_inside_the_clip_range_the_loss_is_minus_ratio_times_advantage(
     advantage: float, ratio: float, expected_factor: float
 ) -> None:
-    loss_N, metrics = clipped(torch.tensor([math.log(ratio)]), torch.tensor([advantage]), ClipRange(0.2, 0.2, 3.0))
+    loss_N, metrics = clipped(torch.tensor([math.log(ratio)]), torch.tensor([advantage]), clip_ratio=0.2)
 
     assert loss_N.item() == pytest.approx(-expected_factor * advantage, rel=1e-6)
     assert metrics["pg_clipfrac"].item() == 0.0
@@ -102,7 +107,7 @@ def test_clipping_and_dual_clip_by_hand() -> None:
     ratios = torch.tensor([1.5, 0.5, 5.0, 0.5, 2.0])
     advantages = torch.tensor([2.0, -2.0, -2.0, 2.0, -2.0])
 
-    loss_N, metrics = clipped(ratios.log(), advantages, ClipRange(0.2, 0.2, 3.0))
+    loss_N, metrics = clipped(ratios.log(), advantages, clip_ratio=0.2)
 
     torch.testing.assert_close(loss_N, torch.tensor([-2.4, 1.6, 6.0, -1.0, 4.0]))
     assert metrics["pg_clipfrac"].tolist() == [1, 1, 0, 0, 0]
@@ -110,7 +115,7 @@ def test_clipping_and_dual_clip_by_hand() -> None:
 
 
 def test_a_higher_upper_clip_lets_the_ratio_rise_further() -> None:
-    loss_N, _ = clipped(torch.tensor([1.25]).log(), torch.ones(1), ClipRange(0.2, 0.28, 3.0))
+    loss_N, _ = clipped(torch.tensor([1.25]).log(), torch.ones(1), clip_ratio_high=0.28)
 
     assert loss_N.item() == pytest.approx(-1.25)
 
@@ -118,7 +123,7 @@ def test_a_higher_upper_clip_lets_the_ratio_rise_further() -> None:
 @pytest.mark.parametrize("gap", [1e4, -1e4])
 def test_a_huge_log_ratio_stays_finite(gap: float) -> None:
     log_probs = torch.tensor([gap], requires_grad=True)
-    loss_N, _ = clipped(log_probs, torch.tensor([-1.0]), ClipRange(0.2, 0.2, 3.0))
+    loss_N, _ = clipped(log_probs, torch.tensor([-1.0]), clip_ratio=0.2)
     loss_N.sum().backward()
 
     assert torch.isfinite(loss_N).all()
@@ -258,7 +263,7 @@ def test_a_batch_without_any_counting_token_gives_zero_not_nan() -> None:
 
 
 def test_the_configuration_knows_every_loss_and_every_estimate() -> None:
-    assert set(get_args(LossMode)) == set(POLICY_LOSSES)
+    assert set(LOSS_MODES) == set(POLICY_LOSSES)
     assert set(get_args(KlLossType)) == set(KL_ESTIMATES)
 
 

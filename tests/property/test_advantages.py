@@ -7,8 +7,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from controller.ppo.advantages import ESTIMATORS, compute_advantages, gae, whiten_advantages
+from controller.ppo.advantages.gae import gae
+from controller.ppo.advantages.registry import ESTIMATORS, compute_advantages, over_batch
 from controller.ppo.masked_stats import masked_whiten
+from splitppo.batch import Column
 from splitppo.config import AlgorithmConfig
 
 few = settings(max_examples=60)
@@ -23,14 +25,21 @@ def batches(draw: st.DrawFn) -> dict[str, np.ndarray]:
         "values_BT": draw(hnp.arrays(np.float32, shape, elements=reals)),
         "mask_BT": draw(hnp.arrays(np.bool_, shape)),
         "groups_B": draw(hnp.arrays(np.int64, shape[0], elements=st.integers(0, 3))),
+        "greedy_scores_B": draw(hnp.arrays(np.float32, shape[0], elements=reals)),
+        "components_KB": draw(hnp.arrays(np.float32, (2, shape[0]), elements=reals)),
     }
 
 
 def advantages_of(name: str, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     assume(batch["mask_BT"].sum() >= 2)
-    algorithm = AlgorithmConfig.model_validate({"adv_estimator": name, "gamma": 0.9, "lam": 0.8})
+    keys = {"adv_estimator": name, "gamma": 0.9, "lam": 0.8, "adaptive_lam_alpha": 0.5}
+    parts = {"gdpo_reward_keys": ["a", "b"]} if name == "gdpo" else {}
+    algorithm, mask_BT = AlgorithmConfig.model_validate(keys | parts), batch["mask_BT"]
     advantages_BT, returns_BT = compute_advantages(algorithm, **batch)
-    return whiten_advantages(algorithm, advantages_BT, batch["mask_BT"]), returns_BT
+    column = Column(advantages_BT.reshape(-1), np.full(len(mask_BT), mask_BT.shape[1], np.int32))
+    scores_B = np.where(mask_BT, batch["rewards_BT"], 0.0).sum(axis=1)
+    done_N = over_batch(algorithm, column, mask_BT.reshape(-1), scores_B)
+    return done_N.reshape(mask_BT.shape), returns_BT
 
 
 @few
@@ -58,7 +67,7 @@ def test_gae_with_gamma_and_lam_one_is_reward_to_go_minus_value(batch: dict[str,
 @given(st.sampled_from(sorted(ESTIMATORS)), batches(), st.randoms(use_true_random=False))
 def test_permuting_rows_permutes_the_result(name: str, batch: dict[str, np.ndarray], random: object) -> None:
     order = np.random.default_rng(random.randrange(2**32)).permutation(len(batch["mask_BT"]))  # type: ignore[attr-defined]
-    permuted = {key: array[order] for key, array in batch.items()}
+    permuted = {key: array[..., order] if key == "components_KB" else array[order] for key, array in batch.items()}
     for result_BT, expected_BT in zip(advantages_of(name, permuted), advantages_of(name, batch), strict=True):
         np.testing.assert_allclose(result_BT, expected_BT[order], rtol=1e-4, atol=1e-4)
 

@@ -56,7 +56,7 @@ def test_a_config_cannot_be_changed(tmp_path: Path) -> None:
     ("overrides", "critic", "reference"),
     [
         ([], True, False),
-        (["algorithm.adv_estimator=grpo"], False, False),
+        (["algorithm.adv_estimator=reinforce_plus_plus"], False, False),
         (["algorithm.use_kl_in_reward=true"], True, True),
         (["actor.use_kl_loss=true"], True, True),
     ],

@@ -140,7 +140,12 @@ def test_a_reward_model_without_a_critic_is_refused_with_both_keys(tmp_path: Pat
 
 
 def test_a_reward_group_needs_no_critic(tmp_path: Path) -> None:
-    config = load(tmp_path, "reward_model.model=rm", "placement.reward_model=reward", "algorithm.adv_estimator=grpo")
+    config = load(
+        tmp_path,
+        "reward_model.model=rm",
+        "placement.reward_model=reward",
+        "algorithm.adv_estimator=reinforce_plus_plus",
+    )
 
     assert config.roles == ("actor", "reward")
     assert config.trained_roles == ("actor",)

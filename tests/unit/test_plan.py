@@ -33,7 +33,9 @@ def test_the_plan_is_printed_with_every_number(tmp_path: Path) -> None:
 
 
 def test_without_a_critic_the_plan_has_the_actor_only(tmp_path: Path) -> None:
-    assert [role.role for role in batch_plan(load(tmp_path, "algorithm.adv_estimator=grpo")).roles] == ["actor"]
+    assert [role.role for role in batch_plan(load(tmp_path, "algorithm.adv_estimator=reinforce_plus_plus")).roles] == [
+        "actor"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,15 @@ def status(address: str, credentials: Credentials) -> worker_pb2.GetStatusRespon
 def test_a_run_without_a_critic_is_closed_to_strangers_and_left_at_once_by_a_second_signal(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
-    """GRPO: only the actor is started. Its token is the run's; a second controller is refused; a frozen rank cannot
+    """Only the actor is started. Its token is the run's; a second controller is refused; a frozen rank cannot
     keep anybody from leaving.
     """
-    grpo = {**config, "algorithm": {"adv_estimator": "grpo"}, "debug": {"failpoints": {HELD: held(2)}}}
-    with started(grpo, tmp_path / "run", "run.schedule=overlap", "checkpoint.save_freq=-1") as controller:
+    critic_free = {
+        **config,
+        "algorithm": {"adv_estimator": "reinforce_plus_plus"},
+        "debug": {"failpoints": {HELD: held(2)}},
+    }
+    with started(critic_free, tmp_path / "run", "run.schedule=overlap", "checkpoint.save_freq=-1") as controller:
         controller.wait_until(lambda folder: folder.processes, "the group")
         assert {process["role"] for process in controller.folder.processes} == {"actor", "controller"}
         token_file = tmp_path / "run" / "services" / "token"
@@ -91,7 +95,7 @@ def test_a_run_without_a_critic_is_closed_to_strangers_and_left_at_once_by_a_sec
         with pytest.raises(grpc.RpcError) as refused:
             status(address, PLAINTEXT)
         assert str(error_from_rpc(refused.value)).startswith("actor, GetStatus: no token")
-        with started(grpo, tmp_path / "run") as another:
+        with started(critic_free, tmp_path / "run") as another:
             assert another.wait() == 2
         assert "another controller is running" in another.output
         controller.wait_until(lambda folder: 1 in folder.steps, "the line of step 1")

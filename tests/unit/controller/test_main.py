@@ -120,7 +120,7 @@ def test_check_warns_of_more_threads_than_cores(config_file: Path, capsys: pytes
             "actor.ppo_mini_batch_size=3",
             "data.train_batch_size (4) must be a multiple of actor.ppo_mini_batch_size (3)",
         ),
-        ("algorithm.adv_estimator=magic", "expected one of gae, grpo, rloo"),
+        ("algorithm.adv_estimator=magic", "expected one of gae, grpo, grpo_passk"),
         ("algorithm.kl_penalty=k9", "key 'algorithm.kl_penalty': expected one of kl, k1"),
         ("data.train_files=none.parquet", "data.train_files: no such file none.parquet"),
         ("data.train_batch_size=6", "data.train_batch_size (6) is larger than the number of training prompts (4)"),
@@ -154,7 +154,7 @@ def test_gpus_of_both_groups_must_not_overlap(config_file: Path, capsys: pytest.
     assert check(config_file, *devices) == 2
     assert "set services.allow_shared_devices" in capsys.readouterr().err
     assert check(config_file, *devices, "services.allow_shared_devices=true") == 0
-    assert check(config_file, *devices, "algorithm.adv_estimator=grpo") == 0
+    assert check(config_file, *devices, "algorithm.adv_estimator=reinforce_plus_plus") == 0
 
 
 def test_a_config_file_that_is_missing_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,6 +140,13 @@ def test_an_estimator_without_critic_does_not_read_its_model(make: Any) -> None:
     assert load_inputs(make(algorithm__adv_estimator="grpo", critic__model="/no/such/model"))
 
 
+def test_an_estimators_file_that_cannot_be_imported_is_refused(tmp_path: Path, make: Any) -> None:
+    (tmp_path / "mine.py").write_text("1 / 0\n\ndef mine(rewards_BT): ...\n")
+    config = make(algorithm__custom_path=str(tmp_path / "mine.py"), algorithm__adv_estimator="mine")
+    with pytest.raises(ConfigError, match=r"key 'algorithm.custom_path': importing .* failed: ZeroDivisionError"):
+        load_inputs(config)
+
+
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path, make: Any) -> None:
     small = write_model(tmp_path / "small", vocab_size=5)
     with pytest.raises(ConfigError, match=r"the tokenizer .* has 10 tokens, actor\.model a vocabulary of 5"):

@@ -41,7 +41,7 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--check", "critic.lrr=1"], "unknown key 'critic.lrr', did you mean"),
         (["--check", "critic.ppo_mini_batch_size=3"], "must be a multiple of critic.ppo_mini_batch_size (3)"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
-        (["--check", "algorithm.adv_estimator=grpo"], "uses no critic"),
+        (["--check", "algorithm.adv_estimator=reinforce_plus_plus"], "uses no critic"),
         ([], "start this with python -m services.ROLE"),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_dynamic_micro_batch_holds_the_longest_row(tmp_path: Path) -> None:
         pytest.param((), (5, 3), range(5), range(5, 8), 1, id="as requested"),
         pytest.param(("trainer.n_gpus_per_node=2",), None, range(1), range(1, 2), 1, id="two"),
         pytest.param(("trainer.n_gpus_per_node=1",), None, range(1), range(1), 1, id="one for both"),
-        pytest.param(("algorithm.adv_estimator=grpo",), None, range(8), range(0), 2, id="no critic"),
+        pytest.param(("algorithm.adv_estimator=reinforce_plus_plus",), None, range(8), range(0), 2, id="no critic"),
     ],
 )
 def test_gpus_are_divided(
@@ -164,7 +164,7 @@ def test_a_reward_model_of_a_pool_has_a_group(tmp_path: Path) -> None:
     [
         ("algorithm.filter_groups.enable=True", "not yet"),
         ("data.gen_batch_size=1024", "data.train_batch_size"),
-        ("algorithm.adv_estimator=opo", "grpo"),
+        ("algorithm.adv_estimator=optimal_token_baseline", "grpo"),
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "vanilla"),
         (f"{ACTOR}.optim.optimizer=AdamW8bit", "AdamW"),
         ("actor_rollout_ref.model.lora_rank=32", "full fine-tuning"),
@@ -216,6 +216,16 @@ def test_what_changes_no_result_is_only_said(tmp_path: Path, override: str) -> N
 def test_what_is_not_needed_says_why(tmp_path: Path, override: str, why: str) -> None:
     found = finding(translated(tmp_path, override), override.partition("=")[0].lstrip("+"))
     assert (found.outcome, found.note) == ("not needed", why)
+
+
+def test_estimators_and_their_keys_are_taken(tmp_path: Path) -> None:
+    samples = f"{ROLLOUT}.n=4"
+    gdpo = ("algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[right,short]")
+    algorithm = config_of(tmp_path, *gdpo, "algorithm.gdpo_reward_weights=[1.0,0.5]", samples).algorithm
+    assert algorithm.adv_estimator == "gdpo"
+    assert (algorithm.gdpo_reward_keys, algorithm.gdpo_reward_weights) == (("right", "short"), (1.0, 0.5))
+    config = config_of(tmp_path, "algorithm.adv_estimator=grpo_vectorized", gdpo[1], samples)
+    assert (config.algorithm.adv_estimator, config.algorithm.gdpo_reward_keys) == ("grpo", ())
 
 
 def test_keys_of_a_critic_that_there_is_not_are_not_needed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from controller.ppo.advantages.registry import ESTIMATORS
 from controller.ppo.experience import Experience, assemble_experience
 from splitppo.batch import Batch
 from tests.fake_services import make_config
@@ -17,10 +18,25 @@ RESPONSES = [[5, 6, 7], [5], [], [5, 6]]
 SCORES = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
 
 
-def assemble(tmp_path: Path, columns: dict[str, Any], *, num_samples: int = 2, **changes: Any) -> Experience:
+def assemble(
+    tmp_path: Path,
+    columns: dict[str, Any],
+    *,
+    num_samples: int = 2,
+    greedy_scores: list[float] | None = None,
+    components: list[list[float]] | None = None,
+    **changes: Any,
+) -> Experience:
     rollouts = Batch.from_rows(prompts=[[1], [1], [2, 3], [2, 3]], responses=RESPONSES, **columns)
-    algorithm = make_config(tmp_path, **changes).algorithm
-    return assemble_experience(algorithm, rollouts, SCORES, num_samples=num_samples, kl_coef=0.5)
+    return assemble_experience(
+        make_config(tmp_path, **changes).algorithm,
+        rollouts,
+        SCORES,
+        num_samples=num_samples,
+        kl_coef=0.5,
+        greedy_scores=None if greedy_scores is None else np.array(greedy_scores, np.float32),
+        components=None if components is None else np.array(components, np.float32),
+    )
 
 
 def like_responses(number: float) -> list[list[float]]:
@@ -85,6 +101,31 @@ def test_neighbouring_rows_are_the_samples_of_one_prompt(tmp_path: Path) -> None
     assert [row.tolist() for row in experience.batch["advantages"].rows()] == [[-0.5] * 3, [0.5], [], [2.0] * 2]
 
 
+def test_remax_takes_the_greedy_score_of_a_responses_prompt_off_its_reward_to_go(tmp_path: Path) -> None:
+    experience = assemble(tmp_path, {}, greedy_scores=[0.25, 3.0], algorithm__adv_estimator="remax")
+    assert [row.tolist() for row in experience.batch["advantages"].rows()] == [[0.75] * 3, [1.75], [], [1.0] * 2]
+    assert [row.tolist() for row in experience.batch["returns"].rows()] == [[1.0] * 3, [2.0], [], [4.0] * 2]
+
+
+def test_gdpo_is_normalised_over_responses_however_long_they_are(tmp_path: Path) -> None:
+    changes = {"algorithm__adv_estimator": "gdpo", "algorithm__gdpo_reward_keys": ["right", "short"]}
+    experience = assemble(
+        tmp_path, {}, components=[[1, 0, 1, 1], [0, 4, 0, 0]], algorithm__norm_adv_by_std_in_grpo=False, **changes
+    )
+    # 0.5 - 2 and 2 - 0.5 in the first group, 0 in the second; the empty response is not among the three that count.
+    rows = [row.tolist() for row in experience.batch["advantages"].rows()]
+    assert [len(row) for row in rows] == [3, 1, 0, 2]
+    np.testing.assert_allclose([rows[0], [rows[1][0]] * 3, [rows[3][0]] * 3], np.outer([-1, 1, 0], np.ones(3)))
+
+
+def test_gpg_is_scaled_by_the_share_of_responses_that_score_at_all(tmp_path: Path) -> None:
+    # The score of the empty response has no place: three of four are not 0.
+    experience = assemble(tmp_path, {}, algorithm__adv_estimator="gpg")
+    rows = [row.tolist() for row in experience.batch["advantages"].rows()]
+    expected = [[-0.5 * 4 / 3] * 3, [0.5 * 4 / 3], [], [2.0 * 4 / 3] * 2]
+    assert rows == [pytest.approx(row) for row in expected]
+
+
 # Rollout correction.
 
 OFF = {"old_log_probs": like_responses(-1.0), "values": like_responses(0.5)}
@@ -121,14 +162,17 @@ def test_a_response_that_is_rejected_still_counts_in_its_groups_baseline(tmp_pat
         np.testing.assert_array_equal(experience.batch["advantages"].values, expected)
 
 
-@pytest.mark.parametrize("estimator", ["gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("num_left", [0, 1])
 def test_where_too_little_is_left_nothing_is_learned(tmp_path: Path, estimator: str, num_left: int) -> None:
-    correction = {"rollout_rs": "token_k2", "rollout_rs_threshold": 0.5}
+    correction: Any = {"rollout_rs": "token_k2", "rollout_rs_threshold": 0.5}
     rollout = like_responses(-9.0)
     rollout[1] = [-1.0] * num_left or [-9.0]
     changes = {"algorithm__adv_estimator": estimator, "algorithm__rollout_correction": correction}
-    experience = assemble(tmp_path, {**OFF, "rollout_log_probs": rollout}, **changes)
+    needed: dict[str, Any] = {"greedy_scores": [0.5, 0.5], "components": [SCORES.tolist()]}
+    if estimator == "gdpo":
+        changes["algorithm__gdpo_reward_keys"] = ["score"]
+    experience = assemble(tmp_path, {**OFF, "rollout_log_probs": rollout}, **needed, **changes)
     for name in ("advantages", "returns", "response_mask"):
         assert not experience.batch[name].values.any()
     assert experience.rewards.values.sum() == 7.0

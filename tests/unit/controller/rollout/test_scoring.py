@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from controller.data.tokenizer import Tokenizer
 from controller.rollout.results import ScoredResponses, ScoredSample, ScoringFailed
 from controller.rollout.scoring import Scorer
+from controller.tracking.step_file import json_line
 from controller.tracking.step_metrics import reward_model_metrics
 from rewards.samples import Failure, Sample, Scored
 from splitppo.batch import Batch
@@ -106,6 +108,32 @@ async def test_rows_for_the_rollout_files_hold_scores_and_extra_fields(tokenizer
     assert [row["acc"] for row in rows] == [None, 0.5, 1.0, None]
 
 
+class PlacingReward(LengthReward):
+    """Half of every score is on the tokens, but for a response without any."""
+
+    async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
+        self.samples, self.num_examine = list(samples), num_examine
+        return [
+            Scored(0.5 * len(sample.response), token_scores=[0.5 * (end - start) for start, end in sample.token_spans])
+            for sample in samples
+        ]
+
+
+async def test_a_score_is_the_sum_of_its_parts_wherever_they_are_placed(tokenizer: Tokenizer) -> None:
+    scored = await judge(tokenizer, PlacingReward())
+    assert scored.scores.tolist() == [2, 1, 0, 1]
+    placed = scored.token_scores(np.array([2, 2, 0, 2], np.int32))
+    assert placed is not None
+    assert [row.tolist() for row in placed.rows()] == [[0.5, 0.5], [0.5, 0.0], [], [0.5, 0.0]]
+    rows = [json.loads(json_line(row)) for row in scored.as_rows()]
+    assert [(row["score"], row["token_scores"]) for row in rows[:3]] == [(2, [0.5, 0.5]), (1, [0.5, 0]), (0, None)]
+
+
+async def test_scores_without_places_have_no_column_of_them(tokenizer: Tokenizer) -> None:
+    scored = await judge(tokenizer, LengthReward())
+    assert scored.token_scores(np.array([2, 2, 0, 2], np.int32)) is None
+
+
 async def test_a_source_without_a_function_is_not_judged_and_keeps_its_place(tokenizer: Tokenizer) -> None:
     reward = LengthReward()
     reward.data_sources = frozenset("a")
@@ -134,6 +162,25 @@ def test_responses_of_parts_are_joined_in_their_order() -> None:
     assert joined.extra == {"acc": [0.5, None, None], "format": [None, None, 1.0]}
     assert joined.failures == {Failure.CRASH: 1}
     assert [row["response"] for row in joined.as_rows()] == ["answer 1.0", "answer 2.0", "answer 3.0"]
+
+
+def test_components_are_numeric_fields_and_0_where_a_response_has_none() -> None:
+    scored = ScoredResponses.join(
+        [responses(1.0, extra={"right": True, "why": "yes"}), responses(2.0, 3.0), responses(4.0, extra={"right": 0.5})]
+    )
+    parts_KB = scored.components(["right", "score"])
+    assert parts_KB is not None
+    assert parts_KB.tolist() == [[1.0, 0.0, 0.0, 0.5], [1.0, 2.0, 3.0, 4.0]]
+    assert parts_KB.dtype == np.float32
+    assert scored.components([]) is None
+    with pytest.raises(
+        ConfigError, match=r"'algorithm.gdpo_reward_keys': no response has the field 'rigth'; known: sc"
+    ):
+        scored.components(["rigth"])
+    with pytest.raises(ConfigError, match=r"expected a finite number in the field 'why', got 'yes' for .* 'letters'"):
+        scored.components(["why"])
+    with pytest.raises(ConfigError, match=r"expected a finite number in the field 'right', got nan"):
+        responses(1.0, extra={"right": float("nan")}).components(["right"])
 
 
 def test_rule_and_model_are_added_with_the_weight_of_the_data_source() -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from controller.run.folder import RunFolder
-from splitppo.config import Config, ConfigError, load_config
+from splitppo.config import Config, ConfigError, load_config, load_stored_config
 from splitppo.config.threads import permitted_cores, resolve_threads
 from splitppo.v1.worker_pb2 import HandshakeResponse, Process
 from tests.fake_services import CallLog, FakeActor, make_config
@@ -266,3 +266,15 @@ def test_processes_json_lists_every_process_and_the_controller(run_dir: Path) ->
     assert rows[:2] == [{**known, "rank": 0, "pid": 100}, {**known, "rank": 1, "pid": 101}]
     assert [row["role"] for row in rows] == ["actor", "actor", "controller"]
     assert all(row.keys() == rows[0].keys() for row in rows)
+
+
+def test_a_run_of_a_version_that_had_other_names_goes_on(run_dir: Path) -> None:
+    leave_a_run(run_dir)
+    file = run_dir / "config.yaml"
+    stored = yaml.safe_load(file.read_text())
+    stored["actor"]["loss_mode"] = stored["actor"].pop("policy_loss")["loss_mode"]
+    file.write_text(yaml.safe_dump(stored))
+
+    assert load_stored_config(file).actor.policy_loss.loss_mode == "vanilla"
+    reopen(run_dir)
+    assert "loss_mode" not in yaml.safe_load(file.read_text())["actor"]

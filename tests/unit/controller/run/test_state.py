@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from controller.ppo.experience import Experience
+from controller.ppo.experience import Experience, assemble_experience
 from controller.rollout.results import Accuracy
 from controller.run.state import RunState
 from splitppo.batch import Batch, Column
@@ -74,3 +74,36 @@ def test_a_stored_state_is_read_back_equal(tmp_path: Path) -> None:
 def test_a_stored_state_with_unknown_fields_is_refused() -> None:
     with pytest.raises(ValidationError, match="Extra inputs"):
         RunState.model_validate({"step": 1, "kl_coef": 0.1, "beta": 0.2})
+
+
+def test_running_statistics_go_on_bit_for_bit_from_a_stored_state(tmp_path: Path) -> None:
+    config = make_config(tmp_path, critic__normalize_values=True, reward__shaping={"running_scale": True})
+    random = np.random.default_rng(3)
+    straight = restored = RunState.initial(config)
+    for _ in range(4):
+        rows = {"values": [random.normal(size=2), random.normal(size=1)]}
+        rollouts = Batch.from_rows(prompts=[[1], [1]], responses=[[2, 3], [2]], **rows)
+        scores = random.normal(3.0, 2.0, size=2).astype(np.float32)
+        restored = RunState.model_validate(json.loads(json.dumps(restored.model_dump(mode="json"))))
+        straight, restored = (
+            state.after(
+                assemble_experience(
+                    config.algorithm,
+                    rollouts,
+                    scores,
+                    num_samples=2,
+                    kl_coef=0.0,
+                    normalization=state.normalization(config),
+                ),
+                config,
+                1.0,
+            )
+            for state in (straight, restored)
+        )
+    assert restored.running == straight.running
+    assert (straight.running.scores.count, straight.running.returns.count) == (8, 12)
+
+
+def test_without_a_critic_no_values_are_normalised(tmp_path: Path) -> None:
+    config = make_config(tmp_path, critic__normalize_values=True, algorithm__adv_estimator="grpo")
+    assert not RunState.initial(config).normalization(config).normalize_values

@@ -1,13 +1,13 @@
-"""Classes of the user's, that the section `data` names."""
+"""Classes and functions of the user's, that keys of the configuration name."""
 
 from pathlib import Path
 from typing import Any
 
-from rewards.user_file import load_from_file
-from splitppo.config import ConfigError
+from splitppo.config.load import ConfigError
+from splitppo.user_file import load_from_file
 
 
-def load_class(path: Path, name: str, *, path_key: str, name_key: str) -> Any:
+def load_object(path: Path, name: str, *, path_key: str, name_key: str) -> Any:
     """As `load_from_file`; its sentence as a ConfigError."""
     try:
         return load_from_file(path, name, path_key=path_key, name_key=name_key)

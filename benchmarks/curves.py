@@ -1,0 +1,200 @@
+"""Learning curves: sort_letters by every algorithm, from the same model, with equal responses per step.
+
+    python -m benchmarks.curves [--only ppo grpo] [--seeds 1 2 3] [--output runs/curves]
+
+Each run is an ordinary one of `python -m controller` in OUTPUT/ALGORITHM/seed_N. What is finished is not run again,
+what was killed goes on from its last checkpoint, and a run whose settings have changed starts afresh. After every run
+curves.md and curves.png are made of all that there is: the held-out greedy accuracy, median and range over the seeds.
+To add an algorithm, add a line to ALGORITHMS; to add a picture, a group of lines to PANELS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from controller.tracking.step_file import METRICS_FILE, read_metrics
+from recipes.sort_letters.prepare import prepare
+from recipes.sort_letters.quickstart import CONFIG, remove_run
+
+METRIC = "val/accuracy"
+GOAL = 0.85
+# Of all runs; 256 responses per step, and four optimizer steps.
+COMMON = (
+    "evaluation.test_freq=2",
+    "evaluation.min_accuracy=0",
+    "tracking.trackers=[]",
+    "checkpoint.save_freq=4",
+    "checkpoint.keep=1",
+)
+IN_GROUPS = ("data.train_batch_size=32", "rollout.n=8", "actor.ppo_mini_batch_size=8")
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One line of the picture: a name, and what of recipes/sort_letters/cpu.yaml is another."""
+
+    name: str
+    changes: tuple[str, ...] = ()
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        return (*COMMON, *self.changes)
+
+
+# Hyper-parameters of each algorithm, beside those of the recipe: PPO's.
+ALGORITHMS = (
+    Algorithm("ppo"),
+    Algorithm("grpo", ("algorithm.adv_estimator=grpo", *IN_GROUPS)),
+    Algorithm("rloo", ("algorithm.adv_estimator=rloo", *IN_GROUPS)),
+    Algorithm("reinforce_plus_plus", ("algorithm.adv_estimator=reinforce_plus_plus",)),
+    Algorithm("remax", ("algorithm.adv_estimator=remax",)),
+    Algorithm(
+        "gspo",
+        (
+            "algorithm.adv_estimator=grpo",
+            *IN_GROUPS,
+            "actor.policy_loss.loss_mode=gspo",
+            "actor.loss_agg_mode=seq-mean-token-mean",
+        ),
+    ),
+    Algorithm("cispo", ("algorithm.adv_estimator=grpo", *IN_GROUPS, "actor.policy_loss.loss_mode=cispo")),
+)
+PANELS: Mapping[str, Sequence[Algorithm]] = {"256 responses per step": ALGORITHMS}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one run has measured: accuracy by step; or the sentence that refused it."""
+
+    accuracy: Mapping[int, float]
+    refusal: str = ""
+
+    @property
+    def final(self) -> float:
+        return self.accuracy[max(self.accuracy)]
+
+
+def run(algorithm: Algorithm, seed: int, folder: Path) -> None:
+    """Runs it to its end, unless that is done; what cannot be run leaves the reason in the folder."""
+    overrides = [*algorithm.overrides, f"run.seed={seed}", f"run.dir={folder}"]
+    settings, refusal = folder.with_name(f"{folder.name}.json"), folder.with_name(f"{folder.name}.refused")
+    if settings.is_file() and json.loads(settings.read_text()) != overrides:
+        remove_run(folder)
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text(json.dumps(overrides))
+    refusal.unlink(missing_ok=True)
+    if is_finished(folder):
+        return
+    print(f"{algorithm.name}, seed {seed}", flush=True)
+    command = [sys.executable, "-m", "controller", "--config", str(CONFIG), *overrides]
+    ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    if ended.returncode in (1, 2):
+        sentence = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
+        refusal.write_text(sentence)
+        print(f"  {sentence}", flush=True)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run has come to its end."""
+    summary = folder / "summary.json"
+    return summary.is_file() and json.loads(summary.read_text())["exit_reason"] == "completed"
+
+
+def curve_of(folder: Path) -> Curve | None:
+    """What is there of a run that is finished or was refused; None of any other."""
+    refusal = folder.with_name(f"{folder.name}.refused")
+    if refusal.is_file():
+        return Curve({}, refusal.read_text())
+    if not is_finished(folder):
+        return None
+    rows = read_metrics(folder / METRICS_FILE)
+    return Curve({int(row["step"]): float(row[METRIC]) for row in rows if row.get(METRIC) is not None})
+
+
+def curves_of(algorithm: Algorithm, output: Path) -> dict[int, Curve]:
+    """By seed."""
+    folders = {int(path.stem.removeprefix("seed_")): path for path in (output / algorithm.name).glob("seed_*.json")}
+    found = {seed: curve_of(path.with_suffix("")) for seed, path in sorted(folders.items())}
+    return {seed: curve for seed, curve in found.items() if curve is not None}
+
+
+def table_of(algorithms: Sequence[Algorithm], output: Path) -> Iterator[str]:
+    """Markdown: the final accuracies, and when the goal was reached."""
+    yield f"| algorithm | accuracy by seed | median | steps to {GOAL} (median) | settings beside the recipe's |"
+    yield "|---|---|---|---|---|"
+    for algorithm in algorithms:
+        curves = curves_of(algorithm, output)
+        settings = " ".join(f"`{change}`" for change in algorithm.changes)
+        measured = [curve for curve in curves.values() if curve.accuracy]
+        if not measured:
+            why = next((curve.refusal for curve in curves.values()), "not run")
+            yield f"| {algorithm.name} | {why} | | | {settings} |"
+            continue
+        finals = [curve.final for curve in measured]
+        reached = [min((step for step, a in curve.accuracy.items() if a >= GOAL), default=None) for curve in measured]
+        steps = "never" if None in sorted(reached, key=lambda s: s or 10**9)[: len(reached) // 2 + 1] else ""
+        steps = steps or f"{statistics.median_high([step for step in reached if step is not None]):g}"
+        shown = ", ".join(f"{final:.3f}" for final in finals)
+        yield f"| {algorithm.name} | {shown} | {statistics.median(finals):.3f} | {steps} | {settings} |"
+
+
+def draw(output: Path, file: Path) -> None:
+    """A picture with a panel per group of algorithms: the median over the seeds, and from the worst to the best."""
+    figure = Figure(figsize=(8 * len(PANELS), 5))
+    axes = figure.subplots(1, len(PANELS), squeeze=False)
+    for axis, (title, algorithms) in zip(axes[0], PANELS.items(), strict=True):
+        for algorithm, colour in zip(algorithms, _COLOURS, strict=False):
+            curves = [curve.accuracy for curve in curves_of(algorithm, output).values() if curve.accuracy]
+            if not curves:
+                continue
+            steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+            values = [[curve[step] for curve in curves] for step in steps]
+            axis.plot(steps, [statistics.median(at) for at in values], color=colour, label=algorithm.name, marker="o")
+            axis.fill_between(steps, [min(at) for at in values], [max(at) for at in values], color=colour, alpha=0.12)
+        axis.axhline(GOAL, color="#8a99a6", linewidth=1, linestyle="--")
+        axis.set(title=title, xlabel="step", ylabel="held-out greedy accuracy", ylim=(0, 1))
+        axis.legend(frameon=False, loc="lower right")
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+
+
+def write_report(output: Path) -> str:
+    """Writes both files, and returns the tables."""
+    lines = []
+    for title, algorithms in PANELS.items():
+        lines += [f"### {title}", "", *table_of(algorithms, output), ""]
+    text = "\n".join(lines)
+    (output / "curves.md").write_text(text, encoding="utf-8")
+    draw(output, output / "curves.png")
+    return text
+
+
+def main() -> None:
+    """The command line."""
+    known = [algorithm for algorithms in PANELS.values() for algorithm in algorithms]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=[algorithm.name for algorithm in known], metavar="ALGORITHM")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--output", type=Path, default=Path("runs/curves"))
+    options = parser.parse_args()
+    prepare()
+    for algorithm in known:
+        for seed in options.seeds if options.only is None or algorithm.name in options.only else ():
+            run(algorithm, seed, options.output / algorithm.name / f"seed_{seed}")
+            write_report(options.output)
+    print(write_report(options.output))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""What all estimators have in common: checks, a score per response, one advantage for all tokens of a response.
+
+B sequences (prompts x samples), T response tokens, right-padded; a row may be empty and a mask may have holes (tool
+output), which are bridged: "the next token" is the next one inside the mask.
+Arrays come in and go out as float32, masks as bool; the arithmetic is float64. Results are zero outside the mask.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.ppo.masked_stats import Float32s, Float64s, Floats, Mask, masked_sum
+
+Integers = NDArray[np.integer[Any]]
+AdvantagesAndReturns = tuple[Float32s, Float32s]
+
+
+def check(rewards_BT: Float32s, mask_BT: Mask, *factors: float) -> None:
+    """ValueError if shapes or types do not fit, or a factor lies outside [0, 1]."""
+    if mask_BT.dtype != np.bool_ or mask_BT.ndim != 2:
+        raise ValueError(f"the mask must be [B, T] bool, got {mask_BT.dtype} with shape {mask_BT.shape}")
+    if rewards_BT.shape != mask_BT.shape:
+        raise ValueError(f"rewards must have the shape of the mask, {mask_BT.shape}, got {rewards_BT.shape}")
+    if not all(0.0 <= factor <= 1.0 for factor in factors):
+        raise ValueError(f"gamma and lam must lie in [0, 1], got {factors}")
+
+
+def scores_of(rewards_BT: Float32s, mask_BT: Mask, scored_BT: Mask | None) -> Float64s:
+    """[B], s: the sum of each response's rewards over `scored_BT`, by default the mask."""
+    check(rewards_BT, mask_BT)
+    return masked_sum(rewards_BT, mask_BT if scored_BT is None else scored_BT, axis=1)
+
+
+def on_every_token(advantage_B: Float64s, mask_BT: Mask) -> AdvantagesAndReturns:
+    """Each response's advantage on all of its tokens; the returns are the same."""
+    advantages_BT = float32(np.broadcast_to(advantage_B[:, None], mask_BT.shape), mask_BT)
+    return advantages_BT, advantages_BT.copy()
+
+
+def float32(values_BT: Floats, mask_BT: Mask) -> Float32s:
+    """The values inside the mask, zero outside it."""
+    return np.where(mask_BT, values_BT, 0.0).astype(np.float32)

@@ -1,0 +1,155 @@
+"""Estimators that compare the samples of a prompt: one advantage per response, the same on all of its tokens.
+
+s is the sum of a response's rewards. Arguments of all of them:
+
+    rewards_BT: whose sum over `scored_BT` is s.
+    groups_B: equal for samples of one prompt. A group of one has mean 0 and standard deviation 1.
+    mask_BT: tokens that get an advantage.
+    scored_BT: default: mask_BT. What is not learned from still counts in its group.
+
+Returns are the advantages.
+"""
+
+import numpy as np
+
+from controller.ppo.advantages.arrays import AdvantagesAndReturns, Integers, on_every_token, scores_of
+from controller.ppo.masked_stats import Float32s, Float64s, Mask
+
+_EPSILON = 1e-6
+
+
+def grpo(
+    rewards_BT: Float32s, groups_B: Integers, mask_BT: Mask, *, norm_adv_by_std: bool, scored_BT: Mask | None = None
+) -> AdvantagesAndReturns:
+    """Group-relative advantage (Shao et al., 2024).
+
+        A = (s - mean(s of the prompt's samples)) / (std(s of the prompt's samples) + 1e-6)
+
+    std is unbiased; `norm_adv_by_std` off leaves out the division (Dr. GRPO; Liu et al., 2025).
+    """
+    scores_B = scores_of(rewards_BT, mask_BT, scored_BT)
+    return on_every_token(_relative(scores_B, _Groups(groups_B, mask_BT), norm_adv_by_std), mask_BT)
+
+
+def grpo_passk(
+    rewards_BT: Float32s, groups_B: Integers, mask_BT: Mask, *, norm_adv_by_std: bool, scored_BT: Mask | None = None
+) -> AdvantagesAndReturns:
+    """GRPO for pass@k (Tang et al., 2025, leave-one-out of the maximum): only the best sample of a group learns.
+
+        A = (s - second best s of the prompt's samples) / (std(s of the prompt's samples) + 1e-6)
+
+    of the best one, else 0: where two are best, and in a group of one, all get 0. `norm_adv_by_std` off leaves out the
+    division.
+    """
+    scores_B = scores_of(rewards_BT, mask_BT, scored_BT)
+    groups = _Groups(groups_B, mask_BT)
+    # By group, then from the best to the worst.
+    order_B = np.lexsort((-scores_B, groups.index_B))
+    best_G = np.cumsum(groups.count_G) - groups.count_G
+    best_G = best_G[groups.count_G > 1]
+    advantage_B = np.zeros(len(scores_B))
+    advantage_B[order_B[best_G]] = scores_B[order_B[best_G]] - scores_B[order_B[best_G + 1]]
+    return on_every_token(advantage_B / (groups.std(scores_B) + _EPSILON) if norm_adv_by_std else advantage_B, mask_BT)
+
+
+def gdpo(
+    groups_B: Integers,
+    mask_BT: Mask,
+    *,
+    components_KB: Float32s,
+    component_weights_K: Float64s,
+    norm_adv_by_std: bool,
+) -> AdvantagesAndReturns:
+    """Group advantages of each component of a score, added up (GDPO; Liu et al., 2026), not normalised.
+
+        A = sum over k of weight_k * (c_k - mean(c_k of the group)) / (std(c_k of the group) + 1e-6)
+
+    c_k is component k of a response; rewards do not count. Division by std as in `grpo`. The batch step (registry.py)
+    normalises over responses, as the paper does.
+    """
+    groups = _Groups(groups_B, mask_BT)
+    if components_KB.shape != (len(component_weights_K), len(mask_BT)):
+        expected = (len(component_weights_K), len(mask_BT))
+        raise ValueError(f"components must have shape {expected}, got {components_KB.shape}")
+    relative_KB = [_relative(part_B, groups, norm_adv_by_std) for part_B in components_KB.astype(np.float64)]
+    return on_every_token(np.asarray(component_weights_K @ np.stack(relative_KB)), mask_BT)
+
+
+def rloo(
+    rewards_BT: Float32s, groups_B: Integers, mask_BT: Mask, *, scored_BT: Mask | None = None
+) -> AdvantagesAndReturns:
+    """Leave-one-out baseline (Ahmadian et al., 2024).
+
+        A = s - mean(s of the prompt's other samples) = (s - mean(s of all n)) * n / (n - 1)
+
+    A group of one has no others: its advantage is s.
+    """
+    scores_B = scores_of(rewards_BT, mask_BT, scored_BT)
+    groups = _Groups(groups_B, mask_BT)
+    count_B = groups.count_G[groups.index_B]
+    return on_every_token(groups.centred(scores_B) * count_B / np.maximum(count_B - 1, 1), mask_BT)
+
+
+def opo(
+    rewards_BT: Float32s, groups_B: Integers, mask_BT: Mask, *, scored_BT: Mask | None = None
+) -> AdvantagesAndReturns:
+    """Length-weighted baseline (OPO; Hao et al., 2025).
+
+        A = s - sum(l * s of the prompt's samples) / sum(l of the prompt's samples)
+
+    with l the number of a response's tokens in `scored_BT`. A group of one has no baseline: its advantage is s.
+    """
+    scores_B = scores_of(rewards_BT, mask_BT, scored_BT)
+    groups = _Groups(groups_B, mask_BT)
+    lengths_B = (mask_BT if scored_BT is None else scored_BT).sum(axis=1)
+    totals_G = groups.sums(lengths_B)
+    baseline_G = groups.sums(lengths_B * scores_B) / np.maximum(totals_G, 1.0)
+    return on_every_token(scores_B - np.where(groups.count_G > 1, baseline_G, 0.0)[groups.index_B], mask_BT)
+
+
+def gpg(
+    rewards_BT: Float32s, groups_B: Integers, mask_BT: Mask, *, scored_BT: Mask | None = None
+) -> AdvantagesAndReturns:
+    """GPG (Chu et al., 2025), not yet scaled: the batch's alpha comes afterwards (registry.py).
+
+    A = alpha * (s - mean(s of the prompt's samples)), alpha = B / max(1, number of s that are not 0)
+    """
+    return grpo(rewards_BT, groups_B, mask_BT, norm_adv_by_std=False, scored_BT=scored_BT)
+
+
+def reinforce_plus_plus_baseline(
+    rewards_BT: Float32s, groups_B: Integers, mask_BT: Mask, *, scored_BT: Mask | None = None
+) -> AdvantagesAndReturns:
+    """REINFORCE++-baseline (Hu, 2025), not whitened.
+
+    A = s - mean(s of the prompt's samples)
+    """
+    return grpo(rewards_BT, groups_B, mask_BT, norm_adv_by_std=False, scored_BT=scored_BT)
+
+
+class _Groups:
+    """Which rows belong together: the group of each row, from 0, and how many rows each group has."""
+
+    def __init__(self, groups_B: Integers, mask_BT: Mask) -> None:
+        if groups_B.shape != mask_BT.shape[:1]:
+            raise ValueError(f"groups must have shape {mask_BT.shape[:1]}, got {groups_B.shape}")
+        _, self.index_B, self.count_G = np.unique(groups_B, return_inverse=True, return_counts=True)
+
+    def sums(self, values_B: Float64s | Integers) -> Float64s:
+        """[G], over the rows of each group."""
+        return np.bincount(self.index_B, values_B, minlength=len(self.count_G)).astype(np.float64)
+
+    def centred(self, values_B: Float64s) -> Float64s:
+        """[B], less the mean of its group; as it is in a group of one."""
+        mean_G = np.where(self.count_G > 1, self.sums(values_B) / self.count_G, 0.0)
+        return np.asarray(values_B - mean_G[self.index_B])
+
+    def std(self, values_B: Float64s) -> Float64s:
+        """[B], the unbiased standard deviation of its group; 1 in a group of one."""
+        variance_G = self.sums(self.centred(values_B) ** 2) / np.maximum(self.count_G - 1, 1)
+        return np.where(self.count_G > 1, np.sqrt(variance_G), 1.0)[self.index_B]
+
+
+def _relative(values_B: Float64s, groups: _Groups, norm_by_std: bool) -> Float64s:
+    centred_B = groups.centred(values_B)
+    return centred_B / (groups.std(values_B) + _EPSILON) if norm_by_std else centred_B

@@ -1,0 +1,103 @@
+"""Scores at places inside a response, beside the one at its end: of its tokens, or of its steps.
+
+Spans are [start, end) in the decoded response, in characters. Imported by the scoring processes, so it stays light.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rewards.samples import Scored, Span, Step
+
+
+def finite_number(value: Any, whose: str) -> float:
+    """A scorer's number. TypeError or ValueError if it is none, or not finite."""
+    if isinstance(value, str | bytes):  # float() would take some of them
+        raise TypeError(f"the scorer returned {value[:60]!r}, expected {whose}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"the scorer returned {number}, which is not a finite number")
+    return number
+
+
+def read_token_scores(value: Any, num_tokens: int | None) -> tuple[float, ...]:
+    """The field `token_scores`: a number for each token; None: there are none.
+
+    `num_tokens` is None where the scorer has not asked for the tokens. TypeError or ValueError: it is something else.
+    """
+    if value is None:
+        return ()
+    if num_tokens is None:
+        raise ValueError("the scorer returned token_scores, but takes no token_spans, which say what the tokens are")
+    scores = tuple(finite_number(score, "a number in token_scores") for score in _items(value, "token_scores"))
+    if len(scores) != num_tokens:
+        raise ValueError(f"the scorer returned {len(scores)} token_scores for {num_tokens} response tokens")
+    return scores
+
+
+def read_step_scores(value: Any, num_characters: int) -> tuple[Step, ...]:
+    """The field `step_scores`: [[start, end, score], ...] over characters; None: there are none.
+
+    TypeError or ValueError: it is something else, or a step lies outside the response.
+    """
+    steps: list[Step] = []
+    for item in () if value is None else _items(value, "step_scores"):
+        step = _items(item, "a step of step_scores")
+        if len(step) != 3:
+            raise ValueError(f"the scorer returned a step of {len(step)} items, expected [start, end, score]")
+        start, end = (_character(place) for place in step[:2])
+        if not 0 <= start < end <= num_characters:
+            raise ValueError(
+                f"the scorer returned the step [{start}, {end}), expected 0 <= start < end <= {num_characters}, the"
+                " characters of solution_str"
+            )
+        steps.append((start, end, finite_number(step[2], "a number in step_scores")))
+    return tuple(steps)
+
+
+def place_steps(scored: Scored, token_spans: Sequence[Span]) -> Scored:
+    """The same, with the score of each step on the token that holds its last character.
+
+    `token_spans` are neighbours that make up the response.
+    """
+    if not scored.step_scores:
+        return scored
+    ends = [end for _, end in token_spans]
+    scores = list(scored.token_scores) or [0.0] * len(ends)
+    for _, end, score in scored.step_scores:
+        scores[bisect_right(ends, end - 1)] += score
+    return replace(scored, token_scores=tuple(scores), step_scores=())
+
+
+def weighted_tokens(weights: Sequence[float], results: Sequence[Scored]) -> tuple[float, ...]:
+    """Sum of weight * token_scores over the results that have some."""
+    weighted = [
+        [weight * score for score in scored.token_scores]
+        for weight, scored in zip(weights, results, strict=True)
+        if scored.token_scores
+    ]
+    return tuple(map(math.fsum, zip(*weighted, strict=True)))
+
+
+def weighted_steps(weights: Sequence[float], results: Sequence[Scored]) -> tuple[Step, ...]:
+    """The steps of all results, their scores times the weights."""
+    return tuple(
+        (start, end, weight * score)
+        for weight, scored in zip(weights, results, strict=True)
+        for start, end, score in scored.step_scores
+    )
+
+
+def _items(value: Any, what: str) -> list[Any]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError(f"the scorer returned {value!r:.60} as {what}, expected a list")
+    return list(value)
+
+
+def _character(value: Any) -> int:
+    number = finite_number(value, "a character's place in step_scores")
+    if number != int(number):
+        raise ValueError(f"the scorer returned {number} as a character's place in step_scores, expected an integer")
+    return int(number)

@@ -1,0 +1,1 @@
+"""The actor's loss: policy losses by name, KL estimates, and their sum."""

@@ -1,0 +1,40 @@
+"""Losses that clip the probability ratio of each token.
+
+Legend: N response tokens of all rows of a micro-batch, packed.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from services.actor.losses.policy_loss import PolicyTokens
+from splitppo.config import ActorConfig
+
+
+def vanilla(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """PPO clip (Schulman et al., 2017, eq. 7) with dual clip (Ye et al., 2020, eq. 5).
+
+        r = exp(log_prob - old_log_prob)
+        c1 = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))
+        loss = c1 where A >= 0, min(-A clip_ratio_c, c1) where A < 0
+
+    Without clip_ratio_c the loss is c1. Metrics: pg_clipfrac (the clipped term is the larger one), pg_clipfrac_lower
+    (the dual clip acts).
+    """
+    ratio_N = tokens.log_ratio.exp()
+    unclipped_N = -tokens.advantages * ratio_N
+    clipped_N = -tokens.advantages * ratio_N.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    single_N = torch.maximum(unclipped_N, clipped_N)
+    loss_N, at_dual_clip_N = dual_clip(single_N, tokens.advantages, config)
+    return loss_N, {"pg_clipfrac": (clipped_N > unclipped_N).float(), "pg_clipfrac_lower": at_dual_clip_N.float()}
+
+
+def dual_clip(loss_N: Tensor, advantages_N: Tensor, config: ActorConfig) -> tuple[Tensor, Tensor]:
+    """min(-A clip_ratio_c, loss) where A < 0; and where this makes a difference, bool."""
+    if config.clip_ratio_c is None:
+        return loss_N, torch.zeros_like(advantages_N, dtype=torch.bool)
+    ceiling_N = -advantages_N * config.clip_ratio_c
+    negative_N = advantages_N < 0
+    limited_N = torch.where(negative_N, torch.minimum(ceiling_N, loss_N), loss_N)
+    return limited_N, negative_N & (loss_N > ceiling_N)

@@ -1,0 +1,27 @@
+"""The section `reward.shaping`."""
+
+from pydantic import Field, field_validator
+
+from splitppo.config.section import Section
+
+
+class RewardShapingConfig(Section):
+    """What becomes of scores, in this order: scaled, clipped, less the KL penalty, whitened. Of training's alone."""
+
+    scale: float = Field(1.0, gt=0.0, allow_inf_nan=False, description="what scores are multiplied by")
+    running_scale: bool = Field(
+        False, description="divide them by the standard deviation of the scores of all responses of the run so far"
+    )
+    clip_range: tuple[float, float] | None = Field(
+        None, description="[lowest, highest], to which they are clipped then; scores of tokens and of ends each"
+    )
+    whiten_rewards: bool = Field(
+        False, description="token rewards, KL penalty included, get a deviation of 1 over the batch and keep their mean"
+    )
+
+    @field_validator("clip_range")
+    @classmethod
+    def _it_is_a_range(cls, clip_range: tuple[float, float] | None) -> tuple[float, float] | None:
+        if clip_range is not None and not clip_range[0] < clip_range[1]:
+            raise ValueError(f"expected [lowest, highest], got {list(clip_range)}")
+        return clip_range

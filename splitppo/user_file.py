@@ -1,0 +1,73 @@
+"""Python files of the user: imported by path, and one object taken; or only read, where none of it may run.
+
+Scoring processes import this module: it stays light.
+"""
+
+import ast
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> Any:
+    """Imports the file that the key `path_key` names and returns its `name`, which `name_key` names.
+
+    Raises:
+        ValueError: there is no such file, importing it fails, or it has no callable of that name; one sentence.
+    """
+    if not path.is_file():
+        raise ValueError(f"key '{path_key}': there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"splitppo_user_{path_key.replace('.', '_')}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"key '{path_key}': {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # before it runs: dataclasses and pickle look the module up by its name
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"key '{path_key}': importing {path} failed: {describe(error)}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ValueError(f"key '{name_key}': {path} has no class or function {name!r}")
+    return found
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a function may be given by name, and what it must be given."""
+
+    known: tuple[str, ...]
+    required: tuple[str, ...]
+
+
+def read_functions(path: Path) -> dict[str, Parameters]:
+    """The functions that a file defines at its top level, by name; nothing of the file is run.
+
+    Raises:
+        ValueError: there is no such file, or it is not Python; a sentence that names no key.
+    """
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+    except OSError as error:
+        raise ValueError(
+            f"there is no file {path}" if not path.is_file() else f"cannot read {path}: {error}"
+        ) from error
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{path} is not a Python file: {describe(error)}") from error
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {function.name: _parameters_of(function.args) for function in functions}
+
+
+def _parameters_of(arguments: ast.arguments) -> Parameters:
+    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    by_name = [argument.arg for argument in arguments.kwonlyargs]
+    required = positional[: len(positional) - len(arguments.defaults)]
+    required += [name for name, default in zip(by_name, arguments.kw_defaults, strict=True) if default is None]
+    return Parameters((*positional, *by_name), tuple(required))
+
+
+def describe(error: BaseException) -> str:
+    """What a user's code has raised, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
