@@ -14,6 +14,7 @@ from splitppo.config.checkpoint import CheckpointConfig
 from splitppo.config.data import DataConfig
 from splitppo.config.debug import DebugConfig
 from splitppo.config.evaluation import EvaluationConfig
+from splitppo.config.machines import check_machines
 from splitppo.config.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
 from splitppo.config.placement import PlacementConfig
 from splitppo.config.reference_placement import place_reference
@@ -215,6 +216,11 @@ class Config(Section):
             devices = {role: list(self.services.of(role).devices) for role in self.roles}
             both = " and ".join(f"services.{role}.devices {of}" for role, of in devices.items() if shared in of)
             raise ValueError(f"{both} overlap; give each group its own GPUs, or set services.allow_shared_devices")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_of_several_machines_meet(self) -> "Config":
+        check_machines(self.services, self.roles)
         return self
 
     @model_validator(mode="after")
