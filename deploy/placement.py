@@ -13,21 +13,16 @@ class GroupPlace:
 
     Attributes:
         host: the name that the controller calls it by.
-        num_nodes: machines, or containers, that it is spread over.
-        num_gpus: on each of them, numbered from 0, with a rank on each; None: as many ranks as the recipe has, on the
-            CPU. A group on several nodes without GPUs has one rank on each.
+        num_nodes: machines, or pods, that it is spread over.
+        num_gpus: on each of them, numbered from 0, with a rank on each; None: on the CPU, as many ranks as the recipe
+            has, or one on each of several nodes.
+        meeting: the name of the first node, where several meet; empty: `host`.
     """
 
     host: str
     num_nodes: int = 1
     num_gpus: int | None = None
-
-    @property
-    def num_processes(self) -> int | None:
-        """Ranks in all; None: those of the recipe."""
-        if self.num_gpus is None:
-            return None if self.num_nodes == 1 else self.num_nodes
-        return self.num_nodes * self.num_gpus
+    meeting: str = ""
 
 
 def overrides(run_dir: str, secrets: str, pair: str, places: Mapping[str, GroupPlace]) -> list[str]:
@@ -51,7 +46,10 @@ def overrides(run_dir: str, secrets: str, pair: str, places: Mapping[str, GroupP
     for role, place in places.items():
         service = f"services.{role}"
         said += [f"{service}.bind=0.0.0.0:{PORTS[role]}", f"{service}.address={place.host}:{PORTS[role]}"]
-        if (num_processes := place.num_processes) is not None:
-            devices = ",".join(str(gpu) for gpu in list(range(place.num_gpus or 0)) * place.num_nodes)
+        if place.num_nodes > 1 or place.num_gpus is not None:
+            devices = ",".join(map(str, range(place.num_gpus or 0)))
+            num_processes = place.num_nodes * (place.num_gpus or 1)
             said += [f"{service}.num_processes={num_processes}", f"{service}.devices=[{devices}]"]
+        if place.num_nodes > 1:
+            said += [f"{service}.nnodes={place.num_nodes}", f"{service}.master_addr={place.meeting or place.host}"]
     return said

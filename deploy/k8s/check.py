@@ -11,12 +11,11 @@ from typing import Any
 
 import yaml
 
-from deploy.checks import check_groups
+from deploy.checks import check_recipe
 from deploy.compose.entrypoint import Refused
 from deploy.k8s.entrypoint import common_overrides, places_of
 from deploy.placement import PORTS
-from splitppo.config import ConfigError, load_config
-from splitppo.config.batch_plan import batch_plan
+from splitppo.config import ConfigError
 
 Manifest = dict[str, Any]
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -61,9 +60,7 @@ def check(manifests: Iterable[Manifest]) -> str:
             f"the claim storage is {', '.join(modes)}, but {num_pods} pods share it: expected ReadWriteMany"
         )
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config(_recipe(settings, found, Path(folder)), common_overrides(settings))
-    check_groups(config, num_nodes)
-    return str(batch_plan(config))
+        return check_recipe(_recipe(settings, found, Path(folder)), common_overrides(settings), num_nodes)
 
 
 def _generated(found: Mapping[tuple[str, str], Manifest], name: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import sys
 import threading
 import time
@@ -34,8 +35,8 @@ ROLES = (*PORTS, "controller", "prepare")
 QUICKSTART = "/app/recipes/sort_letters/cpu.yaml"
 PREPARED = "storage/prepared/sort_letters"
 PREPARE_TIMEOUT_S = 1800.0
+NAME_TIMEOUT_S = 300.0
 POLL_INTERVAL_S = 5.0
-RENDEZVOUS_PORT = 29500
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
@@ -87,8 +88,10 @@ def command_of(
         check_readable(root / "secrets" / name, "the pod's fsGroup gives it to gid 10001")
     if recipe == QUICKSTART:
         wait_until_prepared(root / PREPARED)
-    module = ["controller"] if role == "controller" else rank_of(role, places[role], environment)
-    return [*python, *module, "--config", recipe, *common_overrides(environment), *more]
+    if role in places and places[role].num_nodes > 1:
+        wait_for_name(places[role], environment)
+    module = "controller" if role == "controller" else f"services.{role}"
+    return [*python, module, "--config", recipe, *common_overrides(environment), *more]
 
 
 def common_overrides(environment: Mapping[str, str]) -> list[str]:
@@ -114,18 +117,32 @@ def places_of(environment: Mapping[str, str]) -> dict[str, GroupPlace]:
                 raise Refused(f"{name} is {environment.get(name, '')!r}, expected a number")
         num_nodes, num_gpus = (int(environment[name]) for name in names)
         if num_nodes:
-            places[role] = GroupPlace(role, num_nodes, num_gpus or None)
+            places[role] = GroupPlace(role, num_nodes, num_gpus or None, f"{role}-0.{role}-nodes")
     return places
 
 
-def rank_of(role: str, place: GroupPlace, environment: Mapping[str, str]) -> list[str]:
-    """The module that starts a group's ranks in this pod, whose number is its completion index."""
-    if place.num_nodes == 1:
-        return [f"services.{role}"]
-    spread = ("--nnodes", str(place.num_nodes), "--nproc-per-node", str(place.num_gpus or 1), "--max-restarts", "0")
-    number = ("--node-rank", environment["JOB_COMPLETION_INDEX"])
-    meeting = ("--master-addr", f"{role}-0.{role}-nodes", "--master-port", str(RENDEZVOUS_PORT))
-    return ["torch.distributed.run", *spread, *number, *meeting, "-m", f"services.{role}"]
+def wait_for_name(place: GroupPlace, environment: Mapping[str, str], timeout_s: float = NAME_TIMEOUT_S) -> None:
+    """Waits until the name of the group's first pod is known, and there is the pod's own: a new pod has a new address.
+
+    Raises:
+        Refused: it is not in time.
+    """
+    is_first = environment["JOB_COMPLETION_INDEX"] == "0"
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            found = {str(one[4][0]) for one in socket.getaddrinfo(place.meeting, None)}
+        except OSError:
+            found = set()
+        if environment["POD_IP"] in found if is_first else found:
+            return
+        if time.monotonic() > deadline:
+            known = ", ".join(found) or "unknown"
+            expected = environment["POD_IP"] if is_first else "an address"
+            raise Refused(
+                f"{place.meeting} is {known} after {timeout_s:g} s, expected {expected}: the Service of that name"
+            )
+        time.sleep(POLL_INTERVAL_S)
 
 
 def wait_until_prepared(folder: Path, timeout_s: float = PREPARE_TIMEOUT_S) -> None:
@@ -170,13 +187,15 @@ def run_group(
         child.end()
 
     threading.Thread(target=watch, daemon=True).start()
+    is_first = True
     while True:
         code = child.run(command)
         if over.is_set():
             say(f"the run has ended: the {role} group leaves")
             return 0
-        if code == EXIT_BAD_INPUT or child.told is not None:
+        if (code == EXIT_BAD_INPUT and is_first) or child.told is not None:
             return code
+        is_first = False  # later on the same input has worked before
         say(f"the {role} group has ended with exit code {code}: starting it again")
         time.sleep(pause_s)
 

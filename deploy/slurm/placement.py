@@ -10,10 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deploy.checks import check_groups, check_names_host
+from deploy.checks import check_recipe
 from deploy.placement import PORTS, GroupPlace, overrides
-from splitppo.config import ConfigError, load_config
-from splitppo.config.batch_plan import batch_plan
+from splitppo.config import ConfigError
 from tools import certs
 
 _DAYS = 90
@@ -34,7 +33,7 @@ def place(nodes: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The overrides of a job on these nodes, in Slurm's order.
 
     Raises:
-        ConfigError: numbers that are none or do not fit, a recipe with other groups, a certificate without a node.
+        ConfigError: numbers that are none or do not fit, a recipe with other groups.
         OSError, ValueError: secrets cannot be made.
     """
     counts = {role: _number(environment, f"{role.upper()}_NODES") for role in PORTS}
@@ -53,13 +52,8 @@ def place(nodes: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     secrets = Path(given).absolute() if given else run_dir / "secrets"
     said = overrides(str(run_dir), str(secrets), f"{secrets}/{{role}}", places)
     said += shlex.split(environment.get("OVERRIDES", ""))
-    config = load_config(Path(environment["RECIPE"]), said)
-    check_groups(config, counts)
-    batch_plan(config)
-    if given:
-        for role, group in places.items():
-            check_names_host(secrets / f"{role}.pem", group.host)
-    else:
+    check_recipe(Path(environment["RECIPE"]), said, counts)
+    if not given:
         certs.make(secrets, list(nodes), _DAYS, secrets / "spread", once=True)
     return said
 

@@ -84,7 +84,7 @@ def undisturbed(config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
     return digests
 
 
-def test_a_killed_rank_a_job_that_is_queued_again_and_a_lost_node_leave_the_weights_as_they_are(
+def test_what_is_killed_a_job_that_is_queued_again_and_a_lost_node_leave_the_weights_as_they_are(
     slurm: Cluster, config: dict[str, Any], undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
     job = Job(slurm, config, tmp_path, "--nodes=3")
@@ -95,6 +95,11 @@ def test_a_killed_rank_a_job_that_is_queued_again_and_a_lost_node_leave_the_weig
     slurm.on("node2", "kill", "-9", str(rank["pid"]))
     job.wait_for_step(job.last_step() + 3)
     assert "the actor group has ended with exit code" in job.output
+
+    (controller,) = [one for one in job.folder.processes if one["role"] == "controller"]
+    slurm.on("node1", "kill", "-9", str(controller["pid"]))
+    job.wait_for(lambda _: "the controller was killed: starting it again" in job.output, "another controller")
+    job.wait_for_step(job.last_step() + 2)
     assert job.field("Restarts") == "0"
 
     slurm.on("node1", "scancel", "--batch", "--signal=USR1", job.number)
@@ -111,3 +116,22 @@ def test_a_killed_rank_a_job_that_is_queued_again_and_a_lost_node_leave_the_weig
     assert fields["NodeList"] == "node[1,3-4]"
     assert job.folder.summary["weights_sha256"] == undisturbed
     assert job.folder.steps == list(range(NUM_STEPS + 1))
+
+
+def test_a_job_whose_groups_do_not_fit_its_nodes_ends_with_one_sentence(
+    slurm: Cluster, config: dict[str, Any], tmp_path: Path
+) -> None:
+    job = Job(slurm, config, tmp_path, "--nodes=2")
+    fields = slurm.wait_for_end(job.number)
+    assert (fields["JobState"], fields["ExitCode"]) == ("FAILED", "2:0")
+    assert "error: the job has 2 nodes, but ACTOR_NODES + CRITIC_NODES + REWARD_NODES is 2 + 1 + 0 = 3" in job.output
+    assert not job.folder.path.exists()
+
+
+def test_a_group_that_refuses_its_input_ends_the_job(slurm: Cluster, config: dict[str, Any], tmp_path: Path) -> None:
+    # GPUs that Slurm has given away and nobody has plugged in.
+    job = Job(slurm, config, tmp_path, "--nodes=3", "--gpus-per-node=2", GPUS_PER_NODE="2")
+    fields = slurm.wait_for_end(job.number)
+    assert (fields["JobState"], fields["ExitCode"]) == ("FAILED", "2:0"), job.output
+    assert "but this machine offers 0 GPUs" in job.output
+    assert "starting it again" not in job.output.split("but this machine offers 0 GPUs")[0]

@@ -217,7 +217,7 @@ def a_reward_group(found: list[Manifest]) -> None:
 
 
 def no_critic(found: list[Manifest]) -> None:
-    settings(found)["OVERRIDES"] += " algorithm.adv_estimator=grpo"
+    settings(found)["OVERRIDES"] += " algorithm.adv_estimator=grpo rollout.n=2"
 
 
 def no_number(found: list[Manifest]) -> None:

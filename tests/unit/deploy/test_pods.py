@@ -50,16 +50,37 @@ def test_the_quickstart_is_placed_behind_services_and_in_the_claim(role: str, ro
     assert (config.services.actor.num_processes, config.services.actor.devices) == (1, ())
 
 
-def test_a_pod_of_several_is_numbered_by_its_index_and_meets_the_others_at_the_first(root: Path) -> None:
-    spread = {**SETTINGS, "ACTOR_NODES": "2", "ACTOR_GPUS": "4", "JOB_COMPLETION_INDEX": "1"}
-    command = command_of("actor", [], spread, root)
+def test_pods_of_one_group_meet_at_the_first_once_its_name_is_its_own(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    answers = [OSError("not known yet"), "10.0.0.9", "10.0.0.1"]  # an earlier pod's address comes first
+
+    def look_up(name: str, _: object) -> list[tuple[object, ...]]:
+        asked.append(name)
+        answer = answers[len(asked) - 1]
+        if isinstance(answer, OSError):
+            raise answer
+        return [(2, 1, 6, "", (answer, 0))]
+
+    monkeypatch.setattr(entrypoint.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(entrypoint, "POLL_INTERVAL_S", 0.0)
+    pods = {**SETTINGS, "ACTOR_NODES": "2", "ACTOR_GPUS": "4", "JOB_COMPLETION_INDEX": "0", "POD_IP": "10.0.0.1"}
+    command = command_of("actor", [], pods, root)
+    assert asked == ["actor-0.actor-nodes"] * 3
     assert command is not None
-    start = command.index("--config")
-    said = " ".join(command[:start])
-    assert "--nnodes 2 --nproc-per-node 4" in said
-    assert "--node-rank 1 --master-addr actor-0.actor-nodes" in said
-    config = load_config(root / entrypoint.QUICKSTART.lstrip("/"), command[start + 2 :])
-    assert config.services.actor.num_processes == 8
+    actor = load_config(
+        root / entrypoint.QUICKSTART.lstrip("/"), command[command.index("--config") + 2 :]
+    ).services.actor
+    assert (actor.num_processes, actor.nnodes, actor.devices) == (8, 2, (0, 1, 2, 3))
+    assert (actor.master_addr, actor.address) == ("actor-0.actor-nodes", "actor:7001")
+
+
+def test_a_name_that_stays_unknown_is_refused(root: Path) -> None:
+    pods = {**SETTINGS, "JOB_COMPLETION_INDEX": "1", "POD_IP": "10.0.0.1"}
+    place = entrypoint.GroupPlace("actor", 2, None, "actor-0.invalid")
+    with pytest.raises(Refused, match=r"^actor-0\.invalid is unknown after 0 s, expected an address: the Service"):
+        entrypoint.wait_for_name(place, pods, timeout_s=0.0)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +149,7 @@ def test_a_group_is_started_again_until_the_run_is_over_and_then_leaves(tmp_path
     assert len(list(tmp_path.glob("start*"))) == 3
 
 
-def test_a_group_that_refuses_its_input_is_not_started_again(tmp_path: Path, ended: RunsEnd) -> None:
+def test_a_group_that_refuses_its_input_at_first_is_not_started_again(tmp_path: Path, ended: RunsEnd) -> None:
     assert run_group("actor", Child(), script(tmp_path, "sys.exit(2)"), ended, pause_s=0.0) == 2
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from deploy.slurm.placement import main, place
 from splitppo.config import Config, load_config
-from tests.certificates import secure
 from tests.groups import PROJECT
 
 JOB_FILE = PROJECT / "deploy/slurm/splitppo.sbatch"
@@ -43,7 +42,8 @@ def test_groups_follow_each_other_on_the_nodes_of_the_job(settings: dict[str, st
         "gpu-7:7002",
     )
     assert (services.actor.num_processes, services.critic.num_processes) == (16, 8)
-    assert set(services.actor.devices) == set(range(8))
+    assert (services.actor.nnodes, services.actor.master_addr) == (2, "gpu-3")
+    assert services.actor.devices == services.critic.devices == tuple(range(8))
     assert placed({**settings, "GPUS_PER_NODE": "0"}).services.actor.num_processes == 2
 
 
@@ -90,18 +90,19 @@ def test_a_job_that_cannot_run_is_one_sentence(
     assert (said.err.count("\n"), said.out) == (1, "")
 
 
-def test_a_certificate_of_ones_own_must_name_the_node_that_the_controller_calls(
+def test_secrets_of_ones_own_are_used_and_none_are_made(settings: dict[str, str], tmp_path: Path) -> None:
+    assert main(NODES, {**settings, "SECRETS": str(tmp_path / "own")}) == 0
+    assert not (tmp_path / "run").exists()
+    assert placed({**settings, "SECRETS": str(tmp_path / "own")}).services.security.ca_file == tmp_path / "own/ca.pem"
+
+
+def test_a_recipe_that_names_another_number_of_nodes_is_refused(
     settings: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = {**settings, "SECRETS": str(tmp_path / "own")}
-    secure(tmp_path / "own", ("gpu-3",))
-    assert main(NODES, own) == 2
-    assert "critic.pem names critic, gpu-3, localhost, 127.0.0.1, expected gpu-7: make certs HOSTS=gpu-7" in (
-        capsys.readouterr().err
-    )
-    secure(tmp_path / "own", NODES)
-    assert main(NODES, own) == 0
-    assert not (tmp_path / "run").exists(), "nothing is made where secrets are given"
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(Path(settings["RECIPE"]).read_text().replace("  actor:\n", "  actor:\n    nnodes: 3\n"))
+    assert main(NODES, {**settings, "RECIPE": str(recipe)}) == 2
+    assert "ACTOR_NODES is 2, but services.actor.nnodes of this recipe is 3" in capsys.readouterr().err
 
 
 def test_the_job_file_is_a_script_that_bash_understands() -> None:
