@@ -73,7 +73,7 @@ def make_table(num_prompts: int = NUM_PROMPTS) -> PromptBatch:
 def make_prompts(config: Config) -> PromptDataset:
     """Training prompts; three steps of two prompts are an epoch."""
     table = make_table()
-    return PromptDataset(table, batch_size=config.data.train_batch_size, seed=config.run.seed, shuffle=True)
+    return PromptDataset(table, batch_size=config.data.draw_size, seed=config.run.seed, shuffle=True)
 
 
 def plain_display() -> Display:

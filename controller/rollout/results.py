@@ -70,6 +70,16 @@ class ScoredResponses:
         """The responses at `indices`, in that order."""
         return ScoredResponses([self.samples[index] for index in indices])
 
+    def by_rules(self) -> "ScoredResponses":
+        """The same responses with the scorers' scores alone, as if no reward model had scored."""
+        return ScoredResponses([replace(sample, score=sample.rule_score or 0.0) for sample in self.samples])
+
+    @property
+    def model_scores(self) -> NDArray[np.float32] | None:
+        """[B], what the reward model gave; None where it was not asked."""
+        scores = [sample.model_score for sample in self.samples if sample.model_score is not None]
+        return np.array(scores, np.float32) if len(scores) == len(self.samples) else None
+
     def with_overlong_penalty(
         self, buffer: OverlongBuffer, lengths_B: NDArray[np.integer[Any]], max_response_length: int
     ) -> "ScoredResponses":

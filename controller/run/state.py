@@ -31,6 +31,7 @@ class RunState(BaseModel):
     validated_step: int = Field(-1, description="step of validation_after")
     train_s: float = Field(0.0, description="seconds in steps, without validation and checkpoints")
     tokens: int = Field(0, description="prompt and response tokens trained")
+    refills: int = Field(0, ge=0, description="batches of prompts drawn beyond one per step, by dynamic sampling")
     running: RunningMoments = Field(RunningMoments(), description="of what is normalised over the run")
     sampler: Mapping[str, Any] | None = Field(None, description="position of a user's sampler; of no other prompts")
     best: Best | None = Field(None, description="by checkpoint.best_metric")
@@ -58,13 +59,15 @@ class RunState(BaseModel):
         experience: Experience,
         config: Config,
         step_s: float,
+        num_draws: int = 1,
         sampler: Mapping[str, Any] | None = None,
         *,
         entropy: float | None = None,
     ) -> Self:
         """State after the update on `experience`: coefficients move, totals grow, the prompts go on.
 
-        `entropy` is that of the actor's update, in nats per token; None: it had no tokens, or did not take place.
+        `num_draws` batches of prompts were drawn for it. `entropy` is that of the actor's update, in nats per token;
+        None: it had no tokens, or did not take place.
         """
         held, num_samples = config.at_step(self.step), experience.batch.num_rows
         entropy_coeff, adaptive = self.entropy_coeff, held.algorithm.adaptive_entropy
@@ -78,10 +81,16 @@ class RunState(BaseModel):
                 "entropy": self.entropy if entropy is None else entropy,
                 "train_s": self.train_s + step_s,
                 "tokens": self.tokens + experience.num_tokens,
+                "refills": self.refills + num_draws - 1,
                 "running": experience.running,
                 "sampler": sampler,
             }
         )
+
+    @property
+    def draw(self) -> int:
+        """The number of a batch of prompts: while a step runs the first one that it draws, else the last one drawn."""
+        return self.step + self.refills
 
     def normalization(self, config: Config) -> Normalization:
         """What the next step scales, by the statistics of those that were done."""

@@ -150,7 +150,7 @@ def _update(draw: random.Random, method: str, header: worker_pb2.CommandHeader, 
     slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=step, part=draw.randrange(1, 1025))
     batches = _batches(draw, rows, slot)
     if what == "step":
-        slot = batch_pb2.Slot(kind=draw.choice((1, 2)), step=draw.choice((0, -1, step - 1, step + 1, 1 << 62)))
+        slot = batch_pb2.Slot(kind=draw.choice((1, 2, 3, 4)), step=draw.choice((0, -1, step - 1, step + 1, 1 << 62)))
     if method.startswith(CRITIC):
         return Case(method, what, batches, critic_pb2.CriticUpdateRequest(header=header, slot=slot))
     advance_only = what == "step" and draw.random() < 0.5

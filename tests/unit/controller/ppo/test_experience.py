@@ -10,7 +10,9 @@ import pytest
 
 from controller.ppo.advantages.registry import ESTIMATORS
 from controller.ppo.experience import Experience, assemble_experience
+from controller.ppo.normalization import NO_NORMALIZATION, Normalization
 from splitppo.batch import Batch
+from splitppo.config.reward_shaping import RewardShapingConfig
 from tests.fake_services import make_config
 
 # Four responses to two prompts: of 3, 1, 0 and 2 tokens.
@@ -25,6 +27,7 @@ def assemble(
     num_samples: int = 2,
     greedy_scores: list[float] | None = None,
     components: list[list[float]] | None = None,
+    normalization: Normalization = NO_NORMALIZATION,
     **changes: Any,
 ) -> Experience:
     rollouts = Batch.from_rows(prompts=[[1], [1], [2, 3], [2, 3]], responses=RESPONSES, **columns)
@@ -36,6 +39,7 @@ def assemble(
         kl_coef=0.5,
         greedy_scores=None if greedy_scores is None else np.array(greedy_scores, np.float32),
         components=None if components is None else np.array(components, np.float32),
+        normalization=normalization,
     )
 
 
@@ -105,6 +109,14 @@ def test_remax_takes_the_greedy_score_of_a_responses_prompt_off_its_reward_to_go
     experience = assemble(tmp_path, {}, greedy_scores=[0.25, 3.0], algorithm__adv_estimator="remax")
     assert [row.tolist() for row in experience.batch["advantages"].rows()] == [[0.75] * 3, [1.75], [], [1.0] * 2]
     assert [row.tolist() for row in experience.batch["returns"].rows()] == [[1.0] * 3, [2.0], [], [4.0] * 2]
+
+
+def test_greedy_scores_are_scaled_and_clipped_as_scores_are(tmp_path: Path) -> None:
+    shaping = Normalization(RewardShapingConfig(scale=2.0, clip_range=(0.0, 5.0)))
+    experience = assemble(
+        tmp_path, {}, greedy_scores=[0.25, 3.0], normalization=shaping, algorithm__adv_estimator="remax"
+    )
+    assert [row.tolist() for row in experience.batch["advantages"].rows()] == [[1.5] * 3, [3.5], [], [0.0] * 2]
 
 
 def test_gdpo_is_normalised_over_responses_however_long_they_are(tmp_path: Path) -> None:
