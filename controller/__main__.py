@@ -1,5 +1,6 @@
 """`python -m controller --config FILE [key.path=value ...]`: runs PPO; `--check` only validates and prints the plan.
 
+`python -m controller doctor --config FILE`: what is wrong with a run, its groups and its wire, and what to do.
 `python -m controller plan RUN_DIR`: what a step of that run would take on other devices, schedules and placements.
 `python -m controller sync RUN_DIR`: sends trackers what they lack of a run that has ended.
 `python -m controller from-verl SCRIPT_OR_YAML`: a verl run in this project's keys.
@@ -12,12 +13,13 @@ from pathlib import Path
 
 from splitppo.config import ConfigError, dump_config, load_config
 from splitppo.config.batch_plan import batch_plan
+from splitppo.config.phase_plan import phase_plan
 from splitppo.config.threads import crowding, permitted_cores
 
 
 def main(arguments: list[str]) -> int:
     """Runs the command and returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted."""
-    commands = {"plan": _plan, "sync": _sync, "from-verl": _from_verl}
+    commands = {"doctor": _doctor, "plan": _plan, "sync": _sync, "from-verl": _from_verl}
     if arguments and (command := commands.get(arguments[0])):
         return command(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
@@ -46,7 +48,8 @@ def main(arguments: list[str]) -> int:
             gpus = visible_gpus(config)
             memory = memory_plan(config, gpus)
             check_fits(config, memory.groups, gpus)
-            sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\nrun: {config.last_step} steps\n{memory}\n")
+            run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
+            sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\n{run}\n{memory}\n")
             return 0
         from controller.session import run_session
 
@@ -97,6 +100,19 @@ def _sync(arguments: list[str]) -> int:
         return 130
     sys.stdout.write(f"{done}\n" if done else "")
     return 0 if done else 1
+
+
+def _doctor(arguments: list[str]) -> int:
+    """The command `doctor`: 0 healthy, 1 where something is wrong, or 2 for a configuration that cannot be used."""
+    from controller.doctor.command import doctor
+
+    try:
+        return doctor(arguments)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def _from_verl(arguments: list[str]) -> int:

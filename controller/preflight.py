@@ -57,11 +57,17 @@ def check_config(config: Config) -> None:
     """Checks what goes beyond single keys.
 
     Raises:
-        ConfigError: numbers that do not divide or fit, or a rollout backend that ranks started here would not find.
+        ConfigError: numbers that do not divide or fit, or a rollout backend or a file with a policy loss that ranks
+            started here would not find.
     """
     batch_plan(config)
     if config.services.launch == "local":
         check_rollout_packages(config)
+        try:
+            for phase in config.in_every_phase:
+                phase.actor.policy_loss.check_file()
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
 
 def load_inputs(config: Config) -> Inputs:
@@ -113,9 +119,8 @@ def _prompt_source(config: Config, table: PromptBatch) -> PromptSource:
     if data.sampler.class_path is not None:
         SampledPrompts(table, data, seed=seed).check_repeats()
         return SampledPrompts(table, data, seed=seed)
-    return PromptDataset(
-        table, batch_size=data.train_batch_size, seed=seed, shuffle=data.shuffle, weights=data.train_weights
-    )
+    size, key = data.draw_size, data.draw_key
+    return PromptDataset(table, size, seed, shuffle=data.shuffle, weights=data.train_weights, batch_key=key)
 
 
 def check_validation_metrics(config: Config, data_sources: frozenset[str]) -> None:

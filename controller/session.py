@@ -12,6 +12,7 @@ import uvloop
 
 from controller.preflight import Inputs, load_inputs
 from controller.rollout.evaluation import Evaluator
+from controller.rollout.kept_groups import GroupsRanOut
 from controller.rollout.log_prob_check import RolloutMismatch
 from controller.rollout.results import ScoringFailed
 from controller.rollout.scoring import Scorer
@@ -86,7 +87,7 @@ class Session:
         except asyncio.CancelledError:
             self._reason = "interrupted"
             task.uncancel()
-        except (ConfigError, GroupFailed, RolloutMismatch, ScoringFailed, WireError, OSError) as error:
+        except (ConfigError, GroupFailed, GroupsRanOut, RolloutMismatch, ScoringFailed, WireError, OSError) as error:
             self._reason = self._reason_of(error)
             self._explain(error)
         except Exception:

@@ -3,14 +3,14 @@
     prompts -> generate -> { old/ref log-probs | values | scores } -> advantages -> { update actor | update critic }
 
 With `rollout.stream_groups` values and scores of the responses that end first are computed while others are still
-generated; the log-probs need the actor, which generates.
+generated; the log-probs need the actor, which generates. Dynamic sampling generates in controller/step_prompts.py.
 The schedules (controller/schedule.py) change only what may run at the same time, never what is computed.
 """
 
-import asyncio
 from dataclasses import dataclass
+from functools import partial
 
-from controller.data.prompts import PromptBatch, PromptSource
+from controller.data.prompts import PromptSource
 from controller.ppo.experience import Experience, assemble_experience
 from controller.rollout.evaluation import Evaluator
 from controller.rollout.log_prob_check import LogProbCheck
@@ -19,6 +19,7 @@ from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.state import RunState
 from controller.schedule import run_calls
 from controller.step_calls import StepCalls
+from controller.step_prompts import StepPrompts
 from controller.tracking.recorder import Recorder
 from controller.workers.concurrency import BackgroundTask
 from controller.workers.worker_groups import Workers
@@ -27,10 +28,7 @@ from splitppo.config import Config
 
 @dataclass(eq=False)
 class Trainer:
-    """Drives the workers through the steps of a run, from the state that they were restored to.
-
-    `state` is of the step that is being worked on, or of the last one that was done.
-    """
+    """Drives the workers through the steps of a run; `state` is of the step in work, or of the last one done."""
 
     config: Config
     workers: Workers
@@ -43,9 +41,15 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.schedule = self.config.run.schedule
+        self.step_prompts = StepPrompts(self.config, self.workers, self.prompts, self.scorer, self.join_critic)
         self.log_prob_check = LogProbCheck(self.config.rollout, first_step=self.state.step + 1)
         self.critic_update = BackgroundTask(on_done=self.recorder.complete_oldest)
         self.is_stopping = self.config.evaluation.val_only or self.state.has_stagnated(self.config)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last step is done, or dynamic sampling has drawn all prompts of `run.total_epochs` before it."""
+        return self.state.step >= self.config.last_step or self.step_prompts.are_used_up(self.state.draw)
 
     def stop(self) -> None:
         """Lets `fit` return, and save, after the step that is being worked on."""
@@ -55,9 +59,9 @@ class Trainer:
         """Trains up to the last step; validates and saves on the way."""
         if self.state.step == 0 or self.config.evaluation.val_only:
             await self.evaluate_if_due()
-        while not self.is_stopping and self.state.step < self.config.last_step:
+        while not (self.is_stopping or self.has_ended):
             self.state = self.state.at_step(self.state.step + 1)
-            await self.train_step(self.prompts.batch_at(self.state.step))
+            await self.train_step()
             await self.evaluate_if_due()
             await self.checkpoint_if_due()
             if not self.critic_update.is_pending:
@@ -67,35 +71,38 @@ class Trainer:
         await self.join_critic()
         await self.checkpoints.join()
 
-    async def train_step(self, prompts: PromptBatch) -> None:
+    async def train_step(self) -> None:
         """One PPO step."""
-        record = self.recorder.begin(self.state.step, epoch=self.prompts.epoch_of(self.state.step))
-        calls = StepCalls(self.config, self.workers, self.scorer, self.log_prob_check, prompts, record)
+        record, config = self.recorder.begin(self.state.step), self.state.config_at_step(self.config)
+        rollouts = await self.step_prompts.rollouts(record, self.state.draw)
+        calls = StepCalls(config, self.workers, self.scorer, self.log_prob_check, rollouts, record, self.join_critic)
         experience = await self.collect(calls)
         await self.update(calls, experience)
         self.recorder.close(record)
-        sampler = self.prompts.state_after(prompts, experience.scores)
-        self.state = self.state.after(experience, self.config, record.step_s, sampler)
+        draws = (rollouts.num_draws, self.prompts.state_after(rollouts.answered(experience.scores)))
+        self.state = self.state.after(experience, self.config, record.step_s, *draws, entropy=record.entropy)
 
     async def collect(self, calls: StepCalls) -> Experience:
         """Everything that the updates learn from; each call starts as soon as its input has arrived."""
-        rollouts, old, ref, values, scored = await run_calls(
+        rollouts, greedy, old, ref, values, scored = await run_calls(
             self.schedule,
             calls.generate,  # hands on the responses that have ended, part by part
+            calls.greedy_scores,  # actor and reward processes, where they are the baseline (ReMax)
             calls.old_log_probs,  # actor, where the update cannot have them itself
-            lambda: calls.ref_log_probs(after_update=self.join_critic),  # whichever group hosts the reference
-            lambda: calls.values(after_update=self.join_critic),  # critic, once its update of the step before is done
-            lambda: calls.scores(after_update=self.join_critic),  # reward processes; whichever hosts the reward model
+            calls.ref_log_probs,  # whichever group hosts the reference
+            calls.values,  # critic, once its update of the step before is done
+            calls.scores,  # reward processes; whichever hosts the reward model
         )
-        record = calls.record
-        algorithm = self.config.algorithm_at(record.step)
+        record, algorithm = calls.record, calls.config.algorithm
         with record.timed("adv"), record.span("controller", "adv"):
             record.experience = experience = assemble_experience(
                 algorithm,
                 rollouts.merge(old).merge(ref).merge(values),
                 scored.scores,
                 num_samples=self.config.rollout.n,
-                kl_coef=self.state.kl_coef,
+                kl_coef=algorithm.kl_coef,
+                greedy_scores=greedy,
+                truncated_B=scored.truncated,
                 components=scored.components(algorithm.gdpo_reward_keys),
                 token_scores=scored.token_scores(rollouts["responses"].lengths),
                 normalization=self.state.normalization(self.config),
@@ -105,17 +112,13 @@ class Trainer:
 
     async def update(self, calls: StepCalls, experience: Experience) -> None:
         """Updates both models; under `overlap` the critic's update goes on while the next step generates."""
-        # Passes over every token, which nobody has to wait for while the engines work.
-        measuring = asyncio.get_running_loop().run_in_executor(None, lambda: calls.record.learning)
         with calls.record.timed("update_actor_critic"):
             if self.schedule == "overlap" and self.workers.critic is not None:
                 self.critic_update.start(calls.update_critic(experience))
                 await calls.update_actor(experience)
             else:
-                await run_calls(
-                    self.schedule, lambda: calls.update_actor(experience), lambda: calls.update_critic(experience)
-                )
-        await measuring
+                updates = (partial(update, experience) for update in (calls.update_actor, calls.update_critic))
+                await run_calls(self.schedule, *updates)
 
     async def join_critic(self) -> None:
         """Waits for the critic's update of the step before, where it was left to go on, and completes that step."""
@@ -130,7 +133,7 @@ class Trainer:
     async def evaluate_if_due(self) -> None:
         """Validates the policy that the step has made."""
         step = self.state.step
-        if self.evaluator.is_due(step):
+        if self.evaluator.is_due(step, is_last=self.has_ended):
             validation = await self.evaluator.evaluate(step)
             self.recorder.add_validation(step, validation)
             self.state = self.state.validated(step, validation.accuracy).judged(step, validation.metrics, self.config)
@@ -139,7 +142,6 @@ class Trainer:
     async def checkpoint_if_due(self) -> None:
         """Starts a pair checkpoint in the background, which begins when both updates of the step are done."""
         self.checkpoints.check()
-        step = self.state.step
-        if self.is_stopping or self.checkpoints.is_due(self.state):
+        if self.is_stopping or self.checkpoints.is_due(self.state, is_last=self.has_ended):
             with self.recorder.current.timed("save_checkpoint"):
-                await self.checkpoints.begin(self.state, metrics=self.recorder.hold(step))
+                await self.checkpoints.begin(self.state, metrics=self.recorder.hold(self.state.step))

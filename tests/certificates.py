@@ -36,9 +36,22 @@ def postpone(folder: Path, role: str) -> None:
     _replace(folder, role, dt.timedelta(days=30), dt.timedelta(days=60))
 
 
-def _replace(folder: Path, role: str, begins: dt.timedelta, ends: dt.timedelta) -> None:
+def _replace(
+    folder: Path, role: str, begins: dt.timedelta, ends: dt.timedelta, hosts: tuple[str, ...] | None = None
+) -> None:
     authority, key = certs.read_authority(folder)
     now = dt.datetime.now(dt.UTC)
-    hosts = (role, "localhost", "127.0.0.1") if role in certs.SERVERS else ()
+    if hosts is None:
+        hosts = (role, "localhost", "127.0.0.1") if role in certs.SERVERS else ()
     pair = certs.make_certificate(role, authority, key, now + begins, now + ends, hosts=hosts)
     certs.write_pair(folder / role, *pair)
+
+
+def last(folder: Path, role: str, *, days: int) -> None:
+    """Replaces the certificate of a role by one that ends in so many days."""
+    _replace(folder, role, dt.timedelta(days=-1), dt.timedelta(days=days))
+
+
+def rename(folder: Path, role: str, host: str) -> None:
+    """Replaces the certificate of a role by one for that host alone."""
+    _replace(folder, role, dt.timedelta(days=-1), dt.timedelta(days=30), hosts=(host,))

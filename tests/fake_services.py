@@ -28,7 +28,7 @@ from rewards.samples import Failure
 from splitppo.batch import COLUMN_DTYPES, Batch, Column, join_parts
 from splitppo.config import Config
 from splitppo.config.load import validate
-from splitppo.v1.actor_pb2 import SamplingParams
+from splitppo.v1.actor_pb2 import LossTerms, SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, SLOT_KIND_EXPERIENCE, Slot
 
 NUM_PROMPTS = 6
@@ -73,7 +73,7 @@ def make_table(num_prompts: int = NUM_PROMPTS) -> PromptBatch:
 def make_prompts(config: Config) -> PromptDataset:
     """Training prompts; three steps of two prompts are an epoch."""
     table = make_table()
-    return PromptDataset(table, batch_size=config.data.train_batch_size, seed=config.run.seed, shuffle=True)
+    return PromptDataset(table, batch_size=config.data.draw_size, seed=config.run.seed, shuffle=True)
 
 
 def plain_display() -> Display:
@@ -267,6 +267,8 @@ class FakeActor(FakeClient, ActorClient):
     Attributes:
         rollout_offsets: by step, nats by which the rollout backend's log-probs are off; elsewhere they are right.
         sync_s: by committed step, seconds that its first generation says it took over the weights for.
+        terms: by step, what the update was asked for.
+        entropies: by step, what the update measures.
     """
 
     role = "actor"
@@ -274,6 +276,8 @@ class FakeActor(FakeClient, ActorClient):
     def __init__(self, log: CallLog) -> None:
         super().__init__(log)
         self.updates: list[tuple[int, bool]] = []
+        self.terms: dict[int, LossTerms | None] = {}
+        self.entropies: dict[int, float] = {}
         self.sampling: list[tuple[Slot, SamplingParams]] = []
         self.rollout_offsets: dict[int, float] = {}
         self.sync_s: dict[int, float] = {}
@@ -319,11 +323,15 @@ class FakeActor(FakeClient, ActorClient):
     async def compute_log_probs(self, slot: Slot, *, base_step: int) -> CommandReply:
         return await self._compute("old_log_probs", -0.1, slot, base_step)
 
-    async def update(self, slot: Slot, *, base_step: int, advance_only: bool = False) -> CommandReply:
+    async def update(
+        self, slot: Slot, *, base_step: int, terms: LossTerms | None = None, advance_only: bool = False
+    ) -> CommandReply:
         self.updates.append((slot.step, advance_only))
-        return await self._run(
-            "update", slot.step, base_step, lambda: self._commit(slot.step), metrics={"actor/pg_loss": 0.5}
-        )
+        self.terms[slot.step] = terms
+        metrics = {"actor/pg_loss": 0.5}
+        if slot.step in self.entropies:
+            metrics["actor/entropy"] = self.entropies[slot.step]
+        return await self._run("update", slot.step, base_step, lambda: self._commit(slot.step), metrics=metrics)
 
 
 class FakeCritic(FakeClient, CriticClient):
@@ -350,6 +358,7 @@ class FakeScorer(Scorer):
         self.log = log
         self.examined: list[int] = []
         self.failure: Failure | None = None  # of every response
+        self.have_ended = True  # all responses
         self._num_calls = 0
         self._turn = asyncio.Lock()
 
@@ -380,6 +389,7 @@ class FakeScorer(Scorer):
                 ground_truth=prompts.rows[row].ground_truth,
                 data_source=prompts.rows[row].data_source,
                 prompt_index=int(prompts.row_indices[row]),
+                has_ended=self.have_ended,
                 failure=self.failure,
                 place=prompts.rows[row].place,
             )

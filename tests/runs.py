@@ -194,12 +194,12 @@ class Controller:
         self._mark = secrets.token_hex(8)
         beside = beside or folder.parent
         beside.mkdir(parents=True, exist_ok=True)
-        config_file = beside / f"{folder.name}-{self._mark}.yaml"
-        config_file.write_text(yaml.safe_dump({**config, "run": {**config["run"], "dir": str(folder)}}))
-        self.output_file = config_file.with_suffix(".out")
+        self.config_file = beside / f"{folder.name}-{self._mark}.yaml"
+        self.config_file.write_text(yaml.safe_dump({**config, "run": {**config["run"], "dir": str(folder)}}))
+        self.output_file = self.config_file.with_suffix(".out")
         with self.output_file.open("wb") as output:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", module, "--config", str(config_file), *ONE_THREAD, *overrides],
+                [*prefix, sys.executable, "-m", module, "--config", str(self.config_file), *ONE_THREAD, *overrides],
                 cwd=PROJECT,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -58,9 +58,17 @@ def _section(path: str, section: type[BaseModel]) -> list[str]:
             default = "" if field.is_required() else f"`{_plain(field.get_default(call_default_factory=True))}`"
             meaning = f"{field.description}{_bounds(field)}"
             rows.append(f"| `{name}` | {_cell(_type_name(kind))} | {default} | {_cell(meaning)} |")
+            if entry := _entry(kind):
+                inner += _section(f"{path}.{name}[]", entry)
     title = ["", f"## {path}", "", inspect.cleandoc(section.__doc__ or "")] if path else []
     table = ["", "| key | type | default | meaning |", "|---|---|---|---|", *rows] if rows else []
     return [*title, *table, *inner]
+
+
+def _entry(kind: Any) -> type[BaseModel] | None:
+    """The section that a list holds, if it holds sections."""
+    kinds = get_args(kind) if get_origin(kind) is tuple else ()
+    return next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
 def _type_name(kind: Any) -> str:

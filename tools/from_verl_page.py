@@ -32,8 +32,8 @@ differs from the defaults here, with a comment where a value is not the one of t
   at the same time. By default the actor, which also generates, gets three of four, in whole vLLM engines; `python -m
   controller plan RUN_DIR` says what another split would take, once a few steps are measured.
 * What is not supported and changes what is learned ends the translation with exit code 1, and nothing is written,
-  unless it is dropped by name: `--drop algorithm.filter_groups`. A file that cannot be understood, or numbers that do
-  not fit together, are one sentence and exit code 2.
+  unless it is dropped by name: `--drop algorithm.use_pf_ppo`. A file that cannot be understood, or numbers that do not
+  fit together, are one sentence and exit code 2.
 
 What is not a matter of keys: `ppo_mini_batch_size` counts prompts in both. Advantages are whitened over the whole
 batch, losses are divided by what the whole mini-batch has, whatever the number of ranks and micro-batches. A reward
@@ -83,7 +83,9 @@ METRICS = (
     ("{actor,critic}/mfu", "`perf/mfu/{actor,critic}`"),
     ("response_length_non_aborted/*", "none: `response/aborted_ratio` has those without a token"),
     ("{num_turns,tool_call_counts,training/num_turns}/*", "none: one turn"),
-    ("training/{off_policy,filter_groups,rollout_failure}/*", "none: on-policy, nothing is filtered"),
+    ("training/filter_groups/*", "the same; `evicted_samples` also by what was alike"),
+    ("train/num_gen_batches", "the same"),
+    ("training/{off_policy,rollout_failure}/*", "none: on-policy; `reward/num_*` counts what has no score"),
     ("rollout/*", "none"),
 )
 

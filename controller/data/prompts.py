@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,8 +13,11 @@ from controller.data.prompt_files import PromptRow, Split, read_rows
 from controller.data.tokenizer import Tokenizer
 from splitppo.batch import COLUMN_DTYPES, Batch, Column
 from splitppo.config import ConfigError, DataConfig
+from splitppo.splitmix import splitmix64
 
 log = logging.getLogger(__name__)
+
+_NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,17 +54,31 @@ class PromptBatch:
             rows=tuple(self.rows[place] for place in places),
         )
 
+    @classmethod
+    def join(cls, batches: "Sequence[PromptBatch]") -> "PromptBatch":
+        """The prompts of several batches, one batch after the other."""
+        values, lengths = (
+            np.concatenate([getattr(one.prompts, name) for one in batches]) for name in ("values", "lengths")
+        )
+        return cls(
+            row_indices=np.concatenate([one.row_indices for one in batches]),
+            prompts=Column(values, lengths),
+            texts=tuple(text for one in batches for text in one.texts),
+            rows=tuple(row for one in batches for row in one.rows),
+        )
+
     def parts(self, num_prompts: int) -> "Iterator[PromptBatch]":
         """Every prompt once, in order, in parts of at most `num_prompts`."""
         for start in range(0, self.num_prompts, num_prompts):
             yield self.take(np.arange(start, min(start + num_prompts, self.num_prompts)))
 
-    def to_batch(self, run_seed: int, step: int, num_samples: int) -> Batch:
+    def to_batch(self, run_seed: int, step: int, num_samples: int, *, earlier: NDArray[np.int64] = _NO_ROWS) -> Batch:
         """What Generate reads: one row per prompt with `prompts` and `num_samples` sampling `seeds`.
 
-        A prompt that is there again gets further seeds.
+        A prompt that is there again, or among the row indices drawn `earlier` for this step, gets further seeds.
         """
-        samples = np.arange(num_samples) + num_samples * _occurrences(self.row_indices)[:, None]
+        occurrences = _occurrences(np.concatenate([earlier, self.row_indices]))[len(earlier) :]
+        samples = np.arange(num_samples) + num_samples * occurrences[:, None]
         seeds = response_seeds(run_seed, step, self.row_indices[:, None], samples)
         lengths = np.full(self.num_prompts, num_samples, np.int32)
         return Batch(self.num_prompts, {"prompts": self.prompts, "seeds": Column(seeds.reshape(-1), lengths)})
@@ -71,24 +88,30 @@ class PromptBatch:
         return self.take(np.repeat(np.arange(self.num_prompts), num_samples))
 
 
+# A batch of prompts, and [B], the scores of its responses.
+Answered: TypeAlias = tuple[PromptBatch, NDArray[np.float32]]
+
+
 class PromptSource(Protocol):
-    """Which prompts of a table each step trains on."""
+    """Which prompts of a table come when. A batch of them is a step's, or that of one generation of a step."""
 
     @property
     def table(self) -> PromptBatch:
         """All training prompts."""
 
     def num_steps(self, num_epochs: int) -> int:
-        """Steps of the first data epochs."""
+        """Batches of the first data epochs."""
 
     def batch_at(self, step: int) -> PromptBatch:
-        """The prompts of a step (from 1); steps are asked for one after the other."""
+        """The prompts of a batch, by its number in the run (from 1: the step, where each step draws one); batches are
+        asked for one after the other.
+        """
 
     def epoch_of(self, step: int) -> int:
-        """The data epoch, from 0, that the step whose prompts were asked for last belongs to."""
+        """The data epoch, from 0, that the batch which was asked for last belongs to."""
 
-    def state_after(self, prompts: PromptBatch, scores_B: NDArray[np.float32]) -> Mapping[str, Any] | None:
-        """What the next steps depend on beside seed and step, as JSON; `scores_B` are those of the step's responses."""
+    def state_after(self, answered: Sequence[Answered]) -> Mapping[str, Any] | None:
+        """What the next batches depend on beside seed and number, as JSON, after a step that drew these."""
 
     def restored(self, state: Mapping[str, Any] | None) -> Self:
         """The same source, going on from such a state; None: from the start."""
@@ -99,7 +122,8 @@ class PromptDataset:
     """Prompts by (seed, step): an order of its own per epoch, incomplete batches left out, no state.
 
     `weights`, one per file, are the files' shares of an epoch. Without `shuffle` the files' order is kept, or, with
-    weights, the files take turns. Raises ConfigError if the table does not fill a batch, or a file has no share.
+    weights, the files take turns. `batch_key` names the size in errors. Raises ConfigError if the table does not fill a
+    batch, or a file has no share.
     """
 
     table: PromptBatch
@@ -107,12 +131,13 @@ class PromptDataset:
     seed: int
     shuffle: bool
     weights: Sequence[float] | None = None
+    batch_key: str = "data.train_batch_size"
     _mixture: tuple[tuple[int, ...], tuple[int, ...]] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.batch_size > self.table.num_prompts:
             found = f"the number of training prompts ({self.table.num_prompts})"
-            raise ConfigError(f"data.train_batch_size ({self.batch_size}) is larger than {found}")
+            raise ConfigError(f"{self.batch_key} ({self.batch_size}) is larger than {found}")
         if self.weights is not None:
             object.__setattr__(self, "_mixture", _mixture(self.table, self.weights))
 
@@ -139,7 +164,7 @@ class PromptDataset:
             order = mixed_order(*self._mixture, self.seed, epoch, shuffle=self.shuffle)
         return self.table.take(order[start : start + self.batch_size])
 
-    def state_after(self, prompts: PromptBatch, scores_B: NDArray[np.float32]) -> None:
+    def state_after(self, answered: Sequence[Answered]) -> None:
         """None: seed and step say all."""
 
     def restored(self, state: Mapping[str, Any] | None) -> Self:  # noqa: ARG002 - of PromptSource
@@ -191,16 +216,8 @@ def response_seeds(run_seed: int, step: int, prompt_index: ArrayLike, sample: Ar
     """
     state = np.zeros(np.broadcast_shapes(np.shape(prompt_index), np.shape(sample)), np.uint64)
     for part in (run_seed, step, prompt_index, sample):
-        state = _splitmix64(state ^ np.asarray(part, dtype=np.uint64))
+        state = splitmix64(state ^ np.asarray(part, dtype=np.uint64))
     return (state >> np.uint64(1)).astype(np.int64)
-
-
-def _splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """One step of SplitMix64 (Steele et al., 2014), elementwise; arrays wrap around silently."""
-    mixed = np.atleast_1d(state) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (mixed ^ (mixed >> np.uint64(31))).reshape(state.shape)
 
 
 def _occurrences(row_indices: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,13 +1,13 @@
 """Prompts in the order of a user's sampler, whose place is saved with every checkpoint."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from controller.data.prompts import PromptBatch
+from controller.data.prompts import Answered, PromptBatch
 from splitppo.config import ConfigError, DataConfig
 from splitppo.config.user_object import load_object
 from splitppo.user_file import describe
@@ -48,7 +48,7 @@ class SampledPrompts:
 
     def num_steps(self, num_epochs: int) -> int:
         """Steps of the first data epochs; an incomplete batch at the end of one is none."""
-        size = self._config.train_batch_size
+        size = self._config.draw_size
         if self._has_state:
             return num_epochs * self.table.num_prompts // size
         return sum(len(self._order_of(epoch)) // size for epoch in range(num_epochs))
@@ -60,11 +60,12 @@ class SampledPrompts:
         """The prompts that come next."""
         return self.table.take(np.array(self._next_indices(), np.int64))
 
-    def state_after(self, prompts: PromptBatch, scores_B: NDArray[np.float32]) -> Mapping[str, Any]:
-        """The sampler hears the scores, [prompts, samples], and its place is taken."""
-        if hasattr(self._sampler, "update"):
-            indices, scores = prompts.row_indices, scores_B.reshape(prompts.num_prompts, -1)
-            self._call("update", lambda: self._sampler.update(indices, scores))
+    def state_after(self, answered: Sequence[Answered]) -> Mapping[str, Any]:
+        """The sampler hears the scores of each batch, [prompts, samples], and its place is taken."""
+        for prompts, scores_B in answered if hasattr(self._sampler, "update") else ():
+            self._call(
+                "update", partial(self._sampler.update, prompts.row_indices, scores_B.reshape(prompts.num_prompts, -1))
+            )
         return self._state()
 
     def restored(self, state: Mapping[str, Any] | None) -> Self:
@@ -105,7 +106,7 @@ class SampledPrompts:
         return made
 
     def _next_indices(self) -> list[int]:
-        size, num_rows = self._config.train_batch_size, self.table.num_prompts
+        size, num_rows = self._config.draw_size, self.table.num_prompts
         if self._has_state:
             if self._position >= num_rows:
                 self._epoch, self._position = self._epoch + 1, self._position - num_rows
@@ -117,7 +118,7 @@ class SampledPrompts:
             indices = self._order[self._position : self._position + size]
         if len(indices) != size:
             found = f"{len(indices)} indices in data epoch {self._epoch}"
-            raise ConfigError(f"data.sampler: {self._name} gave {found}, expected data.train_batch_size ({size})")
+            raise ConfigError(f"data.sampler: {self._name} gave {found}, expected {self._config.draw_key} ({size})")
         self._position += size
         return indices
 

@@ -28,7 +28,9 @@ def _limit(value: Any, _: VerlRun) -> Any:
 def _gen_batch(value: Any, run: VerlRun) -> Any:
     if value in (None, run.value("data.train_batch_size")):
         raise NotNeeded("data.train_batch_size says it")
-    raise NotSupported("a step generates its data.train_batch_size prompts, no more")
+    if not run.value("algorithm.filter_groups.enable"):
+        raise NotSupported("without filter_groups.enable a step trains on all that it generates: data.train_batch_size")
+    return value
 
 
 def _sources(value: Any, _: VerlRun) -> Any:
@@ -72,9 +74,7 @@ def _data() -> Iterator[Row]:
     yield taken("data.train_files", "data.train_files", "~/data/rlhf/gsm8k/train.parquet", convert=_files)
     yield taken("data.val_files", "data.val_files", "~/data/rlhf/gsm8k/test.parquet", convert=_files)
     yield taken("data.train_batch_size", "data.train_batch_size", 1024)
-    yield changed(
-        "data.gen_batch_size", "", "not needed where it is data.train_batch_size, else not supported", _gen_batch
-    )
+    yield changed("data.gen_batch_size", "data.gen_batch_size", "only with algorithm.filter_groups.enable", _gen_batch)
     yield taken("data.max_prompt_length", "data.max_prompt_length", 512)
     yield taken("data.max_response_length", "data.max_response_length", 512)
     yield taken("data.prompt_key", "data.prompt_key", "prompt")

@@ -48,6 +48,14 @@ def _bypass(value: Any, _: VerlRun) -> Any:
     return True
 
 
+def _loss_type(value: Any, run: VerlRun) -> Any:
+    if not run.value(f"{_CORRECTION}.bypass_mode"):
+        raise NotNeeded("only with bypass_mode")
+    if value == "reinforce" and run.value(f"{_CORRECTION}.rollout_rs") is not None:
+        raise NotSupported("reinforce without rollout_rs: with bypass_mode nothing is rejected")
+    return value
+
+
 def _freq(value: Any, _: VerlRun) -> int:
     return int(value) if value and num_of(value, "freq") > 0 else -1
 
@@ -90,6 +98,16 @@ def _dump(value: Any, _: VerlRun) -> bool:
     return value is not None
 
 
+def _filter_metric(value: Any, run: VerlRun) -> Any:
+    if value is None or not run.value("algorithm.filter_groups.enable"):
+        raise NotNeeded("only with filter_groups.enable")
+    return value
+
+
+def _max_gen_batches(value: Any, _: VerlRun) -> Any:
+    return int(max(num_of(value, "algorithm.filter_groups.max_num_gen_batches"), 0))
+
+
 def _algorithm() -> Iterator[Row]:
     yield taken("algorithm.adv_estimator", "algorithm.adv_estimator", "gae", convert=_estimator)
     for key, default in (("gamma", 1.0), ("lam", 1.0), ("norm_adv_by_std_in_grpo", True), ("use_kl_in_reward", False)):
@@ -111,11 +129,15 @@ def _algorithm() -> Iterator[Row]:
     )
     yield taken(f"{_CORRECTION}.rollout_is_batch_normalize", f"{_CORRECTION}.rollout_is_batch_normalize", False)
     yield taken(f"{_CORRECTION}.bypass_mode", f"{_CORRECTION}.bypass_mode", False, convert=_bypass)
-    yield unsupported(f"{_CORRECTION}.loss_type", "the PPO clip", "ppo_clip")
-    yield unsupported(
-        "algorithm.filter_groups.enable", "not yet: groups of equal scores stay in the batch, with advantage 0 (grpo)"
+    yield taken(f"{_CORRECTION}.loss_type", f"{_CORRECTION}.loss_type", "ppo_clip", convert=_loss_type)
+    yield taken("algorithm.filter_groups.enable", "algorithm.filter_groups.enable", False)
+    yield taken("algorithm.filter_groups.metric", "algorithm.filter_groups.metric", None, convert=_filter_metric)
+    yield taken(
+        "algorithm.filter_groups.max_num_gen_batches",
+        "algorithm.filter_groups.max_num_gen_batches",
+        0,
+        convert=_max_gen_batches,
     )
-    yield not_needed("algorithm.filter_groups.*", "only with filter_groups.enable")
     yield unsupported("algorithm.use_pf_ppo", "every response is learned from once per epoch")
     yield not_needed("algorithm.pf_ppo.*", "only with use_pf_ppo")
 

@@ -39,7 +39,7 @@ class Experience:
 
     Attributes:
         batch: prompts, responses, what the services computed for them, advantages, returns; response_mask where
-            tokens may be rejected, rollout_is_weights where they are weighted.
+            tokens may be left out, rollout_is_weights where they are weighted.
         scores: [B], as they were given.
         rewards: shaped, KL penalty included; aligned with responses, 0 where a token does not count.
         learned: bool, of all response tokens those that both models learn from: the others are masked or rejected.
@@ -63,9 +63,11 @@ class Experience:
         """Prompt and response tokens."""
         return len(self.batch["prompts"].values) + len(self.batch["responses"].values)
 
-    def actor_columns(self, *, lacks_reference: bool = False, lacks_old: bool = False) -> Batch:
+    def actor_columns(
+        self, *, lacks_reference: bool = False, lacks_old: bool = False, draws_tokens: bool = False
+    ) -> Batch:
         """What the actor's update needs beside what it has; it may lack the reference's or the old log-probs."""
-        others = {"ref_log_probs": lacks_reference, "old_log_probs": lacks_old}
+        others = {"ref_log_probs": lacks_reference, "old_log_probs": lacks_old, "seeds": draws_tokens}
         lacking = (name for name, lacks in others.items() if lacks)
         return self._present("advantages", "response_mask", "rollout_is_weights", *lacking)
 
@@ -88,6 +90,7 @@ def assemble_experience(
     *,
     num_samples: int,
     kl_coef: float,
+    truncated_B: Mask | None = None,
     greedy_scores: Float32s | None = None,
     components: Float32s | None = None,
     token_scores: Column | None = None,
@@ -97,6 +100,7 @@ def assemble_experience(
 
     A rejected token gets no advantage and no return, and the estimators bridge it. A response keeps its score as long
     as one token is left, on the last of those; one that is rejected as a whole still counts in its group's baseline.
+    With mask_truncated_completions so it is with those of `truncated_B`, which were cut off ([B]; None: none was).
 
     `rollouts` come with whatever the services computed for them; the `num_samples` of one prompt are neighbours.
     Where the estimator needs them: `greedy_scores` [P], the score of a greedy response to each prompt, and `components`
@@ -112,28 +116,15 @@ def assemble_experience(
     if algorithm.rollout_correction.bypasses and "rollout_log_probs" in rollouts:
         # In checked steps too, where both are known: whether a step is checked must not change what is learned.
         rollouts = rollouts.merge(Batch(rollouts.num_rows, {"old_log_probs": rollouts["rollout_log_probs"]}))
-    learned = Column(_enough_to_learn(correction.kept.values, mask.values), lengths)
+    learned = _learned(correction.kept, mask, truncated_B if algorithm.mask_truncated_completions else None)
     rollouts, normalization = normalization.denormalized(rollouts), normalization.including_scores(scores_B)
     placed = shape_scores(normalization, PlacedScores.split(scores_B, token_scores))
     rewards, kl_B = token_rewards(placed, _kept_or_all(learned, mask)), np.zeros(rollouts.num_rows)
     if algorithm.use_kl_in_reward:
         kl_B = _penalise_kl(algorithm, rollouts, rewards, mask, kl_coef=kl_coef)
     rewards = whiten_rewards(normalization.shaping, rewards, mask)
-    advantages, returns = (Column(np.empty(len(mask.values), np.float32), lengths) for _ in range(2))
-    greedy_scores_B = None if greedy_scores is None else np.repeat(greedy_scores, num_samples)
-    takes_pieces = estimator_of(algorithm).takes_pieces
-    blocks = _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples)
-    for start, stop in blocks if takes_pieces else [(0, rollouts.num_rows)]:
-        made = _assemble_rows(
-            algorithm,
-            rollouts.between(start, stop),
-            *(of_tokens.between(start, stop).pad() for of_tokens in (rewards, mask, learned)),
-            num_samples=num_samples,
-            greedy_scores_B=None if greedy_scores_B is None else greedy_scores_B[start:stop],
-            components_KB=None if components is None else components[:, start:stop],
-        )
-        for column, values_N in ((advantages, made.advantages), (returns, made.returns)):
-            column.between(start, stop).values[:] = values_N
+    given = (rollouts, rewards, mask, learned, _baseline(normalization, greedy_scores, num_samples), components)
+    advantages, returns = _estimate(algorithm, *given, num_samples=num_samples)
     normalization = normalization.including_returns(returns.values[learned.values])
     kl, metrics = None, {**correction.metrics, **normalization.metrics}
     if algorithm.use_kl_in_reward:
@@ -142,7 +133,7 @@ def assemble_experience(
     if learned.values.any() or not mask.values.any():
         advantages = Column(over_batch(algorithm, advantages, learned.values, rewards.sums()), lengths)
     columns = {"advantages": advantages, "returns": returns}
-    if algorithm.rollout_correction.rejections:
+    if algorithm.rollout_correction.rejections or algorithm.mask_truncated_completions:
         columns["response_mask"] = Column(learned.values.astype(np.uint8), lengths)
     if correction.weights is not None:
         columns["rollout_is_weights"] = correction.weights
@@ -156,38 +147,45 @@ def _blocks(lengths: NDArray[np.int32], num_tokens: int, *, num_samples: int = 1
     return ((start, min(start + num_rows, len(lengths))) for start in range(0, len(lengths), num_rows))
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """What becomes of some rows, over their N response tokens."""
-
-    advantages: Float32s
-    returns: Float32s
-
-
-def _assemble_rows(
+def _estimate(
     algorithm: AlgorithmConfig,
-    rows: Batch,
-    rewards_BT: Float32s,
-    mask_BT: Mask,
-    learned_BT: Mask,
-    *,
-    num_samples: int,
+    rollouts: Batch,
+    rewards: Column,
+    mask: Column,
+    learned: Column,
     greedy_scores_B: Float32s | None,
     components_KB: Float32s | None,
-) -> _Rows:
-    """Advantages and returns of whole groups of samples; advantages are not whitened."""
-    advantages_BT, returns_BT = compute_advantages(
-        algorithm,
-        rewards_BT,
-        learned_BT,
-        groups_B=np.arange(rows.num_rows) // num_samples,
-        values_BT=rows["values"].pad() if "values" in rows else None,
-        scored_BT=mask_BT,
-        greedy_scores_B=greedy_scores_B,
-        components_KB=components_KB,
-    )
-    is_token_BT = rows["responses"].mask()
-    return _Rows(advantages_BT[is_token_BT], returns_BT[is_token_BT])
+    *,
+    num_samples: int,
+) -> tuple[Column, Column]:
+    """Advantages and returns, whole groups of samples at a time; what is over the batch is not done yet."""
+    lengths, num_rows = mask.lengths, rollouts.num_rows
+    advantages, returns = (Column(np.empty(len(mask.values), np.float32), lengths) for _ in range(2))
+    in_pieces = estimator_of(algorithm).takes_pieces
+    for start, stop in _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples) if in_pieces else [(0, num_rows)]:
+        rows = rollouts.between(start, stop)
+        rewards_BT, mask_BT, learned_BT = (column.between(start, stop).pad() for column in (rewards, mask, learned))
+        estimated = compute_advantages(
+            algorithm,
+            rewards_BT,
+            learned_BT,
+            groups_B=np.arange(rows.num_rows) // num_samples,
+            values_BT=rows["values"].pad() if "values" in rows else None,
+            scored_BT=mask_BT,
+            greedy_scores_B=None if greedy_scores_B is None else greedy_scores_B[start:stop],
+            components_KB=None if components_KB is None else components_KB[:, start:stop],
+        )
+        is_token_BT = rows["responses"].mask()
+        for column, of_rows_BT in zip((advantages, returns), estimated, strict=True):
+            column.between(start, stop).values[:] = of_rows_BT[is_token_BT]
+    return advantages, returns
+
+
+def _baseline(normalization: Normalization, greedy_scores: Float32s | None, num_samples: int) -> Float32s | None:
+    """[B], of each response the greedy score of its prompt, on the scale of the rewards that it is subtracted from."""
+    if greedy_scores is None:
+        return None
+    return np.repeat(shape_scores(normalization, PlacedScores(greedy_scores)).of_ends, num_samples).astype(np.float32)
 
 
 def _kept_or_all(learned: Column, mask: Column) -> Column:
@@ -237,10 +235,16 @@ def _correct(algorithm: AlgorithmConfig, rollouts: Batch, mask: Column) -> _Corr
     return _Corrected(mask.unpad(correction.kept), weights, correction.metrics)
 
 
+def _learned(kept: Column, mask: Column, left_out_B: Mask | None) -> Column:
+    """What was kept, without the responses that are left out as a whole."""
+    kept_N = kept.values if left_out_B is None else kept.values & ~np.repeat(left_out_B, kept.lengths)
+    return Column(_enough_to_learn(kept_N, mask.values), kept.lengths)
+
+
 def _enough_to_learn(kept_N: Mask, mask_N: Mask) -> Mask:
-    """What was kept, or nothing if rejection left a single token, which no statistic can be made of."""
+    """What was kept, or nothing if a single token is left, which no statistic can be made of."""
     if kept_N.sum() >= 2 or mask_N.sum() < 2:
         return kept_N
     kept, total = kept_N.sum(), mask_N.sum()
-    log.warning("rollout correction keeps %d of %d response tokens: nothing is learned in this step", kept, total)
+    log.warning("%d of %d response tokens are left to learn from: nothing is learned in this step", kept, total)
     return np.zeros_like(kept_N)

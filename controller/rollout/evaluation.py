@@ -25,8 +25,10 @@ class Evaluator:
         self._prompts = prompts
         self._scorer = scorer
 
-    def is_due(self, step: int) -> bool:
+    def is_due(self, step: int, *, is_last: bool = False) -> bool:
         """Whether to validate: before the run, every `evaluation.test_freq` steps and after the last step.
+
+        That is the configuration's last one, or one that `is_last` says is.
 
         With `val_only` it is due at whatever step the run is.
         """
@@ -37,7 +39,9 @@ class Evaluator:
             return True
         if step == 0:
             return evaluation.val_before_train
-        return step == self._config.last_step or (evaluation.test_freq > 0 and step % evaluation.test_freq == 0)
+        return (
+            is_last or step == self._config.last_step or (evaluation.test_freq > 0 and step % evaluation.test_freq == 0)
+        )
 
     async def evaluate(self, step: int) -> ValidationResult:
         """Answers and scores every validation prompt with the policy of `step`, which must be the committed one."""

@@ -30,6 +30,7 @@ class ScoredSample:
         token_scores: float32, of each response token; None where the scorers place nothing.
         ground_truth, data_source, prompt_index: of the prompt's row, and its place in the table.
         has_ended: whether the response ends with an EOS token.
+        is_truncated: whether it was cut off at data.max_response_length.
         extra: the other fields of the scorer's dict.
         failure, message: why a scorer gave none; None if all did.
         place: where the prompt's row stands, e.g. "train.parquet, row 3".
@@ -44,6 +45,7 @@ class ScoredSample:
     data_source: str
     prompt_index: int = 0
     has_ended: bool = True
+    is_truncated: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
     message: str = ""
@@ -68,6 +70,16 @@ class ScoredResponses:
         """The responses at `indices`, in that order."""
         return ScoredResponses([self.samples[index] for index in indices])
 
+    def by_rules(self) -> "ScoredResponses":
+        """The same responses with the scorers' scores alone, as if no reward model had scored."""
+        return ScoredResponses([replace(sample, score=sample.rule_score or 0.0) for sample in self.samples])
+
+    @property
+    def model_scores(self) -> NDArray[np.float32] | None:
+        """[B], what the reward model gave; None where it was not asked."""
+        scores = [sample.model_score for sample in self.samples if sample.model_score is not None]
+        return np.array(scores, np.float32) if len(scores) == len(self.samples) else None
+
     def with_overlong_penalty(
         self, buffer: OverlongBuffer, lengths_B: NDArray[np.integer[Any]], max_response_length: int
     ) -> "ScoredResponses":
@@ -81,6 +93,17 @@ class ScoredResponses:
             score = float(np.float32(sample.score + penalty))
             punished.append(replace(sample, score=score, extra={**sample.extra, **extra}))
         return ScoredResponses(punished)
+
+    def with_truncation(
+        self, lengths_B: NDArray[np.integer[Any]], max_response_length: int, stop: Sequence[str]
+    ) -> "ScoredResponses":
+        """The same responses, those marked that were cut off: of the greatest length, without EOS or a `stop` text."""
+        marked = []
+        for sample, length in zip(self.samples, lengths_B, strict=True):
+            has_ended = sample.has_ended or any(text in sample.response for text in stop)
+            is_truncated = bool(length >= max_response_length) and not has_ended
+            marked.append(replace(sample, is_truncated=True) if is_truncated else sample)
+        return ScoredResponses(marked)
 
     def with_model_scores(
         self, model_scores_B: NDArray[np.float32], coef_of: Callable[[str], float]
@@ -157,6 +180,11 @@ class ScoredResponses:
     def ended(self) -> NDArray[np.bool_]:
         """[B], whether the response ends with an EOS token."""
         return np.array([sample.has_ended for sample in self.samples], np.bool_)
+
+    @property
+    def truncated(self) -> NDArray[np.bool_]:
+        """[B], whether the response was cut off; see `with_truncation`."""
+        return np.array([sample.is_truncated for sample in self.samples], np.bool_)
 
     @property
     def extra(self) -> dict[str, list[Any]]:

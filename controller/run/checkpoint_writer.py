@@ -51,15 +51,16 @@ class CheckpointWriter(BackgroundTask):
         self._on_saved = on_saved
         self._on_commit = on_commit
 
-    def is_due(self, state: RunState) -> bool:
+    def is_due(self, state: RunState, *, is_last: bool = False) -> bool:
         """Whether `state.step` is saved.
 
-        That is every `checkpoint.save_freq` steps, the last one with `save_last`, and one that is the best so far.
+        That is every `checkpoint.save_freq` steps, the last one with `save_last`, and one that is the best so far. The
+        last one is the configuration's, or one that `is_last` says is.
         """
         checkpoint, step = self._config.checkpoint, state.step
-        is_last = checkpoint.save_last and step == self._config.last_step
+        is_saved_last = checkpoint.save_last and (is_last or step == self._config.last_step)
         is_regular = checkpoint.save_freq > 0 and step % checkpoint.save_freq == 0
-        return is_last or is_regular or step == state.best_step
+        return is_saved_last or is_regular or step == state.best_step
 
     async def begin(self, state: RunState, *, metrics: Awaitable[Mapping[str, float]]) -> None:
         """Starts the checkpoint of `state.step`, when the one before is written.

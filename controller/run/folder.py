@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import yaml
@@ -26,6 +27,8 @@ from splitppo.config.renamed_keys import with_renamed_keys
 from splitppo.config.streaming import keep_stream_groups, resolve_stream_groups
 from splitppo.config.threads import keep_threads, permitted_cores, resolve_threads
 
+NONCE_PREFIX = "nonce-"
+_LOCK_FILE = "controller.lock"
 # Keys that say how long, where and how often, but not what is computed: they may differ from the stored config.
 _MICRO_BATCH_KEYS = ("ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu")
 _OF_A_MODEL = (*_MICRO_BATCH_KEYS, "use_remove_padding")
@@ -50,6 +53,18 @@ class Lease:
     nonce: str
 
 
+def is_held(run_dir: Path) -> bool:
+    """Whether a controller holds the folder now; asked without holding it for longer than the question takes."""
+    try:
+        with (run_dir / _LOCK_FILE).open() as lock_file:
+            fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # nobody ever held it
+        return False
+    return False
+
+
 class RunFolder:
     """The folder of one run, held for the life of this object (a context manager).
 
@@ -72,7 +87,7 @@ class RunFolder:
         with self._errors_named(), ExitStack() as lock:
             for folder in ("logs", "services", "checkpoints"):
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
-            lock_file = lock.enter_context((self.path / "controller.lock").open("a"))
+            lock_file = lock.enter_context((self.path / _LOCK_FILE).open("a"))
             try:
                 fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -152,9 +167,9 @@ class RunFolder:
         if record.exists():
             stored = json.loads(record.read_text(encoding="utf-8"))
             run_id, epoch = stored["run_id"], stored["epoch"]
-        for left_by_a_crash in self.path.glob("nonce-*"):
+        for left_by_a_crash in self.path.glob(f"{NONCE_PREFIX}*"):
             left_by_a_crash.unlink()
-        lease = Lease(run_id, epoch + 1, f"nonce-{secrets.token_hex(8)}")
+        lease = Lease(run_id, epoch + 1, f"{NONCE_PREFIX}{secrets.token_hex(8)}")
         write_atomically(record, json.dumps({"run_id": lease.run_id, "epoch": lease.epoch}))
         write_atomically(self.path / lease.nonce, "")
         return lease

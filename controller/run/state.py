@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from controller.ppo.entropy import entropy_coeff_in_force, next_entropy_coeff
 from controller.ppo.experience import Experience
 from controller.ppo.kl import next_kl_coef
 from controller.ppo.normalization import Normalization
@@ -21,11 +22,16 @@ class RunState(BaseModel):
 
     step: int = Field(0, ge=0, description="last step that was done; while a step runs, that step")
     kl_coef: float = Field(description="coefficient of the KL in the reward; the adaptive controller moves it")
+    entropy_coeff: float | None = Field(
+        None, description="weight that adaptive entropy control has come to; null: actor.entropy_coeff"
+    )
+    entropy: float | None = Field(None, description="per token, in the latest update of the actor, nats")
     validation_before: Accuracy | None = Field(None, description="of the initial policy (step 0)")
     validation_after: Accuracy | None = Field(None, description="the latest, at step validated_step")
     validated_step: int = Field(-1, description="step of validation_after")
     train_s: float = Field(0.0, description="seconds in steps, without validation and checkpoints")
     tokens: int = Field(0, description="prompt and response tokens trained")
+    refills: int = Field(0, ge=0, description="batches of prompts drawn beyond one per step, by dynamic sampling")
     running: RunningMoments = Field(RunningMoments(), description="of what is normalised over the run")
     sampler: Mapping[str, Any] | None = Field(None, description="position of a user's sampler; of no other prompts")
     best: Best | None = Field(None, description="by checkpoint.best_metric")
@@ -36,20 +42,55 @@ class RunState(BaseModel):
         """State before the first step."""
         return cls(step=0, kl_coef=config.algorithm.kl_coef)
 
+    def config_at_step(self, config: Config) -> Config:
+        """What holds in the step that is being worked on: its phase's values, and what the controllers have come to."""
+        held = config.at_step(self.step)
+        algorithm, actor = held.algorithm, held.actor
+        if algorithm.kl_ctrl == "adaptive":
+            algorithm = algorithm.model_copy(update={"kl_coef": self.kl_coef})
+        if algorithm.adaptive_entropy.enable:
+            coeff = actor.entropy_coeff if self.entropy_coeff is None else self.entropy_coeff
+            coeff = entropy_coeff_in_force(algorithm.adaptive_entropy, coeff, self.entropy)
+            actor = actor.model_copy(update={"entropy_coeff": coeff})
+        return held.model_copy(update={"algorithm": algorithm, "actor": actor})
+
     def after(
-        self, experience: Experience, config: Config, step_s: float, sampler: Mapping[str, Any] | None = None
+        self,
+        experience: Experience,
+        config: Config,
+        step_s: float,
+        num_draws: int = 1,
+        sampler: Mapping[str, Any] | None = None,
+        *,
+        entropy: float | None = None,
     ) -> Self:
-        """State after the update on `experience`: the KL controller moves, totals grow, the prompts go on."""
-        num_samples = experience.batch.num_rows
+        """State after the update on `experience`: coefficients move, totals grow, the prompts go on.
+
+        `num_draws` batches of prompts were drawn for it. `entropy` is that of the actor's update, in nats per token;
+        None: it had no tokens, or did not take place.
+        """
+        held, num_samples = config.at_step(self.step), experience.batch.num_rows
+        entropy_coeff, adaptive = self.entropy_coeff, held.algorithm.adaptive_entropy
+        if adaptive.enable:
+            coeff = held.actor.entropy_coeff if entropy_coeff is None else entropy_coeff
+            entropy_coeff = next_entropy_coeff(adaptive, coeff, entropy)
         return self.model_copy(
             update={
-                "kl_coef": next_kl_coef(config.algorithm, self.kl_coef, experience.kl, num_samples=num_samples),
+                "kl_coef": next_kl_coef(held.algorithm, self.kl_coef, experience.kl, num_samples=num_samples),
+                "entropy_coeff": entropy_coeff,
+                "entropy": self.entropy if entropy is None else entropy,
                 "train_s": self.train_s + step_s,
                 "tokens": self.tokens + experience.num_tokens,
+                "refills": self.refills + num_draws - 1,
                 "running": experience.running,
                 "sampler": sampler,
             }
         )
+
+    @property
+    def draw(self) -> int:
+        """The number of a batch of prompts: while a step runs the first one that it draws, else the last one drawn."""
+        return self.step + self.refills
 
     def normalization(self, config: Config) -> Normalization:
         """What the next step scales, by the statistics of those that were done."""

@@ -17,6 +17,7 @@ from controller.rollout.results import Accuracy, ScoredSample
 from controller.tracking.summary import Summary
 from splitppo.config import Config
 from splitppo.config.batch_plan import BatchPlan
+from splitppo.config.phase_plan import phase_plan
 
 _REFRESH_S = 0.1
 _RECENT_STEPS = 20
@@ -174,6 +175,7 @@ def _header(plan: BatchPlan, config: Config, step: int) -> list[str]:
         f"models      {', '.join([f'actor {config.actor.model}', critic, *frozen])}",
         f"algorithm   {config.algorithm.adv_estimator}, schedule {run.schedule}, seed {run.seed},"
         f" {config.last_step} steps, {start}",
+        *(f"{'' if number else 'phases':<12}{line}" for number, line in enumerate(phase_plan(config))),
         "plan        " + str(plan).replace("\n", "\n" + 12 * " "),
         f"checkpoints {_price_of_a_loss(config, step)}",
     ]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "Rewards, advantages, values": (
         ("critic/score/{mean,max,min}", "1", "score of a response, as it was given, that of its tokens included"),
+        ("critic/greedy_score/mean", "1", "score of the greedy rollout of a prompt, remax's baseline; no penalties"),
         ("critic/rewards/{mean,max,min}", "1", "sum of a response's token rewards: shaped, KL penalty included"),
         ("critic/advantages/{mean,max,min}", "1", "advantage of a response token, as the loss sees it"),
         ("critic/returns/{mean,max,min}", "1", "return of a response token"),
@@ -43,12 +44,20 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("{actor,critic}/lr", "1", "learning rate"),
         ("{actor,critic}/loss", "1", "what was minimised"),
         ("{actor,critic}/num_skipped_steps", "steps", "optimiser steps skipped for a gradient that was not finite"),
-        ("{actor,critic}/num_empty_steps", "steps", "optimiser steps left out because every token was rejected"),
+        ("{actor,critic}/num_empty_steps", "steps", "optimiser steps left out because no token was left to learn from"),
+        ("actor/num_stopped_steps", "steps", "optimiser steps left out for actor.target_kl"),
         ("{actor,critic}/tokens_rank_{min,max,mean}", "tokens", "tokens that one rank trained on"),
         ("actor/pg_loss", "1", "policy loss"),
-        ("actor/{pg_clipfrac,pg_clipfrac_lower}", "1", "share of tokens at the clip, and at the dual clip"),
+        (
+            "actor/{pg_clipfrac,pg_clipfrac_lower}",
+            "1",
+            "vanilla: share of tokens at the clip, and at the dual clip; other losses: as docs/losses.md says",
+        ),
+        ("actor/pg_klfrac", "1", "kl_cov: share of tokens with the KL penalty"),
+        ("actor/policy_loss/<metric>", "1", "of a loss of your own: mean over tokens"),
         ("actor/ppo_kl", "nats", "KL of the policy from the one that sampled, k1 estimate"),
         ("actor/entropy", "nats", "entropy per token"),
+        ("actor/entropy_coeff", "1", "weight of the entropy bonus in this step"),
         ("actor/{kl_loss,kl_coef}", "nats, 1", "KL to the reference in the loss, and its weight"),
         ("actor/reward_kl_penalty", "nats", "KL to the reference in the reward: mean over rows of means over tokens"),
         ("actor/reward_kl_penalty_coeff", "1", "its coefficient in this step"),
@@ -65,6 +74,16 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("response/no_eos_ratio", "1", "share of responses that do not end with an EOS token"),
         ("global_seqlen/{min,max,minmax_diff}", "tokens", "tokens per rank, were rows dealt out in order"),
         ("global_seqlen/{balanced_min,balanced_max,mean}", "tokens", "tokens per rank, balanced"),
+    ),
+    "Dynamic sampling": (
+        ("train/num_gen_batches", "1", "generations of data.gen_batch_size prompts that the step took"),
+        (
+            "training/filter_groups/{evicted_samples,evicted_right,evicted_wrong}",
+            "prompts",
+            "dropped because all of their samples have the same value of the metric; of 1 or more; of 0 or less",
+        ),
+        ("training/filter_groups/discarded_surplus_samples", "prompts", "whose samples differ, beyond the full step"),
+        ("training/filter_groups/share_kept", "1", "share of the answered prompts whose samples differ"),
     ),
     "Rollout backend and trainer": (
         ("training/rollout_probs_diff_{max,mean,std}", "1", "|probability by the trainer - by the rollout backend|"),
@@ -94,9 +113,10 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "Time": (
         (
             "timing_s/{step,gen,reward,old_log_prob,ref,values,reward_model,adv,update_actor,update_critic,update_actor_critic,"
-            "testing,save_checkpoint,stall_critic}",
+            "testing,save_checkpoint,stall_critic,dynamic_sampling,gen_max}",
             "s",
-            "seconds that the controller spent in this part; parts may run at the same time",
+            "seconds that the controller spent in this part; parts may run at the same time; dynamic_sampling holds its"
+            " share of gen, reward and reward_model; gen_max is the generation of greedy rollouts (remax)",
         ),
         ("timing_s/update_weights", "s", "of the first gen or testing after an update: taking over its weights"),
         (
@@ -132,6 +152,11 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     ),
     "Run and validation": (
         ("training/{global_step,epoch}", "1", "step, and passes over the training prompts begun before it"),
+        (
+            "training/phase",
+            "1",
+            "which of algorithm.phases the step belongs to, from 1; 0: to none",
+        ),
         ("val/accuracy", "1", "mean over all validation responses of acc, or of the reward where there is no acc"),
         ("val-core/<source>/<variable>/mean@<n>", "1", "mean over n responses per prompt, then over prompts"),
         ("val-aux/<source>/<variable>/{mean,std}@<n>", "1", "mean and deviation of n responses, over prompts"),

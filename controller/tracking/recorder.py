@@ -80,8 +80,8 @@ class Recorder:
         self.last_step = step
         self._on_line()
 
-    def begin(self, step: int, *, epoch: int) -> StepRecord:
-        """Opens the record of a step, in this data epoch."""
+    def begin(self, step: int, *, epoch: int = 0) -> StepRecord:
+        """Opens the record of a step, in this data epoch, where it is known already."""
         self._completions = {known: done for known, done in self._completions.items() if known >= step - 1}
         record = StepRecord(step, time.time(), epoch=epoch, traffic_before=self._traffic())
         self._open.append(record)

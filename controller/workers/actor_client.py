@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from controller.workers.client import WorkerClient
 from controller.workers.command import CommandReply
+from splitppo.config import Config
 from splitppo.rpc.errors import Place, WrongPolicy
 from splitppo.v1 import actor_pb2, actor_pb2_grpc, batch_pb2, worker_pb2
 
@@ -53,7 +54,29 @@ class ActorClient(WorkerClient):
         """Adds old_log_probs to the slot."""
         return await self._slot_command("ComputeLogProbs", actor_pb2.ComputeLogProbsRequest(slot=slot), base_step)
 
-    async def update(self, slot: batch_pb2.Slot, *, base_step: int, advance_only: bool = False) -> CommandReply:
-        """One PPO update, which commits the slot's step; with `advance_only` the weights stay."""
-        request = actor_pb2.ActorUpdateRequest(slot=slot, advance_only=advance_only)
+    async def update(
+        self,
+        slot: batch_pb2.Slot,
+        *,
+        base_step: int,
+        terms: actor_pb2.LossTerms | None = None,
+        advance_only: bool = False,
+    ) -> CommandReply:
+        """One PPO update, which commits the slot's step; with `advance_only` the weights stay.
+
+        `terms` are those of its loss; None: as the worker's configuration has them.
+        """
+        request = actor_pb2.ActorUpdateRequest(slot=slot, advance_only=advance_only, loss_terms=terms)
         return await self._slot_command("Update", request, base_step)
+
+
+def loss_terms(config: Config) -> actor_pb2.LossTerms:
+    """The terms of the loss that may change with the step, from what holds in one."""
+    actor, phases = config.actor, config.algorithm.phases
+    return actor_pb2.LossTerms(
+        loss_mode=actor.policy_loss.loss_mode,
+        entropy_coeff=actor.entropy_coeff,
+        use_kl_loss=actor.use_kl_loss,
+        kl_loss_coef=actor.kl_loss_coef,
+        phase=phases[0].label if phases else "",
+    )

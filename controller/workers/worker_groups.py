@@ -107,7 +107,7 @@ class WorkerGroups:
             WireError: a worker that was connected before is lost.
         """
         if self._launcher is None:
-            addresses = self._configured_addresses()
+            addresses = configured_addresses(self._config)
         else:
             addresses = {role: endpoint.address for role, endpoint in (await self._launcher.start()).items()}
         await self._close_channels()
@@ -130,15 +130,9 @@ class WorkerGroups:
         except (WrongState, AccessDenied, Unavailable) as error:
             if isinstance(error, Unavailable) and (self._launcher is not None or self._was_connected):
                 raise
-            raise ConfigError(str(error)) from error
+            more = "; python -m controller doctor --config FILE says more" if isinstance(error, Unavailable) else ""
+            raise ConfigError(f"{error}{more}") from error
         self._was_connected = True
-
-    def _configured_addresses(self) -> dict[RoleName, str]:
-        addresses = {role: self._config.services.of(role).address for role in self._config.roles}
-        for role, address in addresses.items():
-            if not address:
-                raise ConfigError(f"services.{role}.address: expected host:port, because services.launch is external")
-        return addresses
 
     def can_recover(self, error: Exception) -> bool:
         """Whether the run can go on after this error, from the last common checkpoint."""
@@ -229,6 +223,15 @@ class WorkerGroups:
     async def _close_channels(self) -> None:
         await asyncio.gather(*(client.close() for client in self.clients))
         self._workers = None
+
+
+def configured_addresses(config: Config) -> dict[RoleName, str]:
+    """Where the groups are that somebody else starts; ConfigError if the configuration does not say."""
+    addresses = {role: config.services.of(role).address for role in config.roles}
+    for role, address in addresses.items():
+        if not address:
+            raise ConfigError(f"services.{role}.address: expected host:port, because services.launch is external")
+    return addresses
 
 
 async def _load(clients: Iterable[WorkerClient], step: int) -> list[CommandReply]:

@@ -3,16 +3,21 @@
 Every command runs on every rank at the same time, each with its own rows; their results are gathered.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
+from services.actor.covariance_selection import select_tokens
 from services.actor.losses.actor_loss import LossTerms, actor_loss
+from services.actor.losses.registry import find_policy_loss, try_policy_loss
 from services.engine.memory_metrics import memory_metrics
 from services.engine.model.forward import policy_forward
+from services.engine.token_metrics import MetricLimit
 from services.roles.frozen_models import FrozenModels
 from services.roles.trained_role import TrainedRole
 from services.rollout.backends import BACKENDS
@@ -21,8 +26,21 @@ from services.runtime.context import RankContext
 from services.runtime.ranks.sharding import shard_by_mini_batch, shard_by_tokens
 from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch
+from splitppo.config import ActorConfig, Config
+from splitppo.config.phases import MAX_LABEL
+from splitppo.config.policy_loss import COVARIANCE_LOSSES
+from splitppo.config.rollout_packages import check_rollout_packages
 from splitppo.rpc.errors import WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
+
+log = logging.getLogger(__name__)
+
+
+def check_config(config: Config) -> None:
+    """ValueError if the rollout backend's package is missing, or a loss of the policy, of any phase, cannot be used."""
+    check_rollout_packages(config)
+    for phase in config.in_every_phase:
+        try_policy_loss(phase.actor)
 
 
 class ActorRole:
@@ -37,6 +55,7 @@ class ActorRole:
     def __init__(self, context: RankContext) -> None:
         config = context.config
         self._config, self._device = config.actor, context.device
+        self._phase = ""
         BACKENDS[config.rollout.backend].check(config)
         self._forward = policy_forward(config.rollout.temperature)
         self._trained = TrainedRole(context, config.actor, kind="policy", forward=self._forward)
@@ -61,7 +80,15 @@ class ActorRole:
             actor_pb2.ActorUpdateRequest,
             self.update,
             columns=("prompts", "responses"),
-            optional_columns=("advantages", "response_mask", "old_log_probs", "ref_log_probs", "rollout_is_weights"),
+            optional_columns=(
+                "advantages",
+                "response_mask",
+                "old_log_probs",
+                "ref_log_probs",
+                "rollout_is_weights",
+                "seeds",
+            ),
+            check=self._check_update,
             prepare=self._prepare_update,
             shard=shard_by_mini_batch,
             commits=True,
@@ -86,10 +113,17 @@ class ActorRole:
         if request.advance_only:
             return Outcome()
         self._generation.suspend(weights_change=True)
-        terms = LossTerms.of(self._config)
-        metrics = self._trained.update(batch, actor_loss(self._config, terms), progress)
-        kl_coef = {} if terms.kl_loss_coef is None else {"actor/kl_coef": terms.kl_loss_coef}
-        return Outcome(metrics={**metrics, **memory_metrics(self._device), **kl_coef})
+        config = self._config_of(request)
+        terms, target_kl = LossTerms.of(config), config.target_kl
+        if request.loss_terms.phase != self._phase:
+            self._phase = request.loss_terms.phase
+            log.info("step %d: phase %r, %s", request.slot.step, self._phase, terms)
+        stop_above = None if target_kl is None else MetricLimit("ppo_kl", target_kl)
+        metrics = self._trained.update(batch, actor_loss(config, terms), progress, stop_above=stop_above)
+        coefficients = {"actor/entropy_coeff": terms.entropy_coeff}
+        if terms.kl_loss_coef is not None:
+            coefficients["actor/kl_coef"] = terms.kl_loss_coef
+        return Outcome(metrics={**metrics, **memory_metrics(self._device), **coefficients})
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
         """See `Role.save_checkpoint`; the reference and the rollout backend have nothing to save."""
@@ -107,7 +141,41 @@ class ActorRole:
     def _prepare_update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch) -> Batch:
         if request.advance_only:
             return batch.take(np.empty(0, np.int64))
-        needed = ("advantages", "ref_log_probs") if self._config.use_kl_loss else ("advantages",)
-        if missing := [name for name in needed if name not in batch]:
+        config = self._config_of(request)
+        loss_mode = config.policy_loss.loss_mode
+        selects_tokens = loss_mode in COVARIANCE_LOSSES
+        needed = {
+            "advantages": True,
+            "ref_log_probs": config.use_kl_loss,
+            "old_log_probs": selects_tokens,
+            "seeds": selects_tokens,
+        }
+        if missing := [name for name, is_needed in needed.items() if is_needed and name not in batch]:
             raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
-        return self._trained.prepare_update(request, batch)
+        batch = self._trained.prepare_update(request, batch)
+        if not selects_tokens:
+            return batch
+        selected = select_tokens(config, loss_mode, batch)
+        return batch.merge(Batch(batch.num_rows, {"selected_tokens": selected}))
+
+    def _check_update(self, request: actor_pb2.ActorUpdateRequest) -> None:
+        config = self._config_of(request)
+        find_policy_loss(config, config.policy_loss.loss_mode)
+
+    def _config_of(self, request: actor_pb2.ActorUpdateRequest) -> ActorConfig:
+        """The section `actor` as an update is to have it; ValueError if its terms do not fit there."""
+        if not request.HasField("loss_terms"):
+            return self._config
+        terms, section = request.loss_terms, self._config.model_dump()
+        if len(terms.phase) > MAX_LABEL:
+            raise ValueError(f"loss_terms.phase: expected at most {MAX_LABEL} characters, got {len(terms.phase)}")
+        section["policy_loss"]["loss_mode"] = terms.loss_mode
+        section |= {name: getattr(terms, name) for name in ("entropy_coeff", "use_kl_loss", "kl_loss_coef")}
+        try:
+            return ActorConfig(**section)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            message = wrong["msg"].removeprefix("Value error, ")
+            if wrong["type"] != "value_error":  # else it says what it has got
+                message = f"{wrong['loc'][-1]}: {message[:1].lower()}{message[1:]}, got {wrong['input']}"
+            raise ValueError(f"loss_terms.{message}") from None

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from services.runtime.command_line import BAD_INPUT_EXIT, parse
 from services.runtime.context import RankContext
+from services.runtime.device import device_watch
 from services.runtime.failures.heartbeat import Activity, Heartbeat, start_limit
 from services.runtime.failures.peer_watch import PeerWatch
 from services.runtime.logs import set_up_logging, show_progress_on_stderr
@@ -123,7 +124,9 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     failure.start()
     activity = Activity(services.start_timeout_s, limit_s)
     signs = launch.connect_store(may_host=False)
-    Heartbeat(rank, world_size, signs, activity, failure, limit_s=limit_s).start()
+    watch = device_watch(device)
+    heartbeat = Heartbeat(rank, world_size, signs, activity, failure, limit_s=limit_s, device=watch)
+    heartbeat.start()
     placed = f"rank {rank} of {world_size} on {device}, {torch.get_num_threads()} threads"
     log.info("%s: building the %s", placed, role_name)
     role = build_role(context)
@@ -138,7 +141,7 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
     activity.idle()
     if rank == 0:
         worker = Worker(context, role.role, role.num_parameters, members.processes, ledger, slots)
-        _lead(Leader(commands, channel, failure, worker, parts_channel, activity), credentials)
+        _lead(Leader(commands, channel, failure, worker, parts_channel, activity), credentials, heartbeat)
     else:
         ignore_signals()
         show_progress_on_stderr()
@@ -162,10 +165,11 @@ def _place(launch: Launch, role_name: RoleName, config: Config) -> torch.device:
     return device
 
 
-def _lead(leader: Leader, credentials: Credentials) -> None:
+def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> None:
     """Rank 0: serves until drained, announced in `<run.dir>/services/<role>.json` to whoever started the group."""
     worker, context = leader.worker, leader.worker.context
-    server = Server(worker, leader.commands, context.service.bind, context.config.services.security, credentials)
+    bind, security = context.service.bind, context.config.services.security
+    server = Server(worker, leader.commands, bind, security, credentials, heartbeat.vital_signs)
     if credentials == PLAINTEXT:
         risk = f"any user of this machine can give orders to the {context.role_name}"
         log.warning("neither services.security.tls nor a token is set: %s", risk)

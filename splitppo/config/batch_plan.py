@@ -40,6 +40,7 @@ class BatchPlan:
     prompts: int
     samples_per_prompt: int
     roles: tuple[RolePlan, ...]
+    dynamic_sampling: str = ""
 
     @property
     def rows(self) -> int:
@@ -47,7 +48,7 @@ class BatchPlan:
 
     def __str__(self) -> str:
         step = f"step: {self.prompts} prompts x {self.samples_per_prompt} samples = {self.rows} responses"
-        return "\n".join([step, *map(str, self.roles)])
+        return "\n".join([step, *filter(None, [self.dynamic_sampling]), *map(str, self.roles)])
 
 
 def batch_plan(config: Config) -> BatchPlan:
@@ -56,7 +57,18 @@ def batch_plan(config: Config) -> BatchPlan:
     if config.rollout.backend == "vllm":
         _check_vllm(config)
     roles = tuple(_role_plan(config, role) for role in config.trained_roles)
-    return BatchPlan(config.data.train_batch_size, config.rollout.n, roles)
+    return BatchPlan(config.data.train_batch_size, config.rollout.n, roles, _dynamic_sampling(config))
+
+
+def _dynamic_sampling(config: Config) -> str:
+    filters, data = config.algorithm.filter_groups, config.data
+    if not filters.enable:
+        return ""
+    limit = f"at most {filters.max_num_gen_batches} times" if filters.max_num_gen_batches else "until the step is full"
+    return (
+        f"dynamic sampling: {data.draw_size} prompts are drawn and answered at a time, {limit}; those whose samples are"
+        f" all alike in {filters.metric!r} are dropped"
+    )
 
 
 def _check_rollout(config: Config) -> None:
@@ -69,6 +81,7 @@ def _check_rollout(config: Config) -> None:
     # What is generated together must fit into one batch of the wire.
     for key, num_prompts, samples_key, num_samples in (
         ("data.train_batch_size", prompts, "rollout.n", config.rollout.n),
+        (config.data.draw_key, config.data.draw_size, "rollout.n", config.rollout.n),
         ("evaluation.batch_size", config.evaluation.batch_size, "evaluation.n", config.evaluation.n),
     ):
         if num_prompts * num_samples > MAX_BATCH_ROWS:

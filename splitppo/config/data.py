@@ -46,6 +46,9 @@ class DataConfig(Section):
     )
     val_files: _Paths = Field((), description="parquet or JSONL files with the validation prompts")
     train_batch_size: PositiveInt = Field(description="prompts per step")
+    gen_batch_size: PositiveInt | None = Field(
+        None, description="prompts drawn and answered at a time with algorithm.filter_groups; null: train_batch_size"
+    )
     max_prompt_length: PositiveInt = Field(512, description="tokens; longer prompts are filtered or truncated")
     max_response_length: PositiveInt = Field(512, description="tokens sampled at most per response")
     prompt_key: str = Field("prompt", description="column that holds the chat messages or the plain prompt")
@@ -83,6 +86,16 @@ class DataConfig(Section):
             if is_set is not None:
                 raise ValueError(f"train_weights and {other} exclude each other: remove one of them")
         return self
+
+    @property
+    def draw_key(self) -> str:
+        """The key that says how many prompts are drawn at a time."""
+        return "data.train_batch_size" if self.gen_batch_size is None else "data.gen_batch_size"
+
+    @property
+    def draw_size(self) -> int:
+        """Prompts drawn at a time: those of a step, or of one of its generations with algorithm.filter_groups."""
+        return self.train_batch_size if self.gen_batch_size is None else self.gen_batch_size
 
     @property
     def longest_row(self) -> int:

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -118,6 +118,9 @@ def _suggestion(location: Sequence[int | str]) -> str:
     """Nearest known key of the same section, for typing mistakes."""
     section: Any = Config
     for part in location[:-1]:
+        if isinstance(part, int):  # an entry of a list
+            section = next(iter(get_args(section)), None)
+            continue
         fields = getattr(section, "model_fields", {})
         section = fields[part].annotation if part in fields else None
     known = list(getattr(section, "model_fields", {}))

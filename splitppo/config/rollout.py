@@ -51,7 +51,7 @@ class RolloutConfig(Section):
         "auto",
         description="parts of a step's responses, in the order in which they end, each sent on while others are still"
         " generated; auto: 6 where another group than the actor's computes with them and data.max_response_length is"
-        " at least 64, else 1",
+        " at least 64, and without algorithm.filter_groups, else 1",
     )
     check_freq: int | None = Field(
         None,

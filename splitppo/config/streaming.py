@@ -20,7 +20,8 @@ def num_parts(config: "Config") -> int:
     if config.rollout.stream_groups != "auto":
         return config.rollout.stream_groups
     num_responses = config.data.train_batch_size * config.rollout.n
-    pays = len(config.roles) > 1 and config.data.max_response_length >= MIN_RESPONSE_LENGTH
+    is_whole = config.algorithm.filter_groups.enable  # its groups are chosen once all of them are scored
+    pays = not is_whole and len(config.roles) > 1 and config.data.max_response_length >= MIN_RESPONSE_LENGTH
     return min(AUTO_PARTS, num_responses) if pays else 1
 
 

@@ -13,10 +13,12 @@ _OF_REWARD_ROWS = {"tokenizer", "chat_template", "max_length", "coef"}
 
 
 def worker_digest(config: Config, role: RoleName) -> str:
-    """sha256 over the sections that shape what this role's models compute and learn, and nothing else.
+    """sha256 over `worker_sections`: a longer run, another address or another schedule leaves it unchanged."""
+    return hashlib.sha256(json.dumps(worker_sections(config, role), sort_keys=True).encode()).hexdigest()
 
-    A longer run, another address or another schedule leaves it unchanged.
-    """
+
+def worker_sections(config: Config, role: RoleName) -> dict[str, object]:
+    """The sections that shape what this role's models compute and learn, and nothing else, as JSON has them."""
     sections: dict[str, object] = {}
     if role != "reward":
         sections = {
@@ -34,4 +36,4 @@ def worker_digest(config: Config, role: RoleName) -> str:
         sections["rollout.temperature"] = config.rollout.temperature
     if config.reward_model_host == role:
         sections["reward_model"] = config.reward_model.model_dump(mode="json", exclude=_OF_REWARD_ROWS)
-    return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
+    return sections

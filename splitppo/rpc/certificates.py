@@ -51,6 +51,14 @@ def load_identity(ca_file: Path, cert_file: Path, key_file: Path, *, now: dt.dat
     return Identity(ca, certificate, key)
 
 
+def valid_until(identity: Identity) -> dt.datetime:
+    """When the identity ends: its certificate, one of its chain, or the authority behind them, whichever is first."""
+    chain = x509.load_pem_x509_certificates(identity.certificate)
+    authorities = x509.load_pem_x509_certificates(identity.ca)
+    behind = [one.not_valid_after_utc for one in authorities if _is_issued_by(chain[-1], one)]
+    return min(*(one.not_valid_after_utc for one in chain), max(behind, default=dt.datetime.max.replace(tzinfo=dt.UTC)))
+
+
 def check_names(identity: Identity, host: str, *, key: str, cert_file: Path) -> None:
     """ConfigError unless a server's certificate is for the host that callers know it by (in the key `key`)."""
     names = x509.load_pem_x509_certificates(identity.certificate)[0].extensions

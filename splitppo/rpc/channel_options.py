@@ -35,6 +35,18 @@ CLIENT_OPTIONS: Options = (
     ("grpc.enable_http_proxy", 0),
 )
 
+# An attempt to connect ends before the call does, and says how far it came.
+_CONNECT_FRACTION = 0.9
+
+
+def answering_within(timeout_s: float) -> list[tuple[str, int]]:
+    """A client's options for one question: an address that does not answer is given up within this time."""
+    name = "grpc.min_reconnect_backoff_ms"
+    return [option for option in CLIENT_OPTIONS if option[0] != name] + [
+        (name, max(1, int(timeout_s * _CONNECT_FRACTION * 1000)))
+    ]
+
+
 SERVER_OPTIONS: Options = (
     *_BOTH,
     ("grpc.so_reuseport", 0),  # else a second worker shares a taken port in silence

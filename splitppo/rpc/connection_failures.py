@@ -26,3 +26,28 @@ def connection_hint(details: str, *, settings: str = "services.security") -> str
     if "Socket closed" not in details:
         return ""
     return f" (it hangs up: does it want TLS, or another certificate? see {settings} and the worker's output)"
+
+
+def why_unreachable(
+    details: str,
+    timeout_s: float,
+    *,
+    with_tls: bool,
+    tls: str = "services.security.tls is true here",
+    ca: str = "services.security.ca_file",
+    settings: str = "services.security",
+) -> str:
+    """What gRPC says of a connection that does not come about within `timeout_s`, as the end of a sentence."""
+    if because := handshake_failure(details, tls=tls, ca=ca):
+        return because
+    lowered = details.lower()
+    if "connection refused" in lowered:
+        return "nothing listens there (connection refused)"
+    if "resolving" in lowered or "dns resolution" in lowered:
+        return f"its name cannot be resolved ({details})"
+    if "settings frame" in lowered or "(endpoint closing)" in lowered:
+        kind = "gRPC server" if with_tls else "gRPC server without TLS"
+        return f"it takes connections and says nothing within {timeout_s:g} s: it hangs, or is no {kind}"
+    if "handshaker shutdown" in lowered or "timed out" in lowered:
+        return f"no answer within {timeout_s:g} s: another address, a firewall, or the machine is down"
+    return f"{details}{connection_hint(details, settings=settings)}"

@@ -13,7 +13,7 @@ from splitppo.config import SecurityConfig
 from splitppo.config.section import RoleName
 from splitppo.config.services import ServicesConfig
 from splitppo.rpc.bearer_tokens import BearerTokens, load_tokens
-from splitppo.rpc.channel_options import CLIENT_OPTIONS
+from splitppo.rpc.channel_options import CLIENT_OPTIONS, Options
 
 if TYPE_CHECKING:
     from splitppo.rpc.certificates import Identity
@@ -26,16 +26,16 @@ class Credentials:
     identity: "Identity | None" = None  # None: plaintext
     tokens: BearerTokens | None = None  # None: none is sent, and none is asked for
 
-    def channel(self, address: str, api: Any = grpc.aio) -> Any:
+    def channel(self, address: str, api: Any = grpc.aio, options: Options = CLIENT_OPTIONS) -> Any:
         """A channel that shows certificate and token; the server must show a certificate for `address` (host:port).
 
         `api` is grpc for callers without an event loop.
         """
         if self.identity is None:
-            channel = api.insecure_channel(address, options=list(CLIENT_OPTIONS))
+            channel = api.insecure_channel(address, options=list(options))
         else:
             shown = grpc.ssl_channel_credentials(self.identity.ca, self.identity.key, self.identity.certificate)
-            channel = api.secure_channel(address, shown, options=list(CLIENT_OPTIONS))
+            channel = api.secure_channel(address, shown, options=list(options))
         return channel if self.tokens is None else _TokenChannel(channel, self.tokens)
 
     def listen(self, server: grpc.aio.Server, bind: str) -> int:

@@ -20,16 +20,14 @@ if __name__ == "__main__":
 
 import grpc
 
-from splitppo.rpc.channel_options import CLIENT_OPTIONS
-from splitppo.rpc.connection_failures import connection_hint, handshake_failure
+from splitppo.rpc.channel_options import answering_within
+from splitppo.rpc.connection_failures import why_unreachable
 
 _CHECK = "/grpc.health.v1.Health/Check"
 # HealthCheckResponse on the wire: its only field, an enum.
 _STATUSES = {b"": "UNKNOWN", b"\x08\x00": "UNKNOWN", b"\x08\x01": "SERVING", b"\x08\x02": "NOT_SERVING"}
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _MAX_TIMEOUT_S = 3600.0
-# An attempt to connect ends before the call does, and says how far it came.
-_CONNECT_FRACTION = 0.9
 
 
 class UsageError(Exception):
@@ -68,12 +66,11 @@ def check(
         metadata: headers of the call.
         timeout_s: all of it takes no longer, names that cannot be resolved and addresses that swallow packets included.
     """
-    connect_ms = ("grpc.min_reconnect_backoff_ms", max(1, int(timeout_s * _CONNECT_FRACTION * 1000)))
-    changed = [option for option in CLIENT_OPTIONS if option[0] != connect_ms[0]] + [connect_ms]
+    options = answering_within(timeout_s)
     if credentials is None:
-        channel = grpc.insecure_channel(address, options=changed)
+        channel = grpc.insecure_channel(address, options=options)
     else:
-        channel = grpc.secure_channel(address, credentials, options=changed)
+        channel = grpc.secure_channel(address, credentials, options=options)
     with channel:
         try:
             answer = channel.unary_unary(_CHECK, None, None)(_encode(service), timeout=timeout_s, metadata=metadata)
@@ -82,7 +79,9 @@ def check(
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return f"unreachable: no answer within {timeout_s:g} s"
             if code is grpc.StatusCode.UNAVAILABLE:
-                return _why_unreachable(details, timeout_s, with_tls=credentials is not None)
+                words = {"tls": "--ca is given", "ca": "--ca", "settings": "--ca, --cert, --key"}
+                reason = why_unreachable(details, timeout_s, with_tls=credentials is not None, **words)
+                return f"unreachable: {reason}"
             return _why_refused(code, details)
     return _STATUSES.get(bytes(answer), "its answer is no grpc.health.v1.HealthCheckResponse")
 
@@ -106,23 +105,6 @@ def _why_refused(code: grpc.StatusCode, details: str) -> str:
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return f"refused: {details} (services.security.open_health is false: --token-file)"
     return f"failed: {code.name}: {details}"
-
-
-def _why_unreachable(details: str, timeout_s: float, *, with_tls: bool) -> str:
-    """What gRPC says of a connection that does not come about."""
-    if because := handshake_failure(details, tls="--ca is given", ca="--ca"):
-        return f"unreachable: {because}"
-    lowered = details.lower()
-    if "connection refused" in lowered:
-        return "unreachable: nothing listens there (connection refused)"
-    if "resolving" in lowered or "dns resolution" in lowered:
-        return f"unreachable: its name cannot be resolved ({details})"
-    if "settings frame" in lowered or "(endpoint closing)" in lowered:
-        kind = "gRPC server" if with_tls else "gRPC server without TLS"
-        return f"unreachable: it takes connections and says nothing within {timeout_s:g} s: it hangs, or is no {kind}"
-    if "handshaker shutdown" in lowered or "timed out" in lowered:
-        return f"unreachable: no answer within {timeout_s:g} s: another address, a firewall, or the machine is down"
-    return f"unreachable: {details}{connection_hint(details, settings='--ca, --cert, --key')}"
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

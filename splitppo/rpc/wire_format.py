@@ -15,6 +15,8 @@ from splitppo.rpc.errors import LimitExceeded
 # A batch header, run id, epoch and batch; slot, rows, bytes and one entry per column. Repeated fields add up.
 MAX_HEADER_FIELDS = 64
 CHUNK_BYTES = 1 << 20
+# Of one MeasureUpload or MeasureDownload.
+MAX_MEASURED_BYTES = 64 << 20
 
 # Field numbers and wire types of batch.proto and worker.proto.
 _CHUNK = 0x12  # field 2, length-delimited

@@ -40,11 +40,27 @@ class ComputeLogProbsRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ...) -> None: ...
 
 class ActorUpdateRequest(_message.Message):
-    __slots__ = ("header", "slot", "advance_only")
+    __slots__ = ("header", "slot", "advance_only", "loss_terms")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     ADVANCE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    LOSS_TERMS_FIELD_NUMBER: _ClassVar[int]
     header: _worker_pb2.CommandHeader
     slot: _batch_pb2.Slot
     advance_only: bool
-    def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ..., advance_only: _Optional[bool] = ...) -> None: ...
+    loss_terms: LossTerms
+    def __init__(self, header: _Optional[_Union[_worker_pb2.CommandHeader, _Mapping]] = ..., slot: _Optional[_Union[_batch_pb2.Slot, _Mapping]] = ..., advance_only: _Optional[bool] = ..., loss_terms: _Optional[_Union[LossTerms, _Mapping]] = ...) -> None: ...
+
+class LossTerms(_message.Message):
+    __slots__ = ("loss_mode", "entropy_coeff", "use_kl_loss", "kl_loss_coef", "phase")
+    LOSS_MODE_FIELD_NUMBER: _ClassVar[int]
+    ENTROPY_COEFF_FIELD_NUMBER: _ClassVar[int]
+    USE_KL_LOSS_FIELD_NUMBER: _ClassVar[int]
+    KL_LOSS_COEF_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    loss_mode: str
+    entropy_coeff: float
+    use_kl_loss: bool
+    kl_loss_coef: float
+    phase: str
+    def __init__(self, loss_mode: _Optional[str] = ..., entropy_coeff: _Optional[float] = ..., use_kl_loss: _Optional[bool] = ..., kl_loss_coef: _Optional[float] = ..., phase: _Optional[str] = ...) -> None: ...

@@ -20,6 +20,8 @@ class SlotKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SLOT_KIND_UNSPECIFIED: _ClassVar[SlotKind]
     SLOT_KIND_EXPERIENCE: _ClassVar[SlotKind]
     SLOT_KIND_EVALUATION: _ClassVar[SlotKind]
+    SLOT_KIND_CANDIDATES: _ClassVar[SlotKind]
+    SLOT_KIND_GREEDY: _ClassVar[SlotKind]
 DTYPE_UNSPECIFIED: DType
 DTYPE_INT32: DType
 DTYPE_INT64: DType
@@ -28,6 +30,8 @@ DTYPE_UINT8: DType
 SLOT_KIND_UNSPECIFIED: SlotKind
 SLOT_KIND_EXPERIENCE: SlotKind
 SLOT_KIND_EVALUATION: SlotKind
+SLOT_KIND_CANDIDATES: SlotKind
+SLOT_KIND_GREEDY: SlotKind
 
 class Slot(_message.Message):
     __slots__ = ("kind", "step", "part")

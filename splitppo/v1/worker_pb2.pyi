@@ -164,7 +164,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("role", "state", "instance_id", "committed_step", "epoch", "running_method", "progress", "queued_commands", "slots", "protocol_version", "software_version", "config_digest")
+    __slots__ = ("role", "state", "instance_id", "committed_step", "epoch", "running_method", "progress", "queued_commands", "slots", "protocol_version", "software_version", "config_digest", "unix_ns")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +177,7 @@ class GetStatusResponse(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CONFIG_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     role: Role
     state: WorkerState
     instance_id: str
@@ -189,7 +190,68 @@ class GetStatusResponse(_message.Message):
     protocol_version: int
     software_version: str
     config_digest: str
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., instance_id: _Optional[str] = ..., committed_step: _Optional[int] = ..., epoch: _Optional[int] = ..., running_method: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., queued_commands: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[_batch_pb2.Slot, _Mapping]]] = ..., protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., config_digest: _Optional[str] = ...) -> None: ...
+    unix_ns: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., instance_id: _Optional[str] = ..., committed_step: _Optional[int] = ..., epoch: _Optional[int] = ..., running_method: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., queued_commands: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[_batch_pb2.Slot, _Mapping]]] = ..., protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., config_digest: _Optional[str] = ..., unix_ns: _Optional[int] = ...) -> None: ...
+
+class DiagnoseRequest(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: str
+    def __init__(self, nonce: _Optional[str] = ...) -> None: ...
+
+class RankDiagnosis(_message.Message):
+    __slots__ = ("process", "device", "free_bytes", "total_bytes", "silent_s")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    device: str
+    free_bytes: int
+    total_bytes: int
+    silent_s: float
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., device: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., silent_s: _Optional[float] = ...) -> None: ...
+
+class DiagnoseResponse(_message.Message):
+    __slots__ = ("ranks", "run_dir", "sees_nonce", "is_writable", "disk_free_bytes", "certificate_ends_unix_s")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    RUN_DIR_FIELD_NUMBER: _ClassVar[int]
+    SEES_NONCE_FIELD_NUMBER: _ClassVar[int]
+    IS_WRITABLE_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ENDS_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedCompositeFieldContainer[RankDiagnosis]
+    run_dir: str
+    sees_nonce: bool
+    is_writable: bool
+    disk_free_bytes: int
+    certificate_ends_unix_s: int
+    def __init__(self, ranks: _Optional[_Iterable[_Union[RankDiagnosis, _Mapping]]] = ..., run_dir: _Optional[str] = ..., sees_nonce: _Optional[bool] = ..., is_writable: _Optional[bool] = ..., disk_free_bytes: _Optional[int] = ..., certificate_ends_unix_s: _Optional[int] = ...) -> None: ...
+
+class MeasureUploadRequest(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
+
+class MeasureUploadResponse(_message.Message):
+    __slots__ = ("received_bytes",)
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    received_bytes: int
+    def __init__(self, received_bytes: _Optional[int] = ...) -> None: ...
+
+class MeasureDownloadRequest(_message.Message):
+    __slots__ = ("num_bytes",)
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...
+
+class MeasureDownloadResponse(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
 
 class PutBatchRequest(_message.Message):
     __slots__ = ("header", "chunk")

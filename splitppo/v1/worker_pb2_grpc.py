@@ -44,6 +44,21 @@ class WorkerServiceStub:
                 request_serializer=splitppo_dot_v1_dot_worker__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=splitppo_dot_v1_dot_worker__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.Diagnose = channel.unary_unary(
+                '/splitppo.v1.WorkerService/Diagnose',
+                request_serializer=splitppo_dot_v1_dot_worker__pb2.DiagnoseRequest.SerializeToString,
+                response_deserializer=splitppo_dot_v1_dot_worker__pb2.DiagnoseResponse.FromString,
+                _registered_method=True)
+        self.MeasureUpload = channel.stream_unary(
+                '/splitppo.v1.WorkerService/MeasureUpload',
+                request_serializer=splitppo_dot_v1_dot_worker__pb2.MeasureUploadRequest.SerializeToString,
+                response_deserializer=splitppo_dot_v1_dot_worker__pb2.MeasureUploadResponse.FromString,
+                _registered_method=True)
+        self.MeasureDownload = channel.unary_stream(
+                '/splitppo.v1.WorkerService/MeasureDownload',
+                request_serializer=splitppo_dot_v1_dot_worker__pb2.MeasureDownloadRequest.SerializeToString,
+                response_deserializer=splitppo_dot_v1_dot_worker__pb2.MeasureDownloadResponse.FromString,
+                _registered_method=True)
         self.PutBatch = channel.stream_unary(
                 '/splitppo.v1.WorkerService/PutBatch',
                 request_serializer=splitppo_dot_v1_dot_worker__pb2.PutBatchRequest.SerializeToString,
@@ -85,6 +100,27 @@ class WorkerServiceServicer:
     def GetStatus(self, request, context):
         """Answers at once, also while the engine is busy.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Diagnose(self, request, context):
+        """Where the ranks run and what they have: for whoever looks for a fault. Answers at once, also while the engine is
+        busy, and to a caller that has not introduced itself; touches no slot, no command and no epoch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MeasureUpload(self, request_iterator, context):
+        """Take and send bytes that mean nothing, to measure the wire. Nothing is kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MeasureDownload(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -139,6 +175,21 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=splitppo_dot_v1_dot_worker__pb2.GetStatusRequest.FromString,
                     response_serializer=splitppo_dot_v1_dot_worker__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'Diagnose': grpc.unary_unary_rpc_method_handler(
+                    servicer.Diagnose,
+                    request_deserializer=splitppo_dot_v1_dot_worker__pb2.DiagnoseRequest.FromString,
+                    response_serializer=splitppo_dot_v1_dot_worker__pb2.DiagnoseResponse.SerializeToString,
+            ),
+            'MeasureUpload': grpc.stream_unary_rpc_method_handler(
+                    servicer.MeasureUpload,
+                    request_deserializer=splitppo_dot_v1_dot_worker__pb2.MeasureUploadRequest.FromString,
+                    response_serializer=splitppo_dot_v1_dot_worker__pb2.MeasureUploadResponse.SerializeToString,
+            ),
+            'MeasureDownload': grpc.unary_stream_rpc_method_handler(
+                    servicer.MeasureDownload,
+                    request_deserializer=splitppo_dot_v1_dot_worker__pb2.MeasureDownloadRequest.FromString,
+                    response_serializer=splitppo_dot_v1_dot_worker__pb2.MeasureDownloadResponse.SerializeToString,
             ),
             'PutBatch': grpc.stream_unary_rpc_method_handler(
                     servicer.PutBatch,
@@ -220,6 +271,87 @@ class WorkerService:
             '/splitppo.v1.WorkerService/GetStatus',
             splitppo_dot_v1_dot_worker__pb2.GetStatusRequest.SerializeToString,
             splitppo_dot_v1_dot_worker__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Diagnose(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitppo.v1.WorkerService/Diagnose',
+            splitppo_dot_v1_dot_worker__pb2.DiagnoseRequest.SerializeToString,
+            splitppo_dot_v1_dot_worker__pb2.DiagnoseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MeasureUpload(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/splitppo.v1.WorkerService/MeasureUpload',
+            splitppo_dot_v1_dot_worker__pb2.MeasureUploadRequest.SerializeToString,
+            splitppo_dot_v1_dot_worker__pb2.MeasureUploadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MeasureDownload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/splitppo.v1.WorkerService/MeasureDownload',
+            splitppo_dot_v1_dot_worker__pb2.MeasureDownloadRequest.SerializeToString,
+            splitppo_dot_v1_dot_worker__pb2.MeasureDownloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

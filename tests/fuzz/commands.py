@@ -150,12 +150,25 @@ def _update(draw: random.Random, method: str, header: worker_pb2.CommandHeader, 
     slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=step, part=draw.randrange(1, 1025))
     batches = _batches(draw, rows, slot)
     if what == "step":
-        slot = batch_pb2.Slot(kind=draw.choice((1, 2)), step=draw.choice((0, -1, step - 1, step + 1, 1 << 62)))
+        slot = batch_pb2.Slot(kind=draw.choice((1, 2, 3, 4)), step=draw.choice((0, -1, step - 1, step + 1, 1 << 62)))
     if method.startswith(CRITIC):
         return Case(method, what, batches, critic_pb2.CriticUpdateRequest(header=header, slot=slot))
     advance_only = what == "step" and draw.random() < 0.5
-    request = actor_pb2.ActorUpdateRequest(header=header, slot=slot, advance_only=advance_only)
+    terms = None if draw.random() < 0.5 else _loss_terms(draw)
+    request = actor_pb2.ActorUpdateRequest(header=header, slot=slot, advance_only=advance_only, loss_terms=terms)
     return Case(method, what, batches, request)
+
+
+def _loss_terms(draw: random.Random) -> actor_pb2.LossTerms:
+    """In order or not: the update is refused in any case."""
+    coefficients = (0.0, -0.0, 0.01, -0.01, 1e308, 5e-324, *NOT_FINITE)
+    return actor_pb2.LossTerms(
+        loss_mode=draw.choice(("vanilla", "vanila", "", "__init__", "\x00", "v" * 100_000)),
+        entropy_coeff=draw.choice(coefficients),
+        use_kl_loss=draw.random() < 0.5,
+        kl_loss_coef=draw.choice(coefficients),
+        phase=draw.choice(("", "cool", "\n" * 100, "p" * 100_000)),
+    )
 
 
 # Rows.

@@ -175,6 +175,13 @@ class Inputs:
                 nonce="nonce-never-written" if harmless else target.nonce,
             ),
             f"{WORKER}/GetStatus": worker_pb2.GetStatusRequest(),
+            f"{WORKER}/Diagnose": worker_pb2.DiagnoseRequest(
+                nonce=draw.choice(("", target.nonce, "../config.yaml", "x" * 200))
+            ),
+            f"{WORKER}/MeasureUpload": worker_pb2.MeasureUploadRequest(payload=bytes(draw.choice((0, 1, 1 << 14)))),
+            f"{WORKER}/MeasureDownload": worker_pb2.MeasureDownloadRequest(
+                num_bytes=draw.choice((0, 1, 1 << 21, (1 << 26) + 1, (1 << 64) - 1))
+            ),
             PUT: worker_pb2.PutBatchRequest.FromString(self._put(draw)[0]),
             f"{WORKER}/GetBatch": worker_pb2.GetBatchRequest(
                 run_id=target.run_id,
@@ -225,7 +232,7 @@ class Inputs:
             case 1:
                 slot.part = draw.choice((-1, 1025, (1 << 31) - 1))
             case 2:
-                slot.kind = draw.choice((0, 2, 7))
+                slot.kind = draw.choice((0, 2, 3, 4, 7))
         return slot
 
     def _put(self, draw: random.Random) -> list[bytes]:

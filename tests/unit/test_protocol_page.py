@@ -16,7 +16,7 @@ from splitppo.rpc.channel_options import MAX_MESSAGE_BYTES
 from splitppo.rpc.codec import WIRE_COLUMNS, encode_messages
 from splitppo.rpc.errors import WireError
 from splitppo.rpc.request_id import PROTOCOL_VERSION, request_id
-from splitppo.rpc.wire_format import CHUNK_BYTES, MAX_HEADER_FIELDS
+from splitppo.rpc.wire_format import CHUNK_BYTES, MAX_HEADER_FIELDS, MAX_MEASURED_BYTES
 from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, worker_pb2
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ def test_every_column_is_named_with_its_type_and_its_size() -> None:
         assert dtype == f"DTYPE_{COLUMN_DTYPES[name].name.upper()}"
         assert sizes[dtype] == COLUMN_DTYPES[name].itemsize
     order = [row[0] for row in rows]
-    assert set(order[order.index("response_mask") :]) == RESPONSE_ALIGNED
+    assert set(order[order.index("response_mask") :]) == RESPONSE_ALIGNED & WIRE_COLUMNS
 
 
 def test_every_error_is_named_with_its_code_and_its_reason() -> None:
@@ -129,6 +129,7 @@ def test_numbers_are_those_of_the_code() -> None:
     assert f"`protocol_version` {PROTOCOL_VERSION}." in PAGE
     limits = {row[0]: row[1] for row in table("what")}
     assert limits["message"] == f"{MAX_MESSAGE_BYTES >> 20} MiB"
+    assert limits["bytes of MeasureUpload"] == f"{MAX_MEASURED_BYTES >> 20} MiB"
     assert limits["rows of a batch"] == f"{MAX_BATCH_ROWS:,}"
     assert limits["message with a chunk"] == f"{CHUNK_BYTES >> 20} MiB + 64 bytes"
     assert str(MAX_HEADER_FIELDS) in limits.values()

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from torch.distributed.distributed_c10d import Store
 
+from services.runtime.device import DeviceState
 from services.runtime.failures.peer_watch import PeerWatch, RankHangs
 from splitppo.rpc.errors import Place
 
@@ -112,7 +113,15 @@ class _Sign(NamedTuple):
 
     number: int
     doing: Doing
+    device: DeviceState
     seen_at: float
+
+
+class VitalSign(NamedTuple):
+    """What is known of a rank: its device at the last sign of life, and how many seconds ago that came."""
+
+    device: DeviceState
+    silent_s: float
 
 
 @dataclass
@@ -123,6 +132,7 @@ class Heartbeat:
         store: a client of the group's store that no other thread uses.
         activity: of this rank's main thread.
         limit_s: longest time without a sign of life of a process.
+        device: says how this rank's device is.
         clock: seconds that never go back.
     """
 
@@ -133,12 +143,14 @@ class Heartbeat:
     failure: PeerWatch
     _: KW_ONLY
     limit_s: float
+    device: Callable[[], DeviceState] = DeviceState
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         others = range(1, self.world_size) if self.rank == 0 else range(1)
-        self._signs = {other: _Sign(0, Doing(Place(phase="start")), self.clock()) for other in others}
-        self._num_sent = 0
+        nothing = Doing(Place(phase="start")), DeviceState(), self.clock()
+        self._signs = {other: _Sign(0, *nothing) for other in others}
+        self._own_sign = _Sign(0, *nothing)
         self._interval_s = min(_MAX_INTERVAL_S, self.limit_s / 5)
         self._missed_s = max(_NUM_MISSED * self._interval_s, _MIN_MISSED_S)
 
@@ -160,8 +172,8 @@ class Heartbeat:
     def look(self) -> None:
         """Leaves a sign of life and looks at those of the others. Ends the group if one of them hangs."""
         mine = self.activity.now()
-        self._num_sent += 1
-        sign = {"number": self._num_sent, "doing": asdict(mine)}
+        self._own_sign = _Sign(self._own_sign.number + 1, mine, self.device(), self.clock())
+        sign = {"number": self._own_sign.number, "doing": asdict(mine), "device": asdict(self._own_sign.device)}
         self.store.set(_KEY.format(self.rank), json.dumps(sign))
         for rank in self._signs:
             self._receive(rank)
@@ -169,6 +181,11 @@ class Heartbeat:
             rank, doing, what = self._culprit(mine)
             progress = f", its last progress was {doing.progress}" if doing.progress else ""
             self.failure.end_group(RankHangs(f"{what}{progress}"), replace(doing.place, rank=rank))
+
+    def vital_signs(self) -> dict[int, VitalSign]:
+        """Of the ranks that this one watches, and of itself; any thread may ask."""
+        now, signs = self.clock(), {self.rank: self._own_sign, **self._signs}
+        return {rank: VitalSign(sign.device, now - sign.seen_at) for rank, sign in signs.items()}
 
     def _hangs(self, mine: Doing) -> bool:
         now = self.clock()
@@ -196,4 +213,4 @@ class Heartbeat:
         sign = json.loads(self.store.get(key))
         if self._signs[rank].number != sign["number"]:
             doing = Doing(**{**sign["doing"], "place": Place(**sign["doing"]["place"])})
-            self._signs[rank] = _Sign(sign["number"], doing, self.clock())
+            self._signs[rank] = _Sign(sign["number"], doing, DeviceState(**sign["device"]), self.clock())

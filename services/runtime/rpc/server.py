@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,10 @@ import uvloop
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from services.runtime.failures.heartbeat import VitalSign
 from services.runtime.role import Command
 from services.runtime.rpc.auth_interceptor import TokenInterceptor
+from services.runtime.rpc.diagnosis import DiagnosisServicer
 from services.runtime.rpc.limits import CallLimit
 from services.runtime.rpc.method_adapter import Method, service_handler
 from services.runtime.rpc.reflection import add_reflection
@@ -37,17 +39,22 @@ _ROOM_FOR_OTHERS = 64
 
 @dataclass
 class Server:
-    """Serves a worker: WorkerService, the role's own service of `commands`, health and reflection."""
+    """Serves a worker: WorkerService, the role's own service of `commands`, health and reflection.
+
+    `vital_signs` are those of the ranks, by rank.
+    """
 
     worker: Worker
     commands: Sequence[Command]
     bind: str
     security: SecurityConfig
     credentials: Credentials = PLAINTEXT
+    vital_signs: Callable[[], Mapping[int, VitalSign]] = dict
 
     def __post_init__(self) -> None:
         worker_service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
-        methods = WorkerServicer(self.worker).methods()
+        diagnosis = DiagnosisServicer(self.worker, self.credentials, self.vital_signs)
+        methods = WorkerServicer(self.worker).methods() | diagnosis.methods()
         self._services: dict[ServiceDescriptor, dict[str, Method]] = {worker_service: methods}
         for command in self.commands:
             self._services.setdefault(service_of(command), {})[command.method] = command_method(self.worker, command)

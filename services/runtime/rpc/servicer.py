@@ -1,7 +1,6 @@
 """What the service answers, on the gRPC thread. Commands go into the command queue, the rest is immediate."""
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from typing import Any, cast
 from google.protobuf.descriptor import ServiceDescriptor
 
 from services.runtime.role import Command
+from services.runtime.rpc.diagnosis import NONCE
 from services.runtime.rpc.method_adapter import Method
 from services.runtime.state.batch_store import describe
 from services.runtime.state.command_call import CommandCall
@@ -21,7 +21,6 @@ from splitppo.rpc.request_id import PROTOCOL_VERSION
 from splitppo.rpc.software_version import why_versions_differ
 from splitppo.v1 import batch_pb2, worker_pb2
 
-_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _MAX_REQUEST_ID_LENGTH = 256
 
 
@@ -50,7 +49,7 @@ class WorkerServicer:
                 f" the sections that shape the {worker.context.role_name} differ;"
                 " restart the worker with the controller's configuration"
             )
-        if not _FILE_NAME.fullmatch(request.nonce):
+        if not NONCE.fullmatch(request.nonce):
             raise InvalidArgument(f"nonce must be the name of a file in the run folder, got {request.nonce!r}")
         if not (run_dir / request.nonce).is_file():
             raise WrongState(
@@ -90,6 +89,7 @@ class WorkerServicer:
             protocol_version=PROTOCOL_VERSION,
             software_version=__version__,
             config_digest=worker.config_digest,
+            unix_ns=time.time_ns(),
         )
 
     async def put_batch(self, requests: AsyncIterator[bytes], _: Any) -> worker_pb2.PutBatchResponse:

@@ -1,7 +1,7 @@
 """The batch store of a service: batches by slot, from the first put until their step is committed, and their bytes."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,6 +12,13 @@ from splitppo.v1 import batch_pb2, worker_pb2
 
 MAX_EVALUATION_SLOTS = 4
 MAX_PARTS = 1024
+# By kind: how its slots are called, and of how many the oldest makes room for a new one.
+_KINDS: Mapping[batch_pb2.SlotKind, tuple[str, int | None]] = {
+    batch_pb2.SLOT_KIND_EXPERIENCE: ("experience", None),
+    batch_pb2.SLOT_KIND_EVALUATION: ("evaluation", MAX_EVALUATION_SLOTS),
+    batch_pb2.SLOT_KIND_CANDIDATES: ("candidates", 1),
+    batch_pb2.SLOT_KIND_GREEDY: ("greedy", 1),
+}
 # Commands on one slot are few; a reply that is pushed out is computed again.
 _MAX_REPLIES = 64
 
@@ -37,7 +44,8 @@ class BatchStore:
     """Rank 0's batches. Thread-safe: puts and gets come from the gRPC thread, the rest from the main thread.
 
     There is room for the experience of the next two steps (under `overlap` the step after next arrives while the
-    next one is still being trained) and for a few evaluation batches, of which the oldest makes room for a new one.
+    next one is still being trained), for a few evaluation batches, and for one of candidates and of greedy rollouts
+    each; of these kinds the oldest makes room for a new one.
     Experience may come in parts, 1, 2, ...; as long as nothing was put to the whole (part 0), the whole is what the
     parts have in common, each row where its part's column `places` says. The first put to the whole takes their place.
 
@@ -73,17 +81,14 @@ class BatchStore:
 
     def check(self, slot: batch_pb2.Slot, committed_step: int | None) -> None:
         """Refuses a slot that makes no sense (InvalidArgument), or whose step is over or too far ahead (WrongState)."""
-        if slot.kind == batch_pb2.SLOT_KIND_EXPERIENCE:
-            if not 0 <= slot.part <= MAX_PARTS:
-                raise InvalidArgument(f"an experience slot has parts 0 to {MAX_PARTS}, got {slot.part}")
-            first = 1
-        elif slot.kind == batch_pb2.SLOT_KIND_EVALUATION:
-            first = 0
-        else:
+        if slot.kind not in _KINDS:
             raise InvalidArgument(f"unknown slot kind {slot.kind}")
+        if slot.kind == batch_pb2.SLOT_KIND_EXPERIENCE and not 0 <= slot.part <= MAX_PARTS:
+            raise InvalidArgument(f"an experience slot has parts 0 to {MAX_PARTS}, got {slot.part}")
+        first = 0 if slot.kind == batch_pb2.SLOT_KIND_EVALUATION else 1
         if committed_step is None:
             if slot.step < first:
-                raise InvalidArgument(f"the step of an {describe(slot)} must be {first} or more")
+                raise InvalidArgument(f"there is no {describe(slot)}: its step must be {first} or more")
             return
         steps = (committed_step + first, committed_step + first + 1)
         if slot.step not in steps:
@@ -106,8 +111,8 @@ class BatchStore:
             if key.may_have_parts and key not in self._entries:
                 self._drop_parts(key)
             self._entries[key] = _Entry(rows)
-            evaluation = [key for key in self._entries if key.kind == batch_pb2.SLOT_KIND_EVALUATION]
-            for oldest in evaluation[:-MAX_EVALUATION_SLOTS]:
+            _, room = _KINDS[key.kind]
+            for oldest in [other for other in self._entries if other.kind == key.kind][:-room] if room else ():
                 del self._entries[oldest]
 
     def get(self, slot: batch_pb2.Slot) -> Batch:
@@ -151,7 +156,7 @@ class BatchStore:
         """Drops what belongs to this step or an earlier one; an evaluation of this step stays."""
         with self._lock:
             for key in list(self._entries):
-                if key.step < step or (key.step == step and key.kind == batch_pb2.SLOT_KIND_EXPERIENCE):
+                if key.step < step or (key.step == step and key.kind != batch_pb2.SLOT_KIND_EVALUATION):
                     del self._entries[key]
 
     def clear(self) -> None:
@@ -188,7 +193,7 @@ class BatchStore:
 
 def describe(slot: batch_pb2.Slot) -> str:
     """A slot in words."""
-    kind = "evaluation" if slot.kind == batch_pb2.SLOT_KIND_EVALUATION else "experience"
+    kind, _ = _KINDS.get(slot.kind, (f"unknown ({slot.kind})", None))
     part = f", part {slot.part}" if slot.part else ""
     return f"{kind} slot of step {slot.step}{part}"
 

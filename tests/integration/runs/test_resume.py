@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from controller.__main__ import main as doctor
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.rpc.errors import error_from_rpc
@@ -99,6 +100,7 @@ def test_a_run_without_a_critic_is_closed_to_strangers_and_left_at_once_by_a_sec
             assert another.wait() == 2
         assert "another controller is running" in another.output
         controller.wait_until(lambda folder: 1 in folder.steps, "the line of step 1")
+        assert doctor(["doctor", "--config", str(controller.config_file)]) == 0  # found by the folder, with its token
         (rank,) = controller.folder.pids("actor")
         os.kill(rank, signal.SIGSTOP)
         controller.signal(signal.SIGINT)

@@ -60,6 +60,14 @@ def test_check_prints_the_resolved_config_and_the_batch_plan_and_starts_nothing(
     assert not (tmp_path / "run").exists()
 
 
+def test_check_says_what_holds_in_which_steps(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        check(config_file, "run.total_steps=4", "algorithm.phases={from_step: 3, name: cool, entropy_coeff: 0.5}") == 0
+    )
+    plan = "steps 1 to 2: loss vanilla, entropy_coeff 0\n  steps 3 to 4 (cool): loss vanilla, entropy_coeff 0.5"
+    assert f"\nrun: 4 steps\n  {plan}\n" in capsys.readouterr().out
+
+
 def test_check_loads_the_reward_function(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     function = tmp_path / "mine.py"
     function.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None, *, a=1): ...")

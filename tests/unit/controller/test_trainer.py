@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from splitppo.batch import Batch
-from splitppo.config import ConfigError, Schedule
+from splitppo.config import Schedule
+from splitppo.v1.actor_pb2 import LossTerms
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
 from tests.fake_run import make_run
 from tests.fake_services import MAX_REWARD_LENGTH, FakeActor, FakeCritic
@@ -170,6 +170,62 @@ async def test_each_service_gets_only_what_it_lacks(tmp_path: Path) -> None:
     assert run.critic.puts == [(1, {"prompts", "responses"}), (1, {"returns"})]
 
 
+# What changes with the step.
+
+
+async def test_each_update_is_asked_for_the_terms_of_its_phase(tmp_path: Path) -> None:
+    phases = [
+        {"from_step": 1, "to_step": 1, "name": "warm", "entropy_coeff": 0.5},
+        {"from_step": 3, "use_kl_loss": True, "kl_loss_coef": 0.25},
+    ]
+    run = make_run(tmp_path, algorithm__phases=phases)
+    await run.trainer.fit()
+    plain = {"loss_mode": "vanilla", "entropy_coeff": 0.0, "use_kl_loss": False, "kl_loss_coef": 0.001, "phase": ""}
+    assert run.actor.terms == {
+        1: LossTerms(**plain | {"entropy_coeff": 0.5, "phase": "warm"}),
+        2: LossTerms(**plain),
+        3: LossTerms(**plain | {"use_kl_loss": True, "kl_loss_coef": 0.25, "phase": "steps 3 to the last"}),
+    }
+    assert [row["training/phase"] for row in run.metrics] == [1.0, 0.0, 2.0]
+    computed = [step for what, name, step in run.log.events if (what, name) == ("end", "actor.ref_log_probs")]
+    assert computed == [3]
+
+
+async def test_a_phase_with_kl_in_the_reward_has_its_own_coefficient(tmp_path: Path) -> None:
+    run = make_run(tmp_path, algorithm__phases=[{"from_step": 2, "use_kl_in_reward": True, "kl_coef": 0.5}])
+    await run.trainer.fit()
+    assert [row.get("actor/reward_kl_penalty_coeff") for row in run.metrics] == [None, 0.5, 0.5]
+    assert "actor.old_log_probs" not in run.log.names(1)
+    assert "actor.old_log_probs" in run.log.names(2)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+async def test_the_entropy_of_an_update_moves_the_coefficient_of_the_next_one(
+    tmp_path: Path, schedule: Schedule
+) -> None:
+    adaptive = {"enable": True, "target_entropy": 0.5, "entropy_coeff_delta": 0.25}
+    run = make_run(tmp_path, run__schedule=schedule, algorithm__adaptive_entropy=adaptive, checkpoint__save_freq=1)
+    run.actor.entropies = {1: 0.25, 2: 0.75, 3: 0.25}
+    await run.trainer.fit()
+    assert [terms.entropy_coeff for terms in run.actor.terms.values() if terms] == [0.0, 0.25, 0.0]
+    assert [run.store.load(step).state.entropy_coeff for step in (1, 2, 3)] == [0.25, 0.0, 0.25]
+
+
+async def test_a_step_whose_responses_are_all_cut_off_learns_nothing_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_run(tmp_path, data__max_response_length=1, algorithm__mask_truncated_completions=True)
+    run.scorer.have_ended = False
+    await run.trainer.fit()
+    for client, column in ((run.actor, "advantages"), (run.critic, "returns")):
+        batch = await client.get_batch(FIRST_EXPERIENCE, [column, "response_mask"])
+        assert len(batch[column].values) == 4
+        assert not batch[column].values.any()
+        assert not batch["response_mask"].values.any()
+    assert "0 of 4 response tokens are left to learn from: nothing is learned in this step" in caplog.text
+    assert [row["step"] for row in run.metrics] == [1, 2, 3]
+
+
 # The reference on the critic's group.
 
 
@@ -308,47 +364,6 @@ async def test_the_critics_warm_up_only_advances_the_actor(tmp_path: Path) -> No
     assert run.actor.updates == [(1, True), (2, True), (3, False)]
     assert [step for step, columns in run.actor.puts if "advantages" in columns] == [3]
     assert run.critic.committed_step == 3
-
-
-async def test_in_its_warm_up_the_critic_may_learn_monte_carlo_returns(tmp_path: Path) -> None:
-    learned: list[list[float]] = []
-
-    class Critic(FakeCritic):
-        async def put_batch(self, slot: Slot, batch: Batch) -> None:
-            await super().put_batch(slot, batch)
-            if "returns" in batch:
-                learned.append([float(np.ptp(row)) for row in batch["returns"].rows() if len(row)])
-
-    changes = {"algorithm__lam": 0.5, "algorithm__lam_critic_warmup": 1.0, "critic__warmup_steps": 2}
-    await make_run(tmp_path, critic=Critic, **changes).trainer.fit()
-    # Of one score at the end, not discounted: the same return for every token of a response.
-    assert [max(of_step) < 1e-6 for of_step in learned] == [True, True, False]
-
-
-async def test_gdpo_learns_from_the_named_parts_of_the_scores(tmp_path: Path) -> None:
-    gdpo = {"algorithm__adv_estimator": "gdpo", "run__total_steps": 1}
-    run = make_run(tmp_path, algorithm__gdpo_reward_keys=["score"], **gdpo)
-    await run.trainer.fit()
-    assert run.actor.updates == [(1, False)]
-    with pytest.raises(ConfigError, match=r"no response has the field 'colour'; known: score"):
-        await make_run(tmp_path / "other", algorithm__gdpo_reward_keys=["colour"], **gdpo).trainer.fit()
-
-
-@pytest.mark.parametrize("num_groups", [1, 2])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-async def test_grpo_calls_no_critic(tmp_path: Path, schedule: Schedule, num_groups: int) -> None:
-    run = make_run(
-        tmp_path,
-        run__schedule=schedule,
-        rollout__stream_groups=num_groups,
-        algorithm__adv_estimator="grpo",
-        checkpoint__save_freq=1,
-        critic__warmup_steps=2,
-    )
-    await run.trainer.fit()
-    assert not [name for name in run.log.names() if name.startswith("critic")]
-    assert run.actor.updates == [(1, False), (2, False), (3, False)]
-    assert run.store.steps() == [1, 2, 3]
 
 
 async def test_a_step_samples_with_the_rollouts_settings(tmp_path: Path) -> None:

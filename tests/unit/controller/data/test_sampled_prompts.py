@@ -140,7 +140,7 @@ def steps(source: SampledPrompts, num_steps: int) -> list[tuple[list[int], int, 
     for step in range(1, num_steps + 1):
         batch = source.batch_at(step)
         scores_B = np.repeat(batch.row_indices, 2).astype(np.float32)
-        epoch, state = source.epoch_of(step), source.state_after(batch, scores_B)
+        epoch, state = source.epoch_of(step), source.state_after([(batch, scores_B)])
         found.append((batch.row_indices.tolist(), epoch, json.loads(json.dumps(state))))
     return found
 

@@ -54,12 +54,12 @@ def test_without_a_file_the_yaml_alone_is_on_standard_output(
 def test_nothing_is_written_until_what_changes_results_is_decided(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = (script, "-o", tmp_path / "my.yaml", "algorithm.filter_groups.enable=True")
+    arguments = (script, "-o", tmp_path / "my.yaml", "algorithm.use_pf_ppo=True")
     assert run(*arguments) == 1
-    assert "error: without algorithm.filter_groups.enable the run would learn something else" in capsys.readouterr().err
+    assert "error: without algorithm.use_pf_ppo the run would learn something else" in capsys.readouterr().err
     assert not (tmp_path / "my.yaml").exists()
-    assert run(*arguments, "--drop", "algorithm.filter_groups") == 0
-    assert "dropped: algorithm.filter_groups.enable" in (tmp_path / "my.yaml").read_text()
+    assert run(*arguments, "--drop", "algorithm.use_pf_ppo") == 0
+    assert "dropped: algorithm.use_pf_ppo" in (tmp_path / "my.yaml").read_text()
 
 
 @pytest.mark.parametrize(

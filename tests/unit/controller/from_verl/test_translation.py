@@ -56,6 +56,8 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         (f"{ACTOR}.optim.warmup_style=cosine", "actor.lr_schedule", "cosine"),
         (f"{ACTOR}.clip_ratio=0.3", "actor.clip_ratio_high", 0.2),
         (f"{ACTOR}.clip_ratio_high=0.28", "actor.clip_ratio_high", 0.28),
+        (f"{ACTOR}.use_adaptive_entropy_adjustment=True", "algorithm.adaptive_entropy.enable", True),
+        (f"{ACTOR}.max_entropy_coeff=0.005", "algorithm.adaptive_entropy.max_entropy_coeff", 0.005),
         (f"{ACTOR}.optim.clip_grad=0.5", "actor.grad_clip", 0.5),
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu=4", "actor.ppo_micro_batch_size_per_gpu", 4),
         (f"{ACTOR}.fsdp_config.dtype=fp32", "actor.dtype", "fp32"),
@@ -88,6 +90,19 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         ("reward.custom_reward_function.path=r.py", "reward.custom_function_path", Path("r.py")),
         ("data.train_max_samples=-1", "data.max_samples", None),
         ("data.train_files=[a.parquet,b.parquet]", "data.train_files", ("a.parquet", "b.parquet")),
+        (f"{ACTOR}.policy_loss.loss_mode=dppo_tv", "actor.policy_loss.loss_mode", "dppo_tv"),
+        (f"{ACTOR}.policy_loss.loss_mode=gspo", "actor.loss_agg_mode", "seq-mean-token-mean"),
+        (f"{ACTOR}.policy_loss.loss_mode=cispo", "actor.loss_agg_mode", "token-mean"),
+        (f"{ACTOR}.policy_loss.kl_cov_ratio=0.01", "actor.policy_loss.kl_cov_ratio", 0.01),
+        (f"{ACTOR}.tau_neg=1.1", "actor.policy_loss.tau_neg", 1.1),
+        (f"{ACTOR}.loss_scale_factor=900", "actor.loss_scale_factor", 900),
+        (f"{ACTOR}.kl_loss_type=k3+", "actor.kl_loss_type", "k3+"),
+        ("algorithm.kl_penalty=k1+", "algorithm.kl_penalty", "k1+"),
+        (
+            "algorithm.rollout_correction={bypass_mode: True, loss_type: reinforce, rollout_is: token}",
+            "actor.policy_loss.reinforce_is",
+            "token",
+        ),
         ("data.max_response_length=30000", "actor.ppo_max_token_len_per_gpu", 16384),
     ],
 )
@@ -151,6 +166,14 @@ def test_several_machines_are_left_to_who_starts_the_groups(tmp_path: Path) -> N
     assert (config.services.actor.num_processes, config.services.critic.num_processes) == (12, 4)
 
 
+def test_dynamic_sampling_is_taken_with_its_generations(tmp_path: Path) -> None:
+    filters = {"enable": True, "metric": "acc", "max_num_gen_batches": -1}
+    keys = [f"algorithm.filter_groups.{key}={value}" for key, value in filters.items()]
+    config = config_of(tmp_path, *keys, "data.gen_batch_size=1536", f"{ROLLOUT}.n=4")
+    assert config.algorithm.filter_groups.model_dump() == {**filters, "max_num_gen_batches": 0}
+    assert (config.data.draw_size, config.data.train_batch_size) == (1536, 512)
+
+
 def test_a_reward_model_of_a_pool_has_a_group(tmp_path: Path) -> None:
     pool = ("enable=True", "model_path=rm", "enable_resource_pool=True", "n_gpus_per_node=2", "nnodes=1")
     config = config_of(tmp_path, *(f"reward.reward_model.{one}" for one in pool))
@@ -162,10 +185,10 @@ def test_a_reward_model_of_a_pool_has_a_group(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "instead"),
     [
-        ("algorithm.filter_groups.enable=True", "not yet"),
-        ("data.gen_batch_size=1024", "data.train_batch_size"),
+        ("algorithm.use_pf_ppo=True", "once per epoch"),
+        ("data.gen_batch_size=1024", "without filter_groups.enable"),
         ("algorithm.adv_estimator=optimal_token_baseline", "grpo"),
-        (f"{ACTOR}.policy_loss.loss_mode=gspo", "vanilla"),
+        (f"{ACTOR}.policy_loss.loss_mode=cppo", "vanilla"),
         (f"{ACTOR}.optim.optimizer=AdamW8bit", "AdamW"),
         ("actor_rollout_ref.model.lora_rank=32", "full fine-tuning"),
         (f"{ROLLOUT}.multi_turn.enable=True", "one turn"),
@@ -205,7 +228,8 @@ def test_what_changes_no_result_is_only_said(tmp_path: Path, override: str) -> N
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("algorithm.filter_groups.enable=False", "off"),
+        ("algorithm.use_pf_ppo=False", "off"),
+        ("algorithm.filter_groups.metric=acc", "only with filter_groups.enable"),
         (f"{ACTOR}.fsdp_config.optimizer_offload=False", "off"),
         ("data.gen_batch_size=512", "data.train_batch_size says it"),
         ("+reward_model.reward_kwargs.max_resp_len=512", "data.max_response_length says it"),

@@ -10,7 +10,9 @@ import pytest
 
 from controller.ppo.advantages.registry import ESTIMATORS
 from controller.ppo.experience import Experience, assemble_experience
+from controller.ppo.normalization import NO_NORMALIZATION, Normalization
 from splitppo.batch import Batch
+from splitppo.config.reward_shaping import RewardShapingConfig
 from tests.fake_services import make_config
 
 # Four responses to two prompts: of 3, 1, 0 and 2 tokens.
@@ -25,6 +27,7 @@ def assemble(
     num_samples: int = 2,
     greedy_scores: list[float] | None = None,
     components: list[list[float]] | None = None,
+    normalization: Normalization = NO_NORMALIZATION,
     **changes: Any,
 ) -> Experience:
     rollouts = Batch.from_rows(prompts=[[1], [1], [2, 3], [2, 3]], responses=RESPONSES, **columns)
@@ -36,6 +39,7 @@ def assemble(
         kl_coef=0.5,
         greedy_scores=None if greedy_scores is None else np.array(greedy_scores, np.float32),
         components=None if components is None else np.array(components, np.float32),
+        normalization=normalization,
     )
 
 
@@ -107,6 +111,14 @@ def test_remax_takes_the_greedy_score_of_a_responses_prompt_off_its_reward_to_go
     assert [row.tolist() for row in experience.batch["returns"].rows()] == [[1.0] * 3, [2.0], [], [4.0] * 2]
 
 
+def test_greedy_scores_are_scaled_and_clipped_as_scores_are(tmp_path: Path) -> None:
+    shaping = Normalization(RewardShapingConfig(scale=2.0, clip_range=(0.0, 5.0)))
+    experience = assemble(
+        tmp_path, {}, greedy_scores=[0.25, 3.0], normalization=shaping, algorithm__adv_estimator="remax"
+    )
+    assert [row.tolist() for row in experience.batch["advantages"].rows()] == [[1.5] * 3, [3.5], [], [0.0] * 2]
+
+
 def test_gdpo_is_normalised_over_responses_however_long_they_are(tmp_path: Path) -> None:
     changes = {"algorithm__adv_estimator": "gdpo", "algorithm__gdpo_reward_keys": ["right", "short"]}
     experience = assemble(
@@ -176,6 +188,49 @@ def test_where_too_little_is_left_nothing_is_learned(tmp_path: Path, estimator: 
     for name in ("advantages", "returns", "response_mask"):
         assert not experience.batch[name].values.any()
     assert experience.rewards.values.sum() == 7.0
+
+
+# Responses that were cut off: the last one.
+
+TRUNCATED = np.array([False, False, False, True])
+
+
+def assemble_truncated(tmp_path: Path, columns: dict[str, Any], **changes: Any) -> Experience:
+    rollouts = Batch.from_rows(prompts=[[1], [1], [2, 3], [2, 3]], responses=RESPONSES, **columns)
+    algorithm = make_config(tmp_path, **changes).algorithm
+    return assemble_experience(algorithm, rollouts, SCORES, num_samples=2, kl_coef=0.5, truncated_B=TRUNCATED)
+
+
+def test_a_response_that_was_cut_off_is_learned_from_unless_it_is_masked(tmp_path: Path) -> None:
+    columns = {"values": like_responses(0.5)}
+    learned = assemble_truncated(tmp_path, columns)
+    masked = assemble_truncated(tmp_path, columns, algorithm__mask_truncated_completions=True)
+    assert "response_mask" not in learned.batch
+    assert [row.tolist() for row in masked.batch["response_mask"].rows()] == [[1, 1, 1], [1], [], [0, 0]]
+    assert [row.tolist() for row in masked.batch["returns"].rows()] == [[1, 1, 1], [2], [], [0, 0]]
+    advantages = masked.batch["advantages"].values
+    assert not advantages[-2:].any()
+    assert advantages[:-2].mean() == pytest.approx(0.0, abs=1e-6)  # whitened over what is learned from
+    assert set(masked.actor_columns().columns) == {"advantages", "response_mask"}
+    assert set(masked.critic_columns.columns) == {"returns", "response_mask"}
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def test_a_response_that_was_cut_off_still_counts_in_its_groups_baseline(tmp_path: Path, estimator: str) -> None:
+    changes = {"algorithm__adv_estimator": estimator, "algorithm__norm_adv_by_std_in_grpo": False}
+    learned = assemble_truncated(tmp_path, {}, **changes)
+    masked = assemble_truncated(tmp_path, {}, algorithm__mask_truncated_completions=True, **changes)
+    expected = np.where(masked.learned.values, learned.batch["advantages"].values, 0.0)
+    np.testing.assert_array_equal(masked.batch["advantages"].values, expected)
+    assert masked.rewards.values.tolist() == learned.rewards.values.tolist()
+
+
+def test_cut_off_and_rejected_tokens_are_both_left_out(tmp_path: Path) -> None:
+    correction = {"rollout_rs": "token_k1", "rollout_rs_threshold": 2.0}
+    columns = {**OFF, "rollout_log_probs": ROLLOUT}
+    changes = {"algorithm__rollout_correction": correction, "algorithm__mask_truncated_completions": True}
+    experience = assemble_truncated(tmp_path, columns, **changes)
+    assert [row.tolist() for row in experience.batch["response_mask"].rows()] == [[1, 1, 0], [0], [], [0, 0]]
 
 
 def test_the_kl_in_the_reward_is_measured_on_all_tokens(tmp_path: Path) -> None:

@@ -215,6 +215,25 @@ def test_long_responses_lose_score_and_the_rule_score_stays() -> None:
     assert responses(1.0).with_overlong_penalty(OverlongBuffer(), np.array([12]), 12).scores.tolist() == [1.0]
 
 
+@pytest.mark.parametrize(
+    ("length", "has_ended", "text", "is_truncated"),
+    [
+        (8, False, "and so", True),
+        (8, True, "and so", False),  # an EOS token was the last that was allowed
+        (7, False, "and so", False),  # something else has ended it
+        (8, False, "so\n\n", False),  # a stop text was completed by the last token
+        (0, False, "", False),
+    ],
+)
+def test_a_response_was_cut_off_if_nothing_but_its_length_has_ended_it(
+    length: int, has_ended: bool, text: str, is_truncated: bool
+) -> None:
+    [sample] = responses(1.0).samples
+    scored = ScoredResponses([replace(sample, has_ended=has_ended, response=text)])
+    assert scored.truncated.tolist() == [False]
+    assert scored.with_truncation(np.array([length]), 8, ["\n\n"]).truncated.tolist() == [is_truncated]
+
+
 def test_more_failures_than_allowed_end_the_run_with_the_first_ones_row_and_reason() -> None:
     failed = {"failure": Failure.ERROR, "message": "KeyError: 'x'", "place": "train.jsonl, line 7"}
     scored = ScoredResponses.join([responses(1.0, 2.0, 3.0), responses(0.0, **failed)])

@@ -20,7 +20,7 @@ def make_stream(run_dir: Path, num_parts: int) -> RolloutStream:
     config = make_config(run_dir, rollout__stream_groups=num_parts)
     actor = FakeActor(CallLog())
     actor.committed_step = 2
-    return RolloutStream(config, actor, PROMPTS, step=3)
+    return RolloutStream.of_step(config, actor, PROMPTS, step=3)
 
 
 @pytest.mark.parametrize("num_parts", [2, 3, 10])

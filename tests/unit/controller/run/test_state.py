@@ -49,14 +49,70 @@ def test_the_adaptive_coefficient_moves_by_the_number_of_responses(tmp_path: Pat
 
 
 def test_an_adaptive_coefficient_goes_on_bit_for_bit_from_a_stored_state(tmp_path: Path) -> None:
-    config = make_config(tmp_path, algorithm__kl_ctrl="adaptive", algorithm__kl_target=0.1, algorithm__kl_horizon=1000)
+    config = make_config(
+        tmp_path,
+        algorithm__adaptive_entropy={"enable": True, "target_entropy": 0.11, "entropy_coeff_delta": 0.1},
+        algorithm__kl_ctrl="adaptive",
+        algorithm__kl_target=0.1,
+        algorithm__kl_horizon=1000,
+    )
     kls = [0.3, 0.05, 0.2, 0.12, 0.01]
     straight = restored = RunState.initial(config)
     for kl in kls:
-        straight = straight.after(experience(kl), config, 1.0)
+        straight = straight.after(experience(kl), config, 1.0, entropy=kl)
         restored = RunState.model_validate(json.loads(json.dumps(restored.model_dump(mode="json"))))
-        restored = restored.after(experience(kl), config, 1.0)
-    assert restored.kl_coef == straight.kl_coef != config.algorithm.kl_coef
+        restored = restored.after(experience(kl), config, 1.0, entropy=kl)
+    assert restored == straight
+    assert restored.kl_coef != config.algorithm.kl_coef
+    assert restored.entropy_coeff not in (None, 0.0)
+
+
+ADAPTIVE_ENTROPY = {
+    "algorithm__adaptive_entropy": {"enable": True, "target_entropy": 0.5, "entropy_coeff_delta": 0.25},
+    "actor__entropy_coeff": 0.125,
+}
+
+
+def test_the_entropy_coefficient_of_a_step_is_of_the_entropy_of_the_step_before(tmp_path: Path) -> None:
+    config = make_config(tmp_path, **ADAPTIVE_ENTROPY)
+    state, in_force = RunState.initial(config), []
+    for step, entropy in enumerate((0.4, 0.75, None, 0.5, 0.25), start=1):
+        state = state.at_step(step)
+        in_force.append(state.config_at_step(config).actor.entropy_coeff)
+        state = state.after(experience(None), config, 1.0, entropy=entropy)
+    # Below the target: up. Above: down, and nothing in the loss, until an update finds it at the target again.
+    assert in_force == [0.125, 0.375, 0.0, 0.0, 0.375]
+    assert (state.entropy_coeff, state.entropy) == (0.625, 0.25)
+
+
+def test_a_phase_that_fixes_coefficients_lets_their_controllers_rest(tmp_path: Path) -> None:
+    config = make_config(
+        tmp_path,
+        **ADAPTIVE_ENTROPY,
+        algorithm__kl_ctrl="adaptive",
+        algorithm__use_kl_in_reward=True,
+        algorithm__kl_coef=1.0,
+        algorithm__kl_horizon=10,
+        algorithm__phases=[{"from_step": 2, "to_step": 3, "kl_coef": 0.5, "entropy_coeff": 0.0625}],
+    )
+    state, seen = RunState.initial(config), []
+    for step in range(1, 5):
+        state = state.at_step(step)
+        held = state.config_at_step(config)
+        seen.append((held.algorithm.kl_coef, held.actor.entropy_coeff))
+        state = state.after(experience(kl=9.0), config, 1.0, entropy=0.25)
+    moved = 1.0 + 0.2 * 2 / 10
+    assert seen == [(1.0, 0.125), (0.5, 0.0625), (0.5, 0.0625), (pytest.approx(moved), 0.375)]
+
+
+def test_a_fixed_coefficient_is_the_configurations_also_where_a_checkpoint_remembers_another(tmp_path: Path) -> None:
+    state = RunState(step=3, kl_coef=0.25)
+    assert state.config_at_step(make_config(tmp_path, algorithm__kl_coef=0.5)).algorithm.kl_coef == 0.5
+
+
+def test_a_state_of_a_run_without_entropy_control_is_still_read(tmp_path: Path) -> None:
+    state = RunState.model_validate({"step": 2, "kl_coef": 0.5})
+    assert state.config_at_step(make_config(tmp_path, **ADAPTIVE_ENTROPY)).actor.entropy_coeff == 0.125
 
 
 def test_validation_of_step_0_is_what_later_ones_are_compared_with(tmp_path: Path) -> None:

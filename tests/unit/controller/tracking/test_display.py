@@ -13,6 +13,7 @@ from controller.tracking.summary import Summary, Validation
 from splitppo.config import Config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.load import validate
+from splitppo.config.phases import Phase
 
 SAMPLE = ScoredSample("sort cadb", "#### abcd [bold]\x1b[31m", 1.0, "abcd", "sort_letters")
 SUMMARY = Summary(
@@ -134,6 +135,15 @@ def test_the_start_says_what_the_loss_of_a_group_would_cost(save_freq: int, step
     stream, run = io.StringIO(), config(save_freq=save_freq)
     open_display(stream).start(batch_plan(run), run, step=step)
     assert f"\ncheckpoints {line}\n" in stream.getvalue()
+
+
+def test_the_start_says_what_holds_in_which_steps() -> None:
+    stream, run = io.StringIO(), config()
+    phases = (Phase(from_step=2, entropy_coeff=0.5),)
+    run = run.model_copy(update={"algorithm": run.algorithm.model_copy(update={"phases": phases})})
+    open_display(stream).start(batch_plan(run), run)
+    first, rest = "loss vanilla, entropy_coeff 0", "loss vanilla, entropy_coeff 0.5"
+    assert f"\nphases      steps 1 to 1: {first}\n            steps 2 to 3: {rest}\nplan  " in stream.getvalue()
 
 
 def test_a_sparkline_spans_its_own_range() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from services.runtime.failures.heartbeat import Activity, Heartbeat
+from services.runtime.device import DeviceState
+from services.runtime.failures.heartbeat import Activity, Heartbeat, VitalSign
 from services.runtime.failures.peer_watch import RankHangs
 from splitppo.rpc.errors import Place
 from tests.groups import PROJECT
@@ -159,3 +160,12 @@ with start_limit(0.1):
     )
     assert ended.returncode == 1
     assert "the ranks have not found each other within 0.1 s (services.start_timeout_s)" in ended.stderr
+
+
+def test_rank_0_knows_the_device_of_every_rank_and_how_long_it_has_been_silent() -> None:
+    ranks = Ranks(2)
+    ranks.dogs[1].device = lambda: DeviceState("H200", 3, 4)
+    ranks.look(1, 0)
+    ranks.look_for(7, 0)
+    signs = ranks.dogs[0].vital_signs()
+    assert signs == {0: VitalSign(DeviceState(), 0.0), 1: VitalSign(DeviceState("H200", 3, 4), 7.0)}

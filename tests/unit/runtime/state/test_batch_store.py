@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from services.runtime.state.batch_store import MAX_EVALUATION_SLOTS, MAX_PARTS, BatchStore
@@ -16,6 +18,14 @@ def experience(step: int, part: int = 0) -> batch_pb2.Slot:
 
 def evaluation(step: int, part: int = 0) -> batch_pb2.Slot:
     return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EVALUATION, step=step, part=part)
+
+
+def candidates(step: int, part: int = 0) -> batch_pb2.Slot:
+    return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_CANDIDATES, step=step, part=part)
+
+
+def greedy(step: int) -> batch_pb2.Slot:
+    return batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_GREEDY, step=step)
 
 
 PROMPTS = Batch.from_rows(prompts=[[1, 2], [3]])
@@ -184,6 +194,30 @@ def test_the_oldest_evaluation_makes_room() -> None:
     for part in range(MAX_EVALUATION_SLOTS + 1):
         store.put(evaluation(0, part), PROMPTS, 0)
     assert [slot.part for slot in store.slots()] == list(range(1, MAX_EVALUATION_SLOTS + 1))
+
+
+def test_the_next_candidates_take_the_place_of_those_before_and_of_nothing_else() -> None:
+    store = BatchStore()
+    for slot in (experience(1), evaluation(0), greedy(1), candidates(1, 1), candidates(1, 1 << 30)):
+        store.put(slot, PROMPTS, 0)
+    assert store.slots() == [experience(1), evaluation(0), greedy(1), candidates(1, 1 << 30)]
+
+
+@pytest.mark.parametrize("kind", [candidates, greedy])
+def test_what_serves_a_step_goes_when_the_step_is_committed(kind: Callable[[int], batch_pb2.Slot]) -> None:
+    store = BatchStore()
+    with pytest.raises(WrongState, match="steps 1 and 2"):
+        store.put(kind(0), PROMPTS, 0)
+    store.put(kind(1), PROMPTS, 0)
+    store.commit(1)
+    assert store.slots() == []
+    store.put(kind(2), PROMPTS, 1)
+    assert store.slots() == [kind(2)]
+
+
+def test_a_slot_of_a_kind_that_does_not_exist_is_not_found() -> None:
+    with pytest.raises(NotFound, match=r"no unknown \(7\) slot of step 1"):
+        BatchStore().get(batch_pb2.Slot(kind=7, step=1))  # type: ignore[arg-type]
 
 
 def test_a_missing_slot_is_named_with_what_to_do() -> None:

@@ -1,0 +1,207 @@
+"""Looks at a run from outside: its folder and disk, its credentials, and all its groups at the same time."""
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from controller.doctor.facts import Facts, Finding, GroupFacts, RunFacts
+from controller.doctor.probe import examine
+from controller.memory.model_shape import Kind, UnknownShape, read_model_shape
+from controller.run.checkpoint_store import CheckpointStore
+from controller.run.folder import NONCE_PREFIX, RunFolder, is_held
+from controller.workers.worker_groups import configured_addresses
+from splitppo.config import Config, ConfigError, load_config
+from splitppo.config.batch_plan import batch_plan
+from splitppo.config.section import RoleName
+from splitppo.config.worker_digest import worker_digest, worker_sections
+from splitppo.rpc.bearer_tokens import BearerTokens
+from splitppo.rpc.credentials import Credentials, load_credentials
+
+# fp32 weights and AdamW's two moments; a Hugging Face folder beside them has the weights again.
+_CHECKPOINT_BYTES, _HF_BYTES = 12, 4
+
+
+async def examine_run(config: Config) -> Facts:
+    """What can be found out within seconds; ConfigError for a configuration or a folder that cannot be used."""
+    batch_plan(config)
+    config = RunFolder(config).resolve()
+    facts = Facts(_run_facts(config), time.time())
+    credentials = _credentials(config, facts)
+    addresses = _addresses(config, facts)
+    for role, address in addresses.items():
+        group = facts.groups[role] = GroupFacts(address, worker_digest(config, role))
+        if not group.address:
+            group.failure_code = "not_announced"
+            group.failure = f"it has not announced itself in {_announcement(config, role)}"
+    if credentials is not None:
+        await _examine_groups(facts, credentials)
+        _compare_configs(config, facts)
+    is_local = config.services.launch == "local"
+    if is_local and not facts.run.controller_runs and not any(group.is_reached for group in facts.groups.values()):
+        facts.groups = {}
+        facts.notes.append(
+            f"no run is live in {config.run.dir}, so there are no groups to ask (services.launch: local)"
+        )
+    facts.run.is_live = bool(facts.groups)
+    return facts
+
+
+async def _examine_groups(facts: Facts, credentials: Credentials) -> None:
+    asked = [group for group in facts.groups.values() if group.address]
+    if not asked:
+        return
+    turn = asyncio.Lock()
+    with _nonce(Path(facts.run.dir), facts) as nonce:
+        await asyncio.gather(*(examine(group, credentials, nonce.name if nonce else "", turn) for group in asked))
+        if nonce and not nonce.exists():  # a controller that started meanwhile has tidied up
+            for group in asked:
+                group.shares_run_dir = None
+
+
+def _compare_configs(config: Config, facts: Facts) -> None:
+    """Names the keys in which a group differs, where it runs with what the run folder holds."""
+    with suppress(ConfigError):
+        stored = load_config(RunFolder(config).config_file)
+        for role, group in facts.groups.items():
+            if group.config_digest == worker_digest(stored, role):
+                there, here = (dict(_leaves(worker_sections(one, role))) for one in (stored, config))
+                group.config_differences = [
+                    f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"
+                    for key in sorted({**there, **here})
+                    if there.get(key) != here.get(key)
+                ]
+
+
+def _leaves(tree: object, path: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{path}.{key}".lstrip("."))
+    else:
+        yield path, tree
+
+
+@contextmanager
+def _nonce(run_dir: Path, facts: Facts) -> Iterator[Path | None]:
+    """A file in the run folder that groups must see, as long as the block lasts; None where it cannot be written."""
+    nonce = run_dir / f"{NONCE_PREFIX}{secrets.token_hex(8)}"
+    try:
+        nonce.touch()
+    except OSError as error:
+        sentence = f"nothing can be written into the run folder {run_dir}: {error.strerror}"
+        advice = "mount the storage that controller and groups share, or correct run.dir"
+        facts.mistakes.append(Finding("run_folder", "run", sentence, advice))
+        yield None
+        return
+    try:
+        yield nonce
+    finally:
+        with suppress(OSError):
+            nonce.unlink(missing_ok=True)
+
+
+def _addresses(config: Config, facts: Facts) -> dict[RoleName, str]:
+    """Where the groups are: configured, or announced in the run folder by those that the controller has started.
+
+    Empty for one that has not announced itself; none at all where they cannot be asked from here, which is then said.
+    """
+    if config.services.launch == "external":
+        return configured_addresses(config)
+    host = _controllers_host(config.run.dir)
+    if facts.run.controller_runs and host not in ("", os.uname().nodename):
+        sentence = f"the groups of this run are on {host}, and listen on that machine alone (services.launch: local)"
+        facts.mistakes.append(Finding("other_machine", "run", sentence, f"ask the same there, on {host}"))
+        return {}
+    announced = {role: _read_json(_announcement(config, role)) or {} for role in config.roles}
+    return {role: str(content.get("address", "")) for role, content in announced.items()}
+
+
+def _announcement(config: Config, role: RoleName) -> Path:
+    return config.run.dir / "services" / f"{role}.json"
+
+
+def _controllers_host(run_dir: Path) -> str:
+    """By processes.json; empty where it does not say."""
+    rows = _read_json(run_dir / "processes.json") or []
+    return next((str(row.get("host", "")) for row in rows if row.get("role") == "controller"), "")
+
+
+def _credentials(config: Config, facts: Facts) -> Credentials | None:
+    """The controller's; None where its files cannot be used, which is then said."""
+    security, token_file = config.services.security, config.run.dir / "services" / "token"
+    # Only of groups on this machine are the files here.
+    for role in config.roles if config.services.launch == "local" and security.tls else ():
+        with _mistakes_of(facts, role):
+            load_credentials(security, role)
+    credentials = None
+    with _mistakes_of(facts, "run"):
+        credentials = load_credentials(security, "controller")
+        if credentials.tokens is None and config.services.launch == "local" and token_file.exists():
+            tokens = BearerTokens.parse(token_file.read_text(encoding="ascii", errors="replace"), str(token_file))
+            credentials = replace(credentials, tokens=tokens)
+        facts.run.token = credentials.tokens is not None
+        if credentials.identity is not None:
+            from splitppo.rpc.certificates import valid_until
+
+            facts.run.certificate_ends_unix_s = int(valid_until(credentials.identity).timestamp())
+    return credentials
+
+
+@contextmanager
+def _mistakes_of(facts: Facts, about: str) -> Iterator[None]:
+    try:
+        yield
+    except (ConfigError, OSError) as error:
+        advice = "docs/operations.md, Security, says how certificates and tokens are made and replaced"
+        facts.mistakes.append(Finding("credentials", about, str(error), advice))
+
+
+def _run_facts(config: Config) -> RunFacts:
+    run_dir = config.run.dir
+    facts = RunFacts(str(run_dir), config.services.launch, tls=config.services.security.tls)
+    facts.controller_runs = is_held(run_dir)
+    facts.epoch = (_read_json(run_dir / "controller.epoch") or {}).get("epoch")
+    store = CheckpointStore(run_dir / "checkpoints")
+    facts.last_checkpoint_step = store.latest_step() or None
+    facts.next_checkpoint_bytes = _size_of_last(store) or _size_by_models(config)
+    existing = next((folder for folder in (run_dir, *run_dir.absolute().parents) if folder.is_dir()), None)
+    if existing is not None:
+        disk = shutil.disk_usage(existing)
+        facts.disk_free_bytes, facts.disk_total_bytes = disk.free, disk.total
+    return facts
+
+
+def _size_of_last(store: CheckpointStore) -> int | None:
+    """Bytes of the newest checkpoint; None where there is none, or it goes while it is looked at."""
+    step = store.latest_step()
+    try:
+        return sum(file.stat().st_size for file in store.folder(step).rglob("*") if file.is_file()) if step else None
+    except OSError:
+        return None
+
+
+def _size_by_models(config: Config) -> int | None:
+    """What the trained models and their optimizers take; None where the models are not here."""
+    num_parameters = 0
+    for role in config.trained_roles:
+        try:
+            kind: Kind = "policy" if role == "actor" else "value"
+            num_parameters += read_model_shape(config.model_of(role).model, kind, f"{role}.model").num_parameters
+        except (UnknownShape, ConfigError):
+            return None
+    return num_parameters * (_CHECKPOINT_BYTES + (_HF_BYTES if config.checkpoint.save_hf_model else 0))
+
+
+def _read_json(file: Path) -> Any:
+    """None where it is not there, or not (yet) whole."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

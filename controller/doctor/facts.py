@@ -1,0 +1,183 @@
+"""What is known of a run and its groups, as plain values; their names are the keys of `--json`."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from splitppo.config.section import RoleName
+from splitppo.v1 import worker_pb2
+
+# Why a group does not answer, or not to the end.
+FailureCode = Literal["address", "down", "failed", "not_a_worker", "not_announced", "silent", "storage", "tls", "token"]
+Code = (
+    FailureCode
+    | Literal[
+        "certificate",
+        "clock",
+        "config",
+        "credentials",
+        "disk",
+        "other_machine",
+        "restarted",
+        "role",
+        "run_folder",
+        "silent_rank",
+        "state",
+        "version",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """One rank, by its last sign of life, `silent_s` seconds ago; None: not known."""
+
+    rank: int
+    host: str
+    pid: int
+    device: str | None
+    free_bytes: int | None
+    total_bytes: int | None
+    silent_s: float
+
+
+@dataclass
+class GroupFacts:
+    """One worker group; what it was not asked for, or has not answered, is None.
+
+    Attributes:
+        address: host:port; empty where the group has not said it.
+        is_reached: it has answered.
+        failure, failure_code: why it has not, or not to the end; as a sentence's end, and the code of the finding.
+        clock_offset_s: its clock minus this one's, known to within half of the fastest round trip.
+        role: what it says it is.
+        expected_config_digest: what this configuration asks of it.
+        config_differences: keys that differ, with both values, where the run folder has the other configuration.
+    """
+
+    address: str
+    expected_config_digest: str
+    is_reached: bool = False
+    failure: str | None = None
+    failure_code: FailureCode | None = None
+    role: str | None = None
+    state: str | None = None
+    running_method: str | None = None
+    progress: dict[str, Any] | None = None
+    queued_commands: int | None = None
+    num_slots: int | None = None
+    step: int | None = None
+    epoch: int | None = None
+    instance_id: str | None = None
+    protocol_version: int | None = None
+    software_version: str | None = None
+    config_digest: str | None = None
+    config_differences: list[str] = field(default_factory=list)
+    num_round_trips: int = 0
+    round_trip_min_s: float | None = None
+    round_trip_p50_s: float | None = None
+    round_trip_p99_s: float | None = None
+    upload_bytes_per_s: float | None = None
+    download_bytes_per_s: float | None = None
+    clock_offset_s: float | None = None
+    is_diagnosed: bool = False
+    ranks: list[RankFacts] = field(default_factory=list)
+    run_dir: str | None = None
+    shares_run_dir: bool | None = None
+    is_run_dir_writable: bool | None = None
+    disk_free_bytes: int | None = None
+    certificate_ends_unix_s: int | None = None
+
+    def note_status(self, status: worker_pb2.GetStatusResponse) -> None:
+        """What a worker says of itself."""
+        self.is_reached = True
+        self.role = worker_pb2.Role.Name(status.role).removeprefix("ROLE_").lower()
+        self.state = worker_pb2.WorkerState.Name(status.state).removeprefix("WORKER_STATE_").lower()
+        self.running_method = status.running_method or None
+        if status.running_method and status.HasField("progress"):
+            progress = status.progress
+            self.progress = {"done": progress.done, "total": progress.total, "phase": progress.phase}
+        self.queued_commands, self.num_slots = status.queued_commands, len(status.slots)
+        self.step, self.epoch, self.instance_id = status.committed_step, status.epoch, status.instance_id
+        self.protocol_version, self.software_version = status.protocol_version, status.software_version
+        self.config_digest = status.config_digest
+
+    def note_round_trips(self, round_trips_s: Sequence[float], clock_offset_s: float | None) -> None:
+        """The seconds of each, at least one."""
+        ordered = sorted(round_trips_s)
+        self.num_round_trips, self.round_trip_min_s = len(ordered), ordered[0]
+        self.round_trip_p50_s, self.round_trip_p99_s = (_quantile(ordered, share) for share in (0.5, 0.99))
+        self.clock_offset_s = clock_offset_s
+
+    def note_diagnosis(self, diagnosis: worker_pb2.DiagnoseResponse, *, asked_for_nonce: bool) -> None:
+        """Where its ranks run and what they have."""
+        self.is_diagnosed = True
+        self.ranks = [_rank(one) for one in diagnosis.ranks]
+        self.run_dir, self.is_run_dir_writable = diagnosis.run_dir, diagnosis.is_writable
+        self.shares_run_dir = diagnosis.sees_nonce if asked_for_nonce else None
+        self.disk_free_bytes = diagnosis.disk_free_bytes if diagnosis.is_writable else None
+        self.certificate_ends_unix_s = diagnosis.certificate_ends_unix_s or None
+
+
+@dataclass
+class RunFacts:
+    """The run as this process sees it; None: not known.
+
+    Attributes:
+        controller_runs: whether a controller holds the run folder.
+        is_live: whether there are groups to ask.
+        next_checkpoint_bytes: size of the last one, else by the models.
+        certificate_ends_unix_s: of the controller's own, or the authority behind it.
+    """
+
+    dir: str
+    launch: str
+    is_live: bool = False
+    controller_runs: bool = False
+    epoch: int | None = None
+    last_checkpoint_step: int | None = None
+    disk_free_bytes: int | None = None
+    disk_total_bytes: int | None = None
+    next_checkpoint_bytes: int | None = None
+    tls: bool = False
+    token: bool = False
+    certificate_ends_unix_s: int | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong: a code for programs, whom it is about (a role, or `run`), a sentence, and what to do."""
+
+    code: Code
+    about: str
+    sentence: str
+    advice: str
+
+
+@dataclass
+class Facts:
+    """All of it; `mistakes` were found on the way, `notes` are no faults."""
+
+    run: RunFacts
+    now_unix_s: float
+    groups: dict[RoleName, GroupFacts] = field(default_factory=dict)
+    mistakes: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def _rank(one: worker_pb2.RankDiagnosis) -> RankFacts:
+    return RankFacts(
+        rank=one.process.rank,
+        host=one.process.host,
+        pid=one.process.pid,
+        device=one.device or None,
+        free_bytes=one.free_bytes if one.total_bytes else None,
+        total_bytes=one.total_bytes or None,
+        silent_s=one.silent_s,
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """The smallest value that this share of all values does not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

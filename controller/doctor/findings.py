@@ -1,0 +1,166 @@
+"""What is wrong, from the facts alone: a sentence, and what to do."""
+
+import datetime as dt
+from collections.abc import Iterator, Mapping
+
+from controller.doctor.facts import Facts, Finding, GroupFacts, RunFacts
+from controller.doctor.units import size
+from splitppo.config.section import RoleName
+from splitppo.rpc.software_version import why_versions_differ
+from splitppo.v1 import worker_pb2
+
+MAX_CLOCK_OFFSET_S = 1.0
+# Signs of life come every second.
+MAX_SILENCE_S = 10.0
+# As the warning at the start of a process (splitppo/rpc/certificates.py).
+MIN_CERTIFICATE_DAYS = 14.0
+_DAY_S = 86400.0
+
+_STATES = {
+    "draining": ("is draining: it takes no more commands and ends", "wait for its end, or start it again"),
+    "dirty": (
+        "is dirty: an update failed after its first optimizer step",
+        "a controller restores it to the last checkpoint: start the run again, or wait if it is about to",
+    ),
+    "failed": ("has failed and ends", "its log says why; start it again"),
+}
+_CERTIFICATES = "python -m tools.certs makes new ones (docs/operations.md, Rotation); copy them and restart it"
+
+
+def find(facts: Facts) -> list[Finding]:
+    """Everything that is wrong, the run's own mistakes first; empty where all is well."""
+    found = [*facts.mistakes, *_of_run(facts.run, facts.now_unix_s)]
+    for role, group in facts.groups.items():
+        found += _of_group(role, group, facts)
+    return [*found, *_restarted(facts.groups)]
+
+
+def _of_run(run: RunFacts, now_unix_s: float) -> Iterator[Finding]:
+    free, needed = run.disk_free_bytes, run.next_checkpoint_bytes
+    if free is not None and needed is not None and free < needed:
+        yield Finding(
+            "disk",
+            "run",
+            f"the disk of {run.dir} has {size(free)} free, and the next checkpoint takes about {size(needed)}",
+            "make room there, lower checkpoint.keep and remove old checkpoints, or move run.dir to a larger disk",
+        )
+    yield from _certificate("run", "the controller's certificate", run.certificate_ends_unix_s, now_unix_s)
+
+
+def _of_group(role: str, group: GroupFacts, facts: Facts) -> Iterator[Finding]:
+    the = f"the {role} at {group.address}" if group.address else f"the {role}"
+    if group.failure is not None and group.failure_code is not None and group.failure_code != "storage":
+        lost = "stopped answering" if group.is_reached else "cannot be asked"
+        advice = _advice(role, group.failure_code, facts.run)
+        yield Finding(group.failure_code, role, f"{the} {lost}: {group.failure}", advice)
+    if not group.is_reached:
+        return
+    if group.role != role:
+        advice = f"correct services.{role}.address: two groups may have been mixed up"
+        yield Finding("role", role, f"{the} is a {group.role}, expected the {role}", advice)
+    greeting = worker_pb2.HandshakeResponse(
+        protocol_version=group.protocol_version, software_version=group.software_version
+    )
+    if because := why_versions_differ("this doctor", the, greeting):
+        sentence, _, advice = because.rpartition(": ")
+        yield Finding("version", role, sentence, advice)
+    elif group.role == role and group.config_digest != group.expected_config_digest:
+        yield Finding(
+            "config",
+            role,
+            f"{the} was started with another configuration: {_differences(role, group)}",
+            f"restart it with this configuration, or give the one that it runs with ({facts.run.dir}/config.yaml)",
+        )
+    if group.state in _STATES:
+        what, advice = _STATES[group.state]
+        yield Finding("state", role, f"{the} {what}", advice)
+    yield from _clock(role, the, group)
+    yield from _run_folder(role, the, group, facts.run)
+    yield from _silent_ranks(role, group)
+    yield from _certificate(role, f"the certificate of {the}", group.certificate_ends_unix_s, facts.now_unix_s)
+
+
+def _differences(role: str, group: GroupFacts) -> str:
+    if group.config_differences:
+        return "; ".join(group.config_differences)
+    digests = f"its digest begins with {str(group.config_digest)[:12]}, by this one {group.expected_config_digest[:12]}"
+    return f"{digests}, so the sections that shape the {role} differ"
+
+
+def _advice(role: str, code: str, run: RunFacts) -> str:
+    """What helps against a group that does not answer."""
+    log = f"{run.dir}/logs/{role}_0.log"
+    again = "the controller starts it again, or ends and says why" if run.launch == "local" else "start it again"
+    return {
+        "down": f"{log} says why it ended, if it ran; {again}; see whether services.{role}.address is right",
+        "not_announced": f"it is being started, or has ended: {log} says more",
+        "address": f"correct the host in services.{role}.address, or its entry in the name service",
+        "tls": "the same services.security and ca.pem on both sides; the certificate must name the host of"
+        f" services.{role}.address (docs/operations.md, Security)",
+        "token": "the first token of this side must be in the other side's file; restart the group if that has changed",
+        "not_a_worker": f"correct services.{role}.address: another program has this port",
+        "silent": f"see whether services.{role}.address is right, the machine is up and its firewall lets this one in;"
+        f" a process that hangs is in {log}",
+    }.get(code, f"{log} says more")
+
+
+def _clock(role: str, the: str, group: GroupFacts) -> Iterator[Finding]:
+    offset_s, uncertainty_s = group.clock_offset_s, (group.round_trip_min_s or 0.0) / 2
+    if offset_s is not None and abs(offset_s) - uncertainty_s > MAX_CLOCK_OFFSET_S:
+        yield Finding(
+            "clock",
+            role,
+            f"the clock of {the} is {abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} this machine's:"
+            " certificates may count as expired or not valid yet, and logs of two machines do not fit together",
+            "set both clocks (NTP), then restart the run",
+        )
+
+
+def _run_folder(role: str, the: str, group: GroupFacts, run: RunFacts) -> Iterator[Finding]:
+    mount = "mount the same storage there and here, and give it in run.dir on both sides"
+    if group.failure_code == "storage":
+        sentence = f"the run folder does not answer {the}: {group.failure}"
+        yield Finding("run_folder", role, sentence, "look at the network file system of its machine")
+    elif group.shares_run_dir is False:
+        sentence = f"{the} has another run folder: a file made in {run.dir} is not in its {group.run_dir}"
+        yield Finding("run_folder", role, sentence, mount)
+    elif group.is_run_dir_writable is False:
+        sentence = f"{the} cannot write into its run folder {group.run_dir}"
+        yield Finding("run_folder", role, sentence, "its user needs the right to write there, on storage that has it")
+
+
+def _silent_ranks(role: str, group: GroupFacts) -> Iterator[Finding]:
+    for rank in group.ranks:
+        if rank.silent_s > MAX_SILENCE_S:
+            where = f"pid {rank.pid} on {rank.host}"
+            yield Finding(
+                "silent_rank",
+                role,
+                f"rank {rank.rank} of the {role} ({where}) has given no sign of life for {rank.silent_s:.0f} s",
+                f"look at {where}: stopped, or its machine away; its group ends by itself after"
+                " services.progress_timeout_s",
+            )
+
+
+def _certificate(about: str, what: str, ends_unix_s: int | None, now_unix_s: float) -> Iterator[Finding]:
+    if ends_unix_s is None or (days := (ends_unix_s - now_unix_s) / _DAY_S) >= MIN_CERTIFICATE_DAYS:
+        return
+    ends = f"{dt.datetime.fromtimestamp(ends_unix_s, dt.UTC):%Y-%m-%d %H:%M} UTC"
+    if days < 0:
+        sentence = f"{what} has expired: it was valid until {ends}, and no new connection will be accepted"
+    else:
+        sentence = f"{what} ends in {days:.1f} days, at {ends}; connections after that are refused"
+    yield Finding("certificate", about, sentence, _CERTIFICATES)
+
+
+def _restarted(groups: Mapping[RoleName, GroupFacts]) -> Iterator[Finding]:
+    """A group that knows no controller, beside one that works for one. Steps may differ while all is well."""
+    epoch = max((group.epoch or 0 for group in groups.values()), default=0)
+    for role, group in groups.items():
+        if group.is_reached and not group.epoch and epoch:
+            yield Finding(
+                "restarted",
+                role,
+                f"the {role} at {group.address} was restarted and knows no controller; others work for epoch {epoch}",
+                "a controller that runs restores it to the last checkpoint at its next call; else start the run again",
+            )

@@ -1,0 +1,156 @@
+"""The examination as tables for people, or as JSON for programs."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+
+from controller.doctor.facts import Facts, Finding, GroupFacts
+from controller.doctor.units import size, span
+
+# Raised when a key of the JSON changes its meaning or goes; new ones may come at any time.
+FORMAT = 1
+_DAY_S = 86400.0
+_DIGEST_CHARACTERS = 12
+
+
+def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
+    """Everything, by the names of the facts."""
+    content = {
+        "format": FORMAT,
+        "healthy": not findings,
+        "findings": [asdict(finding) for finding in findings],
+        "notes": facts.notes,
+        "now_unix_s": facts.now_unix_s,
+        "run": asdict(facts.run),
+        "groups": {role: asdict(group) for role, group in facts.groups.items()},
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def as_text(facts: Facts, findings: Sequence[Finding]) -> str:
+    """The run, a column for each group, a line for each rank, and what is wrong."""
+    blocks = [list(_columns(_of_run(facts)))]
+    if facts.groups:
+        rows = zip(_HEADINGS, *(_cells(role, group, facts) for role, group in facts.groups.items()), strict=True)
+        blocks.append(list(_columns(rows)))
+    if ranks := list(_ranks(facts)):
+        blocks.append(list(_columns(ranks)))
+    blocks.append([*facts.notes, *_verdict(findings)])
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def _verdict(findings: Sequence[Finding]) -> Iterator[str]:
+    if not findings:
+        yield "healthy"
+        return
+    yield f"{len(findings)} {'fault' if len(findings) == 1 else 'faults'}:"
+    for finding in findings:
+        yield f"* {finding.sentence}"
+        yield f"  -> {finding.advice}"
+
+
+def _columns(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    table = list(rows)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        yield "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _of_run(facts: Facts) -> Iterator[tuple[str, str]]:
+    run = facts.run
+    epoch = "" if run.epoch is None else f", epoch {run.epoch}"
+    saved = "no checkpoint" if run.last_checkpoint_step is None else f"checkpoint of step {run.last_checkpoint_step}"
+    yield "run folder", run.dir
+    yield "controller", f"{'runs' if run.controller_runs else 'does not run'}{epoch}; {saved}"
+    if run.disk_free_bytes is not None and run.disk_total_bytes is not None:
+        needed = run.next_checkpoint_bytes
+        next_one = "is not known" if needed is None else f"takes about {size(needed)}"
+        free = f"{size(run.disk_free_bytes)} of {size(run.disk_total_bytes)} free"
+        yield "disk", f"{free}; the next checkpoint {next_one}"
+    wire = "mutual TLS" if run.tls else "plaintext on this machine"
+    token = "a token" if run.token else "no token"
+    ends = run.certificate_ends_unix_s
+    left = "" if ends is None else f"; the controller's certificate has {_days(ends, facts)}"
+    yield "wire", f"{wire}, {token}{left}"
+
+
+_HEADINGS = (
+    "",
+    "address",
+    "version",
+    "state",
+    "step, epoch",
+    "instance",
+    "configuration",
+    "run folder",
+    "round trip",
+    "to it, from it",
+    "clock",
+    "certificate",
+)
+
+
+def _cells(role: str, group: GroupFacts, facts: Facts) -> tuple[str, ...]:
+    """What stands under the headings; a dash for what is not known."""
+    if not group.is_reached:
+        return (role, group.address or "-", "-", "not reached", *["-"] * (len(_HEADINGS) - 4))
+    return (
+        role,
+        group.address,
+        group.software_version or "-",
+        _state(group),
+        f"{group.step}, {group.epoch}",
+        (group.instance_id or "-")[:_DIGEST_CHARACTERS],
+        _configuration(group),
+        _run_folder(group),
+        _round_trip(group),
+        ", ".join("-" if rate is None else f"{size(rate)}/s" for rate in _rates(group)),
+        "-"
+        if group.clock_offset_s is None
+        else f"{'+' if group.clock_offset_s >= 0 else ''}{span(group.clock_offset_s)}",
+        "-" if group.certificate_ends_unix_s is None else _days(group.certificate_ends_unix_s, facts),
+    )
+
+
+def _state(group: GroupFacts) -> str:
+    waiting = f", {group.queued_commands} waiting" if group.queued_commands else ""
+    if group.running_method is None:
+        return f"{group.state}{waiting}"
+    progress = group.progress
+    how_far = f", {progress['done']} of {progress['total']}" if progress and progress["total"] else ""
+    return f"{group.state}: {group.running_method}{how_far}{waiting}"
+
+
+def _configuration(group: GroupFacts) -> str:
+    same = group.config_digest == group.expected_config_digest
+    return f"{(group.config_digest or '-')[:_DIGEST_CHARACTERS]}{'' if same else ', not this one'}"
+
+
+def _run_folder(group: GroupFacts) -> str:
+    if group.shares_run_dir is None:
+        return "-"
+    free = "" if group.disk_free_bytes is None else f", {size(group.disk_free_bytes)} free"
+    return f"{'shared' if group.shares_run_dir else 'another one'}{free}"
+
+
+def _round_trip(group: GroupFacts) -> str:
+    if group.round_trip_p50_s is None or group.round_trip_p99_s is None:
+        return "-"
+    return f"{span(group.round_trip_p50_s)}, p99 {span(group.round_trip_p99_s)}"
+
+
+def _rates(group: GroupFacts) -> tuple[float | None, float | None]:
+    return group.upload_bytes_per_s, group.download_bytes_per_s
+
+
+def _days(ends_unix_s: int, facts: Facts) -> str:
+    return f"{(ends_unix_s - facts.now_unix_s) / _DAY_S:.0f} days left"
+
+
+def _ranks(facts: Facts) -> Iterator[tuple[str, ...]]:
+    for role, group in facts.groups.items():
+        for one in group.ranks:
+            free = "-"
+            if one.free_bytes is not None and one.total_bytes is not None:
+                free = f"{size(one.free_bytes)} of {size(one.total_bytes)} free"
+            yield f"{role} {one.rank} of {len(group.ranks)}", one.host, f"pid {one.pid}", one.device or "-", free

@@ -1,0 +1,105 @@
+"""What a worker says to whoever looks for a fault, on the gRPC thread: its ranks, its run folder, its wire."""
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from services.runtime.failures.heartbeat import VitalSign
+from services.runtime.rpc.method_adapter import Method
+from services.runtime.state.worker import Worker
+from splitppo.rpc.credentials import Credentials
+from splitppo.rpc.errors import InvalidArgument, LimitExceeded
+from splitppo.rpc.wire_format import CHUNK_BYTES, MAX_MEASURED_BYTES
+from splitppo.v1 import worker_pb2
+
+# Of a file that a controller, or a doctor, has put into the run folder.
+NONCE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_MAX_MESSAGE_BYTES = CHUNK_BYTES + 64
+
+
+class DiagnosisServicer:
+    """The RPCs of WorkerService that look and measure, and change nothing."""
+
+    def __init__(
+        self, worker: Worker, credentials: Credentials, vital_signs: Callable[[], Mapping[int, VitalSign]]
+    ) -> None:
+        self._worker = worker
+        self._vital_signs = vital_signs
+        self._certificate_ends_unix_s = 0
+        if credentials.identity is not None:
+            from splitppo.rpc.certificates import valid_until
+
+            self._certificate_ends_unix_s = int(valid_until(credentials.identity).timestamp())
+
+    def methods(self) -> dict[str, Method]:
+        return {
+            "Diagnose": self.diagnose,
+            "MeasureUpload": self.measure_upload,
+            "MeasureDownload": self.measure_download,
+        }
+
+    async def diagnose(self, request: worker_pb2.DiagnoseRequest, _: Any) -> worker_pb2.DiagnoseResponse:
+        if request.nonce and not NONCE.fullmatch(request.nonce):
+            raise InvalidArgument(f"nonce must be the name of a file in the run folder, got {request.nonce!r}")
+        # A storage that hangs must not keep other calls from their answers.
+        response = await asyncio.to_thread(_look_into, self._worker.context.config.run.dir, request.nonce)
+        signs = self._vital_signs()
+        for process in self._worker.processes:
+            rank = response.ranks.add(process=process)
+            if (sign := signs.get(process.rank)) is not None:
+                rank.device, rank.silent_s = sign.device.name, sign.silent_s
+                rank.free_bytes, rank.total_bytes = sign.device.free_bytes, sign.device.total_bytes
+        response.certificate_ends_unix_s = self._certificate_ends_unix_s
+        return response
+
+    async def measure_upload(self, requests: AsyncIterator[bytes], _: Any) -> worker_pb2.MeasureUploadResponse:
+        received_bytes = 0
+        max_send_s = self._worker.context.config.services.max_send_s
+        try:
+            async with asyncio.timeout(max_send_s) as deadline:
+                async for message in requests:
+                    received_bytes += _payload_bytes(message)
+                    if received_bytes > MAX_MEASURED_BYTES:
+                        raise LimitExceeded(f"a measurement takes at most {MAX_MEASURED_BYTES} bytes")
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise LimitExceeded(f"the measurement took over {max_send_s:g} s (services.max_send_s)") from error
+        return worker_pb2.MeasureUploadResponse(received_bytes=received_bytes)
+
+    async def measure_download(self, request: worker_pb2.MeasureDownloadRequest, _: Any) -> AsyncIterator[bytes]:
+        """Sends as many bytes as are asked for; all messages but the last are one object."""
+        if request.num_bytes > MAX_MEASURED_BYTES:
+            raise InvalidArgument(f"num_bytes must be at most {MAX_MEASURED_BYTES}, got {request.num_bytes}")
+        num_whole, rest = divmod(request.num_bytes, CHUNK_BYTES)
+        whole = worker_pb2.MeasureDownloadResponse(payload=bytes(CHUNK_BYTES)).SerializeToString()
+        for _number in range(num_whole):
+            yield whole
+        if rest:
+            yield worker_pb2.MeasureDownloadResponse(payload=bytes(rest)).SerializeToString()
+
+
+def _look_into(run_dir: Path, nonce: str) -> worker_pb2.DiagnoseResponse:
+    """What there is to say of the run folder."""
+    response = worker_pb2.DiagnoseResponse(run_dir=str(run_dir.absolute()))
+    response.sees_nonce = bool(nonce) and (run_dir / nonce).is_file()
+    response.is_writable = os.access(run_dir, os.W_OK | os.X_OK)
+    with suppress(OSError):  # it is not there, which is_writable says
+        response.disk_free_bytes = shutil.disk_usage(run_dir).free
+    return response
+
+
+def _payload_bytes(message: bytes) -> int:
+    if len(message) > _MAX_MESSAGE_BYTES:
+        raise LimitExceeded(f"a message of {len(message)} bytes is over the limit of {_MAX_MESSAGE_BYTES}")
+    try:
+        return len(worker_pb2.MeasureUploadRequest.FromString(message).payload)
+    except DecodeError as error:
+        raise InvalidArgument("the message is not a splitppo.v1.MeasureUploadRequest") from error

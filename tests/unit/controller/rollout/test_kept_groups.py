@@ -1,0 +1,80 @@
+"""What groups of samples are compared by, and which are alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.rollout.kept_groups import GroupsRanOut, KeptGroups, metric_values
+from controller.rollout.results import ScoredResponses, ScoredSample
+from rewards.samples import Failure
+from splitppo.batch import Batch
+from splitppo.config import ConfigError
+from splitppo.config.filter_groups import FilterGroupsConfig
+from tests.fake_services import make_table
+
+
+def scored(*scores: float, extra: list[dict[str, Any]] | None = None, **fields: Any) -> ScoredResponses:
+    fields = {"prompt": "", "response": "", "ground_truth": "", "data_source": "sums", **fields}
+    extras = extra or [{}] * len(scores)
+    return ScoredResponses(
+        [ScoredSample(score=score, extra=one, **fields) for score, one in zip(scores, extras, strict=True)]
+    )
+
+
+def groups(num_prompts: int = 1, epoch: int = 9, **config: Any) -> KeptGroups:
+    return KeptGroups(FilterGroupsConfig(enable=True, **config), num_prompts, 5, generations_per_epoch=epoch)
+
+
+def add(kept: KeptGroups, responses: ScoredResponses, num_prompts: int) -> None:
+    rows = Batch.from_rows(responses=[[row] for row in range(len(responses.samples))])
+    kept.add(make_table(num_prompts), rows, responses)
+
+
+@pytest.mark.parametrize("metric", ["score", "seq_reward", "seq_final_reward"])
+def test_the_names_of_the_score_mean_the_score(metric: str) -> None:
+    assert metric_values(scored(0.5, -1.0, extra=[{"acc": 1}] * 2), metric).tolist() == [0.5, -1.0]
+
+
+def test_a_field_of_the_scorer_is_taken_as_a_number() -> None:
+    extra = [{"acc": True}, {"acc": False}, {"acc": 0.25}]
+    assert metric_values(scored(9.0, 9.0, 9.0, extra=extra), "acc").tolist() == [1.0, 0.0, 0.25]
+
+
+def test_a_plain_number_is_its_own_acc_and_a_failed_scorer_counts_as_0() -> None:
+    assert metric_values(scored(0.5, 1.0), "acc").tolist() == [0.5, 1.0]
+    assert metric_values(scored(0.0, failure=Failure.TIMEOUT), "steps").tolist() == [0.0]
+
+
+@pytest.mark.parametrize("value", [{}, {"steps": "many"}])
+def test_a_field_that_is_no_number_is_refused_with_those_that_are(value: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"'sums' gives no numeric field 'steps'; expected one of score, .*, length$"):
+        metric_values(scored(0.5, extra=[{**value, "length": 3, "text": "x"}]), "steps")
+
+
+@pytest.mark.parametrize("value", [0.1, 1.1, -1e30, 1 / 3])
+def test_equal_numbers_are_alike_whatever_their_deviation_is_rounded_to(value: float) -> None:
+    kept, next_to_it = groups(), float(np.nextafter(np.float32(value), np.float32(9)))
+    add(kept, scored(*[value] * 3, *[value, value, next_to_it]), num_prompts=2)
+    assert kept.metrics()["training/filter_groups/evicted_samples"] == 1.0
+    assert kept.is_full
+
+
+def test_a_barren_stretch_ends_the_run_only_where_it_is_a_whole_epoch_long() -> None:
+    kept = groups(num_prompts=2, epoch=2)
+    for responses in (scored(0, 0), scored(0, 1), scored(1, 1), scored(0.5, 0.5)):
+        kept.check()
+        add(kept, responses, num_prompts=1)
+    with pytest.raises(GroupsRanOut, match=r"it has 1 of 2 .* \(all at 0: 1, all at 1: 1, all at 0.5: 1\); take other"):
+        kept.check()
+
+
+def test_many_values_are_not_all_named() -> None:
+    kept = groups(max_num_gen_batches=1)
+    add(kept, scored(*np.repeat([1.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2)), num_prompts=7)
+    with pytest.raises(
+        GroupsRanOut, match=r"\(all at 1: 2, all at 2: 1, all at 3: 1, all at 4: 1, at 2 other values: 2"
+    ):
+        kept.check()
