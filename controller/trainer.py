@@ -28,7 +28,7 @@ from splitppo.config import Config
 
 @dataclass(eq=False)
 class Trainer:
-    """Drives the workers through the steps of a run; `state` is of the one in work, or of the last one that was done."""
+    """Drives the workers through the steps of a run; `state` is of the one in work, or of the last that was done."""
 
     config: Config
     workers: Workers
