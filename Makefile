@@ -108,8 +108,9 @@ bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport,
 	$(PY) -m benchmarks.rollout
 	$(PY) -m benchmarks.sandbox
 
-curves: setup-dev  ## learning curves of every algorithm on sort_letters, in runs/curves; resumable; ARGS="--only ppo grpo --seeds 1"
+curves: setup-dev  ## learning curves of every algorithm on sort_letters, and of scores on tokens, in runs/curves; resumable; ARGS="--only ppo grpo --seeds 1"
 	$(PY) -m benchmarks.curves $(ARGS)
+	$(if $(ARGS),,$(PY) -m benchmarks.token_scores)
 
 bench-trl: setup-dev  ## a PPO step beside TRL's, in an environment of its own, .venv-trl; ARGS="--lengths fixed --dtype bf16"
 	@test -x $(VENV_TRL)/bin/python || $(PYTHON) -m venv $(VENV_TRL)

@@ -1,81 +1,94 @@
-"""What scores on tokens are worth: the quickstart's task, each letter scored where it stands or all at the end.
+"""What scores on tokens are worth: sort_letters, each letter scored where it stands or all of them at the end.
 
-    python -m benchmarks.token_scores [--seeds 1 2 3] [--steps 10] [key.path=value ...]
+    python -m benchmarks.token_scores [--seeds 1 2 3] [--output runs/curves]
 
-Both score a response the same: the share of its letters that stand in their places (benchmarks/letter_scores.py). Of
-each seed two runs are trained that differ in nothing but where the scores are put. The figure of a run is its mean
-held-out score, greedy, over the validations after each step; runs are paired by their seeds.
+Of each seed two runs are trained that differ in nothing but where the same scores are put: the share of the letters
+that stand in their places (benchmarks/letter_scores.py). The figure of a run is its mean held-out score, greedy, over
+the validations after each of ten steps; runs are paired by their seeds. Runs are those of benchmarks/curves.py:
+resumable, in OUTPUT, where token_scores.md is made of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from controller.tracking.step_file import METRICS_FILE, read_metrics
+from benchmarks.curves import Algorithm, curves_of, run
 from recipes.sort_letters.prepare import prepare
 
-RECIPE = Path("recipes/sort_letters/cpu.yaml")
 SCORER = Path(__file__).with_name("letter_scores.py")
-WHERE = {"at the end": False, "on tokens": True}
+NUM_STEPS = 10
 
 
-def curve(folder: Path, seed: int, num_steps: int, overrides: Sequence[str], *, is_placed: bool) -> list[float]:
-    """Held-out scores after steps 1 to `num_steps` of one run."""
-    settings = [
-        f"run.dir={folder}",
-        f"run.seed={seed}",
-        f"run.total_steps={num_steps}",
+def arm(name: str, *changes: str, is_placed: bool) -> Algorithm:
+    """Runs of one kind."""
+    settings = (
+        f"run.total_steps={NUM_STEPS}",
         f"reward.custom_function_path={SCORER}",
         f"reward.custom_function_kwargs={{is_placed: {str(is_placed).lower()}}}",
         "evaluation.test_freq=1",
-        "evaluation.val_before_train=false",
-        "evaluation.min_accuracy=0",
-        "checkpoint.save_freq=-1",
-    ]
-    command = [sys.executable, "-m", "controller", "--config", str(RECIPE), *settings, *overrides]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if ended.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{ended.stdout[-2000:]}")
-    return [row["val/accuracy"] for row in read_metrics(folder / METRICS_FILE)]
-
-
-def report(means: dict[str, list[float]], seeds: Sequence[int]) -> str:
-    """A row per seed, and the paired difference."""
-    lines = ["mean held-out score".ljust(24) + "".join(f"{where:>14}" for where in WHERE) + f"{'difference':>14}"]
-    pairs = list(zip(*means.values(), strict=True))
-    differences = [placed - at_end for at_end, placed in pairs]
-    for seed, pair, difference in zip(seeds, pairs, differences, strict=True):
-        lines.append(f"seed {seed}".ljust(24) + "".join(f"{mean:>14.3f}" for mean in pair) + f"{difference:>+14.3f}")
-    spread = statistics.stdev(differences) if len(differences) > 1 else 0.0
-    columns = "".join(f"{statistics.fmean(own):>14.3f}" for own in means.values())
-    return "\n".join(
-        [*lines, "mean".ljust(24) + columns + f"{statistics.fmean(differences):>+14.3f}  (deviation {spread:.3f})"]
     )
+    return Algorithm(f"{name}_{'on_tokens' if is_placed else 'at_the_end'}", (*settings, *changes))
+
+
+def pair(name: str, *changes: str) -> tuple[Algorithm, Algorithm]:
+    """At the end, and on tokens."""
+    return arm(name, *changes, is_placed=False), arm(name, *changes, is_placed=True)
+
+
+PAIRS: Mapping[str, tuple[Algorithm, Algorithm]] = {
+    "GAE": pair("gae"),
+    "REINFORCE++ (no values)": pair("reinforce_plus_plus", "algorithm.adv_estimator=reinforce_plus_plus"),
+}
+
+
+def means(algorithm: Algorithm, output: Path) -> Mapping[int, float]:
+    """Mean held-out score over the steps, by seed."""
+    return {
+        seed: statistics.fmean(score for step, score in curve.accuracy.items() if step)
+        for seed, curve in curves_of(algorithm, output).items()
+        if curve.accuracy
+    }
+
+
+def table(output: Path) -> Iterator[str]:
+    """Markdown: a row per estimator and seed, and their means."""
+    yield f"| mean held-out score, steps 1-{NUM_STEPS} | seed | at the end | on tokens | difference |"
+    yield "|---|---|---|---|---|"
+    for name, arms in PAIRS.items():
+        at_end, placed = (means(algorithm, output) for algorithm in arms)
+        seeds = sorted(set(at_end) & set(placed))
+        for seed in seeds:
+            yield row(name, str(seed), at_end[seed], placed[seed])
+        if len(seeds) > 1:
+            yield row(name, "mean", *(statistics.fmean(own[seed] for seed in seeds) for own in (at_end, placed)))
+
+
+def row(name: str, seed: str, at_end: float, placed: float) -> str:
+    """A line of the table."""
+    return f"| {name} | {seed} | {at_end:.3f} | {placed:.3f} | {placed - at_end:+.3f} |"
+
+
+def train(seeds: Sequence[int], output: Path) -> None:
+    """Runs what is not finished; the table is made anew after each seed."""
+    for arms in PAIRS.values():
+        for seed in seeds:
+            for algorithm in arms:
+                run(algorithm, seed, output / algorithm.name / f"seed_{seed}")
+            (output / "token_scores.md").write_text("\n".join(table(output)) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("overrides", nargs="*", default=[])
+    parser.add_argument("--output", type=Path, default=Path("runs/curves"))
     options = parser.parse_args()
     prepare()
-    means: dict[str, list[float]] = {where: [] for where in WHERE}
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in options.seeds:
-            for where, is_placed in WHERE.items():
-                run = Path(folder) / f"{seed}-{is_placed}"
-                scores = curve(run, seed, options.steps, options.overrides, is_placed=is_placed)
-                means[where].append(statistics.fmean(scores))
-                print(f"seed {seed}, {where}: {' '.join(f'{score:.3f}' for score in scores)}", flush=True)
-    print(report(means, options.seeds))
+    train(options.seeds, options.output)
+    print("\n".join(table(options.output)))
 
 
 if __name__ == "__main__":

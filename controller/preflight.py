@@ -57,11 +57,17 @@ def check_config(config: Config) -> None:
     """Checks what goes beyond single keys.
 
     Raises:
-        ConfigError: numbers that do not divide or fit, or a rollout backend that ranks started here would not find.
+        ConfigError: numbers that do not divide or fit, or a rollout backend or a file with a policy loss that ranks
+            started here would not find.
     """
     batch_plan(config)
     if config.services.launch == "local":
         check_rollout_packages(config)
+        try:
+            for phase in config.in_every_phase:
+                phase.actor.policy_loss.check_file()
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
 
 def load_inputs(config: Config) -> Inputs:

@@ -22,6 +22,7 @@ from controller.workers.recovery import replay_if_clean
 from controller.workers.worker_groups import Workers
 from splitppo.batch import Batch
 from splitppo.config import Config
+from splitppo.config.policy_loss import COVARIANCE_LOSSES
 
 
 @dataclass(eq=False)
@@ -141,10 +142,15 @@ class StepCalls:
         warming_up = self._critic is not None and self.record.step <= self.config.critic.warmup_steps
         lacks_reference = self.config.actor.use_kl_loss and self.workers.reference is not self._actor
         lacks_old = self.config.algorithm.rollout_correction.bypasses
-        columns = None if warming_up else experience.actor_columns(lacks_reference=lacks_reference, lacks_old=lacks_old)
+        draws_tokens = self.config.actor.policy_loss.loss_mode in COVARIANCE_LOSSES
+        columns = None
+        if not warming_up:
+            columns = experience.actor_columns(
+                lacks_reference=lacks_reference, lacks_old=lacks_old, draws_tokens=draws_tokens
+            )
+        update = partial(self._actor.update, terms=loss_terms(self.config), advance_only=warming_up)
         # Passes over every token, which nobody has to wait for while the engines work.
         measuring = asyncio.get_running_loop().run_in_executor(None, lambda: self.record.learning)
-        update = partial(self._actor.update, terms=loss_terms(self.config), advance_only=warming_up)
         await self._update(self._actor, update, columns)
         await measuring
 

@@ -28,7 +28,7 @@ from splitppo.config import Config
 
 @dataclass(eq=False)
 class Trainer:
-    """Drives the workers through the steps of a run; `state` is of the one in work, or of the last that was done."""
+    """Drives the workers through the steps of a run; `state` is of the step in work, or of the last one done."""
 
     config: Config
     workers: Workers
@@ -73,16 +73,14 @@ class Trainer:
 
     async def train_step(self) -> None:
         """One PPO step."""
-        record = self.recorder.begin(self.state.step)
+        record, config = self.recorder.begin(self.state.step), self.state.config_at_step(self.config)
         rollouts = await self.step_prompts.rollouts(record, self.state.draw)
-        services = (self.state.config_at_step(self.config), self.workers, self.scorer, self.log_prob_check)
-        calls = StepCalls(*services, rollouts, record, after_update=self.join_critic)
+        calls = StepCalls(config, self.workers, self.scorer, self.log_prob_check, rollouts, record, self.join_critic)
         experience = await self.collect(calls)
         await self.update(calls, experience)
         self.recorder.close(record)
-        sampler = self.prompts.state_after(rollouts.answered(experience.scores))
-        entropy, draws = record.metrics.get("actor/entropy"), rollouts.num_draws
-        self.state = self.state.after(experience, self.config, record.step_s, draws, sampler, entropy=entropy)
+        draws = (rollouts.num_draws, self.prompts.state_after(rollouts.answered(experience.scores)))
+        self.state = self.state.after(experience, self.config, record.step_s, *draws, entropy=record.entropy)
 
     async def collect(self, calls: StepCalls) -> Experience:
         """Everything that the updates learn from; each call starts as soon as its input has arrived."""

@@ -22,7 +22,7 @@ Array = NDArray[Any]
 # The closed set of columns. Aligned with "prompts" or "responses" means: one value per token of it.
 COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
     "prompts": np.dtype(np.int32),  # token ids
-    "seeds": np.dtype(np.int64),  # one sampling seed per response of the prompt; only before generation
+    "seeds": np.dtype(np.int64),  # sampling seeds: before generation of each response of the prompt, then the row's own
     "responses": np.dtype(np.int32),  # token ids, the EOS token included where there is one
     "response_mask": np.dtype(np.uint8),  # aligned with responses; absent: every response token counts
     "rollout_log_probs": np.dtype(np.float32),  # aligned with responses, as the rollout backend sampled them
@@ -35,6 +35,7 @@ COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
     "reward_tokens": np.dtype(np.int32),  # token ids of the reward model: messages and response in its chat template
     "rm_scores": np.dtype(np.float32),  # one per row: the reward model's score of the response
     "places": np.dtype(np.int32),  # of rows that are a part: which rows of the whole they are, from 0
+    "selected_tokens": np.dtype(np.int32),  # aligned with responses, a bit per PPO epoch; only inside a group
     "mini_batches": np.dtype(np.int32),  # index of the row's mini-batch in each PPO epoch; only inside a group
 }
 

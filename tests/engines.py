@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.actor.covariance_selection import select_tokens
+from services.actor.losses.actor_loss import LossTerms, actor_loss
 from services.engine import parallel
 from services.engine.batching.packing import ResponseTokens
 from services.engine.model.forward import RESPONSE_METHOD, Forward, policy_forward, value_forward
@@ -19,6 +21,7 @@ from services.engine.token_metrics import LossOutput
 from services.engine.train_engine import TokenLoss, TrainEngine
 from splitppo.batch import Batch, Column
 from splitppo.config import ActorConfig, CriticConfig
+from splitppo.config.policy_loss import COVARIANCE_LOSSES
 
 MAX_RESPONSE = 12
 CPU = torch.device("cpu")
@@ -57,6 +60,24 @@ def make_batch(num_rows: int = 10, *, seed: int = 0, num_mini_batches: int = 1, 
     )
 
 
+def with_old_log_probs(batch: Batch, *, seed: int = 5) -> Batch:
+    """The batch with log-probs of an older policy, and a sampling seed for each response."""
+    rng, lengths = np.random.default_rng(seed), batch["responses"].lengths
+    old = rng.normal(-4.0, 0.5, int(lengths.sum())).astype(np.float32)
+    seeds = Column(rng.integers(2**62, size=batch.num_rows), np.ones_like(lengths))
+    return batch.merge(Batch(batch.num_rows, {"old_log_probs": Column(old, lengths), "seeds": seeds}))
+
+
+def with_policy_loss(batch: Batch, loss_mode: str, **settings: Any) -> tuple[Batch, TokenLoss]:
+    """The batch as rank 0 prepares it for a policy loss, and that loss; settings as in `make_engine`."""
+    section = {"loss_mode": loss_mode, "clip_cov_ratio": 0.2, "clip_cov_lb": 0.0, "kl_cov_ratio": 0.2}
+    config = ActorConfig.model_validate({"model": "unused", "policy_loss": section, **settings})
+    if loss_mode in COVARIANCE_LOSSES:
+        selected = select_tokens(config, loss_mode, batch)
+        batch = batch.merge(Batch(batch.num_rows, {"selected_tokens": selected}))
+    return batch, actor_loss(config, LossTerms.of(config))
+
+
 def keep_tokens_of(batch: Batch, row: int) -> Batch:
     """The batch in which no token counts but those of one row."""
     lengths = batch["responses"].lengths
@@ -93,10 +114,10 @@ def silent(done: int, total: int, phase: str) -> None:
     """A progress report that nobody reads."""
 
 
-def gradients(engine: TrainEngine, batch: Batch) -> dict[str, Tensor]:
-    """Whole gradients of the batch's first mini-batch, by parameter."""
+def gradients(engine: TrainEngine, batch: Batch, loss: TokenLoss | None = None) -> dict[str, Tensor]:
+    """Whole gradients of the batch's first mini-batch, by parameter; of `loss_of` its kind by default."""
     mini_batch = engine.plan_update(batch)[0]
-    engine.accumulate_gradients(batch, mini_batch, forward_of(engine.kind), loss_of(engine.kind))
+    engine.accumulate_gradients(batch, mini_batch, forward_of(engine.kind), loss or loss_of(engine.kind))
     return {name: parallel.full(parameter.grad).clone() for name, parameter in engine.model.named_parameters()}
 
 

@@ -13,6 +13,7 @@ from controller.data.prompt_files import PromptRow, Split, read_rows
 from controller.data.tokenizer import Tokenizer
 from splitppo.batch import COLUMN_DTYPES, Batch, Column
 from splitppo.config import ConfigError, DataConfig
+from splitppo.splitmix import splitmix64
 
 log = logging.getLogger(__name__)
 
@@ -215,16 +216,8 @@ def response_seeds(run_seed: int, step: int, prompt_index: ArrayLike, sample: Ar
     """
     state = np.zeros(np.broadcast_shapes(np.shape(prompt_index), np.shape(sample)), np.uint64)
     for part in (run_seed, step, prompt_index, sample):
-        state = _splitmix64(state ^ np.asarray(part, dtype=np.uint64))
+        state = splitmix64(state ^ np.asarray(part, dtype=np.uint64))
     return (state >> np.uint64(1)).astype(np.int64)
-
-
-def _splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """One step of SplitMix64 (Steele et al., 2014), elementwise; arrays wrap around silently."""
-    mixed = np.atleast_1d(state) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (mixed ^ (mixed >> np.uint64(31))).reshape(state.shape)
 
 
 def _occurrences(row_indices: NDArray[np.int64]) -> NDArray[np.int64]:

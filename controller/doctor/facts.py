@@ -19,11 +19,11 @@ Code = (
         "credentials",
         "disk",
         "other_machine",
+        "restarted",
         "role",
         "run_folder",
         "silent_rank",
         "state",
-        "steps",
         "version",
     ]
 )

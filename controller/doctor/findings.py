@@ -1,10 +1,11 @@
 """What is wrong, from the facts alone: a sentence, and what to do."""
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from controller.doctor.facts import Facts, Finding, GroupFacts, RunFacts
 from controller.doctor.units import size
+from splitppo.config.section import RoleName
 from splitppo.rpc.software_version import why_versions_differ
 from splitppo.v1 import worker_pb2
 
@@ -31,7 +32,7 @@ def find(facts: Facts) -> list[Finding]:
     found = [*facts.mistakes, *_of_run(facts.run, facts.now_unix_s)]
     for role, group in facts.groups.items():
         found += _of_group(role, group, facts)
-    return [*found, *_steps_apart(facts)]
+    return [*found, *_restarted(facts.groups)]
 
 
 def _of_run(run: RunFacts, now_unix_s: float) -> Iterator[Finding]:
@@ -152,11 +153,14 @@ def _certificate(about: str, what: str, ends_unix_s: int | None, now_unix_s: flo
     yield Finding("certificate", about, sentence, _CERTIFICATES)
 
 
-def _steps_apart(facts: Facts) -> Iterator[Finding]:
-    """Under `overlap` the critic is one step behind while it updates; more is a group that lost its weights."""
-    steps = {role: group.step for role, group in facts.groups.items() if group.step is not None and role != "reward"}
-    if steps and max(steps.values()) - min(steps.values()) > 1:
-        named = ", ".join(f"the {role} at {step}" for role, step in steps.items())
-        sentence = f"the groups are at different steps: {named}; one of them has been restarted"
-        advice = "the controller restores them to the last checkpoint; without one, start the run again"
-        yield Finding("steps", "run", sentence, advice)
+def _restarted(groups: Mapping[RoleName, GroupFacts]) -> Iterator[Finding]:
+    """A group that knows no controller, beside one that works for one. Steps may differ while all is well."""
+    epoch = max((group.epoch or 0 for group in groups.values()), default=0)
+    for role, group in groups.items():
+        if group.is_reached and not group.epoch and epoch:
+            yield Finding(
+                "restarted",
+                role,
+                f"the {role} at {group.address} was restarted and knows no controller; others work for epoch {epoch}",
+                "a controller that runs restores it to the last checkpoint at its next call; else start the run again",
+            )

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -16,9 +17,9 @@ from splitppo.rpc.errors import error_from_rpc
 from splitppo.rpc.wire_format import CHUNK_BYTES, MAX_MEASURED_BYTES
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
 
-# Until a group has answered at all; then of each answer.
-_REACH_S = 3.0
-_ANSWER_S = 2.0
+# Longest wait for an answer, and for all that is measured, the turn of other groups included.
+_ANSWER_S = 3.0
+_MEASURE_S = 6.0
 # How long round trips are counted, and bytes sent in each direction.
 _ROUND_TRIPS_S = 0.2
 _MAX_ROUND_TRIPS = 100
@@ -31,16 +32,17 @@ async def examine(group: GroupFacts, credentials: Credentials, nonce: str, turn:
 
     `nonce` is a file in the run folder, or empty; who has the `turn` measures, so that groups do not slow each other.
     """
-    channel = credentials.channel(group.address, options=answering_within(_REACH_S))
+    channel = credentials.channel(group.address, options=answering_within(_ANSWER_S))
     worker: Any = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
     try:
-        group.note_status(await worker.GetStatus(worker_pb2.GetStatusRequest(), timeout=_REACH_S))
+        group.note_status(await worker.GetStatus(worker_pb2.GetStatusRequest(), timeout=_ANSWER_S))
         await _diagnose(group, worker, nonce)
-        async with turn:
-            group.note_round_trips(*await _round_trips(worker))
-            if group.is_diagnosed:
-                group.upload_bytes_per_s = await _upload(worker)
-                group.download_bytes_per_s = await _download(worker)
+        with suppress(TimeoutError):  # what could not be measured in time is not known
+            async with asyncio.timeout(_MEASURE_S), turn:
+                group.note_round_trips(*await _round_trips(worker))
+                if group.is_diagnosed:
+                    group.upload_bytes_per_s = await _upload(worker)
+                    group.download_bytes_per_s = await _download(worker)
     except grpc.RpcError as error:
         group.failure_code, group.failure = _explain(error, has_tls=credentials.identity is not None)
     finally:
@@ -119,10 +121,10 @@ def _explain(error: grpc.RpcError, *, has_tls: bool) -> tuple[FailureCode, str]:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return "not_a_worker", "what listens there is no SplitPPO worker"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return "silent", f"no answer within {_REACH_S:g} s"
+        return "silent", f"no answer within {_ANSWER_S:g} s"
     if code is not grpc.StatusCode.UNAVAILABLE:
         return "failed", error_from_rpc(error).message
-    reason = why_unreachable(details, _REACH_S, with_tls=has_tls)
+    reason = why_unreachable(details, _ANSWER_S, with_tls=has_tls)
     if handshake_failure(details) or connection_hint(details):
         return "tls", reason
     kinds: dict[str, FailureCode] = {"nothing listens": "down", "cannot be resolved": "address"}

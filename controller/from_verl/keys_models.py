@@ -7,12 +7,16 @@ from controller.from_verl.row import NotNeeded, NotSupported, Row, changed, not_
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 from splitppo.config.models import KlLossType
-from splitppo.config.policy_loss import LOSS_MODES
+from splitppo.config.policy_loss import LOSS_MODES, SEQUENCE_LOSSES, PolicyLossConfig
 
 _ACTOR, _MODEL, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.ref"
 _MICRO_BATCHES = "what is only computed goes in the micro-batches of {}.ppo_*_per_gpu"
 _SPEED = "speed and memory only"
 _MORE_GPUS = "nothing is moved to the host: more GPUs share the model; `--check` prints the memory"
+_OF_SINGLE_LOSSES = {
+    key: PolicyLossConfig.model_fields[key].default
+    for key in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
+}
 _EVERYTHING = ("model", "optimizer", "extra")
 
 
@@ -89,13 +93,11 @@ class _Trained:
             raise NotNeeded("only with lr_scheduler_type cosine")
         return value or 0.0
 
-    def scale(self, value: Any, run: VerlRun) -> Any:
-        if self._of(run, "loss_agg_mode") != "seq-mean-token-sum-norm" or value in (
-            None,
-            run.value("data.max_response_length"),
-        ):
-            raise NotNeeded("losses are divided by data.max_response_length, with seq-mean-token-sum-norm")
-        raise NotSupported("losses are divided by data.max_response_length")
+    def aggregation(self, value: Any, run: VerlRun) -> Any:
+        """Of losses over sequences verl takes their papers', whatever is set; here that is their default."""
+        if self.ours == "actor" and run.value(f"{_ACTOR}.policy_loss.loss_mode") in SEQUENCE_LOSSES:
+            raise NotNeeded(f"{', '.join(SEQUENCE_LOSSES)} are aggregated by seq-mean-token-mean in both")
+        return value
 
 
 def _dtype(value: Any, _: VerlRun) -> str:
@@ -112,7 +114,8 @@ def _hf_model(value: Any, _: VerlRun) -> bool:
 
 def _loss_mode(value: Any, _: VerlRun) -> Any:
     if value not in LOSS_MODES:
-        raise NotSupported(f"losses here: {', '.join(LOSS_MODES)}; docs/extending.md adds one")
+        known = f"losses here: {', '.join(LOSS_MODES)}"
+        raise NotSupported(f"{known}; one of your own is a function in the file actor.policy_loss.custom_path")
     return value
 
 
@@ -207,10 +210,13 @@ def _trained(verl: str, model: str, engine: str, ours: str) -> Iterator[Row]:
     yield taken(f"{verl}.ppo_epochs", f"{ours}.ppo_epochs", inherited("ppo_epochs", 1))
     yield taken(f"{verl}.shuffle", f"{ours}.shuffle", inherited("shuffle", False))
     yield not_needed(f"{verl}.data_loader_seed", "run.seed seeds all")
-    yield taken(f"{verl}.loss_agg_mode", f"{ours}.loss_agg_mode", inherited("loss_agg_mode", "token-mean"))
-    yield changed(
-        f"{verl}.loss_scale_factor", "", "not needed where it is data.max_response_length, else not supported", of.scale
+    yield taken(
+        f"{verl}.loss_agg_mode",
+        f"{ours}.loss_agg_mode",
+        inherited("loss_agg_mode", "token-mean"),
+        convert=of.aggregation,
     )
+    yield taken(f"{verl}.loss_scale_factor", f"{ours}.loss_scale_factor", None)
     yield taken(f"{model}.enable_gradient_checkpointing", f"{ours}.gradient_checkpointing", True)
     yield changed(
         f"{engine}.dtype", f"{ours}.dtype", "compute; master weights and optimizer are fp32", _dtype, "bfloat16"
@@ -296,12 +302,21 @@ def _actor() -> Iterator[Row]:
         )
     yield taken(f"{_ACTOR}.clip_ratio_c", "actor.clip_ratio_c", 3.0)
     yield taken(f"{_ACTOR}.policy_loss.loss_mode", "actor.policy_loss.loss_mode", "vanilla", convert=_loss_mode)
-    yield not_needed(f"{_ACTOR}.policy_loss.*", "only with other losses than vanilla")
-    yield not_needed(f"{_ACTOR}.{{tau_pos,tau_neg}}", "only with policy_loss.loss_mode sapo")
+    for key, default in _OF_SINGLE_LOSSES.items():
+        yield taken(f"{_ACTOR}.policy_loss.{key}", f"actor.policy_loss.{key}", default)
+    for key in ("tau_pos", "tau_neg"):
+        yield taken(f"{_ACTOR}.{key}", f"actor.policy_loss.{key}", PolicyLossConfig.model_fields[key].default)
+    yield not_needed(f"{_ACTOR}.policy_loss.rollout_correction.**", "algorithm.rollout_correction says it")
+    yield unsupported(f"{_ACTOR}.policy_loss.*", f"losses here: {', '.join(LOSS_MODES)}")
     yield unsupported(
         f"{_ACTOR}.tis_imp_ratio_cap", "algorithm.rollout_correction: rollout_is token, rollout_is_threshold", -1
     )
     yield taken(f"{_ACTOR}.entropy_coeff", "actor.entropy_coeff", 0)
+    for key, ours in (
+        ("use_adaptive_entropy_adjustment", "enable"),
+        *((name, name) for name in ("target_entropy", "entropy_coeff_delta", "min_entropy_coeff", "max_entropy_coeff")),
+    ):
+        yield taken(f"{_ACTOR}.{key}", f"algorithm.adaptive_entropy.{ours}", note="of Skywork-OR1's fork")
     yield not_needed(f"{_ACTOR}.{{calculate_entropy,calculate_sum_pi_squared}}", "actor/entropy is always measured")
     yield taken(f"{_ACTOR}.use_kl_loss", "actor.use_kl_loss", False)
     yield taken(f"{_ACTOR}.kl_loss_coef", "actor.kl_loss_coef", 0.001)

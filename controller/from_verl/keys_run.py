@@ -48,6 +48,14 @@ def _bypass(value: Any, _: VerlRun) -> Any:
     return True
 
 
+def _loss_type(value: Any, run: VerlRun) -> Any:
+    if not run.value(f"{_CORRECTION}.bypass_mode"):
+        raise NotNeeded("only with bypass_mode")
+    if value == "reinforce" and run.value(f"{_CORRECTION}.rollout_rs") is not None:
+        raise NotSupported("reinforce without rollout_rs: with bypass_mode nothing is rejected")
+    return value
+
+
 def _freq(value: Any, _: VerlRun) -> int:
     return int(value) if value and num_of(value, "freq") > 0 else -1
 
@@ -121,7 +129,7 @@ def _algorithm() -> Iterator[Row]:
     )
     yield taken(f"{_CORRECTION}.rollout_is_batch_normalize", f"{_CORRECTION}.rollout_is_batch_normalize", False)
     yield taken(f"{_CORRECTION}.bypass_mode", f"{_CORRECTION}.bypass_mode", False, convert=_bypass)
-    yield unsupported(f"{_CORRECTION}.loss_type", "the PPO clip", "ppo_clip")
+    yield taken(f"{_CORRECTION}.loss_type", f"{_CORRECTION}.loss_type", "ppo_clip", convert=_loss_type)
     yield taken("algorithm.filter_groups.enable", "algorithm.filter_groups.enable", False)
     yield taken("algorithm.filter_groups.metric", "algorithm.filter_groups.metric", None, convert=_filter_metric)
     yield taken(

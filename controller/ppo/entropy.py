@@ -7,7 +7,7 @@ in nats per token, and a target T,
     weight = c' where e <= T, 0 where e > T
 
 e is what the actor's update has measured in the step before, the mean over its tokens, so that the weight of a step is
-known when the step begins. (The paper measures e anew, on the rollouts of the step itself.)
+known when the step begins. (In the paper e is of the step itself.)
 """
 
 import math

@@ -63,9 +63,11 @@ class Experience:
         """Prompt and response tokens."""
         return len(self.batch["prompts"].values) + len(self.batch["responses"].values)
 
-    def actor_columns(self, *, lacks_reference: bool = False, lacks_old: bool = False) -> Batch:
+    def actor_columns(
+        self, *, lacks_reference: bool = False, lacks_old: bool = False, draws_tokens: bool = False
+    ) -> Batch:
         """What the actor's update needs beside what it has; it may lack the reference's or the old log-probs."""
-        others = {"ref_log_probs": lacks_reference, "old_log_probs": lacks_old}
+        others = {"ref_log_probs": lacks_reference, "old_log_probs": lacks_old, "seeds": draws_tokens}
         lacking = (name for name, lacks in others.items() if lacks)
         return self._present("advantages", "response_mask", "rollout_is_weights", *lacking)
 
@@ -121,21 +123,8 @@ def assemble_experience(
     if algorithm.use_kl_in_reward:
         kl_B = _penalise_kl(algorithm, rollouts, rewards, mask, kl_coef=kl_coef)
     rewards = whiten_rewards(normalization.shaping, rewards, mask)
-    advantages, returns = (Column(np.empty(len(mask.values), np.float32), lengths) for _ in range(2))
-    greedy_scores_B = _baseline(normalization, greedy_scores, num_samples)
-    takes_pieces = estimator_of(algorithm).takes_pieces
-    blocks = _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples)
-    for start, stop in blocks if takes_pieces else [(0, rollouts.num_rows)]:
-        made = _assemble_rows(
-            algorithm,
-            rollouts.between(start, stop),
-            *(of_tokens.between(start, stop).pad() for of_tokens in (rewards, mask, learned)),
-            num_samples=num_samples,
-            greedy_scores_B=None if greedy_scores_B is None else greedy_scores_B[start:stop],
-            components_KB=None if components is None else components[:, start:stop],
-        )
-        for column, values_N in ((advantages, made.advantages), (returns, made.returns)):
-            column.between(start, stop).values[:] = values_N
+    given = (rollouts, rewards, mask, learned, _baseline(normalization, greedy_scores, num_samples), components)
+    advantages, returns = _estimate(algorithm, *given, num_samples=num_samples)
     normalization = normalization.including_returns(returns.values[learned.values])
     kl, metrics = None, {**correction.metrics, **normalization.metrics}
     if algorithm.use_kl_in_reward:
@@ -158,38 +147,38 @@ def _blocks(lengths: NDArray[np.int32], num_tokens: int, *, num_samples: int = 1
     return ((start, min(start + num_rows, len(lengths))) for start in range(0, len(lengths), num_rows))
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """What becomes of some rows, over their N response tokens."""
-
-    advantages: Float32s
-    returns: Float32s
-
-
-def _assemble_rows(
+def _estimate(
     algorithm: AlgorithmConfig,
-    rows: Batch,
-    rewards_BT: Float32s,
-    mask_BT: Mask,
-    learned_BT: Mask,
-    *,
-    num_samples: int,
+    rollouts: Batch,
+    rewards: Column,
+    mask: Column,
+    learned: Column,
     greedy_scores_B: Float32s | None,
     components_KB: Float32s | None,
-) -> _Rows:
-    """Advantages and returns of whole groups of samples; advantages are not whitened."""
-    advantages_BT, returns_BT = compute_advantages(
-        algorithm,
-        rewards_BT,
-        learned_BT,
-        groups_B=np.arange(rows.num_rows) // num_samples,
-        values_BT=rows["values"].pad() if "values" in rows else None,
-        scored_BT=mask_BT,
-        greedy_scores_B=greedy_scores_B,
-        components_KB=components_KB,
-    )
-    is_token_BT = rows["responses"].mask()
-    return _Rows(advantages_BT[is_token_BT], returns_BT[is_token_BT])
+    *,
+    num_samples: int,
+) -> tuple[Column, Column]:
+    """Advantages and returns, whole groups of samples at a time; what is over the batch is not done yet."""
+    lengths, num_rows = mask.lengths, rollouts.num_rows
+    advantages, returns = (Column(np.empty(len(mask.values), np.float32), lengths) for _ in range(2))
+    in_pieces = estimator_of(algorithm).takes_pieces
+    for start, stop in _blocks(lengths, _ADVANTAGE_TOKENS, num_samples=num_samples) if in_pieces else [(0, num_rows)]:
+        rows = rollouts.between(start, stop)
+        rewards_BT, mask_BT, learned_BT = (column.between(start, stop).pad() for column in (rewards, mask, learned))
+        estimated = compute_advantages(
+            algorithm,
+            rewards_BT,
+            learned_BT,
+            groups_B=np.arange(rows.num_rows) // num_samples,
+            values_BT=rows["values"].pad() if "values" in rows else None,
+            scored_BT=mask_BT,
+            greedy_scores_B=None if greedy_scores_B is None else greedy_scores_B[start:stop],
+            components_KB=None if components_KB is None else components_KB[:, start:stop],
+        )
+        is_token_BT = rows["responses"].mask()
+        for column, of_rows_BT in zip((advantages, returns), estimated, strict=True):
+            column.between(start, stop).values[:] = of_rows_BT[is_token_BT]
+    return advantages, returns
 
 
 def _baseline(normalization: Normalization, greedy_scores: Float32s | None, num_samples: int) -> Float32s | None:

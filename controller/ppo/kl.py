@@ -51,10 +51,10 @@ def clamp_log_ratio(log_ratio: Float64s) -> Float64s:
 def kl_divergence(log_probs_BT: Float32s, ref_log_probs_BT: Float32s, mask_BT: Mask, *, kl_penalty: str) -> Float64s:
     """KL of the policy, which sampled, from the reference: per token, [B, T], in nats, zero outside the mask.
 
-    d of k3 is clamped, and its value to +-10.
+    d of k3 is clamped, and its value to +-10. A "+" at the end of kl_penalty is of the gradient that a loss has.
     """
     d_BT = np.where(mask_BT, log_probs_BT.astype(np.float64) - ref_log_probs_BT, 0.0)
-    estimate = KL_ESTIMATORS[kl_penalty]
+    estimate = KL_ESTIMATORS[kl_penalty.removesuffix("+")]
     return np.clip(k3(clamp_log_ratio(d_BT)), -10.0, 10.0) if estimate is k3 else estimate(d_BT)
 
 

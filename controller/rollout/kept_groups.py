@@ -173,9 +173,9 @@ class KeptRollouts:
 
     async def generate(self, *, on_generated: Callable[[], None]) -> tuple[Batch, None]:
         """Puts them where the actor would have left them; see `Rollouts`."""
-        await self._actor.put_batch(self.slot, self._rollouts)
+        await self._actor.put_batch(self.slot, self._rollouts.select(("prompts", "responses", "rollout_log_probs")))
         on_generated()
-        return self._texts, None
+        return self._rollouts.select(("prompts", "responses", "seeds")), None
 
     async def parts(self) -> AsyncIterator[StreamPart]:
         num_rows = self._rollouts.num_rows

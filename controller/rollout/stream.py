@@ -15,7 +15,7 @@ from controller.rollout.results import ScoredResponses
 from controller.workers.actor_client import ActorClient
 from controller.workers.command import CommandReply
 from controller.workers.concurrency import gather_calls
-from splitppo.batch import Array, Batch, concatenate, row_order
+from splitppo.batch import Array, Batch, Column, concatenate, row_order
 from splitppo.config import Config, DataConfig, RolloutConfig
 from splitppo.config.evaluation import EvaluationConfig
 from splitppo.v1.actor_pb2 import SamplingParams
@@ -69,7 +69,7 @@ class Rollouts(Protocol):
         """Where the rows of the batch, in their order, are found in its parts one after the other."""
 
     async def generate(self, *, on_generated: Callable[[], None]) -> tuple[Batch, CommandReply | None]:
-        """Prompts and responses, ordered by prompt, then sample; no reply where nothing had to be sampled.
+        """Prompts, responses and their seeds, ordered by prompt, then sample; no reply where nothing was sampled.
 
         `on_generated` is called once the actor has them all, while they are still on their way here.
         """
@@ -153,10 +153,12 @@ class RolloutStream:
         return cls(actor, prompts, slot, prompts.to_batch(config.run.seed, step, 1), sampling)
 
     async def generate(self, *, on_generated: Callable[[], None]) -> tuple[Batch, CommandReply]:
-        """Prompts and the columns asked for, ordered by prompt, then sample; see `Rollouts`."""
+        """Prompts, the columns asked for and seeds, ordered by prompt, then sample; see `Rollouts`."""
         await self._actor.put_batch(self.slot, self._seeded)
         reply, *parts = await gather_calls(self._sample(on_generated), *map(self._fetch, range(len(self._slots))))
-        return self.in_order(part.rollouts.select(("prompts", *self._columns)) for part in parts), reply
+        rollouts = self.in_order(part.rollouts.select(("prompts", *self._columns)) for part in parts)
+        seeds = Column(self._seeded["seeds"].values, np.ones(rollouts.num_rows, np.int32))
+        return rollouts.merge(Batch(rollouts.num_rows, {"seeds": seeds})), reply
 
     async def parts(self) -> AsyncIterator[StreamPart]:
         """See `Rollouts`. Whoever is cancelled while it waits does not disturb the others."""

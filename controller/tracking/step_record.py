@@ -58,6 +58,11 @@ class StepRecord:
         """Wall time of the step so far."""
         return (time.time() if self.ended_s is None else self.ended_s) - self.started_s
 
+    @property
+    def entropy(self) -> float | None:
+        """Of the policy in the actor's update, nats per token; None: it had no tokens, or did not take place."""
+        return self.metrics.get("actor/entropy")
+
     @cached_property
     def learning(self) -> dict[str, float]:
         """critic/... of the experience: passes over every token, to be made while the engines work."""

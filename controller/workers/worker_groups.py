@@ -130,7 +130,8 @@ class WorkerGroups:
         except (WrongState, AccessDenied, Unavailable) as error:
             if isinstance(error, Unavailable) and (self._launcher is not None or self._was_connected):
                 raise
-            raise ConfigError(str(error)) from error
+            more = "; python -m controller doctor --config FILE says more" if isinstance(error, Unavailable) else ""
+            raise ConfigError(f"{error}{more}") from error
         self._was_connected = True
 
     def can_recover(self, error: Exception) -> bool:

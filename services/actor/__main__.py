@@ -5,8 +5,7 @@ from services.runtime.command_line import start_group_unless_rank
 if __name__ == "__main__":
     start_group_unless_rank("actor")
     # Imported now: whoever becomes torchrun has no use for models.
-    from services.actor.role import ActorRole
+    from services.actor.role import ActorRole, check_config
     from services.runtime.launch import run_service
-    from splitppo.config.rollout_packages import check_rollout_packages
 
-    run_service("actor", ActorRole, check_config=check_rollout_packages)
+    run_service("actor", ActorRole, check_config=check_config)

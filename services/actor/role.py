@@ -12,9 +12,12 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
+from services.actor.covariance_selection import select_tokens
 from services.actor.losses.actor_loss import LossTerms, actor_loss
+from services.actor.losses.registry import find_policy_loss, try_policy_loss
 from services.engine.memory_metrics import memory_metrics
 from services.engine.model.forward import policy_forward
+from services.engine.token_metrics import MetricLimit
 from services.roles.frozen_models import FrozenModels
 from services.roles.trained_role import TrainedRole
 from services.rollout.backends import BACKENDS
@@ -23,12 +26,21 @@ from services.runtime.context import RankContext
 from services.runtime.ranks.sharding import shard_by_mini_batch, shard_by_tokens
 from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch
-from splitppo.config import ActorConfig
+from splitppo.config import ActorConfig, Config
 from splitppo.config.phases import MAX_LABEL
+from splitppo.config.policy_loss import COVARIANCE_LOSSES
+from splitppo.config.rollout_packages import check_rollout_packages
 from splitppo.rpc.errors import WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
+
+
+def check_config(config: Config) -> None:
+    """ValueError if the rollout backend's package is missing, or a loss of the policy, of any phase, cannot be used."""
+    check_rollout_packages(config)
+    for phase in config.in_every_phase:
+        try_policy_loss(phase.actor)
 
 
 class ActorRole:
@@ -68,7 +80,14 @@ class ActorRole:
             actor_pb2.ActorUpdateRequest,
             self.update,
             columns=("prompts", "responses"),
-            optional_columns=("advantages", "response_mask", "old_log_probs", "ref_log_probs", "rollout_is_weights"),
+            optional_columns=(
+                "advantages",
+                "response_mask",
+                "old_log_probs",
+                "ref_log_probs",
+                "rollout_is_weights",
+                "seeds",
+            ),
             check=self._check_update,
             prepare=self._prepare_update,
             shard=shard_by_mini_batch,
@@ -95,11 +114,12 @@ class ActorRole:
             return Outcome()
         self._generation.suspend(weights_change=True)
         config = self._config_of(request)
-        terms = LossTerms.of(config)
+        terms, target_kl = LossTerms.of(config), config.target_kl
         if request.loss_terms.phase != self._phase:
             self._phase = request.loss_terms.phase
             log.info("step %d: phase %r, %s", request.slot.step, self._phase, terms)
-        metrics = self._trained.update(batch, actor_loss(config, terms), progress)
+        stop_above = None if target_kl is None else MetricLimit("ppo_kl", target_kl)
+        metrics = self._trained.update(batch, actor_loss(config, terms), progress, stop_above=stop_above)
         coefficients = {"actor/entropy_coeff": terms.entropy_coeff}
         if terms.kl_loss_coef is not None:
             coefficients["actor/kl_coef"] = terms.kl_loss_coef
@@ -121,14 +141,26 @@ class ActorRole:
     def _prepare_update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch) -> Batch:
         if request.advance_only:
             return batch.take(np.empty(0, np.int64))
-        uses_kl = self._config_of(request).use_kl_loss
-        needed = ("advantages", "ref_log_probs") if uses_kl else ("advantages",)
-        if missing := [name for name in needed if name not in batch]:
+        config = self._config_of(request)
+        loss_mode = config.policy_loss.loss_mode
+        selects_tokens = loss_mode in COVARIANCE_LOSSES
+        needed = {
+            "advantages": True,
+            "ref_log_probs": config.use_kl_loss,
+            "old_log_probs": selects_tokens,
+            "seeds": selects_tokens,
+        }
+        if missing := [name for name, is_needed in needed.items() if is_needed and name not in batch]:
             raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
-        return self._trained.prepare_update(request, batch)
+        batch = self._trained.prepare_update(request, batch)
+        if not selects_tokens:
+            return batch
+        selected = select_tokens(config, loss_mode, batch)
+        return batch.merge(Batch(batch.num_rows, {"selected_tokens": selected}))
 
     def _check_update(self, request: actor_pb2.ActorUpdateRequest) -> None:
-        self._config_of(request)
+        config = self._config_of(request)
+        find_policy_loss(config, config.policy_loss.loss_mode)
 
     def _config_of(self, request: actor_pb2.ActorUpdateRequest) -> ActorConfig:
         """The section `actor` as an update is to have it; ValueError if its terms do not fit there."""

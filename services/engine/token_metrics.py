@@ -5,6 +5,7 @@ Shapes: N response tokens of all rows of a micro-batch, packed.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +44,19 @@ class MetricSums:
             {name: value + other.numerators[name] for name, value in self.numerators.items()},
             self.num_tokens + other.num_tokens,
         )
+
+
+class MetricLimit(NamedTuple):
+    """A value of `LossOutput.token_values` that is too much."""
+
+    metric: str
+    value: float
+
+
+def token_mean(step: MetricSums, metric: str, device: torch.device) -> float:
+    """A metric of one optimizer step, over the tokens of all ranks, which must all call it; waits for the device."""
+    total, num_tokens = parallel.reduce_array([step.numerators[metric].item(), step.num_tokens.item()], device)
+    return float(total / max(num_tokens, 1.0))
 
 
 def reduce_metrics(steps: Sequence[MetricSums]) -> dict[str, float]:

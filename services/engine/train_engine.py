@@ -36,7 +36,7 @@ from services.engine.model.loading import (
 )
 from services.engine.model.weights import Kind
 from services.engine.optimizer import build_optimizer, learning_rate
-from services.engine.token_metrics import LossOutput, MetricSums, reduce_metrics
+from services.engine.token_metrics import LossOutput, MetricLimit, MetricSums, reduce_metrics, token_mean
 from services.engine.weights_digest import weights_digest
 from splitppo import failpoints
 from splitppo.batch import Batch, Column
@@ -86,10 +86,19 @@ class TrainEngine:
             self.model, batch, forward, outputs=outputs, limits=self.limits, device=self.device, progress=progress
         )
 
-    def update(self, batch: Batch, forward: Forward, loss: TokenLoss, *, progress: ReportProgress) -> dict[str, float]:
+    def update(
+        self,
+        batch: Batch,
+        forward: Forward,
+        loss: TokenLoss,
+        *,
+        progress: ReportProgress,
+        stop_above: MetricLimit | None = None,
+    ) -> dict[str, float]:
         """All mini-batches and epochs of one RL step, as the column `mini_batches` orders them (absent: one).
 
         Each is an optimizer step, but for those in which no token counts on any rank: momentum and weight decay rest.
+        Before the first step in whose mini-batch a metric is over `stop_above`, the update ends.
 
         Returns:
             metrics, the same on all ranks. Those of the loss and "grad_norm" (before clipping) are means over the
@@ -106,12 +115,17 @@ class TrainEngine:
 
         made: list[MetricSums] = []
         norms: list[float] = []
+        num_stopped = 0
         for number, mini_batch in enumerate(mini_batches):
             if number:
                 failpoints.hit("update.mini_batch")
             sums = self.accumulate_gradients(
                 batch, mini_batch, forward, loss, report=lambda: progress(next(done), total, "update")
             )
+            if stop_above is not None and token_mean(sums, stop_above.metric, self.device) > stop_above.value:
+                self.optimizer.zero_grad(set_to_none=True)
+                num_stopped = len(mini_batches) - number
+                break
             norm = self._optimizer_step(lr)
             if math.isfinite(norm):
                 made.append(sums)
@@ -121,10 +135,12 @@ class TrainEngine:
             **self._rank_tokens(batch),
             **self.flops_meter.utilisation(self.flops_meter.update_flops(batch), time.perf_counter() - started_s),
             "lr": lr,
-            "num_skipped_steps": float(len(mini_batches) - len(norms)),
+            "num_skipped_steps": float(len(mini_batches) - num_stopped - len(norms)),
             "num_empty_steps": float(num_empty),
         }
-        if mini_batches:
+        if stop_above is not None:
+            metrics["num_stopped_steps"] = float(num_stopped)
+        if len(mini_batches) > num_stopped:
             metrics["grad_norm"] = sum(norms) / len(norms) if norms else math.nan
         self.num_updates += 1
         return metrics
@@ -148,7 +164,11 @@ class TrainEngine:
         sums: list[MetricSums] = []
         for rows in mini_batch.micro_batches:
             micro_batch = collate(
-                batch.take(rows), mini_batch.weights[rows], packed=self.limits.packed, device=self.device
+                batch.take(rows),
+                mini_batch.weights[rows],
+                packed=self.limits.packed,
+                device=self.device,
+                epoch=mini_batch.epoch,
             )
             parallel.sync_gradients(self.model, last=len(sums) + 1 == len(mini_batch.micro_batches))
             output = loss(forward(self.model, micro_batch), micro_batch.tokens)

@@ -6,7 +6,7 @@ from services.engine.batching.mini_batches import assign_mini_batches
 from services.engine.batching.row_checks import check_rows
 from services.engine.model.forward import Forward
 from services.engine.model.weights import Kind
-from services.engine.token_metrics import metrics_of_role
+from services.engine.token_metrics import MetricLimit, metrics_of_role
 from services.engine.train_engine import TokenLoss, TrainEngine
 from services.runtime.context import RankContext
 from services.runtime.role import CommandProgress
@@ -50,7 +50,9 @@ class TrainedRole:
         )
         return batch.merge(Batch(batch.num_rows, {"mini_batches": mini_batches}))
 
-    def update(self, batch: Batch, loss: TokenLoss, progress: CommandProgress) -> dict[str, float]:
+    def update(
+        self, batch: Batch, loss: TokenLoss, progress: CommandProgress, *, stop_above: MetricLimit | None = None
+    ) -> dict[str, float]:
         """All mini-batches of all epochs of one PPO step; metrics under the names of the role."""
-        metrics = self.engine.update(batch, self._forward, loss, progress=progress)
+        metrics = self.engine.update(batch, self._forward, loss, progress=progress, stop_above=stop_above)
         return metrics_of_role(self._context.role_name, metrics)

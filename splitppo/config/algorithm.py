@@ -11,8 +11,10 @@ from splitppo.config.phases import AdaptiveEntropy, Phase, check_apart
 from splitppo.config.rejection import Rejection, parse_rejections
 from splitppo.config.section import OneOrMany, PositiveInt, Section
 
-# verl's names and the short ones; the functions are controller/ppo/kl.py's.
-KL_ESTIMATOR_NAMES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+# verl's names and the short ones; the functions are controller/ppo/kl.py's. A "+" says something of the gradient, which
+# a KL in the reward has not.
+_KL_NAMES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+KL_ESTIMATOR_NAMES = (*_KL_NAMES, *(f"{name}+" for name in _KL_NAMES))
 
 
 def _one_of(names: Collection[str]) -> AfterValidator:
@@ -44,6 +46,11 @@ class RolloutCorrectionConfig(Section):
         description="the log-probs that the rollout backend reports are the old ones, and the trainer computes none;"
         " auto: where both compute alike (rollout.backend hf, actor.dtype fp32) and nothing is corrected",
     )
+    loss_type: Literal["ppo_clip", "reinforce"] = Field(
+        "ppo_clip",
+        description="with bypass_mode: ppo_clip is the loss that actor.policy_loss names; reinforce is that loss, and"
+        " rollout_is then weighs its tokens by the policy in training over the rollout backend",
+    )
     rollout_is: Literal["token", "sequence"] | None = Field(
         None, description="importance weights on the policy loss: r of each token, or its product over the response"
     )
@@ -64,6 +71,11 @@ class RolloutCorrectionConfig(Section):
     def _thresholds_fit(self) -> "RolloutCorrectionConfig":
         if self.rollout_is_batch_normalize and self.rollout_is is None:
             raise ValueError("rollout_is_batch_normalize is set, but rollout_is is not")
+        if self.loss_type == "reinforce" and (self.bypass_mode is False or self.rollout_is_batch_normalize):
+            raise ValueError(
+                "loss_type reinforce is the loss of bypass_mode, whose weights are not normalised: expected bypass_mode"
+                " true or auto, and rollout_is_batch_normalize false"
+            )
         if self.bypasses and self.is_active:
             raise ValueError(
                 "bypass_mode takes the rollout backend's log-probs for the trainer's, which leaves nothing to correct:"
@@ -84,15 +96,18 @@ class RolloutCorrectionConfig(Section):
 
     @property
     def is_active(self) -> bool:
-        """Whether anything is weighted or rejected; what differs is measured in any case."""
-        return self.rollout_is is not None or self.rollout_rs is not None
+        """Whether anything is weighted or rejected before the update; what differs is measured in any case."""
+        return (self.rollout_is is not None and self.loss_type != "reinforce") or self.rollout_rs is not None
 
 
 class AlgorithmConfig(EstimatorConfig):
     """Advantages, the KL penalty in the reward, and the correction of rollouts."""
 
     use_kl_in_reward: bool = Field(False, description="subtract kl_coef * KL from every token's reward")
-    kl_penalty: KlEstimator = Field("kl", description="kl (k1) | abs | mse (k2) | low_var_kl (k3)")
+    kl_penalty: KlEstimator = Field(
+        "kl",
+        description="kl (k1) | abs | mse (k2) | low_var_kl (k3); with + the same: only values count",
+    )
     kl_coef: float = Field(0.001, ge=0.0, description="initial coefficient of the KL in the reward")
     kl_ctrl: Literal["fixed", "adaptive"] = Field("fixed", description="adaptive: Ziegler et al., 2019")
     kl_target: float = Field(0.1, gt=0.0, description="adaptive: KL to hold, nats")

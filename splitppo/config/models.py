@@ -1,15 +1,17 @@
 """The sections `actor` and `critic`: the models that are trained; and what every model that computes is told."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from splitppo.config.policy_loss import PolicyLossConfig
+from splitppo.config.policy_loss import SEQUENCE_LOSSES, PolicyLossConfig
 from splitppo.config.section import PositiveInt, Section, Share
 
 KlLossType = Literal[
     "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
 ]
+
+LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
 class ComputedModelConfig(Section):
@@ -46,8 +48,11 @@ class TrainedModelConfig(ComputedModelConfig):
     ppo_epochs: PositiveInt = Field(1, description="passes over the experience per step")
     shuffle: bool = Field(False, description="mini-batches drawn in a new order in each epoch")
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
-        Field("token-mean", description="how token losses become one number; denominators are the mini-batch's")
+    loss_agg_mode: LossAggMode = Field(
+        "token-mean", description="how token losses become one number; denominators are the mini-batch's"
+    )
+    loss_scale_factor: PositiveInt | None = Field(
+        None, description="what seq-mean-token-sum-norm divides by, beside sequences; default data.max_response_length"
     )
 
     @model_validator(mode="after")
@@ -61,6 +66,11 @@ class ActorConfig(TrainedModelConfig):
     """The policy and its loss."""
 
     lr: float = Field(1e-6, ge=0.0, description="peak learning rate")
+    loss_agg_mode: LossAggMode = Field(
+        "token-mean",
+        description="how token losses become one number; denominators are the mini-batch's. The default of"
+        f" {', '.join(SEQUENCE_LOSSES)} is seq-mean-token-mean",
+    )
     clip_ratio: float = Field(0.2, gt=0.0, lt=1.0, description="PPO clip range")
     clip_ratio_low: float | None = Field(None, gt=0.0, lt=1.0, description="lower clip range; default clip_ratio")
     clip_ratio_high: float | None = Field(None, gt=0.0, description="upper clip range; default clip_ratio")
@@ -71,7 +81,20 @@ class ActorConfig(TrainedModelConfig):
     kl_loss_type: KlLossType = Field(
         "low_var_kl", description="kl (k1) | abs | mse (k2) | low_var_kl (k3); with +: that value, k2's gradient"
     )
+    target_kl: float | None = Field(
+        None,
+        gt=0.0,
+        description="an update ends before the mini-batch in which actor/ppo_kl is over it, in nats; null: never",
+    )
     policy_loss: PolicyLossConfig = PolicyLossConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _the_loss_is_aggregated_as_its_paper_does(cls, section: Any) -> Any:
+        policy_loss = section.get("policy_loss") if isinstance(section, dict) else None
+        if not isinstance(policy_loss, dict) or policy_loss.get("loss_mode") not in SEQUENCE_LOSSES:
+            return section
+        return {"loss_agg_mode": "seq-mean-token-mean", **section}
 
     @property
     def clip_low(self) -> float:

@@ -23,5 +23,5 @@ class RewardShapingConfig(Section):
     @classmethod
     def _it_is_a_range(cls, clip_range: tuple[float, float] | None) -> tuple[float, float] | None:
         if clip_range is not None and not clip_range[0] < clip_range[1]:
-            raise ValueError(f"expected [lowest, highest], got {list(clip_range)}")
+            raise ValueError("expected the lowest score, then a higher one")
         return clip_range

@@ -18,6 +18,7 @@ from splitppo.config.filter_groups import check_filter_groups
 from splitppo.config.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
 from splitppo.config.phases import Phase
 from splitppo.config.placement import PlacementConfig
+from splitppo.config.policy_loss import COVARIANCE_LOSSES
 from splitppo.config.reference_placement import place_reference
 from splitppo.config.reward import RewardConfig
 from splitppo.config.reward_model import RewardModelConfig
@@ -112,7 +113,8 @@ class Config(Section):
         """Whether log-probs under the policy are computed before the update in every step (of a phase), checked or not.
 
         One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones. Then only the KL in the
-        reward and rollout correction ask for them. With bypass_mode the rollout backend's are taken.
+        reward, rollout correction and losses that select tokens ask for them. With bypass_mode the rollout backend's
+        are taken.
         """
         return any(_needs_old_log_probs(one) for one in self.in_every_phase)
 
@@ -167,6 +169,7 @@ class Config(Section):
         _fill(data, "tokenizer", actor.get("model"))
         is_fp32, samples_itself = actor.get("dtype", "fp32") == "fp32", rollout.get("backend", "hf") == "hf"
         bypasses = _resolve_bypass(algorithm, computes_alike=samples_itself and is_fp32)
+        _take_loss_type(actor, algorithm["rollout_correction"])
         _fill(rollout, "check_freq", 1 if not samples_itself else BYPASS_CHECK_FREQ if bypasses else 0)
         _fill(rollout, "max_log_prob_diff", 1e-3 if is_fp32 else 2.0)
         if placement.get("reward_model", "auto") == "auto":
@@ -224,6 +227,18 @@ class Config(Section):
             raise ValueError(
                 f"placement.reward_model is critic, but algorithm.adv_estimator {self.algorithm.adv_estimator} needs no"
                 " values and starts no critic: set placement.reward_model to reward, or take an estimator with a critic"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_loss_type_is_the_actors_loss(self) -> "Config":
+        correction, policy_loss = self.algorithm.rollout_correction, self.actor.policy_loss
+        if correction.loss_type == "reinforce" and (
+            (policy_loss.loss_mode, policy_loss.reinforce_is) != ("reinforce", correction.rollout_is)
+        ):
+            raise ValueError(
+                "algorithm.rollout_correction.loss_type is reinforce, which sets actor.policy_loss.loss_mode and"
+                f" reinforce_is: leave both out, got {policy_loss.loss_mode!r} and {policy_loss.reinforce_is!r}"
             )
         return self
 
@@ -323,6 +338,7 @@ def _needs_old_log_probs(config: Config) -> bool:
     actor, algorithm = config.actor, config.algorithm
     one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == config.data.train_batch_size
     needed = not one_update or algorithm.use_kl_in_reward or algorithm.rollout_correction.is_active
+    needed = needed or actor.policy_loss.loss_mode in COVARIANCE_LOSSES
     return needed and not algorithm.rollout_correction.bypasses
 
 
@@ -332,10 +348,22 @@ def _resolve_bypass(algorithm: dict[str, Any], *, computes_alike: bool) -> bool:
     if not isinstance(correction, dict):  # validation refuses it
         return False
     corrects = any(correction.get(key) is not None for key in ("rollout_is", "rollout_rs"))
-    mode = correction.get("bypass_mode", "auto")
-    mode = computes_alike and not corrects if mode == "auto" else mode
+    mode, reinforces = correction.get("bypass_mode", "auto"), correction.get("loss_type") == "reinforce"
+    mode = reinforces or (computes_alike and not corrects) if mode == "auto" else mode
     algorithm["rollout_correction"] = {**correction, "bypass_mode": mode}
     return mode is True
+
+
+def _take_loss_type(actor: dict[str, Any], correction: Any) -> None:
+    """Fills actor.policy_loss with what rollout_correction says of it: its loss_type is a loss of the actor's."""
+    policy_loss = actor.get("policy_loss") or {}
+    if isinstance(correction, dict) and correction.get("loss_type") == "reinforce" and isinstance(policy_loss, dict):
+        says = {
+            "loss_mode": "reinforce",
+            "reinforce_is": correction.get("rollout_is"),
+            "reinforce_is_threshold": correction.get("rollout_is_threshold", 2.0),
+        }
+        actor["policy_loss"] = {**says, **policy_loss}
 
 
 def _fill(section: dict[str, Any], key: str, default: Any) -> None:

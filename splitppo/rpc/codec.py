@@ -21,7 +21,7 @@ from splitppo.v1 import batch_pb2, worker_pb2
 BatchMessage = worker_pb2.PutBatchRequest | worker_pb2.GetBatchResponse
 
 # These are made and used inside a group and never travel.
-WIRE_COLUMNS = frozenset(COLUMN_DTYPES) - {"mini_batches"}
+WIRE_COLUMNS = frozenset(COLUMN_DTYPES) - {"mini_batches", "selected_tokens"}
 
 # A chunk's message is the payload, its checksum, its offset and their tags.
 _MAX_CHUNK_MESSAGE_BYTES = CHUNK_BYTES + 64

@@ -73,7 +73,8 @@ class ActorServiceServicer:
 
     def Update(self, request, context):
         """One PPO update of the policy; commits the step. Reads advantages and, where given, old_log_probs, ref_log_probs
-        and response_mask; rollout_is_weights, where given, multiply the policy loss of the tokens.
+        and response_mask; rollout_is_weights, where given, multiply the policy loss of the tokens; losses that draw tokens
+        do so by seeds, one per row.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -29,7 +29,7 @@ MASKED = Batch.from_rows(responses=[[7, 7, 7, 7], [], [7, 7]], response_mask=[[1
 def test_weights_of_each_aggregation(mode, expected) -> None:
     tokens = masked_lengths(response_mask(MASKED))
     assert tokens.tolist() == [3, 0, 1]
-    weights = row_weights(mode, tokens, total_tokens=4, total_sequences=2, max_response_length=10)
+    weights = row_weights(mode, tokens, total_tokens=4, total_sequences=2, scale=10)
     batch = MASKED.merge(Batch.from_rows(prompts=[[1], [2], [3]]))
     micro_batch = collate(batch, weights, packed=True, device=torch.device("cpu"))
     np.testing.assert_allclose(micro_batch.tokens.weights, expected, rtol=1e-6)
@@ -40,7 +40,7 @@ def test_every_response_token_counts_without_a_mask() -> None:
 
 
 def test_a_mini_batch_without_counting_tokens_has_finite_weights() -> None:
-    weights = row_weights("seq-mean-token-mean", np.zeros(2), total_tokens=0, total_sequences=0, max_response_length=10)
+    weights = row_weights("seq-mean-token-mean", np.zeros(2), total_tokens=0, total_sequences=0, scale=10)
     assert np.isfinite(weights).all()
 
 

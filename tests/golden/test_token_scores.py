@@ -97,6 +97,20 @@ def test_every_part_of_a_score_is_scaled_and_clipped_by_itself_and_the_score_sta
     assert experience.scores.tolist() == [3.0, -9.0]
 
 
+def test_the_score_of_a_greedy_response_is_shaped_as_that_which_it_is_compared_with() -> None:
+    rollouts = Batch.from_rows(prompts=[[1]] * 4, responses=[[5], [5, 6], [5], [5]])
+    experience = assemble_experience(
+        algorithm(adv_estimator="remax"),
+        rollouts,
+        np.array([0.5, 1.0, -4.0, 2.0], np.float32),
+        num_samples=2,
+        kl_coef=0.0,
+        greedy_scores=np.array([0.25, 9.0], np.float32),
+        normalization=Normalization(RewardShapingConfig(scale=2.0, clip_range=(-5.0, 5.0))),
+    )
+    assert rows_of(experience.batch["advantages"]) == [[0.5], [1.5, 1.5], [-10.0], [-1.0]]
+
+
 def test_the_running_deviation_is_that_of_all_scores_so_far() -> None:
     rollouts = Batch.from_rows(prompts=[[1]] * 2, responses=[[5], [5, 6]])
     shaping, running, seen = RewardShapingConfig(running_scale=True), RunningMoments(), list[float]()

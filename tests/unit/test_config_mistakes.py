@@ -100,7 +100,25 @@ from tests.configs import MINIMAL, load, mistake
             'algorithm.rollout_correction={rollout_rs: token_k3, rollout_rs_threshold: "0.5_2.0"}',
             "key 'algorithm.rollout_correction': rollout_rs_threshold: token_k3 takes one positive upper bound in nats",
         ),
-        ("algorithm.rollout_correction={loss_type: ppo}", "unknown key 'algorithm.rollout_correction.loss_type'"),
+        (
+            "algorithm.rollout_correction={loss_type: ppo}",
+            "key 'algorithm.rollout_correction.loss_type': input should be 'ppo_clip' or 'reinforce', got 'ppo'",
+        ),
+        (
+            "algorithm.rollout_correction={loss_type: reinforce, bypass_mode: false}",
+            "key 'algorithm.rollout_correction': loss_type reinforce is the loss of bypass_mode",
+        ),
+        (
+            "actor.policy_loss={loss_mode: gpso}",
+            "key 'actor.policy_loss': loss_mode: expected one of vanilla, gspo, geo_mean, cispo, sapo, clip_cov,"
+            " kl_cov, gpg, dppo_tv, dppo_kl, dro, reinforce, or with custom_path a function of that file, got 'gpso',"
+            " did you mean 'gspo'?",
+        ),
+        (
+            "actor.policy_loss={clip_cov_lb: 5}",
+            "key 'actor.policy_loss': clip_cov_lb must be less than clip_cov_ub, got 5.0 and 5.0",
+        ),
+        ("actor.target_kl=0", "key 'actor.target_kl': input should be greater than 0, got 0"),
         (
             "algorithm.rollout_correction={bypass_mode: true, rollout_is: token}",
             "key 'algorithm.rollout_correction': bypass_mode takes the rollout backend's log-probs for the trainer's",

@@ -107,6 +107,6 @@ def test_a_file_that_is_not_python_is_refused(tmp_path: Path) -> None:
 
 def test_the_critics_lambda_is_another_one_in_its_warm_up(tmp_path: Path) -> None:
     config = load(tmp_path, "critic.warmup_steps=2", "algorithm.lam=0.9", "algorithm.lam_critic_warmup=1")
-    assert [config.algorithm_at(step).lam_critic for step in (1, 2, 3)] == [1.0, 1.0, None]
+    assert [config.at_step(step).algorithm.lam_critic for step in (1, 2, 3)] == [1.0, 1.0, None]
     config = load(tmp_path, "critic.warmup_steps=2", "algorithm.lam_critic=0.95")
-    assert [config.algorithm_at(step).lam_critic for step in (2, 3)] == [0.95, 0.95]
+    assert [config.at_step(step).algorithm.lam_critic for step in (2, 3)] == [0.95, 0.95]

@@ -100,7 +100,7 @@ def test_every_column_is_named_with_its_type_and_its_size() -> None:
         assert dtype == f"DTYPE_{COLUMN_DTYPES[name].name.upper()}"
         assert sizes[dtype] == COLUMN_DTYPES[name].itemsize
     order = [row[0] for row in rows]
-    assert set(order[order.index("response_mask") :]) == RESPONSE_ALIGNED
+    assert set(order[order.index("response_mask") :]) == RESPONSE_ALIGNED & WIRE_COLUMNS
 
 
 def test_every_error_is_named_with_its_code_and_its_reason() -> None:

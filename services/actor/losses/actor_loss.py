@@ -19,6 +19,7 @@ from services.engine.batching.packing import ResponseTokens
 from services.engine.token_metrics import LossOutput
 from services.engine.train_engine import TokenLoss
 from splitppo.config import ActorConfig
+from splitppo.config.policy_loss import COVARIANCE_LOSSES
 
 
 @dataclass(frozen=True)
@@ -45,22 +46,30 @@ class LossTerms:
 def actor_loss(config: ActorConfig, terms: LossTerms) -> TokenLoss:
     """The actor's loss: policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy, reference).
 
-    The loss reads the outputs log_probs and entropy and the columns advantages, old_log_probs and, with a KL term,
-    ref_log_probs. Without old_log_probs the policy counts as the one that sampled (ratio 1, on-policy shortcut). Where
-    there are rollout_is_weights, they multiply the policy loss of each token, and neither entropy nor KL.
-    Its metrics are pg_loss and kl_loss, weighted as the loss is, and the token means entropy, ppo_kl (minus the log of
-    the probability ratio) and what the policy loss adds.
+    The loss reads the outputs log_probs and entropy and the columns advantages, old_log_probs, with a KL term
+    ref_log_probs, with a covariance loss selected_tokens. Without old_log_probs the policy counts as the one that
+    sampled (ratio 1, on-policy shortcut). Where there are rollout_is_weights, they multiply the policy loss of each
+    token, and neither entropy nor KL. Its metrics are pg_loss and kl_loss, weighted as the loss is, and the token means
+    entropy, ppo_kl (minus the log of the probability ratio) and what the policy loss adds.
 
     Raises:
         ValueError: there is no such policy loss.
     """
     policy_loss = find_policy_loss(config, terms.loss_mode)
+    selects_tokens = terms.loss_mode in COVARIANCE_LOSSES
 
     def loss(outputs: Mapping[str, Tensor], tokens: ResponseTokens) -> LossOutput:
         columns, weights_N = tokens.columns, tokens.weights
         log_probs_N, entropy_N = outputs["log_probs"], outputs["entropy"]
         old_log_probs_N = columns.get("old_log_probs", log_probs_N.detach())
-        seen = PolicyTokens(log_probs_N, old_log_probs_N, columns["advantages"], tokens.mask, tokens.row_index)
+        seen = PolicyTokens(
+            log_probs_N,
+            old_log_probs_N,
+            columns["advantages"],
+            mask=tokens.mask,
+            row_index=tokens.row_index,
+            selected=((columns["selected_tokens"] >> tokens.epoch) & 1).bool() if selects_tokens else None,
+        )
         token_loss_N, metrics = policy_loss(seen, config)
         if "rollout_is_weights" in columns:
             token_loss_N = token_loss_N * columns["rollout_is_weights"]

@@ -1,4 +1,4 @@
-"""Losses that clip the probability ratio of each token.
+"""Losses that bound what the probability ratio of each token can gain.
 
 Legend: N response tokens of all rows of a micro-batch, packed.
 """
@@ -38,3 +38,17 @@ def dual_clip(loss_N: Tensor, advantages_N: Tensor, config: ActorConfig) -> tupl
     negative_N = advantages_N < 0
     limited_N = torch.where(negative_N, torch.minimum(ceiling_N, loss_N), loss_N)
     return limited_N, negative_N & (loss_N > ceiling_N)
+
+
+def sapo(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """SAPO (Gao et al., 2025, eq. 5 and 6): in place of the clip a soft gate around ratio 1, where its slope is 1.
+
+        r = exp(log_prob - old_log_prob);   tau = tau_pos where A > 0, else tau_neg
+        loss = -A (4 / tau) sigmoid(tau (r - 1))
+
+    The paper takes the mean over tokens, then over sequences: loss_agg_mode seq-mean-token-mean.
+    """
+    section = config.policy_loss
+    tau_N = torch.where(tokens.advantages > 0, section.tau_pos, section.tau_neg)
+    gate_N = 4.0 / tau_N * torch.sigmoid(tau_N * (tokens.log_ratio.exp() - 1.0))
+    return -tokens.advantages * gate_N, {}

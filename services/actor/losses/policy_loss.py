@@ -1,6 +1,6 @@
 """What a policy loss is: a function of the response tokens of a micro-batch, one value per token.
 
-Legend: N response tokens of all rows of a micro-batch, packed; R rows, each whole, of which there are at most N.
+Legend: N response tokens of all rows of a micro-batch, packed; every row is whole.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,6 +26,7 @@ class PolicyTokens:
         advantages: float32.
         mask: bool, tokens that count.
         row_index: int64, the row of each token inside the micro-batch.
+        selected: bool, tokens that were selected of the whole mini-batch; None but for losses that select some.
     """
 
     log_probs: Tensor
@@ -33,19 +34,21 @@ class PolicyTokens:
     advantages: Tensor
     mask: Tensor
     row_index: Tensor
+    selected: Tensor | None = None
 
     @cached_property
     def log_ratio(self) -> Tensor:
         """log_probs - old_log_probs, within +-MAX_LOG_RATIO."""
         return (self.log_probs - self.old_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
+    def row_sum(self, values_N: Tensor) -> Tensor:
+        """[N], for each token the sum of `values_N` over the tokens of its row that count."""
+        counted_N = torch.where(self.mask, values_N, 0.0)
+        return torch.zeros_like(counted_N).index_add(0, self.row_index, counted_N)[self.row_index]
+
     def row_mean(self, values_N: Tensor) -> Tensor:
-        """[N], for each token the mean of `values_N` over the tokens of its row that count; 0 where none does."""
-        counts_N = self.mask.to(values_N.dtype)
-        zeros_R = torch.zeros_like(values_N)
-        sum_R = zeros_R.index_add(0, self.row_index, torch.where(self.mask, values_N, 0.0))
-        num_R = zeros_R.index_add(0, self.row_index, counts_N)
-        return (sum_R / num_R.clamp(min=1.0))[self.row_index]
+        """[N], likewise their mean; 0 where no token of the row counts."""
+        return self.row_sum(values_N) / self.row_sum(torch.ones_like(values_N)).clamp(min=1.0)
 
 
 # Returns (loss [N], metrics [N] each, reported as means over the tokens that count). What the losses of all tokens add

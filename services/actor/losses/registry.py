@@ -1,19 +1,95 @@
-"""Policy losses by the names that actor.policy_loss.loss_mode may take."""
+"""Policy losses by the names that actor.policy_loss.loss_mode may take: those that are built in, and a user's own."""
 
+import functools
 from collections.abc import Mapping
+from pathlib import Path
 
-from services.actor.losses.clip_losses import vanilla
-from services.actor.losses.policy_loss import PolicyLoss
+import torch
+from torch import Tensor
+
+from services.actor.losses.clip_losses import sapo, vanilla
+from services.actor.losses.covariance_losses import clip_cov, kl_cov
+from services.actor.losses.divergence_losses import dppo_kl, dppo_tv
+from services.actor.losses.gradient_losses import cispo, dro, gpg, reinforce
+from services.actor.losses.policy_loss import PolicyLoss, PolicyTokens
+from services.actor.losses.sequence_losses import geo_mean, gspo
 from splitppo.config import ActorConfig
+from splitppo.config.policy_loss import PolicyLossConfig
+from splitppo.user_file import describe, load_from_file
 
-POLICY_LOSSES: Mapping[str, PolicyLoss] = {"vanilla": vanilla}
+_PATH_KEY, _NAME_KEY = "actor.policy_loss.custom_path", "actor.policy_loss.loss_mode"
+
+# The names are those of splitppo/config/policy_loss.py.
+POLICY_LOSSES: Mapping[str, PolicyLoss] = {
+    function.__name__: function
+    for function in (
+        vanilla,
+        gspo,
+        geo_mean,
+        cispo,
+        sapo,
+        clip_cov,
+        kl_cov,
+        gpg,
+        dppo_tv,
+        dppo_kl,
+        dro,
+        reinforce,
+    )
+}
 
 
 def find_policy_loss(config: ActorConfig, loss_mode: str) -> PolicyLoss:
-    """The loss of that name.
+    """The loss of that name: built in, or the function of this name in the file policy_loss.custom_path.
 
     Raises:
-        ValueError: there is none; the sentence lists the known ones.
+        ValueError: there is none, or importing the file fails; one sentence.
     """
     config.policy_loss.check_loss_mode(loss_mode)
-    return POLICY_LOSSES[loss_mode]
+    if loss_mode in POLICY_LOSSES:
+        return POLICY_LOSSES[loss_mode]
+    assert config.policy_loss.custom_path is not None
+    return _own_loss(config.policy_loss.custom_path, loss_mode)
+
+
+def try_policy_loss(config: ActorConfig) -> None:
+    """Takes the gradient of a loss on a few made-up tokens, if it is a user's own.
+
+    Raises:
+        ValueError: as `find_policy_loss`, or the function is no policy loss; one sentence.
+    """
+    section = config.policy_loss
+    loss = find_policy_loss(config, section.loss_mode)
+    if section.loss_mode in POLICY_LOSSES:
+        return
+    log_probs_N = torch.tensor([-1.0, -0.5, -2.0], requires_grad=True)
+    tokens = PolicyTokens(
+        log_probs=log_probs_N,
+        old_log_probs=torch.tensor([-1.1, -0.4, -2.0]),
+        advantages=torch.tensor([1.0, -1.0, 0.5]),
+        mask=torch.tensor([True, False, True]),
+        row_index=torch.tensor([0, 0, 1]),
+    )
+    try:
+        loss_N, _ = loss(tokens, config)
+        torch.autograd.grad(loss_N[tokens.mask].sum(), log_probs_N)
+    except Exception as error:  # whatever a user's code may raise
+        trying = f"{section.custom_path}: trying {section.loss_mode!r} failed"
+        raise ValueError(f"key '{_NAME_KEY}': {trying}: {describe(error)}") from error
+
+
+@functools.cache  # the file is imported once, whatever it keeps in its module
+def _own_loss(path: Path, name: str) -> PolicyLoss:
+    PolicyLossConfig(custom_path=path, loss_mode=name).check_file()  # what the file only imports is none of its losses
+    function = load_from_file(path, name, path_key=_PATH_KEY, name_key=_NAME_KEY)
+
+    def checked(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
+        returned = function(tokens, config)
+        loss_N, metrics = returned if isinstance(returned, tuple) else (returned, {})
+        for values in (loss_N, *metrics.values()):
+            if not isinstance(values, Tensor) or values.shape != tokens.log_probs.shape:
+                found = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+                raise ValueError(f"expected one number per token, {list(tokens.log_probs.shape)}, got {found}")
+        return loss_N, {f"policy_loss/{metric}": values_N for metric, values_N in metrics.items()}
+
+    return checked

@@ -4,14 +4,11 @@ With such weights a loss is just sum(weight * token loss): its value and gradien
 split over ranks and micro-batches.
 """
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 
 from splitppo.batch import Batch, Column
-
-LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+from splitppo.config.models import LossAggMode
 
 
 def response_mask(batch: Batch) -> Column:
@@ -32,15 +29,16 @@ def row_weights(
     tokens: NDArray[np.float64],
     total_tokens: float,
     total_sequences: float,
-    max_response_length: int,
+    scale: int,
 ) -> NDArray[np.float32]:
     """[num_rows] the weight of every counting token of each row.
 
         token-mean               1 / total_tokens                              all tokens count the same
         seq-mean-token-sum       1 / total_sequences                           mean over sequences of their sums
         seq-mean-token-mean      1 / (total_sequences tokens)                  mean over sequences of their means
-        seq-mean-token-sum-norm  1 / (total_sequences max_response_length)
+        seq-mean-token-sum-norm  1 / (total_sequences scale)
 
+    The last is Dr. GRPO's (Liu et al., 2025); versions of verl before 2026 do not divide by the number of sequences.
     `tokens` [num_rows] count in each row; the totals are those of the mini-batch on all ranks, sequences that have any.
     """
     sequences = max(total_sequences, 1.0)
@@ -53,5 +51,5 @@ def row_weights(
         case "seq-mean-token-mean":
             weights = 1.0 / (sequences * np.maximum(tokens, 1.0))
         case "seq-mean-token-sum-norm":
-            weights = 1.0 / (sequences * max_response_length)
+            weights = 1.0 / (sequences * scale)
     return np.full_like(tokens, weights, np.float32)

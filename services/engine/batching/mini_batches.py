@@ -22,6 +22,7 @@ class MiniBatch:
     micro_batches: list[Rows]  # the last ones may be empty
     weights: NDArray[np.float32]  # [num_rows] of the whole batch: what each counting token of a row weighs in the loss
     num_tokens: int  # that count, on all ranks
+    epoch: int = 0  # from 0
 
 
 def assign_mini_batches(
@@ -66,9 +67,15 @@ def plan_mini_batches(
     totals = reduce_array([[tokens[rows].sum(), len(rows)] for rows in rows_of_steps], device)
     micro_batches = agree_on_micro_batches(rows_of_steps, row_lengths(batch), limits, device)
     mode = config.loss_agg_mode
+    scale = config.loss_scale_factor or max_response_length
     return [
-        MiniBatch(parts, row_weights(mode, tokens, num_tokens, num_rows, max_response_length), int(num_tokens))
-        for parts, (num_tokens, num_rows) in zip(micro_batches, totals, strict=True)
+        MiniBatch(
+            parts,
+            row_weights(mode, tokens, num_tokens, num_rows, scale),
+            int(num_tokens),
+            epoch=step // int(num_mini_batches),
+        )
+        for step, (parts, (num_tokens, num_rows)) in enumerate(zip(micro_batches, totals, strict=True))
     ]
 
 

@@ -35,7 +35,8 @@ class ResponseTokens:
     mask: Tensor  # [N] bool, tokens that count
     weights: Tensor  # [N] float32, what each token's loss is multiplied by; 0 outside the mask
     row_index: Tensor  # [N] int64, the row of each token inside the micro-batch
-    columns: Mapping[str, Tensor]  # every other response-aligned column of the batch, [N] float32
+    columns: Mapping[str, Tensor]  # every other response-aligned column of the batch, [N], float32 but for one
+    epoch: int = 0  # PPO epoch, from 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +106,9 @@ def _split_up(parts: list[Rows], num_parts: int) -> list[Rows]:
     return parts + [np.empty(0, np.int64)] * (num_parts - len(parts))
 
 
-def collate(batch: Batch, weights: NDArray[np.float32] | None, *, packed: bool, device: torch.device) -> MicroBatch:
+def collate(
+    batch: Batch, weights: NDArray[np.float32] | None, *, packed: bool, device: torch.device, epoch: int = 0
+) -> MicroBatch:
     """The tensors of a micro-batch; no rows give a dummy of one masked response token with weight 0.
 
     `weights` [num_rows] are those of each counting token of a row (None: 1); no prompt may be empty.
@@ -142,6 +145,7 @@ def collate(batch: Batch, weights: NDArray[np.float32] | None, *, packed: bool, 
             weights=tensor(mask if weights is None else np.repeat(weights, responses.lengths) * mask),
             row_index=tensor(np.repeat(np.arange(batch.num_rows), responses.lengths)),
             columns={name: tensor(batch[name].values) for name in columns},
+            epoch=epoch,
         ),
     )
 

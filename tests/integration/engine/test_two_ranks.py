@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from services.engine.frozen_model import FrozenModel
+from services.engine.token_metrics import MetricLimit
 from services.engine.train_engine import TrainEngine
+from splitppo.config.policy_loss import LOSS_MODES
 from tests.engines import (
     CPU,
     forward_of,
@@ -27,6 +29,8 @@ from tests.engines import (
     relative_error,
     silent,
     weights,
+    with_old_log_probs,
+    with_policy_loss,
 )
 from tests.models import save_policy
 
@@ -139,6 +143,23 @@ def test_bf16_policy_and_reference_agree_before_the_first_update(group: Group) -
 def test_gradient_agrees_with_one_rank(group: Group, kind: str) -> None:
     expected = gradients(group.engine(kind), BATCH)
     assert relative_error(group.tensors[0][f"{kind}/gradients"], expected) <= 1e-5
+
+
+@pytest.mark.parametrize("loss_mode", LOSS_MODES)
+def test_gradient_of_every_policy_loss_agrees_with_one_rank(group: Group, loss_mode: str) -> None:
+    prepared, loss = with_policy_loss(with_old_log_probs(BATCH), loss_mode, ppo_epochs=2)
+    expected = gradients(group.engine("policy"), prepared, loss)
+    for tensors in group.tensors:
+        assert relative_error(tensors[f"gradients_by/{loss_mode}"], expected) <= 1e-5
+
+
+def test_ranks_end_an_update_before_the_same_mini_batch(group: Group) -> None:
+    engine = make_engine(group.models / "policy", ppo_max_token_len_per_gpu=64, ppo_epochs=2, lr=0.0, weight_decay=0.0)
+    forward, loss = forward_of("policy"), loss_of("policy")
+    limit = MetricLimit("nll", engine.update(BATCH, forward, loss, progress=silent)["nll"])
+    expected = engine.update(BATCH, forward, loss, progress=silent, stop_above=limit)["num_stopped_steps"]
+    assert expected in (3, 4)  # of two mini-batches, one is over the mean of both
+    assert [facts["stopped"]["num_stopped_steps"] for facts in group.facts] == [expected, expected]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,8 +11,22 @@ import torch.distributed as dist
 
 from services.engine import parallel
 from services.engine.frozen_model import FrozenModel
+from services.engine.token_metrics import MetricLimit
 from splitppo.balance import partition
-from tests.engines import CPU, forward_of, gradients, keep_tokens_of, loss_of, make_batch, make_engine, silent, weights
+from splitppo.config.policy_loss import LOSS_MODES
+from tests.engines import (
+    CPU,
+    forward_of,
+    gradients,
+    keep_tokens_of,
+    loss_of,
+    make_batch,
+    make_engine,
+    silent,
+    weights,
+    with_old_log_probs,
+    with_policy_loss,
+)
 
 
 def main(models: Path, output: Path) -> None:
@@ -36,6 +50,8 @@ def main(models: Path, output: Path) -> None:
         tensors[f"{kind}/gradients"] = gradients(engine, batch)
         first = batch.take([0]) if rank == 0 else batch.take([])
         tensors[f"{kind}/gradients_of_one_row"] = gradients(engine, first) if num_ranks > 1 else {}
+        if kind == "policy":
+            every_policy_loss(engine, whole, rows, facts, tensors)
         facts[f"{kind}/metrics"] = engine.update(batch, forward, loss, progress=silent)
         saved = engine.save_checkpoint(output / kind, f"state of {kind}".encode() * (rank + 1), with_hf_model=True)
         tensors[f"{kind}/saved_weights"] = weights(engine)
@@ -81,6 +97,18 @@ def main(models: Path, output: Path) -> None:
     torch.save(tensors, output / f"tensors_{rank}.pt")
     (output / f"facts_{rank}.json").write_text(json.dumps(facts))
     dist.destroy_process_group()
+
+
+def every_policy_loss(engine, whole, rows, facts: dict[str, object], tensors: dict[str, object]) -> None:
+    """Gradients by each of them, and an update that ends early; no weight is changed."""
+    for loss_mode in LOSS_MODES:
+        prepared, loss = with_policy_loss(with_old_log_probs(whole), loss_mode, ppo_epochs=2)
+        tensors[f"gradients_by/{loss_mode}"] = gradients(engine, prepared.take(rows), loss)
+    still = make_engine(Path(engine.config.model), ppo_max_token_len_per_gpu=64, ppo_epochs=2, lr=0.0, weight_decay=0.0)
+    forward, loss = forward_of("policy"), loss_of("policy")
+    mean = still.update(whole.take(rows), forward, loss, progress=silent)["nll"]  # of both mini-batches
+    limit = MetricLimit("nll", mean)
+    facts["stopped"] = still.update(whole.take(rows), forward, loss, progress=silent, stop_above=limit)
 
 
 def moments(engine) -> dict[str, torch.Tensor]:

@@ -26,7 +26,8 @@ CHANGING: Mapping[str, Mapping[str, Any]] = {
             {"from_step": 4, "entropy_coeff": 0.02, "use_kl_in_reward": False},
         ],
     },
-    "critic": {"warmup_steps": 0},
+    "critic": {"warmup_steps": 0, "normalize_values": True},
+    "reward": {"shaping": {"running_scale": True}},
     "checkpoint": {"save_freq": 1},
     "evaluation": {"test_freq": -1, "val_before_train": False},
 }

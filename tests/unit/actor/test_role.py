@@ -15,6 +15,7 @@ from services.engine import flops
 from services.rollout.backends import BACKENDS, Backend
 from services.rollout.protocol import DecodingStep, Sampling, empty_responses
 from splitppo.batch import Batch, Column
+from splitppo.config.policy_loss import COVARIANCE_LOSSES, LOSS_MODES
 from splitppo.rpc.errors import WrongState
 from splitppo.v1 import actor_pb2
 from tests.models import EOS, VOCABULARY
@@ -216,6 +217,90 @@ def test_a_checkpoint_brings_back_weights_and_state(model: Path, tmp_path: Path)
 
     assert role.load_checkpoint(tmp_path / "actor") == b"ledger"
     assert role.compute_weights_digest() == saved
+
+
+def with_seeds(batch: Batch) -> Batch:
+    """The batch as an update of a loss that draws tokens wants it; the policy before the update is the old one."""
+    seeds = Column(np.arange(batch.num_rows) + 7, np.ones(batch.num_rows, np.int32))
+    return batch.merge(Batch(batch.num_rows, {"seeds": seeds, "old_log_probs": batch["rollout_log_probs"]}))
+
+
+@pytest.mark.parametrize("loss_mode", LOSS_MODES)
+def test_every_loss_moves_the_weights_and_its_metrics_are_declared(model: Path, loss_mode: str) -> None:
+    shares = {"clip_cov_ratio": 0.2, "clip_cov_lb": 0.0, "kl_cov_ratio": 0.2}
+    role = build_actor(model, policy_loss={"loss_mode": loss_mode, **shares})
+    before = role.compute_weights_digest()
+
+    metrics = call(role, "Update", update_request(), with_seeds(experience(role))).metrics
+
+    assert role.compute_weights_digest() != before
+    assert {"actor/pg_loss", "actor/ppo_kl", "actor/entropy"} <= metrics.keys()
+    check_declared(metrics)
+    if loss_mode in COVARIANCE_LOSSES:
+        assert metrics["actor/pg_clipfrac" if loss_mode == "clip_cov" else "actor/pg_klfrac"] > 0.1
+
+
+@pytest.mark.parametrize("loss_mode", COVARIANCE_LOSSES)
+def test_a_loss_that_draws_tokens_says_what_it_lacks(model: Path, loss_mode: str) -> None:
+    role = build_actor(model, policy_loss={"loss_mode": loss_mode})
+    batch = with_seeds(experience(role))
+    twice = Batch.from_rows(seeds=[[1, 2]] * batch.num_rows)
+
+    with pytest.raises(WrongState, match="Update needs old_log_probs, seeds, which the slot lacks"):
+        call(role, "Update", update_request(), batch.select(["prompts", "responses", "advantages"]))
+    with pytest.raises(ValueError, match=f"loss_mode {loss_mode} needs one seed per response in column 'seeds'"):
+        call(role, "Update", update_request(), batch.merge(twice))
+
+
+def test_more_epochs_than_a_token_has_bits_are_refused(model: Path) -> None:
+    role = build_actor(model, ppo_epochs=32, policy_loss={"loss_mode": "kl_cov"})
+    with pytest.raises(ValueError, match="loss_mode kl_cov allows 31 ppo_epochs at most, got 32"):
+        call(role, "Update", update_request(), with_seeds(experience(role)))
+
+
+def test_an_update_ends_before_the_mini_batch_whose_kl_is_over_the_target(model: Path) -> None:
+    """Four mini-batches, each an optimizer step of a rate that moves the policy far."""
+    settings = {"lr": 0.05, "ppo_mini_batch_size": 1}
+    whole = build_actor(model, **settings)
+    batch = with_seeds(experience(whole))
+    parts = [batch.take(np.arange(start, start + 3)) for start in range(0, 12, 3)]
+
+    role = build_actor(model, target_kl=0.05, **settings)
+    metrics = call(role, "Update", update_request(), batch).metrics
+
+    stopped = int(metrics["actor/num_stopped_steps"])
+    assert 1 <= stopped <= 3
+    assert metrics["actor/num_skipped_steps"] == 0
+    assert metrics["actor/ppo_kl"] <= 0.05
+    # The steps before it are those of an update that knows nothing of the others; and the next one would be over it.
+    first = build_actor(model, **settings)
+    made = [call(first, "Update", update_request(step), part) for step, part in enumerate(parts[: 4 - stopped], 1)]
+    assert made[-1].metrics["actor/ppo_kl"] <= 0.05
+    assert first.compute_weights_digest() == role.compute_weights_digest()
+    assert call(first, "Update", update_request(9), parts[4 - stopped]).metrics["actor/ppo_kl"] > 0.05
+
+
+def test_an_update_that_ends_before_its_first_step_changes_nothing_and_goes_on_next_time(model: Path) -> None:
+    role = build_actor(model, target_kl=1e-3)
+    batch = with_seeds(experience(role))
+    old = Column(batch["old_log_probs"].values + np.float32(0.5), batch["old_log_probs"].lengths)
+    stale = batch.merge(Batch(batch.num_rows, {"old_log_probs": old}))
+    before = role.compute_weights_digest()
+
+    metrics = call(role, "Update", update_request(), stale).metrics
+
+    assert role.compute_weights_digest() == before
+    assert (metrics["actor/num_stopped_steps"], metrics["actor/num_skipped_steps"]) == (2, 0)
+    assert "actor/grad_norm" not in metrics
+    check_declared(metrics)
+    metrics = call(role, "Update", update_request(2), batch).metrics
+    assert metrics["actor/num_stopped_steps"] < 2
+    assert role.compute_weights_digest() != before
+
+
+def test_without_a_target_nothing_is_counted(model: Path) -> None:
+    role = build_actor(model)
+    assert "actor/num_stopped_steps" not in call(role, "Update", update_request(), experience(role)).metrics
 
 
 def test_update_refuses_what_it_cannot_train_on(model: Path) -> None:

@@ -92,6 +92,11 @@ def test_a_scorer_that_is_not_there_costs_one_sentence(keys: dict[str, Any], sen
             "reward.overlong_buffer={enable: true, len: 100000}",
             "reward.overlong_buffer.len (100000) must not exceed data.max_response_length (",
         ),
+        (
+            "reward.shaping.clip_range=[5, -5]",
+            "clip_range': expected the lowest score, then a higher one, got [5,",
+        ),
+        ("reward.shaping.scale=0", "key 'reward.shaping.scale': input should be greater than 0, got 0"),
         ("reward.judge={url: 'http://x/v1'}", "key 'reward.judge': url is given, but not model"),
         ("reward.judge={model: m}", "key 'reward.judge': model is given, but not url"),
         ("reward.judge={url: 'localhost:80', model: m}", "key 'reward.judge.url': expected http://HOST:PORT/v1"),

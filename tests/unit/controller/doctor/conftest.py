@@ -40,6 +40,7 @@ def tree(run_dir: Path, *, has_critic: bool = True, **services: Any) -> dict[str
         "data": {"train_files": "x", "train_batch_size": 1},
         "actor": {"model": "x"},
         "algorithm": {"adv_estimator": "gae" if has_critic else "grpo"},
+        "rollout": {"n": 2},
         "services": services,
     }
 

@@ -25,9 +25,11 @@ from controller.doctor.report import as_json, as_text
 from services.runtime.failures.heartbeat import VitalSign
 from splitppo.batch import Batch
 from splitppo.config.load import validate
+from splitppo.config.section import TrainedRoleName
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.certificates import Identity
 from splitppo.rpc.credentials import Credentials
+from splitppo.rpc.request_id import PROTOCOL_VERSION
 from splitppo.v1 import batch_pb2
 from tests import disks, models
 from tests.certificates import TOKEN, expire, last, rename, secure
@@ -65,7 +67,8 @@ def names(folder: Path) -> set[str]:
 
 async def test_healthy_groups_are_described_and_left_as_they_were(serve: Serve, run_dir: Path) -> None:
     actor, critic = await serve("actor", tree(run_dir)), await serve("critic", tree(run_dir))
-    actor.worker.fencing.take("run", 7)
+    for served in (actor, critic):
+        served.worker.fencing.take("run", 7)
     actor.worker.slots.put(SLOT, Batch.from_rows(prompts=[[1]]), 0)
     before = names(run_dir)
     facts, findings = await ask(external(run_dir, actor.address, critic.address))
@@ -180,15 +183,19 @@ async def test_a_group_that_is_dirty_or_leaves_is_found(serve: Serve, run_dir: P
         assert (finding.code, said in finding.sentence) == ("state", True)
 
 
-def test_groups_two_steps_apart_are_found_and_the_overlap_of_one_is_not(run_dir: Path) -> None:
+def test_a_group_that_knows_no_controller_is_found_where_another_one_does(run_dir: Path) -> None:
     facts = Facts(RunFacts(str(run_dir), "local"), now_unix_s=0.0)
-    facts.groups = {role: GroupFacts("here", "", step=3) for role in ("actor", "critic")}
-    facts.groups["actor"].step = 4
+    facts.groups = {
+        role: GroupFacts("here", "d", is_reached=True, role=role, protocol_version=PROTOCOL_VERSION, config_digest="d")
+        for role in get_args(TrainedRoleName)
+    }
+    facts.groups["actor"].step, facts.groups["actor"].epoch = 4, 0
+    facts.groups["critic"].step, facts.groups["critic"].epoch = 3, 0
     assert find(facts) == []
-    facts.groups["actor"].step = 5
+    facts.groups["critic"].epoch = 2
     [finding] = find(facts)
-    assert finding.code == "steps"
-    assert "the actor at 5, the critic at 3" in finding.sentence
+    assert (finding.code, finding.about) == ("restarted", "actor")
+    assert "knows no controller; others work for epoch 2" in finding.sentence
 
 
 # TLS and tokens.
@@ -298,9 +305,8 @@ async def test_a_disk_without_room_for_the_next_checkpoint_is_found(tmp_path: Pa
 
 
 async def test_before_the_first_checkpoint_its_size_is_that_of_the_models(run_dir: Path, tmp_path: Path) -> None:
-    configuration = tree(run_dir)
+    configuration = tree(run_dir, has_critic=False)
     configuration["actor"]["model"] = str(models.save_policy(tmp_path / "policy"))
-    configuration["algorithm"] = {"adv_estimator": "grpo"}
     facts, _ = await ask(configuration)
     num_parameters = (tmp_path / "policy" / "model.safetensors").stat().st_size / 4
     assert facts.run.next_checkpoint_bytes == pytest.approx(12 * num_parameters, rel=0.1)
@@ -374,7 +380,7 @@ def test_the_command_says_healthy_or_what_is_wrong_by_its_exit_status(
     assert "services.actor.address: expected host:port" in capsys.readouterr().err
 
 
-def test_the_page_names_every_finding_and_every_key() -> None:
+def test_the_page_names_every_finding() -> None:
     page = (PROJECT / "docs" / "operations.md").read_text(encoding="utf-8")
     codes = {code for part in get_args(Code) for code in get_args(part)}
     section = page.partition("\n## The doctor\n")[2].partition("\n## ")[0]

@@ -111,13 +111,12 @@ def test_remax_takes_the_greedy_score_of_a_responses_prompt_off_its_reward_to_go
     assert [row.tolist() for row in experience.batch["returns"].rows()] == [[1.0] * 3, [2.0], [], [4.0] * 2]
 
 
-def test_greedy_scores_are_shaped_as_the_scores_that_they_are_taken_off(tmp_path: Path) -> None:
-    shaped = Normalization(RewardShapingConfig(scale=0.5, clip_range=(0.0, 1.0)))
+def test_greedy_scores_are_scaled_and_clipped_as_scores_are(tmp_path: Path) -> None:
+    shaping = Normalization(RewardShapingConfig(scale=2.0, clip_range=(0.0, 5.0)))
     experience = assemble(
-        tmp_path, {}, greedy_scores=[0.5, 3.0], algorithm__adv_estimator="remax", normalization=shaped
+        tmp_path, {}, greedy_scores=[0.25, 3.0], normalization=shaping, algorithm__adv_estimator="remax"
     )
-    # Scores 1, 2, 3, 4 become 0.5 and three times 1, the greedy ones 0.25 and 1.
-    assert [row.tolist() for row in experience.batch["advantages"].rows()] == [[0.25] * 3, [0.75], [], [0.0] * 2]
+    assert [row.tolist() for row in experience.batch["advantages"].rows()] == [[1.5] * 3, [3.5], [], [0.0] * 2]
 
 
 def test_gdpo_is_normalised_over_responses_however_long_they_are(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""DPPO (2026, arXiv:2602.04879): a token is left out once its probability is too far from the old one, not its ratio.
+
+    loss = -A sg(M min(r, clip_ratio_c)) log_prob,   r = exp(log_prob - old_log_prob)
+
+M is 0 for a token whose divergence D(old, new) is over its threshold in the direction in which A pushes it: up and over
+clip_high where A > 0, down and over clip_low elsewhere. clip_ratio and its two sides are thresholds of D here, and
+clip_ratio_c truncates the importance weight (the paper advises a large one, section 5.4: 20; null: none). Metrics:
+pg_clipfrac (M is 0), pg_clipfrac_lower (a weight that counts is truncated).
+
+Legend: N response tokens of all rows of a micro-batch, packed.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from services.actor.losses.policy_loss import MAX_LOG_RATIO, PolicyTokens
+from splitppo.config import ActorConfig
+
+
+def dppo_tv(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """DPPO with the total variation of "this token or another one": D = |p - p_old|."""
+    with torch.no_grad():
+        divergence_N = (tokens.log_probs.exp() - tokens.old_log_probs.exp()).abs()
+    return _masked_gradient(tokens, config, divergence_N)
+
+
+def dppo_kl(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """DPPO with the KL of the same two outcomes: D = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p)).
+
+    log(1 - p) is at least -MAX_LOG_RATIO; verl adds 1e-8 to 1 - p instead.
+    """
+    with torch.no_grad():
+        old_N = tokens.old_log_probs.exp()
+        others_N, old_others_N = (
+            torch.log(-torch.expm1(log_probs_N)).clamp(min=-MAX_LOG_RATIO)
+            for log_probs_N in (tokens.log_probs, tokens.old_log_probs)
+        )
+        divergence_N = old_N * (tokens.old_log_probs - tokens.log_probs) + (1.0 - old_N) * (old_others_N - others_N)
+    return _masked_gradient(tokens, config, divergence_N)
+
+
+def _masked_gradient(
+    tokens: PolicyTokens, config: ActorConfig, divergence_N: Tensor
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    with torch.no_grad():
+        moved_N, ratio_N = tokens.log_probs - tokens.old_log_probs, tokens.log_ratio.exp()
+        too_high_N = (moved_N > 0) & (divergence_N > config.clip_high)
+        too_low_N = (moved_N < 0) & (divergence_N > config.clip_low)
+        left_out_N = torch.where(tokens.advantages > 0, too_high_N, too_low_N)
+        weight_N = torch.where(left_out_N, 0.0, ratio_N.clamp(max=config.clip_ratio_c))
+        truncated_N = ~left_out_N & (weight_N < ratio_N)
+    loss_N = -tokens.advantages * weight_N * tokens.log_probs
+    return loss_N, {"pg_clipfrac": left_out_N.float(), "pg_clipfrac_lower": truncated_N.float()}

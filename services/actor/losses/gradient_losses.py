@@ -1,0 +1,60 @@
+"""Losses that weigh the log-prob itself: -A weight log_prob, with a weight that has no gradient.
+
+Legend: N response tokens of all rows of a micro-batch, packed.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from services.actor.losses.policy_loss import MAX_LOG_RATIO, PolicyTokens
+from splitppo.config import ActorConfig
+
+
+def gpg(tokens: PolicyTokens, _config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """GPG (Chu et al., 2025, eq. 3): the plain policy gradient, made for algorithm.adv_estimator gpg.
+
+    loss = -A log_prob
+    """
+    return -tokens.advantages * tokens.log_probs, {}
+
+
+def reinforce(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """REINFORCE (Williams, 1992) off the policy that sampled, with truncated weights (Ionides, 2008).
+
+        loss = -A sg(min(w, reinforce_is_threshold)) log_prob
+
+    w is 1; with reinforce_is the ratio exp(log_prob - old_log_prob) of each token, or the product of them over the
+    response. Metric: pg_clipfrac (the weight is truncated).
+    """
+    section, log_weight_N = config.policy_loss, tokens.log_ratio.detach()
+    match section.reinforce_is:
+        case None:
+            log_weight_N = 0.0 * log_weight_N
+        case "sequence":
+            log_weight_N = tokens.row_sum(log_weight_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    weight_N = log_weight_N.exp()
+    loss_N = -tokens.advantages * weight_N.clamp(max=section.reinforce_is_threshold) * tokens.log_probs
+    return loss_N, {"pg_clipfrac": (weight_N > section.reinforce_is_threshold).float()}
+
+
+def cispo(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """CISPO (MiniMax, 2025, eq. 4 and 5): the weight of a token is clipped, never its gradient.
+
+        r = exp(log_prob - old_log_prob)
+        loss = -A sg(clip(r, 1 - clip_low, 1 + clip_high)) log_prob
+
+    Metric: pg_clipfrac (the ratio is outside of its bounds).
+    """
+    ratio_N = tokens.log_ratio.detach().exp()
+    clipped_N = ratio_N.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    return -tokens.advantages * clipped_N * tokens.log_probs, {"pg_clipfrac": (clipped_N != ratio_N).float()}
+
+
+def dro(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """DRO (after Richemond et al., 2024): the policy gradient, held near the old policy by a squared log-ratio.
+
+    loss = -(A log_prob - dro_beta / 2 (log_prob - old_log_prob)^2)
+    """
+    squared_N = (tokens.log_probs - tokens.old_log_probs).square()
+    return -tokens.advantages * tokens.log_probs + 0.5 * config.policy_loss.dro_beta * squared_N, {}

@@ -1,0 +1,12 @@
+"""Random bits as a function of where something stands: the same on every machine, in any order."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """One step of SplitMix64 (Steele et al., 2014), elementwise; arrays wrap around silently."""
+    mixed = np.atleast_1d(state) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (mixed ^ (mixed >> np.uint64(31))).reshape(state.shape)

@@ -1,0 +1,386 @@
+"""Every policy loss, aggregation and KL estimate against float64 references that walk over the tokens one by one.
+
+A reference is a function of a row's log-probs and of the same log-probs frozen, where the formula stops the gradient:
+its value is the loss, and its finite differences in the first argument are the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from services.actor.covariance_selection import select_tokens
+from services.actor.losses.actor_loss import LossTerms, actor_loss
+from services.actor.losses.registry import POLICY_LOSSES
+from services.engine.batching.mini_batches import plan_mini_batches
+from services.engine.batching.packing import MicroBatchLimits, collate
+from splitppo.batch import Batch
+from splitppo.config import ActorConfig
+from splitppo.config.models import KlLossType, LossAggMode
+from splitppo.config.policy_loss import COVARIANCE_LOSSES, LOSS_MODES
+from tests.engines import CPU, MAX_RESPONSE
+
+Array = NDArray[np.float64]
+LOW, HIGH, DUAL = 0.15, 0.3, 1.4
+CLIP = {"clip_ratio_low": LOW, "clip_ratio_high": HIGH, "clip_ratio_c": DUAL}
+SCALE = 17
+
+
+@dataclass(frozen=True)
+class Row:
+    """One response; `now` are the log-probs that the gradient is of, `frozen` the same numbers without one."""
+
+    now: list[float]
+    frozen: list[float]
+    old: list[float]
+    ref: list[float]
+    advantages: list[float]
+    mask: list[bool]
+    selected: list[bool]
+
+    def ratio(self, t: int, *, of_frozen: bool = False) -> float:
+        return math.exp((self.frozen if of_frozen else self.now)[t] - self.old[t])
+
+    def mean(self, values: list[float]) -> float:
+        """Over the tokens that count."""
+        counted = [value for value, counts in zip(values, self.mask, strict=True) if counts]
+        return sum(counted) / len(counted)
+
+    def every(self, of_token: Callable[[int], float]) -> list[float]:
+        return [of_token(t) for t in range(len(self.now))]
+
+
+def bounded(x: float, low: float, high: float) -> float:
+    return min(max(x, low), high)
+
+
+def clipped_surrogate(ratio: float, advantage: float) -> float:
+    return -min(ratio * advantage, bounded(ratio, 1 - LOW, 1 + HIGH) * advantage)
+
+
+def vanilla(row: Row, t: int) -> float:
+    loss = clipped_surrogate(row.ratio(t), row.advantages[t])
+    return min(loss, -DUAL * row.advantages[t]) if row.advantages[t] < 0 else loss
+
+
+def gspo(row: Row, t: int) -> float:
+    mean = row.mean([new - old for new, old in zip(row.frozen, row.old, strict=True)])
+    return clipped_surrogate(math.exp(mean + row.now[t] - row.frozen[t]), row.advantages[t])
+
+
+def geo_mean(row: Row, _t: int) -> float:
+    advantage = row.mean(row.advantages)
+    logs = []
+    for new, old in zip(row.now, row.old, strict=True):
+        limited = bounded(new - old, -LOW, HIGH)
+        logs.append(min(new - old, limited) if advantage > 0 else max(new - old, limited))
+    return -advantage * math.exp(row.mean(logs))
+
+
+def cispo(row: Row, t: int) -> float:
+    return -bounded(row.ratio(t, of_frozen=True), 1 - LOW, 1 + HIGH) * row.advantages[t] * row.now[t]
+
+
+def sapo(row: Row, t: int) -> float:
+    tau = 1.0 if row.advantages[t] > 0 else 1.05
+    return -row.advantages[t] * (4 / tau) / (1 + math.exp(-tau * (row.ratio(t) - 1)))
+
+
+def clip_cov(row: Row, t: int) -> float:
+    return 0.0 if row.selected[t] else clipped_surrogate(row.ratio(t), row.advantages[t])
+
+
+def kl_cov(row: Row, t: int) -> float:
+    penalty = 0.1 * abs(row.now[t] - row.old[t]) if row.selected[t] else 0.0
+    return -row.advantages[t] * row.ratio(t) + penalty
+
+
+def gpg(row: Row, t: int) -> float:
+    return -row.advantages[t] * row.now[t]
+
+
+def dppo(row: Row, t: int, divergence: float) -> float:
+    new, old = math.exp(row.frozen[t]), math.exp(row.old[t])
+    rises_too_far, falls_too_far = new > old and divergence > HIGH, new < old and divergence > LOW
+    return (
+        0.0
+        if (rises_too_far if row.advantages[t] > 0 else falls_too_far)
+        else -row.advantages[t] * min(row.ratio(t, of_frozen=True), DUAL) * row.now[t]
+    )
+
+
+def dppo_tv(row: Row, t: int) -> float:
+    return dppo(row, t, abs(math.exp(row.frozen[t]) - math.exp(row.old[t])))
+
+
+def dppo_kl(row: Row, t: int) -> float:
+    new, old = math.exp(row.frozen[t]), math.exp(row.old[t])
+    return dppo(row, t, old * math.log(old / new) + (1 - old) * math.log((1 - old) / (1 - new)))
+
+
+def dro(row: Row, t: int) -> float:
+    return -(row.advantages[t] * row.now[t] - 0.5 * 0.1 * (row.now[t] - row.old[t]) ** 2)
+
+
+def reinforce(row: Row, t: int) -> float:
+    return -row.advantages[t] * row.now[t]
+
+
+def reinforce_by_token(row: Row, t: int) -> float:
+    return -row.advantages[t] * min(row.ratio(t, of_frozen=True), 1.3) * row.now[t]
+
+
+def reinforce_by_sequence(row: Row, t: int) -> float:
+    weight = math.exp(sum(row.frozen[u] - row.old[u] for u in range(len(row.now)) if row.mask[u]))
+    return -row.advantages[t] * min(weight, 1.3) * row.now[t]
+
+
+# name -> (loss_mode, settings of actor.policy_loss, reference)
+REFERENCES: dict[str, tuple[str, dict[str, Any], Callable[[Row, int], float]]] = {
+    **{
+        one.__name__: (one.__name__, {}, one)
+        for one in (vanilla, gspo, geo_mean, cispo, sapo, clip_cov, kl_cov, gpg, dppo_tv, dppo_kl, dro, reinforce)
+    },
+    "reinforce_by_token": (
+        "reinforce",
+        {"reinforce_is": "token", "reinforce_is_threshold": 1.3},
+        reinforce_by_token,
+    ),
+    "reinforce_by_sequence": (
+        "reinforce",
+        {"reinforce_is": "sequence", "reinforce_is_threshold": 1.3},
+        reinforce_by_sequence,
+    ),
+}
+
+
+def kl(row: Row, t: int, name: str) -> float:
+    """Schulman's estimates of KL(policy, reference); with a + the value of one and the gradient of k2."""
+    if name.endswith("+"):
+        d, frozen = row.now[t] - row.ref[t], row.frozen[t] - row.ref[t]
+        return kl(Row(**{**vars(row), "now": row.frozen}), t, name[:-1]) + d**2 / 2 - frozen**2 / 2
+    d = row.now[t] - row.ref[t]
+    match name:
+        case "kl" | "k1":
+            return d
+        case "abs":
+            return abs(d)
+        case "mse" | "k2":
+            return d**2 / 2
+    return bounded(math.exp(bounded(-d, -20, 20)) + bounded(d, -20, 20) - 1, -10, 10)
+
+
+def aggregated(mode: str, rows: list[list[float]], masks: list[list[bool]]) -> float:
+    """One number of the losses of all rows, from the definition of each mode."""
+    counted = [
+        [x for x, counts in zip(row, mask, strict=True) if counts] for row, mask in zip(rows, masks, strict=True)
+    ]
+    counted = [row for row in counted if row]
+    match mode:
+        case "token-mean":
+            return sum(map(sum, counted)) / sum(map(len, counted))
+        case "seq-mean-token-sum":
+            return sum(map(sum, counted)) / len(counted)
+        case "seq-mean-token-mean":
+            return sum(sum(row) / len(row) for row in counted) / len(counted)
+    return sum(sum(row) / SCALE for row in counted) / len(counted)
+
+
+def make_experience(seed: int, lengths: list[int]) -> Batch:
+    """Rows with holes in the mask; of the one before the last no token counts. Numbers stand outside of the mask, too.
+
+    Probabilities move far enough that every clip and every threshold acts on some tokens.
+    """
+    rng = np.random.default_rng(seed)
+    log_probs = [-rng.exponential(0.7, length) - 0.01 for length in lengths]
+    old = [np.minimum(row + rng.normal(0, 0.5, len(row)), -0.005) for row in log_probs]
+    mask = [(rng.random(length) > 0.3) | (np.arange(length) == length - 1) for length in lengths]
+    mask[-2][:] = False
+    return Batch.from_rows(
+        prompts=[[1, 2]] * len(lengths),
+        responses=[[5] * length for length in lengths],
+        response_mask=mask,
+        rollout_log_probs=log_probs,  # those of the policy in training
+        old_log_probs=old,
+        ref_log_probs=[row + rng.normal(0, 0.5, len(row)) for row in log_probs],
+        advantages=[rng.normal(0, 1, length) for length in lengths],
+        seeds=[[int(rng.integers(2**62))] for _ in lengths],
+        mini_batches=[[0]] * len(lengths),
+    )
+
+
+BATCH = make_experience(3, [6, 1, 0, 11, 8, 5, 9])
+
+
+def actor_config(**settings: Any) -> ActorConfig:
+    return ActorConfig.model_validate({"model": "unused", "loss_scale_factor": SCALE, **CLIP, **settings})
+
+
+def computed(config: ActorConfig, batch: Batch) -> tuple[float, Array]:
+    """The product's loss of a mini-batch, and its gradient with respect to the log-probs, in float64."""
+    [mini_batch] = plan_mini_batches(batch, config, MicroBatchLimits(packed=True, max_tokens=10_000), MAX_RESPONSE, CPU)
+    tokens = collate(batch, mini_batch.weights, packed=True, device=CPU).tokens
+    log_probs = tokens.columns["rollout_log_probs"].double().requires_grad_()
+    outputs = {"log_probs": log_probs, "entropy": torch.zeros_like(log_probs)}
+    loss = actor_loss(config, LossTerms.of(config))(outputs, tokens).loss
+    [gradient] = torch.autograd.grad(loss, log_probs)
+    return loss.item(), gradient.numpy()
+
+
+def rows_of(batch: Batch) -> list[Row]:
+    names = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "advantages")
+    log_probs, old, ref, advantages = ([row.astype(float).tolist() for row in batch[name].rows()] for name in names)
+    masks = [row.astype(bool).tolist() for row in batch["response_mask"].rows()]
+    selected = [[False] * len(row) for row in masks]
+    if "selected_tokens" in batch:
+        selected = [row.astype(bool).tolist() for row in batch["selected_tokens"].rows()]
+    columns = zip(log_probs, log_probs, old, ref, advantages, masks, selected, strict=True)
+    return [Row(*one) for one in columns]
+
+
+def expected(batch: Batch, mode: str, loss: Callable[[Row, int], float]) -> tuple[float, Array]:
+    """The reference's value, and its gradient by finite differences."""
+    rows = rows_of(batch)
+    masks = [row.mask for row in rows]
+
+    def losses(row: Row) -> list[float]:
+        return row.every(lambda t: loss(row, t)) if any(row.mask) else [0.0] * len(row.now)
+
+    parts = [losses(row) for row in rows]
+    gradient = []
+    for index, row in enumerate(rows):
+        for t in range(len(row.now)):
+            sides = []
+            for step in (1e-6, -1e-6):
+                moved = [x + step * (u == t) for u, x in enumerate(row.now)]
+                changed = losses(Row(**{**vars(row), "now": moved}))
+                sides.append(aggregated(mode, [*parts[:index], changed, *parts[index + 1 :]], masks))
+            gradient.append((sides[0] - sides[1]) / 2e-6)
+    return aggregated(mode, parts, masks), np.array(gradient)
+
+
+def compare(config: ActorConfig, batch: Batch, loss: Callable[[Row, int], float]) -> None:
+    value, gradient = computed(config, batch)
+    expected_value, expected_gradient = expected(batch, config.loss_agg_mode, loss)
+    assert value == pytest.approx(expected_value, rel=1e-5)
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-7)
+    assert np.abs(gradient).max() > 1e-3
+
+
+def test_every_loss_has_a_reference() -> None:
+    assert {loss_mode for loss_mode, _, _ in REFERENCES.values()} == set(POLICY_LOSSES) == set(LOSS_MODES)
+
+
+@pytest.mark.parametrize("mode", get_args(LossAggMode))
+@pytest.mark.parametrize("name", REFERENCES)
+def test_value_and_gradient_of_every_loss_in_every_aggregation(name: str, mode: str) -> None:
+    loss_mode, settings, reference = REFERENCES[name]
+    shares = {"clip_cov_ratio": 0.3, "clip_cov_lb": 0.05, "kl_cov_ratio": 0.2}
+    config = actor_config(loss_agg_mode=mode, policy_loss={"loss_mode": loss_mode, **shares, **settings})
+    batch = BATCH
+    if loss_mode in COVARIANCE_LOSSES:
+        selected = select_tokens(config, loss_mode, batch)
+        assert selected.values.any()
+        batch = batch.merge(Batch(batch.num_rows, {"selected_tokens": selected}))
+
+    compare(config, batch, reference)
+
+
+@pytest.mark.parametrize("mode", get_args(LossAggMode))
+@pytest.mark.parametrize("name", get_args(KlLossType))
+def test_value_and_gradient_of_every_kl_estimate_in_every_aggregation(name: str, mode: str) -> None:
+    settings = {"use_kl_loss": True, "kl_loss_coef": 0.7, "kl_loss_type": name}
+    config = actor_config(loss_agg_mode=mode, policy_loss={"loss_mode": "gpg"}, **settings)
+
+    compare(config, BATCH, lambda row, t: gpg(row, t) + 0.7 * kl(row, t, name))
+
+
+def test_without_dual_clip_a_token_that_became_likely_is_pushed_down_however_likely() -> None:
+    config = actor_config(clip_ratio_c=None)
+
+    compare(config, BATCH, lambda row, t: clipped_surrogate(row.ratio(t), row.advantages[t]))
+
+
+@pytest.mark.parametrize("loss_mode", ["gspo", "geo_mean"])
+def test_with_one_advantage_per_response_a_sequence_loss_is_that_of_its_ratio(loss_mode: str) -> None:
+    """As the papers write it: the mean over responses of a surrogate of one ratio each."""
+    per_row = [[row[0]] * len(row) for row in BATCH["advantages"].rows() if len(row)]
+    per_row.insert(2, [])
+    batch = BATCH.merge(Batch.from_rows(advantages=per_row))
+    config = actor_config(policy_loss={"loss_mode": loss_mode})
+
+    value, _ = computed(config, batch)
+
+    surrogates = []
+    for row in rows_of(batch):
+        if any(row.mask):
+            advantage, d = row.advantages[0], [new - old for new, old in zip(row.now, row.old, strict=True)]
+            if loss_mode == "gspo":
+                surrogates.append(clipped_surrogate(math.exp(row.mean(d)), advantage))
+            else:
+                side = min if advantage > 0 else max
+                surrogates.append(-advantage * math.exp(row.mean([side(x, bounded(x, -LOW, HIGH)) for x in d])))
+    assert config.loss_agg_mode == "seq-mean-token-mean"
+    assert value == pytest.approx(sum(surrogates) / len(surrogates), rel=1e-5)
+
+
+# Which tokens the covariance losses select.
+
+
+def splitmix(state: int) -> int:
+    """Steele et al., 2014, in exact arithmetic."""
+    mixed = (state + 0x9E3779B97F4A7C15) % 2**64
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) % 2**64
+    return mixed ^ (mixed >> 31)
+
+
+def reference_selection(config: ActorConfig, loss_mode: str, batch: Batch, epoch: int, mini_batch: int) -> set[Any]:
+    """(row, place) of the tokens selected of one mini-batch."""
+    rows, seeds, section = rows_of(batch), [row[0] for row in batch["seeds"].rows()], config.policy_loss
+    assigned = [row[epoch] for row in batch["mini_batches"].rows()]
+    tokens = [
+        (index, t)
+        for index, row in enumerate(rows)
+        for t in range(len(row.now))
+        if row.mask[t] and assigned[index] == mini_batch
+    ]
+    mean_old = math.fsum(rows[i].old[t] for i, t in tokens) / len(tokens)
+    mean_advantage = math.fsum(rows[i].advantages[t] for i, t in tokens) / len(tokens)
+    cov = {(i, t): (rows[i].old[t] - mean_old) * (rows[i].advantages[t] - mean_advantage) for i, t in tokens}
+    draw = {(i, t): splitmix(splitmix(splitmix(int(seeds[i])) ^ epoch) ^ t) for i, t in tokens}
+    if loss_mode == "kl_cov":
+        ordered = sorted(tokens, key=lambda token: (-cov[token], draw[token]))
+        return set(ordered[: max(1, int(section.kl_cov_ratio * len(tokens)))])
+    between = [token for token in tokens if section.clip_cov_lb < cov[token] < section.clip_cov_ub]
+    return set(sorted(between, key=draw.__getitem__)[: max(1, int(section.clip_cov_ratio * len(tokens)))])
+
+
+@pytest.mark.parametrize("loss_mode", COVARIANCE_LOSSES)
+@pytest.mark.parametrize("ratio", [1e-6, 0.2, 1.0])
+def test_tokens_are_selected_of_each_mini_batch_of_each_epoch(loss_mode: str, ratio: float) -> None:
+    shares = {"clip_cov_ratio": ratio, "kl_cov_ratio": ratio, "clip_cov_lb": 0.02, "clip_cov_ub": 0.9}
+    config = actor_config(ppo_epochs=3, policy_loss={"loss_mode": loss_mode, **shares})
+    assigned = [[0, 0, 1], [1, 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 1], [1, 1, 0], [0, 1, 1]]
+    batch = BATCH.merge(Batch.from_rows(mini_batches=assigned))
+
+    selected = select_tokens(config, loss_mode, batch)
+
+    for epoch in range(3):
+        found = {
+            (index, t)
+            for index, row in enumerate(selected.rows())
+            for t, bits in enumerate(row.tolist())
+            if bits >> epoch & 1
+        }
+        wanted = [reference_selection(config, loss_mode, batch, epoch, mini_batch) for mini_batch in range(2)]
+        assert found == wanted[0] | wanted[1]
+        assert all(wanted)
+    assert not (selected.values >> 3).any()

@@ -1,0 +1,59 @@
+"""What the section actor.policy_loss is read as, and what other sections make of it."""
+
+from pathlib import Path
+
+import pytest
+
+from splitppo.config import dump_config
+from splitppo.config.policy_loss import COVARIANCE_LOSSES, LOSS_MODES, SEQUENCE_LOSSES
+from tests.configs import load, mistake
+
+CORRECTION = "algorithm.rollout_correction"
+
+
+@pytest.mark.parametrize("loss_mode", LOSS_MODES)
+def test_a_loss_over_sequences_is_aggregated_as_its_paper_does_unless_the_file_says_otherwise(
+    tmp_path: Path, loss_mode: str
+) -> None:
+    of_paper = "seq-mean-token-mean" if loss_mode in SEQUENCE_LOSSES else "token-mean"
+    named = f"actor.policy_loss.loss_mode={loss_mode}"
+
+    assert load(tmp_path, named).actor.loss_agg_mode == of_paper
+    assert load(tmp_path, named, "actor.loss_agg_mode=seq-mean-token-sum").actor.loss_agg_mode == "seq-mean-token-sum"
+    assert load(tmp_path, named).critic.loss_agg_mode == "token-mean"
+
+
+@pytest.mark.parametrize("loss_mode", LOSS_MODES)
+def test_losses_that_select_tokens_need_old_log_probs_even_on_policy(tmp_path: Path, loss_mode: str) -> None:
+    named, own = f"actor.policy_loss.loss_mode={loss_mode}", f"{CORRECTION}.bypass_mode=false"
+
+    assert load(tmp_path, named, own).needs_old_log_probs is (loss_mode in COVARIANCE_LOSSES)
+    assert not load(tmp_path, named).needs_old_log_probs  # the rollout backend's are the old ones
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "null"])
+def test_the_loss_type_of_rollout_correction_is_a_loss_of_the_actors(tmp_path: Path, level: str) -> None:
+    section = f"{CORRECTION}={{loss_type: reinforce, rollout_is: {level}, rollout_is_threshold: 3}}"
+    config = load(tmp_path, section, "rollout.backend=vllm")
+
+    loss = config.actor.policy_loss
+    wanted = None if level == "null" else level
+    assert (loss.loss_mode, loss.reinforce_is, loss.reinforce_is_threshold) == ("reinforce", wanted, 3.0)
+    assert config.algorithm.rollout_correction.bypass_mode is True
+    assert not config.algorithm.rollout_correction.is_active  # the actor weighs, the controller does not
+    assert load(tmp_path, text=dump_config(config)) == config
+
+
+def test_two_losses_at_once_are_refused(tmp_path: Path) -> None:
+    sentence = mistake(tmp_path, f"{CORRECTION}.loss_type=reinforce", "actor.policy_loss.loss_mode=gspo")
+
+    assert sentence.startswith("algorithm.rollout_correction.loss_type is reinforce, which sets actor.policy_loss")
+    assert sentence.endswith("leave both out, got 'gspo' and None")
+
+
+def test_any_name_may_be_that_of_a_users_loss_where_there_is_a_file(tmp_path: Path) -> None:
+    own = ("actor.policy_loss.custom_path=mine.py", "actor.policy_loss.loss_mode=mine")
+
+    assert load(tmp_path, *own).actor.policy_loss.loss_mode == "mine"
+    assert "expected one of vanilla, gspo" in mistake(tmp_path, own[1])
+    assert "got 'a-b'" in mistake(tmp_path, own[0], "actor.policy_loss.loss_mode=a-b")
