@@ -7,7 +7,7 @@ FROM ${BASE_IMAGE} AS base
 # One fixed uid for all containers. A new volume takes over owner and mode of the folder that it is mounted on.
 RUN groupadd --gid 10001 splitppo \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin splitppo \
- && install -d -o 10001 -g 10001 /cache /data /models /prepared /runs \
+ && install -d -o 10001 -g 10001 /cache /data /models /prepared /runs /storage \
  && install -d -o 10001 -g 10001 -m 0700 /authority /secrets /spread/actor /spread/controller /spread/critic /spread/reward
 ENV PATH=/opt/splitppo/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 \
     HOME=/tmp XDG_CACHE_HOME=/cache HF_HOME=/cache/huggingface MPLCONFIGDIR=/cache/matplotlib
@@ -33,8 +33,9 @@ COPY rewards /app/rewards
 COPY services /app/services
 COPY splitppo /app/splitppo
 COPY tools/__init__.py tools/certs.py /app/tools/
-COPY deploy/__init__.py /app/deploy/
+COPY deploy/__init__.py deploy/placement.py /app/deploy/
 COPY deploy/compose/__init__.py deploy/compose/entrypoint.py /app/deploy/compose/
+COPY deploy/k8s/__init__.py deploy/k8s/entrypoint.py /app/deploy/k8s/
 RUN python3 -m compileall -q /app
 
 FROM base AS controller

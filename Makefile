@@ -29,7 +29,7 @@ PY = $(VENV)/bin/python
 BUF = $(VENV)/bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-slow check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl test-trackers lock certs fuzz compose curves test-deploy
+.PHONY: help setup setup-dev quickstart test test-slow test-slurm check check-stubs check-proto proto proto-baseline kill-matrix same-weights chaos bench bench-trl test-trackers lock certs fuzz compose curves test-deploy
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
@@ -52,6 +52,9 @@ test-deploy: setup-dev  ## deploy/compose on a Docker engine: killed, stopped, r
 
 test-slow: setup-dev  ## the same with all second angles and long proofs
 	$(PY) -m tests -m "$(TESTS)" $(ARGS)
+
+test-slurm: setup-dev  ## deploy/slurm on a Slurm cluster of this machine: killed, queued again, a node lost; SKIPPED, with the reason, without Slurm
+	$(PY) -m pytest tests/slurm $(ARGS)
 
 test-trackers: setup-dev  ## the same run in every tracker, by its own client, and a server that is killed; in an environment of its own, .venv-trackers
 	@test -x .venv-trackers/bin/python || $(PYTHON) -m venv .venv-trackers

@@ -17,6 +17,7 @@ WHOLE_RUNS = TESTS / "integration" / "runs"
 VLLM = TESTS / "vllm"
 GPU = TESTS / "gpu"
 DEPLOYMENT = TESTS / "deployment"
+SLURM = TESTS / "slurm"
 TWO_WORKERS = ("-n", "2", "--dist", "loadfile")
 # pytest's: everything passed, or the expression deselects all of a stage.
 PASSED = (0, 5)
@@ -33,6 +34,7 @@ def stages() -> dict[str, list[str]]:
         "vllm": [str(VLLM)],
         "gpu": [str(GPU)],
         "deployment": [str(DEPLOYMENT)],
+        "slurm": [str(SLURM)],
     }
 
 

@@ -23,8 +23,10 @@ MAY_BE_SKIPPED_IN_CI = (
     ("tests/integration/runs/test_recipes.py::", "needs real rows in ../shared/data/"),
     # A container may be allowed to mount file systems and yet not to make networks.
     ("tests/integration/runs/test_dropped_network.py::", "network namespaces "),
+    ("tests/integration/runs/test_two_hosts.py::", "network namespaces "),
     # Where no engine can be had; .ci/run lists it.
     ("tests/deployment/", "no deployment here: "),
+    ("tests/slurm/", "no Slurm here: "),
 )
 
 # A busy machine fails no property; with CI set, Hypothesis has a profile of its own that is like this one.

@@ -164,7 +164,7 @@ def _trainer() -> Iterator[Row]:
     yield changed(
         "trainer.nnodes",
         "services.*.num_processes",
-        "with several machines you start the groups: docs/deployment.md",
+        "with several machines you start the groups, with services.*.nnodes and master_addr: docs/deployment.md",
         _machines,
     )
     yield changed(

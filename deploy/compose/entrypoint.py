@@ -20,7 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-GROUPS = {"actor": 7001, "critic": 7002, "reward": 7003}  # the port that each listens on, on the containers' network
+from deploy.placement import PORTS, GroupPlace, overrides
+
+GROUPS = PORTS
 ROLES = (*GROUPS, "controller", "prepare", "certs", "own-secrets")
 EXIT_BAD_INPUT = 2
 MAX_RESTARTS = 5
@@ -87,9 +89,8 @@ def command_of(
         return [*python, "recipes.sort_letters.prepare", "--output", "/prepared/sort_letters", *more]
     check_volumes(role, environment, root)
     check_secrets(role, root)
-    overrides = [*common_overrides(environment, gpus), *more]
     module = "controller" if role == "controller" else f"services.{role}"
-    return [*python, module, "--config", str(RECIPE), *overrides]
+    return [*python, module, "--config", str(RECIPE), *common_overrides(environment, gpus), *more]
 
 
 def common_overrides(environment: Mapping[str, str], gpus: Mapping[str, Sequence[str]]) -> list[str]:
@@ -99,24 +100,10 @@ def common_overrides(environment: Mapping[str, str], gpus: Mapping[str, Sequence
         environment: of the container.
         gpus: of each group; a container sees its own ones as 0, 1, ... None: the recipe's placement, on the CPU.
     """
-    is_own = bool(environment.get("RECIPE"))
-    overrides = [
-        f"run.dir=/runs/{run_name(environment)}",
-        "services.launch=external",
-        "services.security.tls=true",
-        "services.security.ca_file=/secrets/ca.pem",
-        'services.security.cert_file="/secrets/{role}.pem"',
-        'services.security.key_file="/secrets/{role}.key"',
-        "services.security.token_file=/secrets/token",
-        *(() if is_own else QUICKSTART),
-    ]
-    for role, port in GROUPS.items():
-        place = f"services.{role}"
-        overrides += [f"{place}.bind=0.0.0.0:{port}", f"{place}.address={role}:{port}"]
-        if role in gpus:
-            devices = ",".join(map(str, range(len(gpus[role]))))
-            overrides += [f"{place}.num_processes={len(gpus[role])}", f"{place}.devices=[{devices}]"]
-    return [*overrides, *shlex.split(environment.get("OVERRIDES", ""))]
+    places = {role: GroupPlace(role, 1, len(gpus[role]) if role in gpus else None) for role in GROUPS}
+    placed = overrides(f"/runs/{run_name(environment)}", "/secrets", "/secrets/{role}", places)
+    quickstart = () if environment.get("RECIPE") else QUICKSTART
+    return [*placed, *quickstart, *shlex.split(environment.get("OVERRIDES", ""))]
 
 
 def run_name(environment: Mapping[str, str]) -> str:
@@ -235,28 +222,35 @@ def run_controller(run: Callable[[], int], pause_s: float = RESTART_PAUSE_S) -> 
 
 
 class Child:
-    """The one process that runs under this one; SIGTERM and SIGINT are handed on to it."""
+    """The one process that runs under this one; SIGTERM and SIGINT are handed on to it.
+
+    Attributes:
+        told: the last signal that has come, to this process or by `end`; nothing is started after it.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._early: int | None = None  # a signal that came before there was anybody to hand it on to
+        self.told: int | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._hand_on)
 
-    def _hand_on(self, number: int, _: FrameType | None) -> None:
-        if self._process is None:
-            self._early = number
-        else:
+    def _hand_on(self, number: int, _: FrameType | None = None) -> None:
+        self.told = number
+        if self._process is not None:
             self._process.send_signal(number)
 
+    def end(self) -> None:
+        """Lets what runs drain, as SIGTERM does."""
+        self._hand_on(signal.SIGTERM)
+
     def run(self, command: Sequence[str]) -> int:
-        """Runs a command to its end; its exit code, 128 + n where signal n has ended it."""
-        if self._early is not None:
-            return 128 + self._early
+        """Runs a command to its end; its exit code, 128 + n where signal n has ended it, or has come before."""
+        if self.told is not None:
+            return 128 + self.told
         process = subprocess.Popen(command)
         self._process = process
-        if self._early is not None:
-            process.send_signal(self._early)
+        if self.told is not None:
+            process.send_signal(self.told)
         code = process.wait()
         self._process = None
         return code if code >= 0 else 128 - code

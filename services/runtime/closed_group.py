@@ -1,41 +1,32 @@
-"""A torchrun group on one machine that nobody outside of it can reach.
+"""A torchrun group that listens nowhere but where it is told to.
 
 Plain torchrun keeps its store on every interface, open to anybody, whatever address it is told; gloo and NCCL listen
-where the machine's name points. Here the store listens on a socket that is bound to 127.0.0.1, and gloo and NCCL are
-told to use `lo` (docs/adr/020-closed-groups.md).
+where the machine's name points. Here the store listens on one address (rendezvous.py), and gloo and NCCL are told one
+interface: `lo` on one machine, on several the one between them (docs/adr/020-closed-groups.md,
+docs/adr/038-several-machines.md).
 """
 
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 
-from torch.distributed import PrefixStore, TCPStore, run  # type: ignore[attr-defined]
+from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
-)
+from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 
-_LOOPBACK = "127.0.0.1"
-_INTERFACE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+from services.runtime.rendezvous import BACKEND, LOOPBACK, CannotMeet, HasNotMet, Rendezvous, rendezvous
+
 # What a step frees the next one needs again. By default glibc gives large blocks back to the kernel, which then has to
 # clear pages for the same tensors; 32 MiB is the largest block that it can be told to keep.
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 # oneDNN compiles a product anew for every number of rows. Packed rows come in ever new numbers, and by default 1024 of
 # them would stay, in each of two caches; a pass needs about ten.
 _COMPILED_PRODUCTS = {"LRU_CACHE_CAPACITY": "32", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
-_BACKEND = "loopback"
-_STORE_TIMEOUT = timedelta(seconds=60)
-_BAD_INPUT = 2
+_FAILED, _BAD_INPUT = 1, 2
 _ENDED_BY_SIGNAL = 128  # the shell's convention: 128 + signal
 # They tell in many lines what `report` says in one.
 _TALKATIVE = ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api")
@@ -50,20 +41,35 @@ def run_closed_group(arguments: Sequence[str]) -> int:
     """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ.update({**KEPT_MEMORY, **_COMPILED_PRODUCTS, **os.environ, **_INTERFACE})
-    if _BACKEND not in rendezvous_handler_registry._registry:  # noqa: SLF001 # it offers no other question
-        rendezvous_handler_registry.register(_BACKEND, LoopbackRendezvous)
+    met: list[Rendezvous] = []
+
+    def meet(parameters: RendezvousParameters) -> Rendezvous:
+        met.append(rendezvous(parameters))
+        os.environ.update({**KEPT_MEMORY, **_COMPILED_PRODUCTS, **os.environ, **_interface(parameters)})
+        return met[0]
+
+    rendezvous_handler_registry.register(BACKEND, meet)
     with tempfile.TemporaryDirectory(prefix="torchrun_") as error_files:
-        ours = ("--rdzv-backend", _BACKEND, "--rdzv-endpoint", _LOOPBACK, "--log-dir", error_files)
+        ours = ("--rdzv-backend", BACKEND, "--rdzv-endpoint", LOOPBACK, "--log-dir", error_files)
         try:
             run.run(run.parse_args([*ours, "--max-restarts", "0", *arguments]))  # type: ignore[no-untyped-call]
         except ChildFailedError as failed:
             exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
             rank = culprit(exit_codes)
+            met[0].tell(rank, _how_it_ended(exit_codes[rank]))
             return report(rank, exit_codes[rank])
         except SignalException as ended:
             return _ENDED_BY_SIGNAL + int(ended.sigval)
+        except (CannotMeet, HasNotMet) as error:
+            sys.stderr.write(f"error: {error}\n")
+            return _BAD_INPUT if isinstance(error, CannotMeet) else _FAILED
     return 0
+
+
+def _interface(parameters: RendezvousParameters) -> dict[str, str]:
+    """What tells gloo and NCCL which interface to listen on and speak over; NCCL takes a prefix without the `=`."""
+    name = parameters.config.get("ifname", "lo")
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
 
 
 def culprit(exit_codes: Mapping[int, int]) -> int:
@@ -79,52 +85,12 @@ def report(rank: int, exit_code: int) -> int:
 
     Returns the exit code of its group; `exit_code` is negative for a signal, as subprocess has it.
     """
-    if exit_code < 0:
-        sys.stderr.write(f"error: rank {rank} was ended by {signal.Signals(-exit_code).name}\n")
-        return _ENDED_BY_SIGNAL - exit_code
     if exit_code != _BAD_INPUT:
-        sys.stderr.write(f"error: rank {rank} ended with exit code {exit_code}\n")
-    return exit_code
+        sys.stderr.write(f"error: rank {rank} {_how_it_ended(exit_code)}\n")
+    return _ENDED_BY_SIGNAL - exit_code if exit_code < 0 else exit_code
 
 
-class LoopbackRendezvous(RendezvousHandler):
-    """One machine meets itself: torchrun's agent is number 0 of 1, in a store that listens on loopback alone."""
-
-    use_agent_store = True  # the ranks are told where this store is, and open none of their own
-
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        self._run_id = parameters.run_id
-        # The store itself would bind every address; it takes a socket that listens already as it is.
-        listening = socket.create_server((_LOOPBACK, 0), backlog=socket.SOMAXCONN)
-        self._port = listening.getsockname()[1]
-        self._store = TCPStore(
-            _LOOPBACK,
-            self._port,
-            is_master=True,
-            timeout=_STORE_TIMEOUT,
-            wait_for_workers=False,
-            multi_tenant=True,
-            master_listen_fd=listening.detach(),
-        )
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        where = RendezvousStoreInfo(_LOOPBACK, self._port)
-        return RendezvousInfo(PrefixStore("torchrun", self._store), rank=0, world_size=1, bootstrap_store_info=where)
-
-    def get_backend(self) -> str:
-        return _BACKEND
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        """Nobody else is there to be told."""
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def shutdown(self) -> bool:
-        return True
+def _how_it_ended(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from splitppo.config import ConfigError, load_config
+from services.runtime.machine import this_machine
+from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.section import RoleName
 from splitppo.config.threads import permitted_cores, threads_of_rank
+from splitppo.config.worker_digest import worker_digest
 
 BAD_INPUT_EXIT = 2
 CLOSED_TORCHRUN = ("-m", "services.runtime.torchrun")
@@ -24,10 +26,13 @@ def parse(role_name: RoleName, arguments: Sequence[str] | None = None) -> argpar
     """Reads the command line, or `arguments`; ConfigError for one that is wrong."""
     parser = _Parser(
         prog=f"services.{role_name}",
-        description=f"The {role_name} service: under torchrun one rank of it, else the whole group on this machine.",
+        description=f"The {role_name} service: under torchrun one rank of it, else all its ranks on this machine.",
     )
     parser.add_argument("--config", type=Path, required=True, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="replaces a value of the file")
+    parser.add_argument(
+        "--node-rank", type=int, metavar="N", help="which machine of its group this is, from 0; default: as Slurm says"
+    )
     parser.add_argument("--check", action="store_true", help="validate the configuration and exit")
     parser.add_argument("--lifeline", action="store_true", help="exit at once when standard input ends")
     return parser.parse_intermixed_args(arguments)
@@ -36,7 +41,8 @@ def parse(role_name: RoleName, arguments: Sequence[str] | None = None) -> argpar
 def start_group_unless_rank(role_name: RoleName) -> None:
     """Returns in a rank, and for --check; any other process becomes torchrun, closed to the outside, for all ranks.
 
-    The number of ranks is `services.<role>.num_processes`. Exits with 2 and one sentence for bad input.
+    Their number is `services.<role>.num_processes`, divided by its `nnodes`. Exits with 2 and one sentence for bad
+    input.
     """
     if "RANK" in os.environ:
         return
@@ -44,11 +50,35 @@ def start_group_unless_rank(role_name: RoleName) -> None:
         options = parse(role_name)
         if options.check:
             return
-        service = load_config(options.config, options.overrides).services.of(role_name)
+        config = load_config(options.config, options.overrides)
+        torchrun = [*CLOSED_TORCHRUN, *_torchrun_flags(role_name, config, options.node_rank)]
     except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(BAD_INPUT_EXIT)
-    num_threads = threads_of_rank(service, service.num_processes, permitted_cores())
+    service = config.services.of(role_name)
+    num_threads = threads_of_rank(service, service.num_local_processes, permitted_cores())
     environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
-    torchrun = (sys.executable, *CLOSED_TORCHRUN, "--nproc-per-node", str(service.num_processes))
-    os.execve(sys.executable, [*torchrun, "-m", f"services.{role_name}", *sys.argv[1:]], environment)  # noqa: S606
+    service_arguments = ["-m", f"services.{role_name}", *sys.argv[1:]]
+    os.execve(sys.executable, [sys.executable, *torchrun, *service_arguments], environment)  # noqa: S606
+
+
+def _torchrun_flags(role_name: RoleName, config: Config, node_rank: int | None) -> list[str]:
+    """What torchrun is told of the group; of one over several machines also where they meet, and what they share."""
+    service = config.services.of(role_name)
+    ranks = ["--nproc-per-node", str(service.num_local_processes)]
+    if service.nnodes == 1:
+        return ranks
+    machine = this_machine(service, f"services.{role_name}", node_rank)
+    details = {
+        "section": machine.section,
+        "node_rank": machine.node_rank,
+        "ifname": machine.ifname,
+        "start_timeout_s": config.services.start_timeout_s,
+        "num_processes": service.num_processes,
+        "digest": worker_digest(config, role_name),
+    }
+    return [
+        *("--nnodes", str(service.nnodes), *ranks),
+        *("--rdzv-endpoint", f"{machine.master_address}:{machine.master_port}"),
+        *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in details.items())),
+    ]

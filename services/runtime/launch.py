@@ -35,7 +35,7 @@ from splitppo.config.batch_plan import batch_plan
 from splitppo.config.section import RoleName
 from splitppo.config.threads import crowding_of_group, permitted_cores, threads_of_rank
 from splitppo.logs import FILE_ONLY
-from splitppo.rpc.credentials import PLAINTEXT, Credentials, load_credentials
+from splitppo.rpc.credentials import PLAINTEXT, Credentials, load_server_credentials
 from splitppo.rpc.errors import WireError
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def run(
         if not options.check:
             _serve(role_name, config, build_role, lifeline=options.lifeline)
         elif int(os.environ.get("RANK", "0")) == 0:
-            load_credentials(config.services.security, role_name)
+            load_server_credentials(config.services, role_name)
             sys.stdout.write(f"{_describe(role_name, config)}\n{plan}\n")
     except (ValueError, OSError) as error:
         _say_once(" ".join(str(error).split()))
@@ -113,7 +113,7 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
         hold_lifeline()
     failpoints.arm(config.debug, config.run.dir, role_name, launch.rank)
     # What rank 0 serves with; the others open no port.
-    credentials = load_credentials(services.security, role_name) if launch.rank == 0 else PLAINTEXT
+    credentials = load_server_credentials(services, role_name) if launch.rank == 0 else PLAINTEXT
     device = _place(launch, role_name, config)
     with start_limit(services.start_timeout_s):
         store = launch.connect_store()

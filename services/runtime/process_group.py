@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from services.runtime.context import RankContext
+from services.runtime.machine import own_address
 from splitppo.config import Config, ConfigError, ServiceConfig
 from splitppo.config.section import RoleName
 from splitppo.v1 import worker_pb2
@@ -92,9 +93,9 @@ def gpu_of_rank(devices: Sequence[int], launch: Launch, num_visible: int) -> int
     A process that sees as many as its node has ranks was given those of its group (CUDA_VISIBLE_DEVICES, a container),
     and counts them from 0; one that sees others as well takes its own by `devices`.
     """
-    if len(devices) < launch.world_size:
-        raise ConfigError(f"services.*.devices lists {len(devices)} GPUs for {launch.world_size} ranks")
-    index = launch.local_rank if num_visible == launch.local_world_size else devices[launch.rank]
+    if len(devices) < launch.local_world_size:
+        raise ConfigError(f"services.*.devices lists {len(devices)} GPUs for {launch.local_world_size} ranks")
+    index = launch.local_rank if num_visible == launch.local_world_size else devices[launch.local_rank]
     if index >= num_visible:
         raise ConfigError(
             f"services.*.devices is {list(devices)}, but this machine offers {num_visible} GPUs;"
@@ -137,14 +138,18 @@ class Members(NamedTuple):
 
     processes: tuple[worker_pb2.Process, ...]
     same_node: tuple[int, ...]
+    addresses: Mapping[int, str]  # empty on one node
 
 
 def introduce(launch: Launch, store: Store) -> Members:
     """Tells every rank of every other one."""
-    mine = {"pid": os.getpid(), "host": socket.gethostname(), "node": launch.node}
+    several = launch.world_size > launch.local_world_size
+    address = own_address(launch.store_host) if several else ""
+    mine = {"pid": os.getpid(), "host": socket.gethostname(), "node": launch.node, "address": address}
     store.set(f"process/{launch.rank}", json.dumps(mine))
     known = [json.loads(store.get(f"process/{rank}")) for rank in range(launch.world_size)]
     return Members(
         tuple(worker_pb2.Process(rank=rank, pid=one["pid"], host=one["host"]) for rank, one in enumerate(known)),
         tuple(rank for rank, one in enumerate(known) if one["node"] == launch.node),
+        {rank: one["address"] for rank, one in enumerate(known)} if several else {},
     )

@@ -1,4 +1,4 @@
-"""torchrun for a group on one machine: what its ranks say to each other stays on loopback, and nobody else is heard.
+"""torchrun whose group listens only where it is told: on loopback, or on one interface of each of its machines.
 
     python -m services.runtime.torchrun --nproc-per-node 2 -m services.actor --config FILE [--lifeline]
 
@@ -34,6 +34,8 @@ def _end_with_launcher() -> None:
 if __name__ == "__main__":
     if "--lifeline" in sys.argv:
         threading.Thread(target=_end_with_launcher, name="lifeline", daemon=True).start()
+    # Else its C++ warns of every peer that goes, with a stack of twenty lines; what it means is said by us.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Imported now: the lifeline is held while torch takes its seconds.
     from services.runtime.closed_group import run_closed_group
 

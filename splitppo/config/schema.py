@@ -15,6 +15,7 @@ from splitppo.config.data import DataConfig
 from splitppo.config.debug import DebugConfig
 from splitppo.config.evaluation import EvaluationConfig
 from splitppo.config.filter_groups import check_filter_groups
+from splitppo.config.machines import check_machines
 from splitppo.config.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
 from splitppo.config.phases import Phase
 from splitppo.config.placement import PlacementConfig
@@ -293,6 +294,11 @@ class Config(Section):
             devices = {role: list(self.services.of(role).devices) for role in self.roles}
             both = " and ".join(f"services.{role}.devices {of}" for role, of in devices.items() if shared in of)
             raise ValueError(f"{both} overlap; give each group its own GPUs, or set services.allow_shared_devices")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_of_several_machines_meet(self) -> "Config":
+        check_machines(self.services, self.roles)
         return self
 
     @model_validator(mode="after")

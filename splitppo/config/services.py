@@ -14,7 +14,13 @@ class ServiceConfig(Section):
     """Where one group runs."""
 
     num_processes: PositiveInt = Field(1, description="ranks, started by services.launch: local")
-    devices: _Indices = Field((), description="GPU indices, one per rank; empty: CPU")
+    nnodes: PositiveInt = Field(1, description="machines of the group, each with an equal share of its ranks")
+    master_addr: str = Field("", description="name or address of machine 0, where the machines of a group meet")
+    master_port: int = Field(29500, ge=1, le=65535, description="port of master_addr, for the same")
+    socket_ifname: str = Field(
+        "", description="interface that the ranks of several machines speak over; empty: the one that master_addr is on"
+    )
+    devices: _Indices = Field((), description="GPU indices, one per rank of a machine; empty: CPU")
     cpus: _Indices = Field((), description="CPU cores of the group; empty: all")
     threads: NumberOrAuto = Field(
         "auto",
@@ -26,9 +32,17 @@ class ServiceConfig(Section):
 
     @model_validator(mode="after")
     def _one_device_per_rank(self) -> "ServiceConfig":
-        if self.devices and len(self.devices) != self.num_processes:
-            raise ValueError(f"devices lists {len(self.devices)} GPUs for num_processes {self.num_processes}")
+        if self.num_processes % self.nnodes:
+            raise ValueError(f"num_processes ({self.num_processes}) must be a multiple of nnodes ({self.nnodes})")
+        if self.devices and len(self.devices) != self.num_local_processes:
+            where = f" on {self.nnodes} machines" if self.nnodes > 1 else ""
+            raise ValueError(f"devices lists {len(self.devices)} GPUs for num_processes {self.num_processes}{where}")
         return self
+
+    @property
+    def num_local_processes(self) -> int:
+        """Ranks on each machine."""
+        return self.num_processes // self.nnodes
 
 
 class ServicesConfig(Section):

@@ -59,6 +59,23 @@ def valid_until(identity: Identity) -> dt.datetime:
     return min(*(one.not_valid_after_utc for one in chain), max(behind, default=dt.datetime.max.replace(tzinfo=dt.UTC)))
 
 
+def check_names(identity: Identity, host: str, *, key: str, cert_file: Path) -> None:
+    """ConfigError unless a server's certificate is for the host that callers know it by (in the key `key`)."""
+    names = x509.load_pem_x509_certificates(identity.certificate)[0].extensions
+    try:
+        known = names.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        known = x509.SubjectAlternativeName([])
+    hosts = known.get_values_for_type(x509.DNSName)
+    hosts += [str(address) for address in known.get_values_for_type(x509.IPAddress)]
+    any_in_domain = f"*.{host.partition('.')[2]}"
+    if not {host.lower(), any_in_domain.lower()} & {name.lower() for name in hosts}:
+        raise ConfigError(
+            f"services.security.cert_file: the certificate in {cert_file} is for {', '.join(hosts) or 'no host'}, and"
+            f" {key} calls this one {host}: make one for {host}, as make certs HOSTS={host} does"
+        )
+
+
 def _certificates(pem: bytes, key: str, path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)

@@ -10,6 +10,8 @@ import grpc
 import grpc.aio
 
 from splitppo.config import SecurityConfig
+from splitppo.config.section import RoleName
+from splitppo.config.services import ServicesConfig
 from splitppo.rpc.bearer_tokens import BearerTokens, load_tokens
 from splitppo.rpc.channel_options import CLIENT_OPTIONS, Options
 
@@ -58,6 +60,18 @@ def load_credentials(config: SecurityConfig, role: str, environment: Mapping[str
 
         identity = load_identity(*files)
     return Credentials(identity, load_tokens(config, environment))
+
+
+def load_server_credentials(config: ServicesConfig, role: RoleName) -> Credentials:
+    """As `load_credentials`, of a service; where others start it, its certificate is for the host in its address."""
+    credentials = load_credentials(config.security, role)
+    address, files = config.of(role).address, config.security.tls_files(role)
+    if config.launch == "external" and address and files is not None and credentials.identity is not None:
+        from splitppo.rpc.certificates import check_names
+
+        host = address.rpartition(":")[0].strip("[]")
+        check_names(credentials.identity, host, key=f"services.{role}.address", cert_file=files[1])
+    return credentials
 
 
 class _TokenChannel:

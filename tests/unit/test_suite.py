@@ -18,7 +18,7 @@ from tests.conftest import MAY_BE_SKIPPED_IN_CI
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py"))
-MARKS = ("docker", "extended", "gpu", "slow", "vllm")
+MARKS = ("docker", "extended", "gpu", "slow", "slurm", "vllm")
 # Run by hand, on a machine that has one.
 BY_HAND = ["-m", "gpu"]
 

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from typing import NamedTuple
 
@@ -32,12 +32,15 @@ _NUM_MISSED = 3
 _MIN_MISSED_S = 2.0
 
 
-@contextmanager
-def start_limit(limit_s: float) -> Iterator[None]:
+def start_limit(limit_s: float) -> AbstractContextManager[None]:
     """Ends this process if the block, in which the ranks find each other, takes longer."""
+    return _limit(limit_s, f"the ranks have not found each other within {limit_s:g} s (services.start_timeout_s)")
 
+
+@contextmanager
+def _limit(limit_s: float, missed: str) -> Iterator[None]:
     def give_up() -> None:
-        log.error("the ranks have not found each other within %g s (services.start_timeout_s)", limit_s)
+        log.error("%s", missed)
         logging.shutdown()
         os._exit(1)
 
@@ -156,10 +159,13 @@ class Heartbeat:
         threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
 
     def _watch(self) -> None:
+        # Where the machine with the store cannot be reached, nothing answers, and nothing says so.
+        missed = f"the group's store has not answered for {self.limit_s:g} s (services.progress_timeout_s)"
         try:
-            self.look()
-            while not self.failure.stopped.wait(self._interval_s):
-                self.look()
+            while not self.failure.stopped.is_set():
+                with _limit(self.limit_s, missed):
+                    self.look()
+                self.failure.stopped.wait(self._interval_s)
         except RuntimeError:
             log.warning("the group's store is gone")  # the failure watch sees it, too
 

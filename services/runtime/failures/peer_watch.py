@@ -1,32 +1,33 @@
 """When a rank fails: the group ends, and the caller is told which rank it was and why.
 
 A rank that fails inside a collective section would leave the others waiting in it. So it writes what happened to the
-group's store and exits; a watcher on every rank sees that, or sees a process of its node gone, and leaves as well. Rank
-0 answers ABORTED before it goes. That a command is cancelled, which is no failure, stands in the same store.
+group's store and exits; a watcher on every rank sees that, or sees a process of its node gone, and leaves as well. On a
+node without rank 0 it first says so in the store, for nobody else sees it. Rank 0 answers ABORTED before it goes. That
+a command is cancelled, which is no failure, stands in the same store.
 """
 
-import json
 import logging
 import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NoReturn
 
 from torch.distributed.distributed_c10d import Store
 
 from services.runtime.context import RankContext
 from services.runtime.failures.error_policy import is_peer_loss
+from services.runtime.failures.record import Failure, read_failure, write_failure
 from splitppo.logs import FILE_ONLY
 from splitppo.rpc.errors import PeerDied, Place, WireError
 from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
-_FAILURE_KEY = "splitppo/failure"
 _CANCELLED_KEY = "splitppo/cancelled/{}"  # the number of the order
 _LEAVING_KEY = "splitppo/leaving/{}"  # the rank
 _POLL_INTERVAL_S = 0.5
@@ -46,6 +47,7 @@ class PeerWatch:
         store: a client of the group's store that no other thread uses.
         processes: all ranks.
         same_node: ranks whose processes this one can watch.
+        addresses: of all ranks, where the group has several nodes.
 
     Attributes:
         stopped: set by `stop`.
@@ -53,12 +55,20 @@ class PeerWatch:
     """
 
     def __init__(
-        self, context: RankContext, store: Store, processes: Sequence[worker_pb2.Process], same_node: Sequence[int]
+        self,
+        context: RankContext,
+        store: Store,
+        processes: Sequence[worker_pb2.Process],
+        same_node: Sequence[int],
+        addresses: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self._context = context
         self._store = store
         self._store_lock = threading.Lock()
         self._pids = {process.rank: process.pid for process in processes}
+        self._hosts = {process.rank: process.host for process in processes if addresses}
+        self._addresses = addresses
+        self._sees_rank_0 = 0 in same_node
         self._watched = {os.pidfd_open(self._pids[rank]): rank for rank in same_node if rank != context.rank}
         self._agent = os.pidfd_open(os.getppid())
         self.stopped = threading.Event()
@@ -117,9 +127,9 @@ class PeerWatch:
     def _record(self, error: str, place: Place) -> None:
         """The first rank that fails by itself is the cause."""
         rank = self._context.rank if place.rank is None else place.rank
-        record = {"rank": rank, "phase": str(replace(place, rank=None)), "error": error}
+        failure = Failure(rank, error, str(replace(place, rank=None)))
         with _warning_if_store_is_gone(), self._store_lock:
-            self._store.compare_set(_FAILURE_KEY, "", json.dumps(record))
+            write_failure(self._store, failure)
 
     def _set(self, key: str) -> None:
         with _warning_if_store_is_gone(), self._store_lock:
@@ -139,31 +149,59 @@ class PeerWatch:
                 self.stopped.wait(0.05)
             if found is not None:
                 return found.at(role)
-        detail = f" ({_one_line(error)})" if error else ""
-        return PeerDied(f"a peer rank died or cannot be reached{detail}; the group ends", role)
+        if self._agent_has_ended():  # and the store with it
+            return PeerDied("torchrun has ended; the group ends", role)
+        said = _one_line(error)
+        away = [rank for rank, address in self._addresses.items() if f"[{address}]" in said and rank != 0]
+        where = f", perhaps {' and '.join(map(self._named, away))}" if away else ""
+        detail = f" ({said})" if said else ""
+        return PeerDied(f"a peer rank died or cannot be reached{where}{detail}; the group ends", role)
+
+    def _agent_has_ended(self) -> bool:
+        return bool(_poll((self._agent,)).poll(0))
+
+    def _named(self, rank: int) -> str:
+        return f"rank {rank} on {self._hosts[rank]}" if rank in self._hosts else f"rank {rank}"
 
     def _known_cause(self) -> WireError | None:
         """The failure that a rank has recorded, or the rank that died without a word."""
-        if failure := self._get(_FAILURE_KEY):
-            record = json.loads(failure)
-            rank, where = record["rank"], f" in {record['phase']}" if record["phase"] else ""
-            return PeerDied(f"rank {rank} failed{where}: {record['error']}; the group ends", Place(rank=rank))
-        for rank in sorted(self._watched[fd] for fd, _ in _poll(self._watched).poll(0)):
-            if not self._get(_LEAVING_KEY.format(rank)):
-                died = f"a peer rank died: rank {rank}, pid {self._pids[rank]}; the group ends"
-                return PeerDied(died, Place(rank=rank))
+        if failure := self._failure():
+            where = f" in {failure.phase}" if failure.phase else ""
+            failed = f"{self._named(failure.rank)} failed{where}: {failure.error}; the group ends"
+            return PeerDied(failed, Place(rank=failure.rank))
+        if (rank := self._silent_death()) is not None:
+            died = f"a peer rank died: {self._named(rank)}, pid {self._pids[rank]}; the group ends"
+            return PeerDied(died, Place(rank=rank))
         return None
+
+    def _failure(self) -> Failure | None:
+        with self._store_lock:
+            return read_failure(self._store)
+
+    def _silent_death(self) -> int | None:
+        """The first rank of this node that has ended, and did not leave because of another one."""
+        gone = sorted(self._watched[fd] for fd, _ in _poll(self._watched).poll(0))
+        return next((rank for rank in gone if not self._get(_LEAVING_KEY.format(rank))), None)
 
     def _watch(self) -> None:
         """Ends this rank when another one has failed or died, or when torchrun's agent has."""
         poll = _poll((*self._watched, self._agent))
         with _warning_if_store_is_gone():
-            while not (self.stopped.is_set() or poll.poll(_POLL_INTERVAL_S * 1000) or self._get(_FAILURE_KEY)):
+            while not (self.stopped.is_set() or poll.poll(_POLL_INTERVAL_S * 1000) or self._failure()):
                 pass
+            if not (self.stopped.is_set() or self._sees_rank_0):
+                self._tell_other_nodes()
         if self._context.rank != 0:
             self.stopped.wait(_FOLLOWER_GRACE_S)
         if not self.stopped.is_set():
             self.end_group(None, Place())
+
+    def _tell_other_nodes(self) -> None:
+        """Says what only this node can see."""
+        if self._agent_has_ended():
+            self._record("torchrun has ended there", Place())
+        elif (rank := self._silent_death()) is not None:
+            self._record(f"it died, pid {self._pids[rank]}", Place(rank=rank))
 
 
 @contextmanager

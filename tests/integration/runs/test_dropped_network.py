@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,60 +15,20 @@ import yaml
 from splitppo.process_tree import descendants
 from tests.certificates import secure
 from tests.groups import Group
+from tests.hosts import Host, two_hosts
 from tests.ports import listening
 from tests.runs import RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-CONTROLLER_ADDRESS, SERVICES_ADDRESS = "10.213.47.1", "10.213.47.2"
 PORTS = {"actor": 7001, "critic": 7002}
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
-
-
-@dataclass(frozen=True)
-class Network:
-    """Two network namespaces with one cable between them."""
-
-    controller: str
-    services: str
-
-    def inside(self, namespace: str) -> Sequence[str]:
-        """What runs a command in a namespace."""
-        return ("ip", "netns", "exec", namespace)
-
-    def cable(self, state: str) -> None:
-        """Pulls the cable ("down"), or puts it back ("up")."""
-        ip("-n", self.controller, "link", "set", "cable", state)
-
-
 @pytest.fixture
-def network() -> Iterator[Network]:
-    """Skips where namespaces cannot be made."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and the command ip")
-    network = Network(f"splitppo-controller-{os.getpid()}", f"splitppo-services-{os.getpid()}")
-    try:
-        try:
-            for namespace in (network.controller, network.services):
-                ip("netns", "add", namespace)
-                ip("-n", namespace, "link", "set", "lo", "up")
-            ip(
-                *("link", "add", "cable", "netns", network.controller),
-                *("type", "veth", "peer", "name", "cable", "netns", network.services),
-            )
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"network namespaces cannot be made here: {error.stderr.strip()}")
-        for namespace, address in ((network.controller, CONTROLLER_ADDRESS), (network.services, SERVICES_ADDRESS)):
-            ip("-n", namespace, "address", "add", f"{address}/30", "dev", "cable")
-            ip("-n", namespace, "link", "set", "cable", "up")
-        yield network
-    finally:
-        for namespace in (network.controller, network.services):
-            with contextlib.suppress(subprocess.CalledProcessError):
-                ip("netns", "delete", namespace)
+def hosts() -> Iterator[tuple[Host, Host]]:
+    """The controller's, and that of the services."""
+    with two_hosts() as both:
+        yield both
 
 
 # Says which of the ports it is given answer at the address that it is given.
@@ -85,31 +42,31 @@ for port in sys.argv[2:]:
 """
 
 
-def open_ports(network: Network, groups: Sequence[Group]) -> set[int]:
+def open_ports(near: Host, far: Host, groups: Sequence[Group]) -> set[int]:
     """Those of all ports that the groups' processes listen on which answer a stranger on the other machine."""
     processes = [pid for group in groups for pid in (group.process.pid, *descendants(group.process.pid))]
     ports = {address.rpartition(":")[2] for address in listening(processes)}
     assert len(ports) > len(PORTS), "each group has a store of its own"
-    knock = [*network.inside(network.controller), sys.executable, "-c", KNOCK, SERVICES_ADDRESS, *sorted(ports)]
+    knock = [*near.inside, sys.executable, "-c", KNOCK, far.address, *sorted(ports)]
     answered = subprocess.run(knock, check=True, capture_output=True, text=True).stdout
     return {int(port) for port in answered.split()}
 
 
-def on_network(config: dict[str, Any], certificates: Path) -> dict[str, Any]:
+def on_network(config: dict[str, Any], host: Host, certificates: Path) -> dict[str, Any]:
     """One rank per role, started by somebody else, at the far end of the cable; plaintext would stay on loopback."""
     places = {
-        role: {"bind": f"{SERVICES_ADDRESS}:{port}", "address": f"{SERVICES_ADDRESS}:{port}"}
-        for role, port in PORTS.items()
+        role: {"bind": f"{host.address}:{port}", "address": f"{host.address}:{port}"} for role, port in PORTS.items()
     }
-    security = secure(certificates, (SERVICES_ADDRESS,))
+    security = secure(certificates, (host.address,))
     return {**config, "services": {**config["services"], "launch": "external", "security": security, **places}}
 
 
 def test_a_run_survives_a_network_that_goes_away_and_comes_back(
-    completed: Callable[[str, int], RunFolder], config: dict[str, Any], network: Network, tmp_path: Path
+    completed: Callable[[str, int], RunFolder], config: dict[str, Any], hosts: tuple[Host, Host], tmp_path: Path
 ) -> None:
+    here, there = hosts
     undisturbed = completed("gather", 1).summary["weights_sha256"]
-    far, run_dir = on_network(config, tmp_path / "certificates"), tmp_path / "run"
+    far, run_dir = on_network(config, there, tmp_path / "certificates"), tmp_path / "run"
     services_file = tmp_path / "services.yaml"
     services_file.write_text(yaml.safe_dump({**far, "run": {**far["run"], "dir": str(run_dir)}}))
     with contextlib.ExitStack() as cleanup:
@@ -121,17 +78,17 @@ def test_a_run_survives_a_network_that_goes_away_and_comes_back(
                     services_file,
                     run_dir,
                     role,
-                    prefix=network.inside(network.services),
+                    prefix=there.inside,
                 )
             )
             cleanup.callback(groups[-1].stop)
         instances = [group.wait_ready().instance_id for group in groups]
-        assert open_ports(network, groups) == set(PORTS.values()), "nothing but the services hears the other machine"
-        controller = cleanup.enter_context(started(far, run_dir, prefix=network.inside(network.controller)))
+        assert open_ports(here, there, groups) == set(PORTS.values()), "nothing but the services hears the other one"
+        controller = cleanup.enter_context(started(far, run_dir, prefix=here.inside))
         controller.wait_until(lambda folder: 1 in folder.steps, "the line of step 1")
-        network.cable("down")
+        here.cable("down")
         controller.wait_until(lambda folder: "recovering in" in folder.log("controller_0"), "a named error")
-        network.cable("up")
+        here.cable("up")
         folder = controller.complete()
     assert "rank 0, step " in next(line for line in folder.log("controller_0").splitlines() if "recovering in" in line)
     assert folder.summary["weights_sha256"] == undisturbed

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from splitppo.config import ConfigError
-from splitppo.rpc.certificates import load_identity
+from splitppo.rpc.certificates import Identity, check_names, load_identity
 from tests.certificates import expire, postpone
 from tools import certs
 
@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "certs"
 
 
-def load(folder: Path, role: str = "actor", *, ca: str = "ca.pem", key: str | None = None) -> object:
+def load(folder: Path, role: str = "actor", *, ca: str = "ca.pem", key: str | None = None) -> Identity:
     return load_identity(folder / ca, folder / f"{role}.pem", folder / (key or f"{role}.key"))
 
 
@@ -108,3 +108,21 @@ def test_a_key_that_others_can_read_is_a_warning(folder: Path, caplog: pytest.Lo
         load(folder)
     assert "others can read" in caplog.text
     assert "0644" in caplog.text
+
+
+@pytest.mark.parametrize("host", ["one", "ONE", "10.0.0.5", "actor", "localhost"])
+def test_a_servers_certificate_is_for_the_hosts_it_was_made_for(tmp_path: Path, host: str) -> None:
+    certs.write_all(tmp_path, ["one", "10.0.0.5"], days=90)
+    check_names(load(tmp_path), host, key="services.actor.address", cert_file=tmp_path / "actor.pem")
+
+
+@pytest.mark.parametrize("host", ["two", "10.0.0.6"])
+def test_a_servers_certificate_that_is_for_other_hosts_is_refused(tmp_path: Path, host: str) -> None:
+    certs.write_all(tmp_path, ["one", "10.0.0.5"], days=90)
+    with pytest.raises(ConfigError) as refused:
+        check_names(load(tmp_path), host, key="services.actor.address", cert_file=tmp_path / "actor.pem")
+    assert str(refused.value) == (
+        f"services.security.cert_file: the certificate in {tmp_path / 'actor.pem'} is for actor, one, localhost,"
+        f" 10.0.0.5, 127.0.0.1, and services.actor.address calls this one {host}: make one for {host}, as make certs"
+        f" HOSTS={host} does"
+    )

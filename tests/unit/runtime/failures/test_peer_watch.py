@@ -86,6 +86,7 @@ END = """
 from types import SimpleNamespace
 import torch.distributed as dist
 from services.runtime.failures.peer_watch import PeerWatch
+from services.runtime.failures.record import Failure, write_failure
 from splitppo.rpc.errors import Place
 
 def answer(error):
@@ -118,3 +119,39 @@ def test_a_follower_hears_that_its_command_is_cancelled_and_never_of_another_one
         assert watch.is_cancelled(8)
     finally:
         watch.stop()
+
+
+TOLD = """
+import os, sys
+import torch.distributed as dist
+from types import SimpleNamespace
+from services.runtime.failures.peer_watch import PeerWatch
+from services.runtime.failures.record import Failure, write_failure
+from splitppo.rpc.errors import Place
+from splitppo.v1 import worker_pb2
+
+store = dist.HashStore()
+processes = [worker_pb2.Process(rank=0, pid=os.getpid(), host="one"), worker_pb2.Process(rank=1, pid=1, host="two")]
+watch = PeerWatch(
+    SimpleNamespace(rank=0, role_name="actor"), store, processes, (0,), {0: "10.0.0.1", 1: "10.0.0.2"}
+)
+watch.on_failure = lambda error: print(error, flush=True)
+if len(sys.argv) > 1:
+    write_failure(store, Failure(1, sys.argv[1]))
+    write_failure(store, Failure(0, "said later"))
+watch.end_group(RuntimeError("gloo: Connection closed by peer [10.0.0.2]:4242"), Place())
+"""
+
+
+@pytest.mark.parametrize(
+    ("recorded", "told"),
+    [
+        (["was ended by SIGKILL"], "rank 1 on two failed: was ended by SIGKILL; the group ends"),
+        ([], "a peer rank died or cannot be reached, perhaps rank 1 on two (gloo: Connection closed by peer"),
+    ],
+)
+def test_what_happens_on_another_host_is_told_with_its_name(recorded: list[str], told: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", TOLD, *recorded], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert told in ended.stdout, ended.stderr

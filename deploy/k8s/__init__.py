@@ -1,0 +1,1 @@
+"""Actor, critic and controller in pods of their own, on Kubernetes."""

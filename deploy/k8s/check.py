@@ -1,0 +1,114 @@
+"""Checks rendered manifests before a cluster sees them: `kubectl kustomize FOLDER | python -m deploy.k8s.check`.
+
+Exits with 0 and the batch plan, or with 2 and one sentence.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.checks import check_recipe
+from deploy.compose.entrypoint import Refused
+from deploy.k8s.entrypoint import common_overrides, places_of
+from deploy.placement import PORTS
+from splitppo.config import ConfigError
+
+Manifest = dict[str, Any]
+_PROJECT = Path(__file__).resolve().parents[2]
+_IN_IMAGE = "/app/"
+_GPU = "nvidia.com/gpu"
+
+
+def main() -> int:
+    """Reads standard input and returns the exit code."""
+    try:
+        sys.stdout.write(f"{check(list(yaml.safe_load_all(sys.stdin)))}\n")
+    except (ValueError, OSError, Refused, yaml.YAMLError) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return 2
+    return 0
+
+
+def check(manifests: Iterable[Manifest]) -> str:
+    """The batch plan of a run that these manifests can start.
+
+    Raises:
+        ConfigError: they disagree with each other, or with the recipe.
+        Refused: a setting makes no sense.
+    """
+    found = {(one["kind"], one["metadata"]["name"]): one for one in manifests}
+    settings = _generated(found, "settings")
+    jobs = {role: found["Job", role]["spec"] for role in PORTS}
+    num_nodes = {role: places_of(settings)[role].num_nodes if role in places_of(settings) else 0 for role in PORTS}
+    for role, job in jobs.items():
+        if bool(job.get("suspend")) != (num_nodes[role] == 0):
+            said = "suspended" if job.get("suspend") else "not suspended"
+            raise ConfigError(f"{role.upper()}_NODES is {num_nodes[role]}, but Job/{role} is {said}")
+        if num_nodes[role]:
+            _check_numbers(role, job, settings)
+        _check_port(role, found["Service", role])
+        if certificate := found.get(("Certificate", role)):
+            _check_names(role, certificate["spec"].get("dnsNames", []))
+    num_pods = sum(num_nodes.values()) + 1
+    modes = found["PersistentVolumeClaim", "storage"]["spec"]["accessModes"]
+    if "ReadWriteMany" not in modes:
+        raise ConfigError(
+            f"the claim storage is {', '.join(modes)}, but {num_pods} pods share it: expected ReadWriteMany"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        return check_recipe(_recipe(settings, found, Path(folder)), common_overrides(settings), num_nodes)
+
+
+def _generated(found: Mapping[tuple[str, str], Manifest], name: str) -> dict[str, str]:
+    """The content of a ConfigMap whose name kustomize ends with a hash; empty where there is none."""
+    data = [one["data"] for (kind, full), one in found.items() if kind == "ConfigMap" and full.startswith(f"{name}-")]
+    return dict(data[0]) if data else {}
+
+
+def _check_numbers(role: str, job: Manifest, settings: Mapping[str, str]) -> None:
+    """The pods of a Job, and their GPUs, are those that its processes are told."""
+    (container,) = job["template"]["spec"]["containers"]
+    limits = container.get("resources", {}).get("limits", {})
+    places = {
+        f"{role.upper()}_NODES": {"completions": job["completions"], "parallelism": job["parallelism"]},
+        f"{role.upper()}_GPUS": {_GPU: limits.get(_GPU, 0)},
+    }
+    for name, fields in places.items():
+        for field, number in fields.items():
+            if int(number) != int(settings[name]):
+                raise ConfigError(f"{name} is {settings[name]}, but {field} of Job/{role} is {number}")
+
+
+def _check_port(role: str, service: Manifest) -> None:
+    ports = [one["port"] for one in service["spec"]["ports"]]
+    if ports != [PORTS[role]]:
+        raise ConfigError(f"Service/{role} has port {', '.join(map(str, ports))}, expected {PORTS[role]}")
+
+
+def _check_names(role: str, names: list[str]) -> None:
+    for host, caller in ((role, "the controller calls"), ("localhost", "probes call")):
+        if host not in names:
+            raise ConfigError(
+                f"dnsNames of Certificate/{role} are {', '.join(names)}, expected {host} too: {caller} it"
+            )
+
+
+def _recipe(settings: Mapping[str, str], found: Mapping[tuple[str, str], Manifest], folder: Path) -> Path:
+    """The recipe as a file: of the ConfigMap, or of this checkout, which is what the images hold under /app."""
+    path = settings.get("RECIPE", "")
+    if path.startswith(_IN_IMAGE):
+        return _PROJECT / path.removeprefix(_IN_IMAGE)
+    files = _generated(found, "recipe")
+    name = path.removeprefix("/recipe/")
+    if name not in files:
+        raise ConfigError(f"RECIPE is {path!r}, but the ConfigMap recipe has {', '.join(files) or 'no files'}")
+    (folder / "recipe.yaml").write_text(files[name])
+    return folder / "recipe.yaml"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Where a deployment has put each group, as overrides that come after the recipe. Standard library only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# The port that each group listens on.
+PORTS = {"actor": 7001, "critic": 7002, "reward": 7003}
+
+
+@dataclass(frozen=True)
+class GroupPlace:
+    """Where one group is.
+
+    Attributes:
+        host: the name that the controller calls it by.
+        num_nodes: machines, or pods, that it is spread over.
+        num_gpus: on each of them, numbered from 0, with a rank on each; None: on the CPU, as many ranks as the recipe
+            has, or one on each of several nodes.
+        meeting: the name of the first node, where several meet; empty: `host`.
+    """
+
+    host: str
+    num_nodes: int = 1
+    num_gpus: int | None = None
+    meeting: str = ""
+
+
+def overrides(run_dir: str, secrets: str, pair: str, places: Mapping[str, GroupPlace]) -> list[str]:
+    """`key.path=value` for groups and controller: the run folder, mutual TLS with a token, and where each group is.
+
+    Args:
+        run_dir: the run folder, on storage that all share.
+        secrets: the folder of ca.pem and token.
+        pair: path of certificate and key of a process without their suffix; {role} stands for its role.
+        places: of the groups that there are.
+    """
+    said = [
+        f"run.dir={run_dir}",
+        "services.launch=external",
+        "services.security.tls=true",
+        f"services.security.ca_file={secrets}/ca.pem",
+        f'services.security.cert_file="{pair}.pem"',
+        f'services.security.key_file="{pair}.key"',
+        f"services.security.token_file={secrets}/token",
+    ]
+    for role, place in places.items():
+        service = f"services.{role}"
+        said += [f"{service}.bind=0.0.0.0:{PORTS[role]}", f"{service}.address={place.host}:{PORTS[role]}"]
+        if place.num_nodes > 1 or place.num_gpus is not None:
+            devices = ",".join(map(str, range(place.num_gpus or 0)))
+            num_processes = place.num_nodes * (place.num_gpus or 1)
+            said += [f"{service}.num_processes={num_processes}", f"{service}.devices=[{devices}]"]
+        if place.num_nodes > 1:
+            said += [f"{service}.nnodes={place.num_nodes}", f"{service}.master_addr={place.meeting or place.host}"]
+    return said
