@@ -23,7 +23,7 @@ CHANGING: Mapping[str, Mapping[str, Any]] = {
         "mask_truncated_completions": True,
         "phases": [
             {"from_step": 2, "to_step": 2, "name": "near", "use_kl_loss": True, "kl_loss_coef": 0.5, "kl_coef": 0.01},
-            {"from_step": 4, "entropy_coeff": 0.02, "use_kl_in_reward": False},
+            {"from_step": 4, "loss_mode": "gspo", "entropy_coeff": 0.02, "use_kl_in_reward": False},
         ],
     },
     "critic": {"warmup_steps": 0, "normalize_values": True},
@@ -80,6 +80,7 @@ def test_each_step_has_the_coefficients_of_its_phase_and_of_the_step_before(undi
     assert moved not in (initial, fixed)
     log = undisturbed.log("actor_0")
     assert "step 2: phase 'near', LossTerms(loss_mode='vanilla', entropy_coeff=0.01, kl_loss_coef=0.5)" in log
+    assert "step 4: phase 'steps 4 to the last', LossTerms(loss_mode='gspo', entropy_coeff=0.02," in log
     assert "step 3: phase '', LossTerms(loss_mode='vanilla', entropy_coeff=0.02, kl_loss_coef=None)" in log
 
 
