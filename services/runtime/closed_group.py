@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from torch.distributed import run
+from torch.distributed import DistError, run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
@@ -63,6 +63,9 @@ def run_closed_group(arguments: Sequence[str]) -> int:
         except (CannotMeet, HasNotMet) as error:
             sys.stderr.write(f"error: {error}\n")
             return _BAD_INPUT if isinstance(error, CannotMeet) else _FAILED
+        except DistError:
+            sys.stderr.write("error: the group's other machines have gone\n")
+            return _FAILED
     return 0
 
 

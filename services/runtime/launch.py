@@ -102,7 +102,9 @@ def _describe(role_name: RoleName, config: Config) -> str:
     service = config.services.of(role_name)
     where = f"GPUs {list(service.devices)}" if service.devices else "the CPU"
     model = config.model_of(role_name).model
-    return f"{role_name}: {model}, {service.num_processes} processes on {where}, listening on {service.bind}"
+    machines = f" of each of {service.nnodes} machines" if service.nnodes > 1 else ""
+    ranks = f"{service.num_processes} processes on {where}{machines}"
+    return f"{role_name}: {model}, {ranks}, listening on {service.bind}"
 
 
 def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeline: bool) -> None:

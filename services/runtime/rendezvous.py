@@ -229,12 +229,14 @@ class MachinesRendezvous(Rendezvous):
                     self._address, self._port, is_master=False, timeout=_CONNECT_TIMEOUT, wait_for_workers=False
                 )
                 if self._is_member(store, deadline):
+                    store.set_timeout(_STORE_TIMEOUT)
                     return store
             except (OSError, RuntimeError) as error:
                 lost = f": {' '.join(str(error).split())}"
             time.sleep(_POLL_INTERVAL_S)
-        machine = f"node rank 0 of {self._me.section}, at {self._where},"
-        raise HasNotMet(f"{machine} was not met within {self._timeout_s:g} s{lost}")
+        raise HasNotMet(
+            f"the machines of {self._me.section} have not met at {self._where} within {self._timeout_s:g} s{lost}"
+        )
 
     def _is_member(self, store: TCPStore, deadline: float) -> bool:
         """Whether this start is one of those that have met; RuntimeError where the store goes meanwhile."""

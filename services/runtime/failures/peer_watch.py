@@ -34,6 +34,7 @@ _POLL_INTERVAL_S = 0.5
 # How long rank 0 looks for the cause, and how long the others wait for rank 0 to answer its callers.
 _CAUSE_WAIT_S = 2.0
 _FOLLOWER_GRACE_S = 5.0
+_END_WAIT_S = 0.2  # the connections of a process that is killed end a moment before it does
 
 
 class RankHangs(RuntimeError):
@@ -149,7 +150,7 @@ class PeerWatch:
                 self.stopped.wait(0.05)
             if found is not None:
                 return found.at(role)
-        if self._agent_has_ended():  # and the store with it
+        if self._agent_has_ended(_END_WAIT_S):
             return PeerDied("torchrun has ended; the group ends", role)
         said = _one_line(error)
         away = [rank for rank, address in self._addresses.items() if f"[{address}]" in said and rank != 0]
@@ -157,8 +158,8 @@ class PeerWatch:
         detail = f" ({said})" if said else ""
         return PeerDied(f"a peer rank died or cannot be reached{where}{detail}; the group ends", role)
 
-    def _agent_has_ended(self) -> bool:
-        return bool(_poll((self._agent,)).poll(0))
+    def _agent_has_ended(self, wait_s: float = 0.0) -> bool:
+        return bool(_poll((self._agent,)).poll(1000 * wait_s))
 
     def _named(self, rank: int) -> str:
         return f"rank {rank} on {self._hosts[rank]}" if rank in self._hosts else f"rank {rank}"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from splitppo.manifest import read_manifest
 from splitppo.process_tree import descendants
 from tests.certificates import secure
 from tests.groups import ONE_THREAD, PROJECT, is_alive, wait_until
@@ -28,6 +29,7 @@ UNIT = PROJECT / "deploy" / "hosts" / "splitppo@.service"
 MASTER_PORT = 29500
 PORTS = {"actor": 7001, "critic": 7002}
 CUT_S = 20.0
+LAST_OF_SHORT = 4  # of the gate's form; the undisturbed run has a checkpoint there
 
 
 def exec_start(role: str, arguments: str) -> list[str]:
@@ -105,7 +107,7 @@ class Rehearsal:
 
 
 @contextlib.contextmanager
-def rehearsal(hosts: tuple[Host, Host], config: dict[str, Any], folder: Path) -> Iterator[Rehearsal]:
+def rehearsal(hosts: tuple[Host, Host], config: dict[str, Any], folder: Path, *overrides: str) -> Iterator[Rehearsal]:
     one, two = hosts
     with contextlib.ExitStack() as cleanup:
         run_dir = folder / "run"
@@ -134,7 +136,7 @@ def rehearsal(hosts: tuple[Host, Host], config: dict[str, Any], folder: Path) ->
         ):
             supervisors[name] = Supervisor(host, role, file, node_rank)
             cleanup.callback(supervisors[name].stop)
-        controller = cleanup.enter_context(started(far, run_dir, prefix=one.inside))
+        controller = cleanup.enter_context(started(far, run_dir, *overrides, prefix=one.inside))
         yield Rehearsal(one, two, controller, supervisors)
 
 
@@ -190,15 +192,16 @@ def test_what_is_wrong_with_a_hosts_network_is_one_sentence(
 def test_a_group_over_two_hosts_survives_the_death_of_its_ranks_on_one(
     hosts: tuple[Host, Host], completed: Callable[[str, int], RunFolder], two_ranks: dict[str, Any], tmp_path: Path
 ) -> None:
-    undisturbed = completed("gather", 2).summary["weights_sha256"]
-    with rehearsal(hosts, two_ranks, tmp_path) as run:
+    undisturbed = completed("gather", 2).checkpoint(LAST_OF_SHORT)
+    with rehearsal(hosts, two_ranks, tmp_path, f"run.stop_after_step={LAST_OF_SHORT}") as run:
         run.after_step(2)
         run.check_ports()
         run.kill_torchrun("actor on two")
         folder = run.controller.complete()
     said = next(line for line in folder.log("controller_0").splitlines() if "recovering in" in line)
     assert "rank 1 on two" in said
-    assert folder.summary["weights_sha256"] == undisturbed
+    expected = {role: read_manifest(undisturbed / role).weights_sha256 for role in PORTS}
+    assert folder.summary["weights_sha256"] == expected
 
 
 @pytest.mark.extended
@@ -226,4 +229,7 @@ def test_a_run_on_two_hosts_survives_a_cut_of_20_s_and_the_end_of_either_hosts_r
         wait_until(lambda: run.supervisors["actor on two"].output.count(again) > heard, 60.0, "host two starts again")
         os.kill(run.supervisors["actor on one"].process.pid, signal.SIGCONT)
         folder = run.controller.complete()
+    said = [line for line in folder.log("controller_0").splitlines() if "recovering in" in line]
+    assert ["rank 1 on two failed: torchrun" in line for line in said] == [False, True, False]
+    assert ["torchrun has ended; the group ends" in line for line in said] == [True, False, True]
     assert folder.summary["weights_sha256"] == undisturbed
