@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -68,7 +69,16 @@ ALGORITHMS = (
             "actor.loss_agg_mode=seq-mean-token-mean",
         ),
     ),
-    Algorithm("cispo", ("algorithm.adv_estimator=grpo", *IN_GROUPS, "actor.policy_loss.loss_mode=cispo")),
+    # Without a lower bound, as MiniMax trains it: with one, what the policy has unlearned is pushed on and on.
+    Algorithm(
+        "cispo",
+        (
+            "algorithm.adv_estimator=grpo",
+            *IN_GROUPS,
+            "actor.policy_loss.loss_mode=cispo",
+            "actor.clip_ratio_low=0.99",
+        ),
+    ),
 )
 PANELS: Mapping[str, Sequence[Algorithm]] = {"256 responses per step": ALGORITHMS}
 
@@ -83,6 +93,11 @@ class Curve:
     @property
     def final(self) -> float:
         return self.accuracy[max(self.accuracy)]
+
+    @property
+    def steps_to_goal(self) -> float:
+        """Infinite where it was not reached."""
+        return min((step for step, accuracy in self.accuracy.items() if accuracy >= GOAL), default=math.inf)
 
 
 def run(algorithm: Algorithm, seed: int, folder: Path) -> None:
@@ -123,9 +138,11 @@ def curve_of(folder: Path) -> Curve | None:
 
 
 def curves_of(algorithm: Algorithm, output: Path) -> dict[int, Curve]:
-    """By seed."""
-    folders = {int(path.stem.removeprefix("seed_")): path for path in (output / algorithm.name).glob("seed_*.json")}
-    found = {seed: curve_of(path.with_suffix("")) for seed, path in sorted(folders.items())}
+    """By seed, of the runs that had the settings of today."""
+    files = {int(path.stem.removeprefix("seed_")): path for path in (output / algorithm.name).glob("seed_*.json")}
+    common = list(algorithm.overrides)
+    ours = {seed: path for seed, path in files.items() if json.loads(path.read_text())[: len(common)] == common}
+    found = {seed: curve_of(path.with_suffix("")) for seed, path in sorted(ours.items())}
     return {seed: curve for seed, curve in found.items() if curve is not None}
 
 
@@ -142,11 +159,9 @@ def table_of(algorithms: Sequence[Algorithm], output: Path) -> Iterator[str]:
             yield f"| {algorithm.name} | {why} | | | {settings} |"
             continue
         finals = [curve.final for curve in measured]
-        reached = [min((step for step, a in curve.accuracy.items() if a >= GOAL), default=None) for curve in measured]
-        steps = "never" if None in sorted(reached, key=lambda s: s or 10**9)[: len(reached) // 2 + 1] else ""
-        steps = steps or f"{statistics.median_high([step for step in reached if step is not None]):g}"
+        steps = statistics.median_high([curve.steps_to_goal for curve in measured])
         shown = ", ".join(f"{final:.3f}" for final in finals)
-        yield f"| {algorithm.name} | {shown} | {statistics.median(finals):.3f} | {steps} | {settings} |"
+        yield f"| {algorithm.name} | {shown} | {statistics.median(finals):.3f} | {steps:g} | {settings} |"
 
 
 def draw(output: Path, file: Path) -> None:

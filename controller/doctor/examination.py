@@ -23,7 +23,7 @@ from splitppo.config.batch_plan import batch_plan
 from splitppo.config.section import RoleName
 from splitppo.config.worker_digest import worker_digest, worker_sections
 from splitppo.rpc.bearer_tokens import BearerTokens
-from splitppo.rpc.credentials import Credentials, load_credentials
+from splitppo.rpc.credentials import Credentials, load_credentials, load_server_credentials
 
 # fp32 weights and AdamW's two moments; a Hugging Face folder beside them has the weights again.
 _CHECKPOINT_BYTES, _HF_BYTES = 12, 4
@@ -139,7 +139,7 @@ def _credentials(config: Config, facts: Facts) -> Credentials | None:
     # Only of groups on this machine are the files here.
     for role in config.roles if config.services.launch == "local" and security.tls else ():
         with _mistakes_of(facts, role):
-            load_credentials(security, role)
+            load_server_credentials(config.services, role)
     credentials = None
     with _mistakes_of(facts, "run"):
         credentials = load_credentials(security, "controller")

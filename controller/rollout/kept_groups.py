@@ -95,7 +95,12 @@ class KeptGroups:
         if limit and self.num_generations >= limit:
             raise GroupsRanOut(self._why(f"{limit} generations ({key})", f"raise {key} or data.gen_batch_size"))
         if not limit and self._num_barren >= self._generations_per_epoch:
-            raise GroupsRanOut(self._why("a whole data epoch without any group that differs", "take other prompts"))
+            raise GroupsRanOut(
+                self._why(
+                    "a whole data epoch without any group that differs",
+                    "take other prompts (data.train_files, data.filters)",
+                )
+            )
 
     def _why(self, after: str, advice: str) -> str:
         named = self._alike.most_common(_NUM_NAMED_VALUES)

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import socket
 import sys
 import threading
@@ -201,5 +200,4 @@ def run_group(
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main(sys.argv[1:]))

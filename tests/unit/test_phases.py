@@ -52,8 +52,9 @@ def test_a_run_has_a_reference_if_any_phase_uses_it_and_a_step_only_in_that_phas
     assert worker_digest(config, "actor") != worker_digest(plain, "actor")  # its group loads another model
 
 
-def test_old_log_probs_are_needed_in_the_phases_that_need_them(tmp_path: Path) -> None:
-    config = of_phases(tmp_path, {"from_step": 4, "to_step": 5, "use_kl_in_reward": True})
+@pytest.mark.parametrize("change", [{"use_kl_in_reward": True}, {"loss_mode": "clip_cov"}])
+def test_old_log_probs_are_needed_in_the_phases_that_need_them(tmp_path: Path, change: dict[str, Any]) -> None:
+    config = of_phases(tmp_path, {"from_step": 4, "to_step": 5, **change})
     assert config.needs_old_log_probs
     assert [config.at_step(step).needs_old_log_probs for step in (3, 4, 5, 6)] == [False, True, True, False]
 

@@ -22,10 +22,20 @@ CHANGING: Mapping[str, Mapping[str, Any]] = {
         "adaptive_entropy": {"enable": True, "target_entropy": 9.0, "entropy_coeff_delta": 0.01},
         "mask_truncated_completions": True,
         "phases": [
-            {"from_step": 2, "to_step": 2, "name": "near", "use_kl_loss": True, "kl_loss_coef": 0.5, "kl_coef": 0.01},
+            {
+                "from_step": 2,
+                "to_step": 2,
+                "name": "near",
+                "loss_mode": "gspo",
+                "use_kl_loss": True,
+                "kl_loss_coef": 0.5,
+                "kl_coef": 0.01,
+            },
             {"from_step": 4, "entropy_coeff": 0.02, "use_kl_in_reward": False},
         ],
     },
+    # Tokens are drawn: which ones must not depend on what has happened on the way.
+    "actor": {"policy_loss": {"loss_mode": "clip_cov", "clip_cov_ratio": 0.2, "clip_cov_lb": 0.0}},
     "critic": {"warmup_steps": 0, "normalize_values": True},
     "reward": {"shaping": {"running_scale": True}},
     "checkpoint": {"save_freq": 1},
@@ -78,9 +88,10 @@ def test_each_step_has_the_coefficients_of_its_phase_and_of_the_step_before(undi
     initial, fixed, moved, off = of_steps("actor/reward_kl_penalty_coeff")
     assert (initial, fixed, off) == (0.05, 0.01, None)
     assert moved not in (initial, fixed)
+    assert (of_steps("actor/pg_clipfrac")[2] or 0.0) > 0.0  # tokens were drawn
     log = undisturbed.log("actor_0")
-    assert "step 2: phase 'near', LossTerms(loss_mode='vanilla', entropy_coeff=0.01, kl_loss_coef=0.5)" in log
-    assert "step 3: phase '', LossTerms(loss_mode='vanilla', entropy_coeff=0.02, kl_loss_coef=None)" in log
+    assert "step 2: phase 'near', LossTerms(loss_mode='gspo', entropy_coeff=0.01, kl_loss_coef=0.5)" in log
+    assert "step 3: phase '', LossTerms(loss_mode='clip_cov', entropy_coeff=0.02, kl_loss_coef=None)" in log
 
 
 def test_an_actor_that_dies_while_it_updates_costs_nothing_but_time(

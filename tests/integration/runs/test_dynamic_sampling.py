@@ -65,6 +65,11 @@ def in_mid_step(controller: Controller) -> None:
     controller.wait_until(lambda folder: KILLED_IN - 1 in folder.committed_steps, "the checkpoint of the step before")
 
 
+def go_on(groups: ExternalGroups) -> None:
+    for step in range(KILLED_IN, NUM_STEPS + 1):
+        let_go(groups.folder.path, step)
+
+
 def test_every_step_is_full_of_groups_that_differ_and_a_killed_run_ends_with_the_same_weights(
     groups: ExternalGroups, reward: str, tmp_path: Path
 ) -> None:
@@ -83,7 +88,7 @@ def test_every_step_is_full_of_groups_that_differ_and_a_killed_run_ends_with_the
         in_mid_step(killed)
         killed.signal(signal.SIGKILL)
         killed.wait()
-    let_go(groups.folder.path, KILLED_IN)
+    go_on(groups)
     with groups.started(*DYNAMIC, reward, "run.schedule=overlap") as resumed:
         assert_same_end(resumed.complete(), undisturbed)
     assert f"resumed after step {KILLED_IN - 1}" in resumed.output
@@ -111,7 +116,7 @@ def test_remax_ends_with_the_same_weights_when_the_actor_is_lost_in_mid_step(
     groups.empty(armed=[HELD])
     with groups.started(*REMAX, reward) as controller:
         in_mid_step(controller)
-        let_go(groups.folder.path, KILLED_IN)
+        go_on(groups)
         groups.restart("actor")
         assert_same_end(controller.complete(), undisturbed)
     assert controller.folder.metrics[-1]["recovery/num_restarts"] == 1
