@@ -30,7 +30,7 @@ from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.certificates import Identity
 from splitppo.rpc.credentials import Credentials
 from splitppo.rpc.request_id import PROTOCOL_VERSION
-from splitppo.v1 import batch_pb2
+from splitppo.v1 import batch_pb2, worker_pb2
 from tests import disks, models
 from tests.certificates import TOKEN, expire, last, rename, secure
 from tests.groups import PROJECT, free_address
@@ -142,6 +142,15 @@ async def test_groups_that_were_mixed_up_are_told_apart(serve: Serve, run_dir: P
     [finding] = await ask_actor(critic, run_dir)
     assert finding.code == "role"
     assert finding.sentence == f"the actor at {critic.address} is a critic, expected the actor"
+
+
+def test_a_worker_that_says_what_only_a_newer_version_knows_is_shown_as_it_says(run_dir: Path) -> None:
+    group = GroupFacts("here", "d")
+    group.note_status(worker_pb2.GetStatusResponse(role=99, state=98))  # type: ignore[arg-type]
+    assert (group.role, group.state) == ("99", "98")
+    facts = Facts(RunFacts(str(run_dir), "local"), now_unix_s=0.0, groups={"actor": group})
+    assert {finding.code for finding in find(facts)} == {"role", "version"}
+    assert "98" in as_text(facts, [])
 
 
 async def test_a_clock_that_is_off_by_more_than_a_second_is_found(serve: Serve, run_dir: Path) -> None:
