@@ -216,6 +216,14 @@ def a_reward_group(found: list[Manifest]) -> None:
     of(found, "Job", "reward")["spec"]["suspend"] = False
 
 
+def no_claim(found: list[Manifest]) -> None:
+    found.remove(of(found, "PersistentVolumeClaim", "storage"))
+
+
+def nothing_of_ours(found: list[Manifest]) -> None:
+    found[:] = [{"kind": "List"}]
+
+
 def no_critic(found: list[Manifest]) -> None:
     settings(found)["OVERRIDES"] += " algorithm.adv_estimator=grpo rollout.n=2"
 
@@ -241,6 +249,8 @@ def does_not_divide(found: list[Manifest]) -> None:
         (one_port, "Service/critic has port 7001, expected 7002"),
         (no_name, "dnsNames of Certificate/critic are localhost, expected critic too: the controller calls it"),
         (a_reward_group, "REWARD_NODES is 0, but Job/reward is not suspended"),
+        (no_claim, "PersistentVolumeClaim/storage is missing: expected what kubectl kustomize makes of an overlay"),
+        (nothing_of_ours, "Job/actor is missing"),
         (no_critic, "CRITIC_NODES is 1, but this recipe has no group critic: expected 0"),
         (no_number, "ACTOR_NODES is 'two', expected a number"),
         (another_file, "RECIPE is '/recipe/mine.yaml', but the ConfigMap recipe has no files"),
