@@ -43,7 +43,9 @@ def check(manifests: Iterable[Manifest]) -> str:
     found = {(one["kind"], one["metadata"]["name"]): one for one in manifests if _is_object(one)}
     needed = [(kind, role) for role in PORTS for kind in ("Job", "Service")] + [("PersistentVolumeClaim", "storage")]
     if missing := [f"{kind}/{name}" for kind, name in needed if (kind, name) not in found]:
-        raise ConfigError(f"{missing[0]} is missing: expected what kubectl kustomize makes of an overlay of deploy/k8s/base")
+        raise ConfigError(
+            f"{missing[0]} is missing: expected what kubectl kustomize makes of an overlay of deploy/k8s/base"
+        )
     settings = _generated(found, "settings")
     jobs = {role: found["Job", role]["spec"] for role in PORTS}
     num_nodes = {role: places_of(settings)[role].num_nodes if role in places_of(settings) else 0 for role in PORTS}

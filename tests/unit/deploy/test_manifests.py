@@ -249,7 +249,7 @@ def does_not_divide(found: list[Manifest]) -> None:
         (one_port, "Service/critic has port 7001, expected 7002"),
         (no_name, "dnsNames of Certificate/critic are localhost, expected critic too: the controller calls it"),
         (a_reward_group, "REWARD_NODES is 0, but Job/reward is not suspended"),
-        (no_claim, "PersistentVolumeClaim/storage is missing: expected what kubectl kustomize makes of an overlay"),
+        (no_claim, "PersistentVolumeClaim/storage is missing: expected what kubectl kustomize makes of"),
         (nothing_of_ours, "Job/actor is missing"),
         (no_critic, "CRITIC_NODES is 1, but this recipe has no group critic: expected 0"),
         (no_number, "ACTOR_NODES is 'two', expected a number"),

@@ -22,8 +22,10 @@ from controller.doctor.examination import examine_run
 from controller.doctor.facts import Code, Facts, Finding, GroupFacts, RunFacts
 from controller.doctor.findings import find
 from controller.doctor.report import as_json, as_text
+from controller.run.folder import RunFolder
 from services.runtime.failures.heartbeat import VitalSign
 from splitppo.batch import Batch
+from splitppo.config import load_config
 from splitppo.config.load import validate
 from splitppo.config.section import TrainedRoleName
 from splitppo.rpc.bearer_tokens import BearerTokens
@@ -135,6 +137,16 @@ async def test_another_configuration_is_named_by_its_keys_where_the_run_folder_h
     (run_dir / "config.yaml").write_text(yaml.safe_dump(theirs))
     [finding] = await ask_actor(actor, run_dir)
     assert finding.sentence.endswith("was started with another configuration: actor.lr is 0.125 there, 1e-06 here")
+
+
+async def test_the_configuration_that_a_run_folder_keeps_is_as_good_as_the_runs_own(
+    serve: Serve, run_dir: Path, tmp_path: Path
+) -> None:
+    security = secure(tmp_path)
+    actor = await serve("actor", tree(run_dir, has_critic=False), credentials(tmp_path, "actor"))
+    with RunFolder(validate(external(run_dir, actor.address, security=security), "test")) as folder:
+        stored = load_config(folder.config_file)
+        assert find(await examine_run(stored)) == []
 
 
 async def test_groups_that_were_mixed_up_are_told_apart(serve: Serve, run_dir: Path) -> None:
