@@ -174,6 +174,18 @@ def test_probes_show_a_certificate_and_ask_rank_0_alone(name: str) -> None:
             assert first.stdout.strip() == f"splitppo.rpc.health localhost:{port} {secrets}"
 
 
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_group_that_is_not_ready_can_be_called_and_there_is_one_pod_of_a_number(name: str) -> None:
+    """A dirty group is not ready until a controller, perhaps a new one, has restored it."""
+    found = manifests(name)
+    for role in PORTS:
+        service = of(found, "Service", role)["spec"]
+        assert service["publishNotReadyAddresses"]
+        assert service["selector"]["batch.kubernetes.io/job-completion-index"] == "0"
+        job = of(found, "Job", role)["spec"]
+        assert job["podReplacementPolicy"] == "Failed"
+
+
 def test_numbers_of_settings_env_are_those_of_jobs_and_gpus() -> None:
     found = manifests("gpu")
     for role, num_nodes, num_gpus in (("actor", 2, 8), ("critic", 1, 8)):
