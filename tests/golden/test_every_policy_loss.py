@@ -106,13 +106,13 @@ def gpg(row: Row, t: int) -> float:
     return -row.advantages[t] * row.now[t]
 
 
-def dppo(row: Row, t: int, divergence: float) -> float:
+def dppo(row: Row, t: int, divergence: float, *, largest: float = DUAL) -> float:
     new, old = math.exp(row.frozen[t]), math.exp(row.old[t])
     rises_too_far, falls_too_far = new > old and divergence > HIGH, new < old and divergence > LOW
     return (
         0.0
         if (rises_too_far if row.advantages[t] > 0 else falls_too_far)
-        else -row.advantages[t] * min(row.ratio(t, of_frozen=True), DUAL) * row.now[t]
+        else -row.advantages[t] * min(row.ratio(t, of_frozen=True), largest) * row.now[t]
     )
 
 
@@ -306,6 +306,15 @@ def test_without_dual_clip_a_token_that_became_likely_is_pushed_down_however_lik
     config = actor_config(clip_ratio_c=None)
 
     compare(config, BATCH, lambda row, t: clipped_surrogate(row.ratio(t), row.advantages[t]))
+
+
+def test_without_a_largest_weight_dppo_weighs_a_token_by_its_whole_ratio() -> None:
+    config = actor_config(clip_ratio_c=None, policy_loss={"loss_mode": "dppo_tv"})
+
+    def whole(row: Row, t: int) -> float:
+        return dppo(row, t, abs(math.exp(row.frozen[t]) - math.exp(row.old[t])), largest=math.inf)
+
+    compare(config, BATCH, whole)
 
 
 @pytest.mark.parametrize("loss_mode", ["gspo", "geo_mean"])
