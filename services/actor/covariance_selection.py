@@ -11,9 +11,6 @@ from splitppo.batch import Batch, Column
 from splitppo.config import ActorConfig
 from splitppo.splitmix import splitmix64
 
-# A token has one bit for each PPO epoch, of which an int32 holds so many.
-MAX_EPOCHS = 31
-
 
 def select_tokens(config: ActorConfig, loss_mode: str, batch: Batch) -> Column:
     """The column `selected_tokens`: bit e is set where the token was selected of its mini-batch of epoch e.
@@ -31,11 +28,9 @@ def select_tokens(config: ActorConfig, loss_mode: str, batch: Batch) -> Column:
     `batch` has the columns mini_batches, advantages, old_log_probs and seeds (one per row).
 
     Raises:
-        ValueError: more epochs than MAX_EPOCHS, or a row without its seed.
+        ValueError: a row without its seed.
     """
     lengths = batch["responses"].lengths
-    if config.ppo_epochs > MAX_EPOCHS:
-        raise ValueError(f"loss_mode {loss_mode} allows {MAX_EPOCHS} ppo_epochs at most, got {config.ppo_epochs}")
     if (batch["seeds"].lengths != 1).any():
         raise ValueError(f"loss_mode {loss_mode} needs one seed per response in column 'seeds'")
     counts_N = response_mask(batch).values != 0

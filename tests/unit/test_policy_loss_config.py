@@ -57,3 +57,12 @@ def test_any_name_may_be_that_of_a_users_loss_where_there_is_a_file(tmp_path: Pa
     assert load(tmp_path, *own).actor.policy_loss.loss_mode == "mine"
     assert "expected one of vanilla, gspo" in mistake(tmp_path, own[1])
     assert "got 'a-b'" in mistake(tmp_path, own[0], "actor.policy_loss.loss_mode=a-b")
+
+
+@pytest.mark.parametrize("loss_mode", COVARIANCE_LOSSES)
+def test_a_loss_that_selects_tokens_has_a_bit_for_each_epoch(tmp_path: Path, loss_mode: str) -> None:
+    named, found = f"loss_mode={loss_mode}", f"loss_mode: {loss_mode} allows 31 ppo_epochs at most, got 32"
+    assert load(tmp_path, f"actor.policy_loss.{named}", "actor.ppo_epochs=31").actor.ppo_epochs == 31
+    assert mistake(tmp_path, f"actor.policy_loss.{named}", "actor.ppo_epochs=32") == f"key 'actor': {found}"
+    phase = f"algorithm.phases={{from_step: 2, loss_mode: {loss_mode}}}"
+    assert mistake(tmp_path, phase, "actor.ppo_epochs=32") == f"algorithm.phases.0: {found}"
