@@ -51,6 +51,14 @@ def test_two_losses_at_once_are_refused(tmp_path: Path) -> None:
     assert sentence.endswith("leave both out, got 'gspo' and None")
 
 
+def test_a_phase_with_another_loss_than_the_loss_type_is_refused(tmp_path: Path) -> None:
+    reinforces = f"{CORRECTION}={{loss_type: reinforce, rollout_is: token}}"
+    sentence = mistake(tmp_path, reinforces, "algorithm.phases={from_step: 2, loss_mode: vanilla}")
+
+    assert sentence.startswith("algorithm.phases.0: loss_mode is 'vanilla', but algorithm.rollout_correction.loss_type")
+    assert load(tmp_path, reinforces, "algorithm.phases={from_step: 2, entropy_coeff: 1}").algorithm.phases
+
+
 def test_any_name_may_be_that_of_a_users_loss_where_there_is_a_file(tmp_path: Path) -> None:
     own = ("actor.policy_loss.custom_path=mine.py", "actor.policy_loss.loss_mode=mine")
 
