@@ -141,8 +141,7 @@ class ActorRole:
         if request.advance_only:
             return batch.take(np.empty(0, np.int64))
         config = self._config_of(request)
-        loss_mode = config.policy_loss.loss_mode
-        selects_tokens = loss_mode in COVARIANCE_LOSSES
+        selects_tokens = config.policy_loss.loss_mode in COVARIANCE_LOSSES
         needed = {
             "advantages": True,
             "ref_log_probs": config.use_kl_loss,
