@@ -11,7 +11,6 @@ from typing import Any
 
 from rewards.samples import Scored, Span, Step
 
-
 _LARGEST = 3.4028234e38  # of float32, which scores become
 
 
