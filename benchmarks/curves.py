@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -25,6 +26,7 @@ from matplotlib.figure import Figure
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from recipes.sort_letters.prepare import prepare
 from recipes.sort_letters.quickstart import CONFIG, remove_run
+from splitppo.atomic_write import write_atomically
 
 METRIC = "val/accuracy"
 GOAL = 0.85
@@ -107,8 +109,7 @@ def run(algorithm: Algorithm, seed: int, folder: Path) -> None:
     settings, refusal = folder.with_name(f"{folder.name}.json"), folder.with_name(f"{folder.name}.refused")
     if settings.is_file() and json.loads(settings.read_text()) != overrides:
         remove_run(folder)
-    settings.parent.mkdir(parents=True, exist_ok=True)
-    settings.write_text(json.dumps(overrides))
+    write_atomically(settings, json.dumps(overrides))
     refusal.unlink(missing_ok=True)
     if is_finished(folder):
         return
@@ -170,7 +171,7 @@ def draw(output: Path, file: Path) -> None:
     figure = Figure(figsize=(8 * len(PANELS), 5))
     axes = figure.subplots(1, len(PANELS), squeeze=False)
     for axis, (title, algorithms) in zip(axes[0], PANELS.items(), strict=True):
-        for algorithm, colour in zip(algorithms, _COLOURS, strict=False):
+        for algorithm, colour in zip(algorithms, cycle(_COLOURS), strict=False):
             curves = [curve.accuracy for curve in curves_of(algorithm, output).values() if curve.accuracy]
             if not curves:
                 continue

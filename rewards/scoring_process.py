@@ -178,7 +178,7 @@ def _fields(sample: Sample) -> tuple[Any, ...]:
 def _checked(result: Any, sample: Sample, scorer: Scorer) -> Scored:
     try:
         return _scored(result, sample, scorer)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - as in _run_one: what it returned may raise anything when it is read
         return _failed(error)
 
 

@@ -11,14 +11,19 @@ from typing import Any
 
 from rewards.samples import Scored, Span, Step
 
+_LARGEST = 3.4028234e38  # of float32, which scores become
+
 
 def finite_number(value: Any, whose: str) -> float:
-    """A scorer's number. TypeError or ValueError if it is none, or not finite."""
+    """A scorer's number. TypeError or ValueError if it is none, or float32 has none like it."""
     if isinstance(value, str | bytes):  # float() would take some of them
         raise TypeError(f"the scorer returned {value[:60]!r}, expected {whose}")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"the scorer returned {number}, which is not a finite number")
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise ValueError("the scorer returned a number that float32 cannot hold") from error
+    if not abs(number) <= _LARGEST:
+        raise ValueError(f"the scorer returned {number}, which is not a finite number of float32")
     return number
 
 

@@ -34,7 +34,7 @@ class PlacedScores:
 
 
 def shape_scores(normalization: Normalization, scores: PlacedScores) -> PlacedScores:
-    """clip(score * scale / std) of every part of a score by itself.
+    """clip(score * scale / std) of every part of a score by itself; tokens without a score have none afterwards.
 
     std is that of the whole scores of the run's responses, this step's included (as trlX scales rewards; Engstrom et
     al., 2020, section 3); it divides nothing where there is none, or all scores were equal.
@@ -48,8 +48,10 @@ def shape_scores(normalization: Normalization, scores: PlacedScores) -> PlacedSc
     def shape(values: Floats) -> Float32s:
         return np.clip(values * np.float64(factor), low, high).astype(np.float32)
 
-    tokens = scores.of_tokens
-    return PlacedScores(shape(scores.of_ends), tokens and Column(shape(tokens.values), tokens.lengths))
+    if (tokens := scores.of_tokens) is None:
+        return PlacedScores(shape(scores.of_ends))
+    of_tokens = np.where(tokens.values == 0.0, np.float32(0.0), shape(tokens.values))
+    return PlacedScores(shape(scores.of_ends), Column(of_tokens, tokens.lengths))
 
 
 def whiten_rewards(config: RewardShapingConfig, rewards: Column, mask: Column) -> Column:

@@ -95,6 +95,20 @@ def test_every_part_of_a_score_is_scaled_and_clipped_by_itself_and_the_score_sta
     assert experience.scores.tolist() == [3.0, -9.0]
 
 
+def test_a_token_without_a_score_is_not_clipped_into_one() -> None:
+    rollouts = Batch.from_rows(prompts=[[1]], responses=[[5, 6, 7]])
+    experience = assemble_experience(
+        algorithm(adv_estimator="reinforce_plus_plus"),
+        rollouts,
+        np.array([3.0], np.float32),
+        num_samples=1,
+        kl_coef=0.0,
+        token_scores=column([[0.0, 0.25, 0.0]]),
+        normalization=Normalization(RewardShapingConfig(clip_range=(0.5, 2.0))),
+    )
+    assert rows_of(experience.rewards) == [[0.0, 0.5, 2.0]]
+
+
 def test_the_score_of_a_greedy_response_is_shaped_as_that_which_it_is_compared_with() -> None:
     rollouts = Batch.from_rows(prompts=[[1]] * 4, responses=[[5], [5, 6], [5], [5]])
     experience = assemble_experience(

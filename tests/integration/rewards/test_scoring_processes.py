@@ -86,7 +86,13 @@ def compute_score(data_sources, solution_strs, ground_truths, extra_infos, *, go
     points = [extra["points"] for extra in extra_infos]
     results = [{"score": good * (s == t), "size": len(points), "point": p}
                for s, t, p in zip(solution_strs, ground_truths, points)]
-    return [None if s == "none" else result for s, result in zip(solution_strs, results)]
+    return [odd.get(s, result) for s, result in zip(solution_strs, results)]
+
+class Odd:
+    def __float__(self):
+        raise RuntimeError("no number")
+
+odd = {"none": None, "huge": 10**400, "odd": Odd()}
 """
 
 
@@ -178,11 +184,11 @@ async def test_an_async_function_that_blocks_its_loop_costs_its_sample(tmp_path:
 async def test_a_batched_function_has_all_samples_in_one_call_and_its_further_arguments(tmp_path: Path) -> None:
     keys = {"custom_function_kwargs": {"good": 2.5}}
     async with RewardManager(config(write(tmp_path, BATCHED), **keys), ["mine"]) as manager:
-        result = await manager.score(samples(*["good"] * 150, "none", "bad"))
-    assert scores(result) == [2.5] * 150 + [0.0, 0.0]
-    assert [one.extra.get("point") for one in result] == [*range(150), None, 151]
-    assert {one.extra["size"] for one in result if one.failure is None} == {152}
-    assert failures(result) == {Failure.ERROR: 1}
+        result = await manager.score(samples(*["good"] * 150, "none", "huge", "odd", "bad"))
+    assert scores(result) == [2.5] * 150 + [0.0] * 4
+    assert [one.extra.get("point") for one in result] == [*range(150), None, None, None, 153]
+    assert {one.extra["size"] for one in result if one.failure is None} == {154}
+    assert failures(result) == {Failure.ERROR: 3}
 
 
 @pytest.mark.parametrize(
