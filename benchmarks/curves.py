@@ -69,7 +69,7 @@ ALGORITHMS = (
             "actor.loss_agg_mode=seq-mean-token-mean",
         ),
     ),
-    # Without a lower bound, as MiniMax trains it: with one, what the policy has unlearned is pushed on and on.
+    # Without a lower bound, as MiniMax trains it; nothing else holds the policy near the old one: smaller steps.
     Algorithm(
         "cispo",
         (
@@ -77,6 +77,7 @@ ALGORITHMS = (
             *IN_GROUPS,
             "actor.policy_loss.loss_mode=cispo",
             "actor.clip_ratio_low=0.99",
+            "actor.lr=1.5e-4",
         ),
     ),
 )

@@ -18,7 +18,7 @@ from controller.memory.model_shape import Kind, UnknownShape, read_model_shape
 from controller.run.checkpoint_store import CheckpointStore
 from controller.run.folder import NONCE_PREFIX, RunFolder, is_held
 from controller.workers.worker_groups import configured_addresses
-from splitppo.config import Config, ConfigError, load_config
+from splitppo.config import Config, ConfigError, load_stored_config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.section import RoleName
 from splitppo.config.worker_digest import worker_digest, worker_sections
@@ -69,7 +69,7 @@ async def _examine_groups(facts: Facts, credentials: Credentials) -> None:
 def _compare_configs(config: Config, facts: Facts) -> None:
     """Names the keys in which a group differs, where it runs with what the run folder holds."""
     with suppress(ConfigError):
-        stored = load_config(RunFolder(config).config_file)
+        stored = load_stored_config(RunFolder(config).config_file)
         for role, group in facts.groups.items():
             if group.config_digest == worker_digest(stored, role):
                 there, here = (dict(_leaves(worker_sections(one, role))) for one in (stored, config))

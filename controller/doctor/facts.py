@@ -92,8 +92,8 @@ class GroupFacts:
     def note_status(self, status: worker_pb2.GetStatusResponse) -> None:
         """What a worker says of itself."""
         self.is_reached = True
-        self.role = worker_pb2.Role.Name(status.role).removeprefix("ROLE_").lower()
-        self.state = worker_pb2.WorkerState.Name(status.state).removeprefix("WORKER_STATE_").lower()
+        self.role = _name(worker_pb2.Role, status.role, "ROLE_")
+        self.state = _name(worker_pb2.WorkerState, status.state, "WORKER_STATE_")
         self.running_method = status.running_method or None
         if status.running_method and status.HasField("progress"):
             progress = status.progress
@@ -164,6 +164,11 @@ class Facts:
     groups: dict[RoleName, GroupFacts] = field(default_factory=dict)
     mistakes: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+
+def _name(enum: Any, number: int, prefix: str) -> str:
+    """In small letters; the number itself where a worker of another version says what is not known here."""
+    return enum.Name(number).removeprefix(prefix).lower() if number in enum.values() else str(number)
 
 
 def _rank(one: worker_pb2.RankDiagnosis) -> RankFacts:

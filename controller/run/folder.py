@@ -8,11 +8,12 @@ import fcntl
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import yaml
 
@@ -29,6 +30,9 @@ from splitppo.config.threads import keep_threads, permitted_cores, resolve_threa
 
 NONCE_PREFIX = "nonce-"
 _LOCK_FILE = "controller.lock"
+# How long those who ask whether the folder is held are waited for.
+_MAX_QUESTION_S = 5.0
+_POLL_INTERVAL_S = 0.01
 # Keys that say how long, where and how often, but not what is computed: they may differ from the stored config.
 _MICRO_BATCH_KEYS = ("ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu")
 _OF_A_MODEL = (*_MICRO_BATCH_KEYS, "use_remove_padding")
@@ -54,7 +58,7 @@ class Lease:
 
 
 def is_held(run_dir: Path) -> bool:
-    """Whether a controller holds the folder now; asked without holding it for longer than the question takes."""
+    """Whether a controller holds the folder now. One that starts while this is asked waits for a moment."""
     try:
         with (run_dir / _LOCK_FILE).open() as lock_file:
             fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -63,6 +67,20 @@ def is_held(run_dir: Path) -> bool:
     except OSError:  # nobody ever held it
         return False
     return False
+
+
+def _hold(lock_file: TextIO) -> None:
+    """Takes the lock of a controller; BlockingIOError where another one has it. Who asks by `is_held` is waited for."""
+    deadline = time.monotonic() + _MAX_QUESTION_S
+    while True:
+        try:
+            return fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+        fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # there is no room beside a controller
+        fcntl.flock(lock_file, fcntl.LOCK_UN)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 class RunFolder:
@@ -87,9 +105,9 @@ class RunFolder:
         with self._errors_named(), ExitStack() as lock:
             for folder in ("logs", "services", "checkpoints"):
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
-            lock_file = lock.enter_context((self.path / _LOCK_FILE).open("a"))
+            lock_file = lock.enter_context((self.path / _LOCK_FILE).open("a+"))
             try:
-                fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _hold(lock_file)
             except BlockingIOError:
                 raise ConfigError(f"run.dir: another controller is running in {self.path}") from None
             self._check_config()

@@ -10,13 +10,14 @@ PAUSE_S=2
 role=$1
 shift
 
-stop=
+stop='' ranks=''
 trap 'stop=1; kill -TERM "$ranks" 2>/dev/null' TERM INT
 
 is_first=1
 while true; do
   python -m "services.$role" "$@" &
   ranks=$!
+  [ -z "$stop" ] || kill -TERM "$ranks" 2>/dev/null # it came before they had a number
   wait "$ranks"
   code=$?
   # A signal ends `wait`, not the ranks: they finish their command.

@@ -26,7 +26,7 @@ _GPU = "nvidia.com/gpu"
 def main() -> int:
     """Reads standard input and returns the exit code."""
     try:
-        sys.stdout.write(f"{check(list(yaml.safe_load_all(sys.stdin)))}\n")
+        sys.stdout.write(f"{check(yaml.safe_load_all(sys.stdin))}\n")
     except (ValueError, OSError, Refused, yaml.YAMLError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return 2
@@ -40,7 +40,12 @@ def check(manifests: Iterable[Manifest]) -> str:
         ConfigError: they disagree with each other, or with the recipe.
         Refused: a setting makes no sense.
     """
-    found = {(one["kind"], one["metadata"]["name"]): one for one in manifests}
+    found = {(one["kind"], one["metadata"]["name"]): one for one in manifests if _is_object(one)}
+    needed = [(kind, role) for role in PORTS for kind in ("Job", "Service")] + [("PersistentVolumeClaim", "storage")]
+    if missing := [f"{kind}/{name}" for kind, name in needed if (kind, name) not in found]:
+        raise ConfigError(
+            f"{missing[0]} is missing: expected what kubectl kustomize makes of an overlay of deploy/k8s/base"
+        )
     settings = _generated(found, "settings")
     jobs = {role: found["Job", role]["spec"] for role in PORTS}
     num_nodes = {role: places_of(settings)[role].num_nodes if role in places_of(settings) else 0 for role in PORTS}
@@ -61,6 +66,10 @@ def check(manifests: Iterable[Manifest]) -> str:
         )
     with tempfile.TemporaryDirectory() as folder:
         return check_recipe(_recipe(settings, found, Path(folder)), common_overrides(settings), num_nodes)
+
+
+def _is_object(one: object) -> bool:
+    return isinstance(one, dict) and "kind" in one and "name" in (one.get("metadata") or {})
 
 
 def _generated(found: Mapping[tuple[str, str], Manifest], name: str) -> dict[str, str]:

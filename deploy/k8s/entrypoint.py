@@ -33,8 +33,8 @@ from deploy.placement import PORTS, GroupPlace, overrides
 ROLES = (*PORTS, "controller", "prepare")
 QUICKSTART = "/app/recipes/sort_letters/cpu.yaml"
 PREPARED = "storage/prepared/sort_letters"
-PREPARE_TIMEOUT_S = 1800.0
-NAME_TIMEOUT_S = 300.0
+# A cluster may have to make a node and load an image before the last pod starts; all others wait, as do the probes.
+START_TIMEOUT_S = 1800.0
 POLL_INTERVAL_S = 5.0
 
 
@@ -96,6 +96,7 @@ def command_of(
 def common_overrides(environment: Mapping[str, str]) -> list[str]:
     """What groups and controller are told on top of the recipe; `OVERRIDES` comes last, and wins."""
     said = overrides(f"/storage/runs/{run_name(environment)}", "/secrets", "/secrets/{role}", places_of(environment))
+    said += [f"services.start_timeout_s={START_TIMEOUT_S:g}"]
     if environment["RECIPE"] == QUICKSTART:
         said += [f"actor.model=/{PREPARED}/model"]
         said += [f"data.{part}_files=/{PREPARED}/{part}.parquet" for part in ("train", "val")]
@@ -120,7 +121,7 @@ def places_of(environment: Mapping[str, str]) -> dict[str, GroupPlace]:
     return places
 
 
-def wait_for_name(place: GroupPlace, environment: Mapping[str, str], timeout_s: float = NAME_TIMEOUT_S) -> None:
+def wait_for_name(place: GroupPlace, environment: Mapping[str, str], timeout_s: float = START_TIMEOUT_S) -> None:
     """Waits until the name of the group's first pod is known, and there is the pod's own: a new pod has a new address.
 
     Raises:
@@ -144,7 +145,7 @@ def wait_for_name(place: GroupPlace, environment: Mapping[str, str], timeout_s: 
         time.sleep(POLL_INTERVAL_S)
 
 
-def wait_until_prepared(folder: Path, timeout_s: float = PREPARE_TIMEOUT_S) -> None:
+def wait_until_prepared(folder: Path, timeout_s: float = START_TIMEOUT_S) -> None:
     """Waits for what the Job prepare makes, which appears whole or not at all."""
     deadline = time.monotonic() + timeout_s
     while not folder.is_dir():

@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from services.runtime.failures.record import Failure, read_failure, write_failure
+from splitppo import __version__
 
 BACKEND = "closed"  # the name of both in torchrun's flags
 LOOPBACK = "127.0.0.1"
@@ -118,6 +119,7 @@ class Member:
     Attributes:
         host: its name.
         start: of this start of torchrun there.
+        version: of SplitPPO there.
         digest: of the group's configuration.
     """
 
@@ -127,6 +129,7 @@ class Member:
     nnodes: int
     num_processes: int
     digest: str
+    version: str = __version__
 
     def refused_by(self, first: "Member", node_rank: int, where: str) -> str | None:
         """What is wrong with this machine, in the eyes of machine 0; None: nothing."""
@@ -140,6 +143,8 @@ class Member:
             mine, its = getattr(self, key), getattr(first, key)
             if mine != its:
                 return f"{self.section}.{key} is {mine} {here}, and {its} {there}: give every machine the same file"
+        if self.version != first.version:
+            return f"{here}, is version {self.version}, {there}, {first.version}: install one version on every machine"
         if self.digest != first.digest:
             return (
                 f"the configuration of {self.section.rpartition('.')[2]} {here}, is another one than {there}: give"
@@ -158,9 +163,14 @@ class MachinesRendezvous(Rendezvous):
     def __init__(self, parameters: RendezvousParameters, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(parameters)
         self._clock = clock
+        details: Mapping[str, str] = parameters.config
+        if "node_rank" not in details:
+            raise CannotMeet(
+                "a group over several machines is started by python -m services.ROLE --config FILE --node-rank N on"
+                " each, with services.ROLE.nnodes in the file"
+            )
         address, _, port = parameters.endpoint.rpartition(":")
         self._address, self._port = address, int(port)
-        details: Mapping[str, str] = parameters.config
         self._node_rank = int(details["node_rank"])
         self._nnodes = parameters.max_nodes
         self._timeout_s = float(details["start_timeout_s"])
@@ -252,7 +262,9 @@ class MachinesRendezvous(Rendezvous):
             time.sleep(_POLL_INTERVAL_S)
         if self._me.start in json.loads(members):
             return True
-        again = f"node rank {self._node_rank} has been started again, on {self._me.host}"
+        before = json.loads(store.get(_MEMBER_KEY.format(self._node_rank)))["host"]
+        moved = "" if before == self._me.host else f", and was on {before}: does each machine have a rank of its own?"
+        again = f"node rank {self._node_rank} has been started again, on {self._me.host}{moved}"
         write_failure(ranks_store(store), Failure(self._first_rank, again))
         while time.monotonic() < deadline:  # until that group has ended, and its store with it
             store.check([_MEMBERS_KEY])

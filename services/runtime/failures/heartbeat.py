@@ -159,12 +159,9 @@ class Heartbeat:
         threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
 
     def _watch(self) -> None:
-        # Where the machine with the store cannot be reached, nothing answers, and nothing says so.
-        missed = f"the group's store has not answered for {self.limit_s:g} s (services.progress_timeout_s)"
         try:
             while not self.failure.stopped.is_set():
-                with _limit(self.limit_s, missed):
-                    self.look()
+                self.look()
                 self.failure.stopped.wait(self._interval_s)
         except RuntimeError:
             log.warning("the group's store is gone")  # the failure watch sees it, too
@@ -174,9 +171,12 @@ class Heartbeat:
         mine = self.activity.now()
         self._own_sign = _Sign(self._own_sign.number + 1, mine, self.device(), self.clock())
         sign = {"number": self._own_sign.number, "doing": asdict(mine), "device": asdict(self._own_sign.device)}
-        self.store.set(_KEY.format(self.rank), json.dumps(sign))
-        for rank in self._signs:
-            self._receive(rank)
+        # Where the machine with the store cannot be reached, nothing answers, and nothing says so.
+        missed = f"the group's store has not answered for {self.limit_s:g} s (services.progress_timeout_s)"
+        with _limit(self.limit_s, missed):
+            self.store.set(_KEY.format(self.rank), json.dumps(sign))
+            for rank in self._signs:
+                self._receive(rank)
         if self._hangs(mine):
             rank, doing, what = self._culprit(mine)
             progress = f", its last progress was {doing.progress}" if doing.progress else ""

@@ -82,6 +82,8 @@ class Leader:
                 step = step_of(call.request)
                 with self.activity.command(call.place), working_on(step, call.request_id), failpoints.at_step(step):
                     self.answer(call)
+        if self.worker.has_failed:
+            self.failure.end_group(None, Place())  # waits for the thread that ends it: nobody leaves in good order
         self.worker.command_queue.wait_open(DURABLE_TIMEOUT_S)
         self.failure.stop()
         self._announce(Order(OrderKind.LEAVE))

@@ -59,6 +59,11 @@ class Worker:
         return not (self._has_failed or self._dirty or self._is_draining)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the group ends because of a failure."""
+        return self._has_failed
+
+    @property
     def committed_step(self) -> int | None:
         """None without a ledger."""
         return None if self.ledger is None else self.ledger.committed_step

@@ -204,8 +204,8 @@ def canonical(content: dict[str, Any]) -> bytes:
     return f"{json.dumps(content, indent=1, sort_keys=True)}\n".encode()
 
 
-class Service:
-    """WorkerService and CriticService."""
+class Service(worker_pb2_grpc.WorkerServiceServicer):
+    """WorkerService, but for the calls that a worker may lack, and CriticService."""
 
     def __init__(self, critic: Critic) -> None:
         self.critic = critic

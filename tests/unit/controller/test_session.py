@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,17 @@ from tests.groups import wait_until
 
 
 @pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A port that refuses connections, and that nobody else takes meanwhile."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield taken.getsockname()[1]
+def closed() -> Iterator[dict[str, str]]:
+    """An address for each role that refuses connections, and that nobody else takes meanwhile."""
+    with socket.socket() as actor, socket.socket() as critic:
+        taken = {"actor": actor, "critic": critic}
+        for one in taken.values():
+            one.bind(("127.0.0.1", 0))
+        yield {role: f"127.0.0.1:{one.getsockname()[1]}" for role, one in taken.items()}
 
 
 @pytest.fixture
-def make(tmp_path: Path, closed_port: int) -> Callable[..., Config]:
+def make(tmp_path: Path, closed: Mapping[str, str]) -> Callable[..., Config]:
     """A config with prompts, whose services do not answer."""
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
@@ -43,10 +45,10 @@ def make(tmp_path: Path, closed_port: int) -> Callable[..., Config]:
     backend.save(str(tokenizer / "tokenizer.json"))
     row = {"prompt": "ab", "data_source": "sort_letters", "reward_model": {"ground_truth": "ab"}}
     (tmp_path / "train.jsonl").write_text((json.dumps(row) + "\n") * 4)
-    address = {"address": f"127.0.0.1:{closed_port}"}
+    addresses = {role: {"address": address} for role, address in closed.items()}
 
     def config(**changes: Any) -> Config:
-        services = {"launch": "external", "start_timeout_s": 0.3, "actor": address, "critic": address}
+        services = {"launch": "external", "start_timeout_s": 0.3, **addresses}
         inputs = {"data__train_files": str(tmp_path / "train.jsonl"), "data__tokenizer": str(tokenizer)}
         return make_config(tmp_path / "run", **inputs | {"services": services} | changes)
 
@@ -59,13 +61,13 @@ def read_summary(config: Config) -> dict[str, Any]:
 
 
 def test_services_that_cannot_be_reached_in_time_are_bad_input(
-    make: Callable[..., Config], closed_port: int, capsys: pytest.CaptureFixture[str]
+    make: Callable[..., Config], closed: Mapping[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make()
     assert run_session(config) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(said) == 1
-    assert f"at 127.0.0.1:{closed_port} cannot be reached within 0.3 s" in said[0]
+    assert any(f"the {role} at {address} cannot be reached within 0.3 s" in said[0] for role, address in closed.items())
     assert read_summary(config)["exit_reason"] == "bad_input"
 
 

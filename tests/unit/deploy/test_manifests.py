@@ -174,6 +174,18 @@ def test_probes_show_a_certificate_and_ask_rank_0_alone(name: str) -> None:
             assert first.stdout.strip() == f"splitppo.rpc.health localhost:{port} {secrets}"
 
 
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_group_that_is_not_ready_can_be_called_and_there_is_one_pod_of_a_number(name: str) -> None:
+    """A dirty group is not ready until a controller, perhaps a new one, has restored it."""
+    found = manifests(name)
+    for role in PORTS:
+        service = of(found, "Service", role)["spec"]
+        assert service["publishNotReadyAddresses"]
+        assert service["selector"]["batch.kubernetes.io/job-completion-index"] == "0"
+        job = of(found, "Job", role)["spec"]
+        assert job["podReplacementPolicy"] == "Failed"
+
+
 def test_numbers_of_settings_env_are_those_of_jobs_and_gpus() -> None:
     found = manifests("gpu")
     for role, num_nodes, num_gpus in (("actor", 2, 8), ("critic", 1, 8)):
@@ -216,6 +228,14 @@ def a_reward_group(found: list[Manifest]) -> None:
     of(found, "Job", "reward")["spec"]["suspend"] = False
 
 
+def no_claim(found: list[Manifest]) -> None:
+    found.remove(of(found, "PersistentVolumeClaim", "storage"))
+
+
+def nothing_of_ours(found: list[Manifest]) -> None:
+    found[:] = [{"kind": "List"}]
+
+
 def no_critic(found: list[Manifest]) -> None:
     settings(found)["OVERRIDES"] += " algorithm.adv_estimator=grpo rollout.n=2"
 
@@ -241,6 +261,8 @@ def does_not_divide(found: list[Manifest]) -> None:
         (one_port, "Service/critic has port 7001, expected 7002"),
         (no_name, "dnsNames of Certificate/critic are localhost, expected critic too: the controller calls it"),
         (a_reward_group, "REWARD_NODES is 0, but Job/reward is not suspended"),
+        (no_claim, "PersistentVolumeClaim/storage is missing: expected what kubectl kustomize makes of"),
+        (nothing_of_ours, "Job/actor is missing"),
         (no_critic, "CRITIC_NODES is 1, but this recipe has no group critic: expected 0"),
         (no_number, "ACTOR_NODES is 'two', expected a number"),
         (another_file, "RECIPE is '/recipe/mine.yaml', but the ConfigMap recipe has no files"),

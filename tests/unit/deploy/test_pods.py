@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deploy.compose.entrypoint import Child, Refused
 from deploy.k8s import entrypoint
@@ -48,6 +49,22 @@ def test_the_quickstart_is_placed_behind_services_and_in_the_claim(role: str, ro
     assert (config.services.launch, config.services.security.tls) == ("external", True)
     assert (config.services.critic.bind, config.services.critic.address) == ("0.0.0.0:7002", "critic:7002")
     assert (config.services.actor.num_processes, config.services.actor.devices) == (1, ())
+
+
+def test_everybody_waits_as_long_for_pods_that_have_no_node_yet_unless_told_otherwise() -> None:
+    """A controller that gave up earlier would end with 2, and its Job for good."""
+    base = yaml.safe_load((PROJECT / "deploy/k8s/base/group.yaml").read_text())
+    (container,) = base["spec"]["template"]["spec"]["containers"]
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == entrypoint.START_TIMEOUT_S
+    recipe = PROJECT / "recipes/sort_letters/cpu.yaml"
+
+    def start_timeout_s(given: str) -> float:
+        said = entrypoint.common_overrides({**SETTINGS, "OVERRIDES": given})
+        return load_config(recipe, said).services.start_timeout_s
+
+    assert start_timeout_s("") == entrypoint.START_TIMEOUT_S
+    assert start_timeout_s("services.start_timeout_s=60") == 60.0
 
 
 def test_pods_of_one_group_meet_at_the_first_once_its_name_is_its_own(

@@ -105,6 +105,7 @@ def test_machine_0_ends_when_a_group_whose_ranks_do_not_see_it_has_failed(thread
             "services.actor.nnodes is 3 on two, node rank 1, and 2 on one, node rank 0: give every",
         ),
         ({"num_processes": 6}, "services.actor.num_processes is 6 on two, node rank 1, and 4 on one, node rank 0"),
+        ({"version": "9.9"}, "on two, node rank 1, is version 9.9, on one, node rank 0, "),
         ({"digest": "e"}, "the configuration of actor on two, node rank 1, is another one than on one, node rank 0"),
         (
             {"section": "services.critic"},
@@ -148,6 +149,28 @@ def test_machine_0_that_is_not_there_is_waited_for_and_named() -> None:
         HasNotMet, match=rf"the machines of services\.actor have not met at {endpoint} within 1 s: .*refused"
     ):
         machine(endpoint, 1, start_timeout_s=1).next_rendezvous()
+
+
+def test_a_rank_that_two_machines_have_is_said_by_the_second(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = free_address()
+    near, far = machine(endpoint, 0), machine(endpoint, 1)
+    meeting = threads.submit(far.next_rendezvous)
+    store = near.next_rendezvous().store.underlying_store
+    meeting.result(30)
+    monkeypatch.setattr(socket, "gethostname", lambda: "three")
+    again = threads.submit(machine(endpoint, 1, start_timeout_s=2).next_rendezvous)
+    failure = wait_until(partial(read_failure, ranks_store(store)), what="the group hears of it")
+    assert "has been started again, on three, and was on " in failure.error
+    assert failure.error.endswith("does each machine have a rank of its own?")
+    with pytest.raises(HasNotMet):
+        again.result(30)
+
+
+def test_flags_of_torchrun_alone_start_no_group_of_several_machines() -> None:
+    with pytest.raises(CannotMeet, match="is started by python -m services"):
+        rendezvous(RendezvousParameters("closed", "127.0.0.1", "none", 2, 2))
 
 
 def test_one_machine_meets_itself_on_loopback() -> None:

@@ -22,15 +22,17 @@ from controller.doctor.examination import examine_run
 from controller.doctor.facts import Code, Facts, Finding, GroupFacts, RunFacts
 from controller.doctor.findings import find
 from controller.doctor.report import as_json, as_text
+from controller.run.folder import RunFolder
 from services.runtime.failures.heartbeat import VitalSign
 from splitppo.batch import Batch
+from splitppo.config import load_config
 from splitppo.config.load import validate
 from splitppo.config.section import TrainedRoleName
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.certificates import Identity
 from splitppo.rpc.credentials import Credentials
 from splitppo.rpc.request_id import PROTOCOL_VERSION
-from splitppo.v1 import batch_pb2
+from splitppo.v1 import batch_pb2, worker_pb2
 from tests import disks, models
 from tests.certificates import TOKEN, expire, last, rename, secure
 from tests.groups import PROJECT, free_address
@@ -137,11 +139,30 @@ async def test_another_configuration_is_named_by_its_keys_where_the_run_folder_h
     assert finding.sentence.endswith("was started with another configuration: actor.lr is 0.125 there, 1e-06 here")
 
 
+async def test_the_configuration_that_a_run_folder_keeps_is_as_good_as_the_runs_own(
+    serve: Serve, run_dir: Path, tmp_path: Path
+) -> None:
+    security = secure(tmp_path)
+    actor = await serve("actor", tree(run_dir, has_critic=False), credentials(tmp_path, "actor"))
+    with RunFolder(validate(external(run_dir, actor.address, security=security), "test")) as folder:
+        stored = load_config(folder.config_file)
+        assert find(await examine_run(stored)) == []
+
+
 async def test_groups_that_were_mixed_up_are_told_apart(serve: Serve, run_dir: Path) -> None:
     critic = await serve("critic", tree(run_dir))
     [finding] = await ask_actor(critic, run_dir)
     assert finding.code == "role"
     assert finding.sentence == f"the actor at {critic.address} is a critic, expected the actor"
+
+
+def test_a_worker_that_says_what_only_a_newer_version_knows_is_shown_as_it_says(run_dir: Path) -> None:
+    group = GroupFacts("here", "d")
+    group.note_status(worker_pb2.GetStatusResponse(role=99, state=98))  # type: ignore[arg-type]
+    assert (group.role, group.state) == ("99", "98")
+    facts = Facts(RunFacts(str(run_dir), "local"), now_unix_s=0.0, groups={"actor": group})
+    assert {finding.code for finding in find(facts)} == {"role", "version"}
+    assert "98" in as_text(facts, [])
 
 
 async def test_a_clock_that_is_off_by_more_than_a_second_is_found(serve: Serve, run_dir: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,16 @@ def test_a_start_that_recorded_nothing_does_not_bind_the_folder(run_dir: Path) -
     reopen(run_dir, actor__model="models/mistyped")
     reopen(run_dir, actor__model="models/policy", run__resume="disable")
     assert load_config(run_dir / "config.yaml").actor.model == "models/policy"
+
+
+def test_who_only_asks_whether_the_folder_is_held_keeps_no_controller_out(run_dir: Path) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / "controller.lock").open("a+") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        done = threading.Timer(0.05, fcntl.flock, (asking, fcntl.LOCK_UN))
+        done.start()
+        reopen(run_dir)
+        done.join()
 
 
 def test_a_fresh_run_is_refused_where_a_run_is(run_dir: Path) -> None:

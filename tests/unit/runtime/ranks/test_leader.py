@@ -18,13 +18,22 @@ from splitppo.rpc.errors import (
     InvalidArgument,
     NotFound,
     OutOfMemory,
+    PeerDied,
     Place,
     StaleEpoch,
     WrongState,
     WrongStep,
 )
 from splitppo.v1 import worker_pb2
-from tests.unit.runtime.ranks.service import ROWS, GroupEnded, Service, experience, new_leader, raises
+from tests.unit.runtime.ranks.service import (
+    ROWS,
+    GroupEnded,
+    RecordedFailureWatch,
+    Service,
+    experience,
+    new_leader,
+    raises,
+)
 
 
 def test_columns_go_into_the_slot_and_progress_to_the_caller(service: Service) -> None:
@@ -236,3 +245,14 @@ def test_an_idle_leader_gives_signs_of_life_and_says_when_to_leave(service: Serv
     new_leader(service.commands, channel, watch, service.worker).serve()
     assert channel.announced == [OrderKind.NOTHING, OrderKind.NOTHING, OrderKind.LEAVE]
     assert failure.has_stopped
+
+
+def test_a_leader_whose_group_has_failed_sends_nobody_away_in_good_order(service: Service) -> None:
+    """Else the ranks of another host, and whoever started them there, take it for a drained group's end."""
+    channel, failure = RecordedChannel(), RecordedFailureWatch()
+    service.worker.mark_failed(PeerDied("rank 1 has died", Place()))
+    watch: Any = failure
+    with pytest.raises(GroupEnded):
+        new_leader(service.commands, channel, watch, service.worker).serve()
+    assert channel.announced == []
+    assert failure.endings == [(None, Place())]
