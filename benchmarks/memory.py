@@ -27,7 +27,7 @@ from transformers.utils import logging as hf_logging
 from benchmarks.loading import Peak, anonymous_mib
 from controller.memory.estimate import GroupMemory, estimate_group
 from controller.memory.model_shape import read_model_shape
-from services.actor.losses.actor_loss import LossTerms, actor_loss
+from services.actor.losses.actor_loss import actor_loss
 from services.critic.losses import critic_loss
 from services.engine.model.forward import policy_forward, value_forward
 from services.engine.train_engine import TrainEngine
@@ -140,7 +140,7 @@ def phases_of(config: Config, role: RoleName, engine: TrainEngine) -> dict[str, 
     """What is measured, by the names of the estimate, but for the two parts of an update."""
     batch = make_batch(config)
     forward = policy_forward(1.0) if role == "actor" else value_forward
-    loss = actor_loss(config.actor, LossTerms.of(config.actor)) if role == "actor" else critic_loss(config.critic)
+    loss = actor_loss(config.actor) if role == "actor" else critic_loss(config.critic)
     rollout = HfRollout(engine.gathered, StopRule(()), config.rollout.max_batch_size, CPU)
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_response_length=RESPONSE)
     output, phase = ("log_probs", "log-probs") if role == "actor" else ("values", "values")

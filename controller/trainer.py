@@ -102,13 +102,8 @@ class Trainer:
             record.experience = experience = assemble_experience(
                 algorithm,
                 rollouts.merge(old).merge(ref).merge(values),
-                scored.scores,
+                scored.as_scores(rollouts["responses"].lengths, algorithm.gdpo_reward_keys, greedy),
                 num_samples=self.config.rollout.n,
-                kl_coef=algorithm.kl_coef,
-                greedy_scores=greedy,
-                truncated_B=scored.truncated,
-                components=scored.components(algorithm.gdpo_reward_keys),
-                token_scores=scored.token_scores(rollouts["responses"].lengths),
                 normalization=self.state.normalization(self.config),
             )
         self.log_prob_check.check(record.step, experience.metrics)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from services.actor.covariance_selection import select_tokens
-from services.actor.losses.actor_loss import LossTerms, actor_loss
+from services.actor.losses.actor_loss import actor_loss
 from services.engine import parallel
 from services.engine.batching.packing import ResponseTokens
 from services.engine.model.forward import RESPONSE_METHOD, Forward, policy_forward, value_forward
@@ -73,9 +73,9 @@ def with_policy_loss(batch: Batch, loss_mode: str, **settings: Any) -> tuple[Bat
     section = {"loss_mode": loss_mode, "clip_cov_ratio": 0.2, "clip_cov_lb": 0.0, "kl_cov_ratio": 0.2}
     config = ActorConfig.model_validate({"model": "unused", "policy_loss": section, **settings})
     if loss_mode in COVARIANCE_LOSSES:
-        selected = select_tokens(config, loss_mode, batch)
+        selected = select_tokens(config, batch)
         batch = batch.merge(Batch(batch.num_rows, {"selected_tokens": selected}))
-    return batch, actor_loss(config, LossTerms.of(config))
+    return batch, actor_loss(config)
 
 
 def keep_tokens_of(batch: Batch, row: int) -> Batch:

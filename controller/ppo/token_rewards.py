@@ -5,9 +5,15 @@ B sequences, T response tokens, right-padded; N of them, ragged. float32 in and 
 
 import numpy as np
 
+from controller.ppo.blocks import blocks
+from controller.ppo.kl import kl_divergence
 from controller.ppo.masked_stats import Float32s, Float64s, Mask, masked_mean
 from controller.ppo.reward_shaping import PlacedScores
-from splitppo.batch import Column
+from splitppo.batch import Batch, Column
+from splitppo.config import AlgorithmConfig
+
+# Padded tokens that are worked on at a time.
+_TOKENS = 1 << 19
 
 
 def token_rewards(scores: PlacedScores, kept: Column) -> Column:
@@ -41,3 +47,16 @@ def penalise_kl(rewards_BT: Float32s, kl_BT: Float64s, mask_BT: Mask, *, kl_coef
     """
     kl_B = masked_mean(kl_BT, mask_BT, axis=1)
     return np.where(mask_BT, rewards_BT - kl_coef * kl_BT, 0.0).astype(np.float32), kl_B
+
+
+def subtract_kl(algorithm: AlgorithmConfig, rollouts: Batch, rewards: Column, mask: Column) -> float:
+    """Takes the KL penalty from the rewards, in place; returns the mean KL of the responses, in nats."""
+    kl_B = np.zeros(rollouts.num_rows)
+    for start, stop in blocks(mask.lengths, _TOKENS):
+        columns = (rollouts["old_log_probs"], rollouts["ref_log_probs"], mask, rewards)
+        log_probs_BT, ref_log_probs_BT, mask_BT, rewards_BT = (one.between(start, stop).pad() for one in columns)
+        kl_BT = kl_divergence(log_probs_BT, ref_log_probs_BT, mask_BT, kl_penalty=algorithm.kl_penalty)
+        rewards_BT, kl_B[start:stop] = penalise_kl(rewards_BT, kl_BT, mask_BT, kl_coef=algorithm.kl_coef)
+        part = rewards.between(start, stop)
+        part.values[:] = part.unpad(rewards_BT).values
+    return float(kl_B.mean()) if len(kl_B) else 0.0

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from controller.ppo.scores import Scores
 from controller.workers.span import Span
 from rewards.samples import Failure
 from splitppo.batch import Column
@@ -141,6 +142,16 @@ class ScoredResponses:
     def scores(self) -> NDArray[np.float32]:
         """[B]."""
         return np.array([sample.score for sample in self.samples], np.float32)
+
+    def as_scores(
+        self,
+        lengths_B: NDArray[np.int32],
+        component_names: Sequence[str] = (),
+        greedy_scores: NDArray[np.float32] | None = None,
+    ) -> Scores:
+        """What the experience takes of responses of these lengths; see `components` and `Scores`."""
+        components = self.components(component_names)
+        return Scores(self.scores, self.token_scores(lengths_B), self.truncated, components, greedy_scores)
 
     def components(self, names: Sequence[str]) -> NDArray[np.float32] | None:
         """[K, B], the parts of the scores that are named: fields of the scorers' dicts, or `score`; None without names.

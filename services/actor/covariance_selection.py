@@ -9,13 +9,11 @@ from numpy.typing import NDArray
 from services.engine.batching.loss_aggregation import response_mask
 from splitppo.batch import Batch, Column
 from splitppo.config import ActorConfig
+from splitppo.config.policy_loss import PolicyLossConfig
 from splitppo.splitmix import splitmix64
 
-# A token has one bit for each PPO epoch, of which an int32 holds so many.
-MAX_EPOCHS = 31
 
-
-def select_tokens(config: ActorConfig, loss_mode: str, batch: Batch) -> Column:
+def select_tokens(config: ActorConfig, batch: Batch) -> Column:
     """The column `selected_tokens`: bit e is set where the token was selected of its mini-batch of epoch e.
 
     Over the M counting tokens of a mini-batch (Cui et al., 2025, eq. 10):
@@ -31,13 +29,11 @@ def select_tokens(config: ActorConfig, loss_mode: str, batch: Batch) -> Column:
     `batch` has the columns mini_batches, advantages, old_log_probs and seeds (one per row).
 
     Raises:
-        ValueError: more epochs than MAX_EPOCHS, or a row without its seed.
+        ValueError: a row without its seed.
     """
     lengths = batch["responses"].lengths
-    if config.ppo_epochs > MAX_EPOCHS:
-        raise ValueError(f"loss_mode {loss_mode} allows {MAX_EPOCHS} ppo_epochs at most, got {config.ppo_epochs}")
     if (batch["seeds"].lengths != 1).any():
-        raise ValueError(f"loss_mode {loss_mode} needs one seed per response in column 'seeds'")
+        raise ValueError(f"loss_mode {config.policy_loss.loss_mode} needs one seed per response in column 'seeds'")
     counts_N = response_mask(batch).values != 0
     log_probs_N, advantages_N = (batch[name].values.astype(np.float64) for name in ("old_log_probs", "advantages"))
     mini_batches = batch["mini_batches"].values.reshape(batch.num_rows, config.ppo_epochs)
@@ -48,19 +44,16 @@ def select_tokens(config: ActorConfig, loss_mode: str, batch: Batch) -> Column:
         for index in np.unique(assigned):
             tokens = np.flatnonzero(counts_N & (mini_batch_N == index))
             cov = _deviations(log_probs_N[tokens]) * _deviations(advantages_N[tokens])
-            chosen = _choose(config, loss_mode, cov, hash_N[tokens])
+            chosen = _choose(config.policy_loss, cov, hash_N[tokens])
             selected_N[tokens[chosen]] |= np.int32(1 << epoch)
     return Column(selected_N, lengths)
 
 
-def _choose(
-    config: ActorConfig, loss_mode: str, cov: NDArray[np.float64], hashes: NDArray[np.uint64]
-) -> NDArray[np.int64]:
+def _choose(section: PolicyLossConfig, cov: NDArray[np.float64], hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Indices into the tokens of one mini-batch."""
-    section = config.policy_loss
-    ratio = section.clip_cov_ratio if loss_mode == "clip_cov" else section.kl_cov_ratio
+    ratio = section.clip_cov_ratio if section.loss_mode == "clip_cov" else section.kl_cov_ratio
     most = max(1, int(ratio * len(cov)))
-    if loss_mode == "kl_cov":
+    if section.loss_mode == "kl_cov":
         largest: NDArray[np.int64] = np.lexsort((hashes, -cov))[:most]
         return largest
     candidates = np.flatnonzero((cov > section.clip_cov_lb) & (cov < section.clip_cov_ub))

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from services.actor.covariance_selection import select_tokens
-from services.actor.losses.actor_loss import LossTerms, actor_loss
+from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.registry import find_policy_loss, try_policy_loss
 from services.engine.memory_metrics import memory_metrics
 from services.engine.model.forward import policy_forward
@@ -114,15 +114,14 @@ class ActorRole:
             return Outcome()
         self._generation.suspend(weights_change=True)
         config = self._config_of(request)
-        terms, target_kl = LossTerms.of(config), config.target_kl
+        coefficients = {"actor/entropy_coeff": config.entropy_coeff}
+        if config.use_kl_loss:
+            coefficients["actor/kl_coef"] = config.kl_loss_coef
         if request.loss_terms.phase != self._phase:
-            self._phase = request.loss_terms.phase
-            log.info("step %d: phase %r, %s", request.slot.step, self._phase, terms)
-        stop_above = None if target_kl is None else MetricLimit("ppo_kl", target_kl)
-        metrics = self._trained.update(batch, actor_loss(config, terms), progress, stop_above=stop_above)
-        coefficients = {"actor/entropy_coeff": terms.entropy_coeff}
-        if terms.kl_loss_coef is not None:
-            coefficients["actor/kl_coef"] = terms.kl_loss_coef
+            self._phase, loss_mode = request.loss_terms.phase, config.policy_loss.loss_mode
+            log.info("step %d: phase %r, loss %s, %s", request.slot.step, self._phase, loss_mode, coefficients)
+        stop_above = None if config.target_kl is None else MetricLimit("ppo_kl", config.target_kl)
+        metrics = self._trained.update(batch, actor_loss(config), progress, stop_above=stop_above)
         return Outcome(metrics={**metrics, **memory_metrics(self._device), **coefficients})
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
@@ -142,8 +141,7 @@ class ActorRole:
         if request.advance_only:
             return batch.take(np.empty(0, np.int64))
         config = self._config_of(request)
-        loss_mode = config.policy_loss.loss_mode
-        selects_tokens = loss_mode in COVARIANCE_LOSSES
+        selects_tokens = config.policy_loss.loss_mode in COVARIANCE_LOSSES
         needed = {
             "advantages": True,
             "ref_log_probs": config.use_kl_loss,
@@ -155,7 +153,7 @@ class ActorRole:
         batch = self._trained.prepare_update(request, batch)
         if not selects_tokens:
             return batch
-        selected = select_tokens(config, loss_mode, batch)
+        selected = select_tokens(config, batch)
         return batch.merge(Batch(batch.num_rows, {"selected_tokens": selected}))
 
     def _check_update(self, request: actor_pb2.ActorUpdateRequest) -> None:

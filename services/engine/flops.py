@@ -10,6 +10,7 @@ counts where it is computed, at response tokens.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from services.engine import parallel
-from services.engine.batching.loss_aggregation import masked_lengths, response_mask
+from services.engine.batching.mini_batches import MiniBatch
 from services.engine.batching.packing import row_lengths
 from splitppo.batch import Batch
 from splitppo.config import TrainedModelConfig
@@ -56,15 +57,14 @@ class FlopsMeter:
     def __init__(self, model: Any, config: TrainedModelConfig, device: torch.device) -> None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self.peak_flops = peak_flops(name, config.dtype)
-        self._shape, self._ppo_epochs, self._device = dense_shape(model), config.ppo_epochs, device
+        self._shape, self._device = dense_shape(model), device
 
-    def update_flops(self, batch: Batch) -> float:
-        """Model FLOPs of an update with this rank's rows; NaN where they are not known."""
+    def update_flops(self, batch: Batch, mini_batches: Sequence[MiniBatch]) -> float:
+        """Model FLOPs of the gradients of mini-batches with this rank's rows; NaN where they are not known."""
         if self._shape is None:
             return math.nan
-        trained = masked_lengths(response_mask(batch)) > 0
-        lengths, responses = row_lengths(batch)[trained], batch["responses"].lengths[trained]
-        return self._ppo_epochs * train_flops(self._shape, lengths, responses)
+        rows = np.concatenate([np.empty(0, np.int64), *(part for one in mini_batches for part in one.micro_batches)])
+        return train_flops(self._shape, row_lengths(batch)[rows], batch["responses"].lengths[rows])
 
     def forward_flops(self, batch: Batch) -> float:
         """Model FLOPs of a forward pass over this rank's rows: a third of an update's; NaN where they are not known."""

@@ -104,7 +104,7 @@ class TrainEngine:
             metrics, the same on all ranks. Those of the loss and "grad_norm" (before clipping) are means over the
             optimizer steps that were made, absent without any ("grad_norm" is NaN where no gradient was finite).
         """
-        started_s = time.perf_counter()
+        started_s, meter = time.perf_counter(), self.flops_meter
         planned = self.plan_update(batch)
         mini_batches = [mini_batch for mini_batch in planned if mini_batch.num_tokens]
         if num_empty := len(planned) - len(mini_batches):
@@ -130,10 +130,12 @@ class TrainEngine:
             if math.isfinite(norm):
                 made.append(sums)
                 norms.append(norm)
+        # The mini-batch at which the update ends has had its gradient computed.
+        computed = mini_batches[: len(mini_batches) - num_stopped + 1]
         metrics = {
             **reduce_metrics(made),  # on the host: the device is done
             **self._rank_tokens(batch),
-            **self.flops_meter.utilisation(self.flops_meter.update_flops(batch), time.perf_counter() - started_s),
+            **meter.utilisation(meter.update_flops(batch, computed), time.perf_counter() - started_s),
             "lr": lr,
             "num_skipped_steps": float(len(mini_batches) - num_stopped - len(norms)),
             "num_empty_steps": float(num_empty),

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from splitppo.config.policy_loss import SEQUENCE_LOSSES, PolicyLossConfig
+from splitppo.config.policy_loss import COVARIANCE_LOSSES, MAX_COVARIANCE_EPOCHS, SEQUENCE_LOSSES, PolicyLossConfig
 from splitppo.config.section import PositiveInt, Section, Share
 
 KlLossType = Literal[
@@ -95,6 +95,15 @@ class ActorConfig(TrainedModelConfig):
         if not isinstance(policy_loss, dict) or policy_loss.get("loss_mode") not in SEQUENCE_LOSSES:
             return section
         return {"loss_agg_mode": "seq-mean-token-mean", **section}
+
+    @model_validator(mode="after")
+    def _a_token_has_a_bit_for_every_epoch(self) -> "ActorConfig":
+        loss_mode = self.policy_loss.loss_mode
+        if loss_mode in COVARIANCE_LOSSES and self.ppo_epochs > MAX_COVARIANCE_EPOCHS:
+            raise ValueError(
+                f"loss_mode: {loss_mode} allows {MAX_COVARIANCE_EPOCHS} ppo_epochs at most, got {self.ppo_epochs}"
+            )
+        return self
 
     @property
     def clip_low(self) -> float:

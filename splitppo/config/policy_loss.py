@@ -26,6 +26,8 @@ LOSS_MODES = (
 )
 # Those that select tokens of the whole mini-batch, by the old log-probs.
 COVARIANCE_LOSSES = ("clip_cov", "kl_cov")
+# They mark a token by one bit of an int32 for each PPO epoch.
+MAX_COVARIANCE_EPOCHS = 31
 # Those whose papers take the mean over tokens, then over sequences.
 SEQUENCE_LOSSES = ("gspo", "geo_mean", "sapo")
 

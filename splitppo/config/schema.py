@@ -241,6 +241,13 @@ class Config(Section):
                 "algorithm.rollout_correction.loss_type is reinforce, which sets actor.policy_loss.loss_mode and"
                 f" reinforce_is: leave both out, got {policy_loss.loss_mode!r} and {policy_loss.reinforce_is!r}"
             )
+        for number, phase in enumerate(self.algorithm.phases):
+            if correction.loss_type == "reinforce" and phase.loss_mode not in (None, "reinforce"):
+                raise ValueError(
+                    f"algorithm.phases.{number}: loss_mode is {phase.loss_mode!r}, but"
+                    " algorithm.rollout_correction.loss_type is reinforce, whose weights no other loss has: leave"
+                    " loss_type out, and set bypass_mode and actor.policy_loss"
+                )
         return self
 
     @model_validator(mode="after")

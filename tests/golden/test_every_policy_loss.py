@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.actor.covariance_selection import select_tokens
-from services.actor.losses.actor_loss import LossTerms, actor_loss
+from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.registry import POLICY_LOSSES
 from services.engine.batching.mini_batches import plan_mini_batches
 from services.engine.batching.packing import MicroBatchLimits, collate
@@ -106,13 +106,13 @@ def gpg(row: Row, t: int) -> float:
     return -row.advantages[t] * row.now[t]
 
 
-def dppo(row: Row, t: int, divergence: float) -> float:
+def dppo(row: Row, t: int, divergence: float, *, largest: float = DUAL) -> float:
     new, old = math.exp(row.frozen[t]), math.exp(row.old[t])
     rises_too_far, falls_too_far = new > old and divergence > HIGH, new < old and divergence > LOW
     return (
         0.0
         if (rises_too_far if row.advantages[t] > 0 else falls_too_far)
-        else -row.advantages[t] * min(row.ratio(t, of_frozen=True), DUAL) * row.now[t]
+        else -row.advantages[t] * min(row.ratio(t, of_frozen=True), largest) * row.now[t]
     )
 
 
@@ -229,7 +229,7 @@ def computed(config: ActorConfig, batch: Batch) -> tuple[float, Array]:
     tokens = collate(batch, mini_batch.weights, packed=True, device=CPU).tokens
     log_probs = tokens.columns["rollout_log_probs"].double().requires_grad_()
     outputs = {"log_probs": log_probs, "entropy": torch.zeros_like(log_probs)}
-    loss = actor_loss(config, LossTerms.of(config))(outputs, tokens).loss
+    loss = actor_loss(config)(outputs, tokens).loss
     [gradient] = torch.autograd.grad(loss, log_probs)
     return loss.item(), gradient.numpy()
 
@@ -286,7 +286,7 @@ def test_value_and_gradient_of_every_loss_in_every_aggregation(name: str, mode: 
     config = actor_config(loss_agg_mode=mode, policy_loss={"loss_mode": loss_mode, **shares, **settings})
     batch = BATCH
     if loss_mode in COVARIANCE_LOSSES:
-        selected = select_tokens(config, loss_mode, batch)
+        selected = select_tokens(config, batch)
         assert selected.values.any()
         batch = batch.merge(Batch(batch.num_rows, {"selected_tokens": selected}))
 
@@ -306,6 +306,15 @@ def test_without_dual_clip_a_token_that_became_likely_is_pushed_down_however_lik
     config = actor_config(clip_ratio_c=None)
 
     compare(config, BATCH, lambda row, t: clipped_surrogate(row.ratio(t), row.advantages[t]))
+
+
+def test_without_a_largest_weight_dppo_weighs_a_token_by_its_whole_ratio() -> None:
+    config = actor_config(clip_ratio_c=None, policy_loss={"loss_mode": "dppo_tv"})
+
+    def whole(row: Row, t: int) -> float:
+        return dppo(row, t, abs(math.exp(row.frozen[t]) - math.exp(row.old[t])), largest=math.inf)
+
+    compare(config, BATCH, whole)
 
 
 @pytest.mark.parametrize("loss_mode", ["gspo", "geo_mean"])
@@ -371,7 +380,7 @@ def test_tokens_are_selected_of_each_mini_batch_of_each_epoch(loss_mode: str, ra
     assigned = [[0, 0, 1], [1, 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 1], [1, 1, 0], [0, 1, 1]]
     batch = BATCH.merge(Batch.from_rows(mini_batches=assigned))
 
-    selected = select_tokens(config, loss_mode, batch)
+    selected = select_tokens(config, batch)
 
     for epoch in range(3):
         found = {

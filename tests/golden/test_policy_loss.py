@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from services.actor.losses.actor_loss import LossTerms, actor_loss
+from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.clip_losses import vanilla
 from services.actor.losses.kl import KL_ESTIMATES, kl_estimate
 from services.actor.losses.policy_loss import PolicyTokens
@@ -76,7 +76,7 @@ def run(cfg: ActorConfig, arrays: dict[str, Array], columns: tuple[str, ...]) ->
     outputs = tensors(arrays, "log_probs", "entropy")
     outputs["log_probs"].requires_grad_()
     weights_N, mask_N = tensors(arrays, "weights")["weights"], torch.tensor(arrays["mask"])
-    output = actor_loss(cfg, LossTerms.of(cfg))(outputs, response_tokens(mask_N, weights_N, tensors(arrays, *columns)))
+    output = actor_loss(cfg)(outputs, response_tokens(mask_N, weights_N, tensors(arrays, *columns)))
     output.loss.backward()
     gradient = outputs["log_probs"].grad
     assert gradient is not None

@@ -15,6 +15,7 @@ import pytest
 from controller.ppo.experience import Experience, assemble_experience
 from controller.ppo.normalization import Normalization
 from controller.ppo.running_moments import Moments, RunningMoments
+from controller.ppo.scores import Scores
 from splitppo.batch import Batch, Column
 from splitppo.config import AlgorithmConfig
 from splitppo.config.reward_shaping import RewardShapingConfig
@@ -43,10 +44,8 @@ def test_gae_of_scores_on_tokens() -> None:
     experience = assemble_experience(
         algorithm(gamma=0.5, lam=0.5),
         rollouts,
-        np.array([3.0, 1.0], np.float32),
+        Scores(np.array([3.0, 1.0], np.float32), tokens=column([[1.0, 0.0, 0.5], [0.0, 0.0]])),
         num_samples=1,
-        kl_coef=0.0,
-        token_scores=column([[1.0, 0.0, 0.5], [0.0, 0.0]]),
     )
     # Of 3, 1 and 0.5 are placed, and 1.5 is left for the end; the second response's score is all of its end.
     assert rows_of(experience.rewards) == [[1.0, 0.0, 2.0], [0.0, 1.0]]
@@ -63,7 +62,7 @@ def test_the_score_of_a_rejected_token_moves_on_else_back() -> None:
     placed = column([[1.0, 2.0, 4.0, 8.0], [1.0, 2.0, 4.0], [1.0, 2.0], [0.0], []])
     scores = np.array([31.0, 15.0, 9.0, 3.0, 7.0], np.float32)  # 16, 8, 6, 3 and 7 at the ends
     experience = assemble_experience(
-        algorithm(adv_estimator="rloo"), rollouts, scores, num_samples=1, kl_coef=0.0, token_scores=placed
+        algorithm(adv_estimator="rloo"), rollouts, Scores(scores, tokens=placed), num_samples=1
     )
     assert rows_of(experience.rewards) == [[0, 3, 0, 28], [0, 15, 0], [0, 0], [3], []]
 
@@ -75,7 +74,7 @@ def test_groups_compare_the_sums_wherever_scores_are_placed(estimator: str) -> N
     placed = column([[0.5, 0.25], [-1.0, 0.0, 2.0], [0.0], [3.0, 0.0]])
     advantages = [
         assemble_experience(
-            algorithm(adv_estimator=estimator), rollouts, scores, num_samples=2, kl_coef=0.0, token_scores=token_scores
+            algorithm(adv_estimator=estimator), rollouts, Scores(scores, tokens=token_scores), num_samples=2
         ).batch["advantages"]
         for token_scores in (None, placed)
     ]
@@ -87,10 +86,9 @@ def test_every_part_of_a_score_is_scaled_and_clipped_by_itself_and_the_score_sta
     experience = assemble_experience(
         algorithm(adv_estimator="rloo"),
         rollouts,
-        np.array([3.0, -9.0], np.float32),
+        # 4.75 is left for the first end.
+        Scores(np.array([3.0, -9.0], np.float32), tokens=column([[0.25, -4.0, 2.0], [0.0, 0.0]])),
         num_samples=2,
-        kl_coef=0.0,
-        token_scores=column([[0.25, -4.0, 2.0], [0.0, 0.0]]),  # 4.75 is left for the first end
         normalization=Normalization(RewardShapingConfig(scale=2.0, clip_range=(-3.0, 5.0))),
     )
     assert rows_of(experience.rewards) == [[0.5, -3.0, 4.0 + 5.0], [0.0, -3.0]]
@@ -102,10 +100,8 @@ def test_the_score_of_a_greedy_response_is_shaped_as_that_which_it_is_compared_w
     experience = assemble_experience(
         algorithm(adv_estimator="remax"),
         rollouts,
-        np.array([0.5, 1.0, -4.0, 2.0], np.float32),
+        Scores(np.array([0.5, 1.0, -4.0, 2.0], np.float32), greedy=np.array([0.25, 9.0], np.float32)),
         num_samples=2,
-        kl_coef=0.0,
-        greedy_scores=np.array([0.25, 9.0], np.float32),
         normalization=Normalization(RewardShapingConfig(scale=2.0, clip_range=(-5.0, 5.0))),
     )
     assert rows_of(experience.batch["advantages"]) == [[0.5], [1.5, 1.5], [-10.0], [-1.0]]
@@ -119,9 +115,8 @@ def test_the_running_deviation_is_that_of_all_scores_so_far() -> None:
         experience = assemble_experience(
             algorithm(adv_estimator="rloo"),
             rollouts,
-            np.array(scores, np.float32),
+            Scores(np.array(scores, np.float32)),
             num_samples=2,
-            kl_coef=0.0,
             normalization=Normalization(shaping, running=running),
         )
         running, std = experience.running, statistics.pstdev(seen)
@@ -209,6 +204,7 @@ def test_three_steps_of_everything_at_once_are_those_of_the_reference() -> None:
         gamma=0.95,
         lam=0.9,
         use_kl_in_reward=True,
+        kl_coef=0.3,
         rollout_correction={"bypass_mode": False, "rollout_rs": "token_k1", "rollout_rs_threshold": 2.0},
     )
     kept: Rows = [[1, 0, 1], [1], [0, 1, 1, 0, 1, 0], [1, 0]]
@@ -233,10 +229,8 @@ def test_three_steps_of_everything_at_once_are_those_of_the_reference() -> None:
         experience = assemble_experience(
             config,
             rollouts,
-            scores,
+            Scores(scores, tokens=column(token_scores)),
             num_samples=2,
-            kl_coef=0.3,
-            token_scores=column(token_scores),
             normalization=Normalization(shaping, normalize_values=True, running=running),
         )
         expected = reference_step(
@@ -283,9 +277,8 @@ def step_of_values(normalize_values: bool, running: RunningMoments, values: Rows
     return assemble_experience(
         algorithm(),
         rollouts,
-        np.array([10.0, 40.0], np.float32),
+        Scores(np.array([10.0, 40.0], np.float32)),
         num_samples=1,
-        kl_coef=0.0,
         normalization=Normalization(normalize_values=normalize_values, running=running),
     )
 

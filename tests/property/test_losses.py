@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.actor.losses.actor_loss import LossTerms, actor_loss
+from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.kl import KL_ESTIMATES, kl_estimate
 from services.critic.losses import critic_loss
 from services.engine.token_metrics import LossOutput, MetricSums, reduce_metrics
@@ -34,7 +34,7 @@ def random_tokens(seed: int, num_tokens: int) -> BearerTokens:
 
 def actor(tokens: BearerTokens) -> LossOutput:
     config = ActorConfig.model_validate({"model": "unused", "entropy_coeff": 0.01, "use_kl_loss": True})
-    return actor_loss(config, LossTerms.of(config))(tokens, response_tokens(tokens["mask"], tokens["weights"], tokens))
+    return actor_loss(config)(tokens, response_tokens(tokens["mask"], tokens["weights"], tokens))
 
 
 def critic(tokens: BearerTokens) -> LossOutput:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from services.actor.covariance_selection import select_tokens
-from services.actor.losses.actor_loss import LossTerms, actor_loss
+from services.actor.losses.actor_loss import actor_loss
 from services.engine.batching.mini_batches import plan_mini_batches
 from services.engine.batching.packing import MicroBatchLimits, collate
 from splitppo.batch import Batch
@@ -64,7 +64,7 @@ def prepared(config: ActorConfig, batch: Batch) -> Batch:
     loss_mode = config.policy_loss.loss_mode
     if loss_mode not in COVARIANCE_LOSSES:
         return batch
-    return batch.merge(Batch(batch.num_rows, {"selected_tokens": select_tokens(config, loss_mode, batch)}))
+    return batch.merge(Batch(batch.num_rows, {"selected_tokens": select_tokens(config, batch)}))
 
 
 def loss_of_parts(
@@ -77,7 +77,7 @@ def loss_of_parts(
     for rows in parts:
         tokens = collate(batch.take(rows), mini_batch.weights[rows], packed=packed, device=CPU).tokens
         log_probs = tokens.columns["rollout_log_probs"].double().requires_grad_()
-        output = actor_loss(config, LossTerms.of(config))({"log_probs": log_probs, "entropy": log_probs.exp()}, tokens)
+        output = actor_loss(config)({"log_probs": log_probs, "entropy": log_probs.exp()}, tokens)
         [gradient] = torch.autograd.grad(output.loss, log_probs)
         total += output.loss.item()
         if len(rows):  # else a dummy has stood for them

@@ -51,9 +51,26 @@ def test_two_losses_at_once_are_refused(tmp_path: Path) -> None:
     assert sentence.endswith("leave both out, got 'gspo' and None")
 
 
+def test_a_phase_with_another_loss_than_the_loss_type_is_refused(tmp_path: Path) -> None:
+    reinforces = f"{CORRECTION}={{loss_type: reinforce, rollout_is: token}}"
+    sentence = mistake(tmp_path, reinforces, "algorithm.phases={from_step: 2, loss_mode: vanilla}")
+
+    assert sentence.startswith("algorithm.phases.0: loss_mode is 'vanilla', but algorithm.rollout_correction.loss_type")
+    assert load(tmp_path, reinforces, "algorithm.phases={from_step: 2, entropy_coeff: 1}").algorithm.phases
+
+
 def test_any_name_may_be_that_of_a_users_loss_where_there_is_a_file(tmp_path: Path) -> None:
     own = ("actor.policy_loss.custom_path=mine.py", "actor.policy_loss.loss_mode=mine")
 
     assert load(tmp_path, *own).actor.policy_loss.loss_mode == "mine"
     assert "expected one of vanilla, gspo" in mistake(tmp_path, own[1])
     assert "got 'a-b'" in mistake(tmp_path, own[0], "actor.policy_loss.loss_mode=a-b")
+
+
+@pytest.mark.parametrize("loss_mode", COVARIANCE_LOSSES)
+def test_a_loss_that_selects_tokens_has_a_bit_for_each_epoch(tmp_path: Path, loss_mode: str) -> None:
+    named, found = f"loss_mode={loss_mode}", f"loss_mode: {loss_mode} allows 31 ppo_epochs at most, got 32"
+    assert load(tmp_path, f"actor.policy_loss.{named}", "actor.ppo_epochs=31").actor.ppo_epochs == 31
+    assert mistake(tmp_path, f"actor.policy_loss.{named}", "actor.ppo_epochs=32") == f"key 'actor': {found}"
+    phase = f"algorithm.phases={{from_step: 2, loss_mode: {loss_mode}}}"
+    assert mistake(tmp_path, phase, "actor.ppo_epochs=32") == f"algorithm.phases.0: {found}"

@@ -7,8 +7,6 @@ Legend: N response tokens of all rows of a micro-batch, packed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Self
 
 from torch import Tensor
 
@@ -22,28 +20,7 @@ from splitppo.config import ActorConfig
 from splitppo.config.policy_loss import COVARIANCE_LOSSES
 
 
-@dataclass(frozen=True)
-class LossTerms:
-    """What of the loss may change from step to step.
-
-    Attributes:
-        loss_mode: name of the policy loss.
-        entropy_coeff: weight of the entropy bonus.
-        kl_loss_coef: weight of the KL to the reference; None: the loss has no such term.
-    """
-
-    loss_mode: str
-    entropy_coeff: float
-    kl_loss_coef: float | None
-
-    @classmethod
-    def of(cls, config: ActorConfig) -> Self:
-        """As the section has them."""
-        kl_loss_coef = config.kl_loss_coef if config.use_kl_loss else None
-        return cls(config.policy_loss.loss_mode, config.entropy_coeff, kl_loss_coef)
-
-
-def actor_loss(config: ActorConfig, terms: LossTerms) -> TokenLoss:
+def actor_loss(config: ActorConfig) -> TokenLoss:
     """The actor's loss: policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy, reference).
 
     The loss reads the outputs log_probs and entropy and the columns advantages, old_log_probs, with a KL term
@@ -55,8 +32,8 @@ def actor_loss(config: ActorConfig, terms: LossTerms) -> TokenLoss:
     Raises:
         ValueError: there is no such policy loss.
     """
-    policy_loss = find_policy_loss(config, terms.loss_mode)
-    selects_tokens = terms.loss_mode in COVARIANCE_LOSSES
+    loss_mode = config.policy_loss.loss_mode
+    policy_loss, selects_tokens = find_policy_loss(config, loss_mode), loss_mode in COVARIANCE_LOSSES
 
     def loss(outputs: Mapping[str, Tensor], tokens: ResponseTokens) -> LossOutput:
         columns, weights_N = tokens.columns, tokens.weights
@@ -75,12 +52,12 @@ def actor_loss(config: ActorConfig, terms: LossTerms) -> TokenLoss:
             token_loss_N = token_loss_N * columns["rollout_is_weights"]
         total = (weights_N * token_loss_N).sum()
         sums = {"pg_loss": total}
-        if terms.entropy_coeff:
-            total = total - terms.entropy_coeff * (weights_N * entropy_N).sum()
-        if terms.kl_loss_coef is not None:
+        if config.entropy_coeff:
+            total = total - config.entropy_coeff * (weights_N * entropy_N).sum()
+        if config.use_kl_loss:
             kl_N = kl_estimate(log_probs_N, columns["ref_log_probs"], config.kl_loss_type)
             sums["kl_loss"] = (weights_N * kl_N).sum()
-            total = total + terms.kl_loss_coef * sums["kl_loss"]
+            total = total + config.kl_loss_coef * sums["kl_loss"]
         return LossOutput(total, sums, {**metrics, "ppo_kl": -seen.log_ratio, "entropy": entropy_N})
 
     return loss

@@ -49,7 +49,8 @@ def _masked_gradient(
         too_high_N = (moved_N > 0) & (divergence_N > config.clip_high)
         too_low_N = (moved_N < 0) & (divergence_N > config.clip_low)
         left_out_N = torch.where(tokens.advantages > 0, too_high_N, too_low_N)
-        weight_N = torch.where(left_out_N, 0.0, ratio_N.clamp(max=config.clip_ratio_c))
+        largest = torch.inf if config.clip_ratio_c is None else config.clip_ratio_c
+        weight_N = torch.where(left_out_N, 0.0, ratio_N.clamp(max=largest))
         truncated_N = ~left_out_N & (weight_N < ratio_N)
     loss_N = -tokens.advantages * weight_N * tokens.log_probs
     return loss_N, {"pg_clipfrac": left_out_N.float(), "pg_clipfrac_lower": truncated_N.float()}

@@ -78,7 +78,7 @@ def try_policy_loss(config: ActorConfig) -> None:
         raise ValueError(f"key '{_NAME_KEY}': {trying}: {describe(error)}") from error
 
 
-@functools.cache  # the file is imported once, whatever it keeps in its module
+@functools.cache  # for each loss the file is imported once, whatever it keeps in its module
 def _own_loss(path: Path, name: str) -> PolicyLoss:
     PolicyLossConfig(custom_path=path, loss_mode=name).check_file()  # what the file only imports is none of its losses
     function = load_from_file(path, name, path_key=_PATH_KEY, name_key=_NAME_KEY)

@@ -252,12 +252,6 @@ def test_a_loss_that_draws_tokens_says_what_it_lacks(model: Path, loss_mode: str
         call(role, "Update", update_request(), batch.merge(twice))
 
 
-def test_more_epochs_than_a_token_has_bits_are_refused(model: Path) -> None:
-    role = build_actor(model, ppo_epochs=32, policy_loss={"loss_mode": "kl_cov"})
-    with pytest.raises(ValueError, match="loss_mode kl_cov allows 31 ppo_epochs at most, got 32"):
-        call(role, "Update", update_request(), with_seeds(experience(role)))
-
-
 def test_an_update_ends_before_the_mini_batch_whose_kl_is_over_the_target(model: Path) -> None:
     """Four mini-batches, each an optimizer step of a rate that moves the policy far."""
     settings = {"lr": 0.05, "ppo_mini_batch_size": 1}
@@ -382,3 +376,9 @@ def test_terms_that_make_no_sense_are_refused_and_nothing_changes(
     with pytest.raises(ValueError, match=sentence):
         call(role, "Update", asked_for(**terms), rows)
     assert role.compute_weights_digest() == before
+
+
+def test_a_loss_that_draws_tokens_of_more_epochs_than_a_token_has_bits_for_is_refused(model: Path) -> None:
+    role = build_actor(model, ppo_epochs=32)
+    with pytest.raises(ValueError, match=r"loss_terms\.loss_mode: kl_cov allows 31 ppo_epochs at most, got 32"):
+        call(role, "Update", asked_for(loss_mode="kl_cov"), with_seeds(experience(role)))

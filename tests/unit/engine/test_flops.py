@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from controller.tracking.metric_names import check_declared
 from services.engine.flops import DenseShape, dense_shape, peak_flops, train_flops
-from services.engine.token_metrics import metrics_of_role
+from services.engine.token_metrics import MetricLimit, metrics_of_role
+from services.engine.train_engine import TrainEngine
 from splitppo.batch import Batch
 from tests.engines import forward_of, load_model, loss_of, make_engine, silent
 from tests.models import VOCABULARY, save_policy, tiny_config
@@ -97,11 +99,26 @@ BATCH = Batch.from_rows(
 )
 
 
+def flops_of_update(engine: TrainEngine, **settings: Any) -> float:
+    """What an update counts."""
+    counted = Mock(wraps=engine.flops_meter.utilisation)
+    with patch.object(engine.flops_meter, "utilisation", counted):
+        engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent, **settings)
+    flops: float = counted.call_args.args[0]
+    return flops
+
+
 def test_the_flops_of_an_update_are_those_of_its_epochs_and_not_of_recomputation(tmp_path: Path) -> None:
     folder = save_policy(tmp_path)
     once = train_flops(DenseShape(BODY, 32 * len(VOCABULARY), WIDTH), lengths(4, 3), lengths(1, 2))
-    assert make_engine(folder, gradient_checkpointing=True).flops_meter.update_flops(BATCH) == once
-    assert make_engine(folder, ppo_epochs=3).flops_meter.update_flops(BATCH) == 3 * once
+    assert flops_of_update(make_engine(folder, gradient_checkpointing=True)) == once
+    assert flops_of_update(make_engine(folder, ppo_epochs=3)) == 3 * once
+
+
+def test_an_update_that_ends_early_counts_what_it_has_computed(tmp_path: Path) -> None:
+    once = train_flops(DenseShape(BODY, 32 * len(VOCABULARY), WIDTH), lengths(4, 3), lengths(1, 2))
+    engine = make_engine(save_policy(tmp_path), ppo_epochs=3)
+    assert flops_of_update(engine, stop_above=MetricLimit("nll", 0.0)) == once
 
 
 def test_a_forward_pass_is_a_third_of_an_update_and_leaves_no_row_out(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-from services.actor.losses.actor_loss import LossTerms, actor_loss
+from services.actor.losses.actor_loss import actor_loss
 from services.engine.model.weights import Kind
 from services.engine.token_metrics import LossOutput
 from services.engine.train_engine import TrainEngine
@@ -173,7 +173,7 @@ def test_a_mini_batch_without_any_token_leaves_the_others_alone(policy: Path, pa
     second = batch.take(np.flatnonzero(batch["mini_batches"].values == 1))
     second = second.select([name for name in batch.columns if name != "mini_batches"])
     config = ActorConfig.model_validate({"model": "unused"})
-    loss = actor_loss(config, LossTerms.of(config))
+    loss = actor_loss(config)
     engine, reference = (make_engine(policy, use_remove_padding=packed) for _ in range(2))
     reports: list[tuple[int, int, str]] = []
     metrics = update(engine, without_tokens(batch, 0), loss, lambda *report: reports.append(report))

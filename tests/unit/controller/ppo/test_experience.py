@@ -11,6 +11,7 @@ import pytest
 from controller.ppo.advantages.registry import ESTIMATORS
 from controller.ppo.experience import Experience, assemble_experience
 from controller.ppo.normalization import NO_NORMALIZATION, Normalization
+from controller.ppo.scores import Scores
 from splitppo.batch import Batch
 from splitppo.config.reward_shaping import RewardShapingConfig
 from tests.fake_services import make_config
@@ -32,13 +33,14 @@ def assemble(
 ) -> Experience:
     rollouts = Batch.from_rows(prompts=[[1], [1], [2, 3], [2, 3]], responses=RESPONSES, **columns)
     return assemble_experience(
-        make_config(tmp_path, **changes).algorithm,
+        make_config(tmp_path, algorithm__kl_coef=0.5, **changes).algorithm,
         rollouts,
-        SCORES,
+        Scores(
+            SCORES,
+            greedy=None if greedy_scores is None else np.array(greedy_scores, np.float32),
+            components=None if components is None else np.array(components, np.float32),
+        ),
         num_samples=num_samples,
-        kl_coef=0.5,
-        greedy_scores=None if greedy_scores is None else np.array(greedy_scores, np.float32),
-        components=None if components is None else np.array(components, np.float32),
         normalization=normalization,
     )
 
@@ -198,7 +200,7 @@ TRUNCATED = np.array([False, False, False, True])
 def assemble_truncated(tmp_path: Path, columns: dict[str, Any], **changes: Any) -> Experience:
     rollouts = Batch.from_rows(prompts=[[1], [1], [2, 3], [2, 3]], responses=RESPONSES, **columns)
     algorithm = make_config(tmp_path, **changes).algorithm
-    return assemble_experience(algorithm, rollouts, SCORES, num_samples=2, kl_coef=0.5, truncated_B=TRUNCATED)
+    return assemble_experience(algorithm, rollouts, Scores(SCORES, truncated=TRUNCATED), num_samples=2)
 
 
 def test_a_response_that_was_cut_off_is_learned_from_unless_it_is_masked(tmp_path: Path) -> None:
@@ -282,14 +284,12 @@ def test_a_batch_of_several_blocks_is_what_its_rows_are_alone(tmp_path: Path) ->
     rows["ref_log_probs"] = [row - 0.1 for row in rows["old_log_probs"]]
     rows["rollout_log_probs"] = [row + 0.01 * random.normal(size=len(row)) for row in rows["old_log_probs"]]
     rollouts = Batch.from_rows(prompts=[[1]] * 6, responses=[np.arange(n) for n in lengths], **rows)
-    algorithm = make_config(tmp_path, algorithm__use_kl_in_reward=True).algorithm
+    algorithm = make_config(tmp_path, algorithm__use_kl_in_reward=True, algorithm__kl_coef=0.5).algorithm
     scores = np.arange(6, dtype=np.float32)
-    together = assemble_experience(algorithm, rollouts, scores, num_samples=2, kl_coef=0.5)
+    together = assemble_experience(algorithm, rollouts, Scores(scores), num_samples=2)
     for start in (0, 2, 4):
         pair = slice(start, start + 2)
-        alone = assemble_experience(
-            algorithm, rollouts.take(np.arange(6)[pair]), scores[pair], num_samples=2, kl_coef=0.5
-        )
+        alone = assemble_experience(algorithm, rollouts.take(np.arange(6)[pair]), Scores(scores[pair]), num_samples=2)
         for column, expected in (
             (together.rewards, alone.rewards),
             (together.batch["returns"], alone.batch["returns"]),

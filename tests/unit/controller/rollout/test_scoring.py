@@ -252,3 +252,15 @@ def test_a_score_of_the_model_that_is_not_finite_ends_the_run() -> None:
     scores = np.array([0.0, np.nan], np.float32)
     with pytest.raises(ConfigError, match=r"^reward_model\.model: expected finite scores, got nan for response 1$"):
         responses(1.0, 2.0).with_model_scores(scores, lambda _: 1.0)
+
+
+def test_what_the_experience_takes_is_all_of_the_same_responses() -> None:
+    scored = responses(1.0, extra={"right": 0.5}, has_ended=False).with_truncation(np.array([8]), 8, [])
+    greedy = np.array([0.25], np.float32)
+    scores = scored.as_scores(np.array([8], np.int32), ["right"], greedy)
+    assert scores.components is not None
+    assert scores.truncated is not None
+    assert (scores.responses.tolist(), scores.components.tolist()) == ([1.0], [[0.5]])
+    assert scores.truncated.tolist() == [True]
+    assert scores.tokens is None
+    assert scores.greedy is greedy

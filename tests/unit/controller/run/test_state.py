@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from controller.ppo.experience import Experience, assemble_experience
+from controller.ppo.scores import Scores
 from controller.rollout.results import Accuracy
 from controller.run.state import RunState
 from splitppo.batch import Batch, Column
@@ -146,9 +147,8 @@ def test_running_statistics_go_on_bit_for_bit_from_a_stored_state(tmp_path: Path
                 assemble_experience(
                     config.algorithm,
                     rollouts,
-                    scores,
+                    Scores(scores),
                     num_samples=2,
-                    kl_coef=0.0,
                     normalization=state.normalization(config),
                 ),
                 config,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from controller.ppo.experience import assemble_experience
+from controller.ppo.scores import Scores
 from controller.rollout.results import Accuracy, ScoredResponses, ScoredSample, ValidationResult
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
@@ -68,7 +69,7 @@ def fill(record: StepRecord, config: Config) -> None:
     """What a step produces: two responses; both updates, one second apart, on a clock of their own."""
     rollouts = Batch.from_rows(prompts=[[1], [1]], responses=[[5, 6], [5]], values=[[0.0, 0.0], [0.0]])
     scores = np.array([1.0, 0.0], np.float32)
-    record.experience = assemble_experience(config.algorithm, rollouts, scores, num_samples=2, kl_coef=0.0)
+    record.experience = assemble_experience(config.algorithm, rollouts, Scores(scores), num_samples=2)
     record.scored = ScoredResponses([sample("good", 1.0), sample("bad", 0.0)])
     start_s = record.started_s
     record.add_reply("actor", "update_actor", CommandReply({}, start_s, start_s + 4.0, record.step, False, ""))

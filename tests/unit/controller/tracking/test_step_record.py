@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from controller.ppo.experience import assemble_experience
+from controller.ppo.scores import Scores
 from controller.rollout.results import Accuracy, ScoredResponses, ScoredSample, ValidationResult
 from controller.tracking.metric_names import check_declared
 from controller.tracking.step_record import StepRecord, metrics_line
@@ -37,7 +38,7 @@ def closed_record(config: Config, **changes: Any) -> StepRecord:
     )
     scores = np.array([1.0, 2.0], np.float32)
     record = StepRecord(3, 100.0, 110.0, epoch=1)
-    record.experience = assemble_experience(config.algorithm, rollouts, scores, num_samples=2, kl_coef=0.25)
+    record.experience = assemble_experience(config.algorithm, rollouts, Scores(scores), num_samples=2)
     sample = ScoredSample("p", "x", 1.0, "y", "a", extra={"acc": 1.0, "note": "x"})
     record.scored = ScoredResponses([sample, replace(sample, score=2.0, has_ended=False, extra={"acc": 0.0})])
     record.traffic = Traffic(bytes_sent=100, bytes_received=50, transfer_s=0.5)
@@ -84,7 +85,7 @@ def test_a_closed_step_lasts_from_its_start_to_its_end() -> None:
 
 
 def test_the_line_holds_what_was_learned_generated_and_moved(tmp_path: Path) -> None:
-    config = make_config(tmp_path, algorithm__use_kl_in_reward=True)
+    config = make_config(tmp_path, algorithm__use_kl_in_reward=True, algorithm__kl_coef=0.25)
     record = closed_record(config, metrics={"actor/pg_loss": 0.125}, timings_s={"gen": 2.0})
     metrics = metrics_line(record, [], config)
     expected = {
@@ -147,7 +148,7 @@ def test_without_a_critic_there_are_no_values_and_one_pool(tmp_path: Path) -> No
     batch = record.experience.batch
     without_values = Batch(batch.num_rows, {name: batch[name] for name in batch.columns if name != "values"})
     record.experience = assemble_experience(
-        config.algorithm, without_values, record.experience.scores, num_samples=2, kl_coef=0.0
+        config.algorithm, without_values, Scores(record.experience.scores), num_samples=2
     )
     metrics = metrics_line(record, [], config)
     assert not [name for name in metrics if name.startswith(("critic/values", "critic/vf"))]
