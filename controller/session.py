@@ -179,6 +179,9 @@ class Session:
         self._phase = "training"
         try:
             await run_watched(self._trainer.fit(), self._groups.watch())
+        except GroupsRanOut:  # nothing is lost: what is due of the steps before is completed
+            await run_watched(self._trainer.join(), self._groups.watch())
+            raise
         finally:
             self._phase = "preparing"
         if (stagnation := self._trainer.state.stagnation) and stagnation.ends(config.evaluation.early_stop):
@@ -228,7 +231,7 @@ class Session:
 
         Storage that fails once fails again while the run is closed: only the first time is told.
         """
-        if isinstance(error, OSError) and not isinstance(error, CheckpointFailed):
+        if isinstance(error, OSError | GroupsRanOut) and not isinstance(error, CheckpointFailed):
             error.add_note(self._folder.checkpoints.last_good())
         sentence = "; ".join([str(error), *getattr(error, "__notes__", ())])
         log.error("%s", sentence, extra=FILE_ONLY)

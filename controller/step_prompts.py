@@ -34,11 +34,13 @@ class StepPrompts:
         self._prompts = prompts
         self._scorer = scorer
         self._after_update = after_update
+        epochs = config.run.total_epochs
+        self._last_draw = None if epochs is None else prompts.num_steps(epochs)
+        self._generations_per_epoch = prompts.num_steps(1)
 
     def are_used_up(self, draw: int) -> bool:
         """Whether those of `run.total_epochs` are, once that many batches were drawn; a step is filled all the same."""
-        epochs = self._config.run.total_epochs
-        return epochs is not None and draw >= self._prompts.num_steps(epochs)
+        return self._last_draw is not None and draw >= self._last_draw
 
     async def rollouts(self, record: StepRecord, first_draw: int) -> Rollouts:
         """The responses that a step learns from, the first batch of whose prompts has the number `first_draw`."""
@@ -56,7 +58,7 @@ class StepPrompts:
         """`data.train_batch_size` groups whose samples differ, in the order in which their prompts were drawn."""
         config, step, actor = self._config, record.step, self._workers.actor
         filters, num_prompts = config.algorithm.filter_groups, config.data.train_batch_size
-        groups = KeptGroups(filters, num_prompts, step, generations_per_epoch=self._prompts.num_steps(1))
+        groups = KeptGroups(filters, num_prompts, step, generations_per_epoch=self._generations_per_epoch)
         while not groups.is_full:
             groups.check()
             prompts = self._prompts.batch_at(first_draw + groups.num_generations)

@@ -68,6 +68,10 @@ class Trainer:
                 self.recorder.complete_oldest()
             if self.schedule == "serial":
                 await self.checkpoints.join()
+        await self.join()
+
+    async def join(self) -> None:
+        """Waits for what still goes on of the steps that are done."""
         await self.join_critic()
         await self.checkpoints.join()
 
@@ -127,8 +131,7 @@ class Trainer:
 
     async def evaluate_if_due(self) -> None:
         """Validates the policy that the step has made."""
-        step = self.state.step
-        if self.evaluator.is_due(step, is_last=self.has_ended):
+        if self.evaluator.is_due(step := self.state.step, is_last=self.has_ended):
             validation = await self.evaluator.evaluate(step)
             self.recorder.add_validation(step, validation)
             self.state = self.state.validated(step, validation.accuracy).judged(step, validation.metrics, self.config)

@@ -311,7 +311,7 @@ def _generation(config: Config, model: ModelShape, kept: Terms) -> Terms:
     gathering = bytes_each * max(model.root_parameters + root, model.num_parameters + layer)
     gathering_terms = replace(kept, gathered_weights=int(gathering) if wraps else 0)
     kept = replace(kept, gathered_weights=bytes_each * model.num_parameters if wraps else 0)
-    waiting = ceil(data.train_batch_size / num_ranks) * rollout.n
+    waiting = ceil(data.draw_size / num_ranks) * rollout.n
     if data.val_files:
         waiting = max(waiting, ceil(config.evaluation.batch_size / num_ranks) * config.evaluation.n)
     rows = min(rollout.max_batch_size, waiting)

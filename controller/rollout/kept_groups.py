@@ -4,6 +4,7 @@ Yu et al., 2025 (DAPO), section 3.2: a group whose samples all have the same sco
 the batch out. P prompts, n samples of each.
 """
 
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ class KeptGroups:
             f"step {self._step} cannot be filled: after {after} it has {self._num_kept} of"
             f" {self._num_prompts} prompts (data.train_batch_size); {self._num_dropped} were dropped because their"
             f" samples are alike in {self._config.metric!r} ({values}); {advice}, or raise rollout.n, or set"
-            " algorithm.filter_groups.enable to false; the last checkpoint stands"
+            " algorithm.filter_groups.enable to false"
         )
 
     def metrics(self) -> dict[str, float]:
@@ -209,7 +210,7 @@ def metric_values(scored: ScoredResponses, metric: str) -> Float64s:
     A scorer that failed gives 0. One that gives no "acc", e.g. a plain number, is taken by its score, as in validation.
 
     Raises:
-        ConfigError: a scorer has no such numeric field.
+        ConfigError: a scorer has no such numeric field, or no finite number there.
     """
     if metric in SCORE_METRICS:
         return scored.scores.astype(np.float64)
@@ -223,6 +224,11 @@ def metric_values(scored: ScoredResponses, metric: str) -> Float64s:
             raise ConfigError(
                 f"algorithm.filter_groups.metric: the scorer of data_source {sample.data_source!r} gives no numeric"
                 f" field {metric!r}; expected one of {', '.join((*SCORE_METRICS, *known))}"
+            )
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"algorithm.filter_groups.metric: the scorer of data_source {sample.data_source!r} gives {value} in the"
+                f" field {metric!r}; expected a finite number"
             )
         values.append(float(value))
     return np.array(values)

@@ -122,7 +122,8 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         (
             "timing_per_token_ms/{gen,ref,values,adv,update_critic,update_actor}",
             "ms",
-            "milliseconds per response token (gen) or per prompt and response token (the others)",
+            "milliseconds (gen: of all generations) per response token of the step, or per prompt and response token "
+            "(the others)",
         ),
         ("perf/total_num_tokens", "tokens", "prompt and response tokens of the step"),
         ("perf/time_per_step", "s", "wall time of the step, without validation and checkpoints"),

@@ -208,9 +208,12 @@ async def test_groups_are_compared_before_long_responses_lose_some_of_their_scor
     assert row["critic/score/mean"] == pytest.approx(float(np.mean(lengths - penalty)), abs=1e-6)
 
 
-async def test_a_step_that_cannot_be_filled_in_time_ends_the_run_and_says_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", SCHEDULES)
+async def test_a_step_that_cannot_be_filled_in_time_ends_the_run_and_says_why(
+    tmp_path: Path, schedule: Schedule
+) -> None:
     limited = {"algorithm__filter_groups__max_num_gen_batches": 2, "checkpoint__save_freq": 1}
-    run, actor = run_of(tmp_path, run__total_steps=9, **limited)
+    run, actor = run_of(tmp_path, run__total_steps=9, run__schedule=schedule, **limited)
     with pytest.raises(GroupsRanOut) as raised:
         await run.trainer.fit()
     step = run.trainer.state.step
@@ -223,7 +226,9 @@ async def test_a_step_that_cannot_be_filled_in_time_ends_the_run_and_says_why(tm
     assert "were dropped because their samples are alike in 'score' (all at 0: " in sentence
     assert "raise algorithm.filter_groups.max_num_gen_batches or data.gen_batch_size, or raise rollout.n" in sentence
     assert actor.committed_step == step - 1
-    await run.trainer.abandon()
+    # What was due before is complete, also where it was still going on.
+    await run.trainer.join()
+    assert run.store.latest_step() == run.metrics[-1]["step"] == step - 1 > 0
 
 
 async def test_a_data_epoch_without_any_group_that_differs_ends_the_run(tmp_path: Path) -> None:
@@ -250,6 +255,25 @@ async def test_the_run_ends_with_the_step_that_draws_the_last_prompts_of_its_epo
     again.trainer = replace(again.trainer, state=run.store.load(done).state)
     await again.trainer.fit()
     assert again.log.events == []
+
+
+class Counting(PromptDataset):
+    """Counts how often it was asked for the length of its epochs, which a user's sampler has to work out."""
+
+    num_asked = [0]  # noqa: RUF012 - of the test's only instance
+
+    def num_steps(self, num_epochs: int) -> int:
+        self.num_asked[0] += 1
+        return super().num_steps(num_epochs)
+
+
+async def test_the_length_of_the_epochs_is_asked_for_once_and_not_in_every_step(tmp_path: Path) -> None:
+    run, _ = run_of(tmp_path, run__total_steps=3, run__total_epochs=50)
+    source = Counting(make_table(), batch_size=2, seed=run.config.run.seed, shuffle=True)
+    run.trainer = replace(run.trainer, prompts=source)
+    source.num_asked[0] = 0
+    await run.trainer.fit()
+    assert source.num_asked == [0]
 
 
 class Heard(PromptDataset):

@@ -104,6 +104,8 @@ def test_generation_holds_keys_and_values_of_all_rows_and_their_logits(tmp_path:
     assert terms.kv_cache == 4 * 164 * 2 * 2 * 4 * 4
     assert terms.logits == 4 * 10 * (4 + 4 + 8)
     assert phases(config(tmp_path, **long, rollout__max_batch_size=1))["generate"].kv_cache == terms.kv_cache // 4
+    dynamic = {"algorithm__filter_groups__enable": True, "data__gen_batch_size": 6}
+    assert phases(config(tmp_path, **long, **dynamic))["generate"].kv_cache == 3 * terms.kv_cache
     window = ModelShape(**{**vars(MODEL), "windows": (3, None)})
     assert phases(config(tmp_path, **long), model=window)["generate"].kv_cache == 4 * (67 + 164) * 2 * 4 * 4
 

@@ -168,7 +168,7 @@ def test_gpus_are_asked_for_only_where_groups_start_here_and_use_them(
 ) -> None:
     nvidia_smi('printf "0, 1\\n"')
     assert visible_gpus(on_gpus(tmp_path, model)) == {0: 1 << 20}
-    addresses = {f"services__{role}__address": "127.0.0.1:7001" for role in ("actor", "critic")}
+    addresses = {"services__actor__address": "127.0.0.1:7001", "services__critic__address": "127.0.0.1:7002"}
     assert visible_gpus(on_gpus(tmp_path, model, services__launch="external", **addresses)) == {}
     assert visible_gpus(make_config(tmp_path / "run", actor__model=model)) == {}
     monkeypatch.setenv("PATH", str(tmp_path))

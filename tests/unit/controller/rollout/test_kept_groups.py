@@ -54,6 +54,13 @@ def test_a_field_that_is_no_number_is_refused_with_those_that_are(value: dict[st
         metric_values(scored(0.5, extra=[{**value, "length": 3, "text": "x"}]), "steps")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_field_that_is_not_finite_is_refused(value: float) -> None:
+    """It is equal to nothing, itself included, and a group of it would be kept."""
+    with pytest.raises(ConfigError, match=rf"'sums' gives {value} in the field 'steps'; expected a finite number$"):
+        metric_values(scored(0.5, extra=[{"steps": value}]), "steps")
+
+
 @pytest.mark.parametrize("value", [0.1, 1.1, -1e30, 1 / 3])
 def test_equal_numbers_are_alike_whatever_their_deviation_is_rounded_to(value: float) -> None:
     kept, next_to_it = groups(), float(np.nextafter(np.float32(value), np.float32(9)))
