@@ -12,6 +12,9 @@ import grpc.aio
 import pytest
 import torch
 
+from controller.doctor.examination import examine_run
+from controller.doctor.facts import Facts, Finding
+from controller.doctor.findings import find
 from services.runtime.context import RankContext
 from services.runtime.device import DeviceState
 from services.runtime.failures.heartbeat import VitalSign
@@ -25,9 +28,12 @@ from services.runtime.state.ledger import Ledger
 from services.runtime.state.worker import Worker
 from splitppo.config.load import validate
 from splitppo.config.section import RoleName
+from splitppo.rpc.bearer_tokens import BearerTokens
+from splitppo.rpc.certificates import Identity
 from splitppo.rpc.channel_options import SERVER_OPTIONS
 from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.v1 import worker_pb2
+from tests.certificates import TOKEN
 from tests.groups import free_address
 
 ROLES = {"actor": worker_pb2.ROLE_ACTOR, "critic": worker_pb2.ROLE_CRITIC}
@@ -45,6 +51,26 @@ def tree(run_dir: Path, *, has_critic: bool = True, **services: Any) -> dict[str
     }
 
 
+def external(run_dir: Path, actor: str, critic: str = "", **services: Any) -> dict[str, Any]:
+    """The configuration of who asks; without a critic where that has no address."""
+    addresses: dict[str, Any] = {"actor": {"address": actor}, "critic": {"address": critic}}
+    return tree(run_dir, launch="external", has_critic=bool(critic), **addresses, **services)
+
+
+async def ask(configuration: dict[str, Any]) -> tuple[Facts, list[Finding]]:
+    facts = await examine_run(validate(configuration, "test"))
+    return facts, find(facts)
+
+
+def identity(folder: Path, role: str) -> Identity:
+    """As a process has it that started long ago: nothing is checked."""
+    return Identity(*((folder / name).read_bytes() for name in ("ca.pem", f"{role}.pem", f"{role}.key")))
+
+
+def credentials(folder: Path, role: str) -> Credentials:
+    return Credentials(identity(folder, role), BearerTokens((TOKEN,)))
+
+
 @dataclass
 class Served:
     """A group that answers: what a test changes, and what it looks at."""
@@ -55,6 +81,13 @@ class Served:
 
 
 Serve = Callable[..., Awaitable[Served]]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import fcntl
 import json
 import os
@@ -10,9 +9,8 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import yaml
@@ -29,38 +27,19 @@ from splitppo.config import load_config
 from splitppo.config.load import validate
 from splitppo.config.section import TrainedRoleName
 from splitppo.rpc.bearer_tokens import BearerTokens
-from splitppo.rpc.certificates import Identity
 from splitppo.rpc.credentials import Credentials
 from splitppo.rpc.request_id import PROTOCOL_VERSION
 from splitppo.v1 import batch_pb2, worker_pb2
 from tests import disks, models
-from tests.certificates import TOKEN, expire, last, rename, secure
+from tests.certificates import TOKEN, secure
 from tests.groups import PROJECT, free_address
-from tests.unit.controller.doctor.conftest import Serve, Served, tree
+from tests.unit.controller.doctor.conftest import Serve, Served, ask, credentials, external, tree
 
 SLOT = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=1)
 
 
-def external(run_dir: Path, actor: str, critic: str = "", **services: Any) -> dict[str, Any]:
-    """The configuration of who asks; without a critic where that has no address."""
-    addresses: dict[str, Any] = {"actor": {"address": actor}, "critic": {"address": critic}}
-    return tree(run_dir, launch="external", has_critic=bool(critic), **addresses, **services)
-
-
-async def ask(configuration: dict[str, Any]) -> tuple[Facts, list[Finding]]:
-    facts = await examine_run(validate(configuration, "test"))
-    return facts, find(facts)
-
-
 async def ask_actor(actor: Served, run_dir: Path) -> list[Finding]:
     return (await ask(external(run_dir, actor.address)))[1]
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    return folder
 
 
 def names(folder: Path) -> set[str]:
@@ -217,93 +196,6 @@ def test_a_group_that_knows_no_controller_is_found_where_another_one_does(run_di
     [finding] = find(facts)
     assert (finding.code, finding.about) == ("restarted", "actor")
     assert "knows no controller; others work for epoch 2" in finding.sentence
-
-
-# TLS and tokens.
-
-
-def identity(folder: Path, role: str) -> Identity:
-    """As a process has it that started long ago: nothing is checked."""
-    return Identity(*((folder / name).read_bytes() for name in ("ca.pem", f"{role}.pem", f"{role}.key")))
-
-
-def credentials(folder: Path, role: str) -> Credentials:
-    return Credentials(identity(folder, role), BearerTokens((TOKEN,)))
-
-
-async def ask_over_tls(serve: Serve, run_dir: Path, security: dict[str, Any], *groups: Credentials) -> list[Finding]:
-    """The findings about an actor, and a critic, with these credentials."""
-    served = [await serve(role, tree(run_dir), one) for role, one in zip(("actor", "critic"), groups, strict=False)]
-    return (await ask(external(run_dir, *(one.address for one in served), security=security)))[1]
-
-
-async def test_over_tls_with_a_token_the_end_of_every_certificate_is_known(
-    serve: Serve, run_dir: Path, tmp_path: Path
-) -> None:
-    security = secure(tmp_path)
-    last(tmp_path, "actor", days=5)
-    [finding] = await ask_over_tls(serve, run_dir, security, credentials(tmp_path, "actor"))
-    assert (finding.code, finding.about) == ("certificate", "actor")
-    assert re.search(r"the certificate of the actor at .* ends in [45]\.\d days", finding.sentence)
-
-
-async def test_a_certificate_that_is_expired_or_of_a_stranger_is_found(
-    serve: Serve, run_dir: Path, tmp_path: Path
-) -> None:
-    security = secure(tmp_path / "ours")
-    secure(tmp_path / "strangers")
-    expire(tmp_path / "ours", "actor")
-    findings = await ask_over_tls(
-        serve, run_dir, security, credentials(tmp_path / "ours", "actor"), credentials(tmp_path / "strangers", "critic")
-    )
-    assert [(finding.code, finding.about) for finding in findings] == [("tls", "actor"), ("tls", "critic")]
-    assert "certificate has expired" in findings[0].sentence
-    assert "its certificate is not accepted" in findings[1].sentence
-
-
-async def test_a_certificate_of_another_host_and_a_wrong_token_are_found(
-    serve: Serve, run_dir: Path, tmp_path: Path
-) -> None:
-    security = secure(tmp_path)
-    rename(tmp_path, "actor", "gpu-nine")
-    other = replace(credentials(tmp_path, "critic"), tokens=BearerTokens(("another-token-of-the-tests-012",)))
-    findings = await ask_over_tls(serve, run_dir, security, credentials(tmp_path, "actor"), other)
-    assert [(finding.code, finding.about) for finding in findings] == [("tls", "actor"), ("token", "critic")]
-    assert "does not name the host that it is called by" in findings[0].sentence
-    assert "wrong token" in findings[1].sentence
-
-
-async def test_a_group_without_tls_and_one_with_where_only_the_other_side_has_it(
-    serve: Serve, run_dir: Path, tmp_path: Path
-) -> None:
-    security = secure(tmp_path)
-    without, guarded = (
-        await serve("actor", tree(run_dir)),
-        await serve("actor", tree(run_dir), credentials(tmp_path, "actor")),
-    )
-    _, [finding] = await ask(external(run_dir, without.address, security=security))
-    assert finding.code == "tls"
-    assert "it does not speak TLS" in finding.sentence
-    _, [finding] = await ask(external(run_dir, guarded.address))
-    assert finding.code == "tls"
-
-
-async def test_a_certificate_of_ones_own_that_has_expired_is_said_without_groups(run_dir: Path, tmp_path: Path) -> None:
-    security = secure(tmp_path)
-    expire(tmp_path, "controller")
-    facts, [finding] = await ask(tree(run_dir, security=security))
-    assert (finding.code, finding.about) == ("credentials", "run")
-    assert "has expired" in finding.sentence
-    assert "no run is live" in facts.notes[0]
-
-
-def test_a_certificate_ends_when_the_first_of_those_behind_it_does(tmp_path: Path) -> None:
-    from splitppo.rpc.certificates import valid_until
-
-    secure(tmp_path)
-    last(tmp_path, "actor", days=5)
-    left = valid_until(identity(tmp_path, "actor")) - dt.datetime.now(dt.UTC)
-    assert dt.timedelta(days=4.9) < left <= dt.timedelta(days=5)
 
 
 # The run folder and its disk.
