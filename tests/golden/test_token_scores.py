@@ -100,10 +100,8 @@ def test_a_token_without_a_score_is_not_clipped_into_one() -> None:
     experience = assemble_experience(
         algorithm(adv_estimator="reinforce_plus_plus"),
         rollouts,
-        np.array([3.0], np.float32),
+        Scores(np.array([3.0], np.float32), tokens=column([[0.0, 0.25, 0.0]])),
         num_samples=1,
-        kl_coef=0.0,
-        token_scores=column([[0.0, 0.25, 0.0]]),
         normalization=Normalization(RewardShapingConfig(clip_range=(0.5, 2.0))),
     )
     assert rows_of(experience.rewards) == [[0.0, 0.5, 2.0]]
