@@ -9,8 +9,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from rewards.manager import RewardManager
 from rewards.samples import Failure, Sample, Scored
 from splitppo.config import CodeConfig, ConfigError, RewardConfig
 from tests import hostile_code
-from tests.groups import PROJECT
+from tests.groups import PROJECT, wait_until
 from tests.hostile_code import answer
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -113,7 +112,7 @@ async def test_hostile_answers_are_contained_and_counted_and_the_next_answer_is_
     token = run / "token"
     token.write_text("secret", encoding="utf-8")
     assert await hostile_code.results([str(token), str(run)]) == hostile_code.expected()
-    assert not guests(os.getpid())
+    wait_until(lambda: not guests(os.getpid()), 5.0, "no process is left")  # one that was killed takes a moment to end
     assert [one.name for one in run.iterdir()] == ["token"]
     assert token.read_text(encoding="utf-8") == "secret"
 
@@ -179,13 +178,6 @@ def test_sandboxes_end_with_a_controller_that_is_killed_also_in_the_middle_of_a_
         )  # bubblewrap and guest of two that wait and of a third one, and its program
         controller.kill()
     wait_until(lambda: not guests(controller.pid))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 UNSAFE = """
