@@ -11,7 +11,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from splitppo.config import ConfigError, dump_config, load_config
+from splitppo.config import Config, ConfigError, dump_config, load_config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.phase_plan import phase_plan
 from splitppo.config.threads import crowding, permitted_cores
@@ -20,8 +20,22 @@ from splitppo.config.threads import crowding, permitted_cores
 def main(arguments: list[str]) -> int:
     """Runs the command and returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted."""
     commands = {"doctor": _doctor, "plan": _plan, "sync": _sync, "from-verl": _from_verl}
-    if arguments and (command := commands.get(arguments[0])):
-        return command(arguments[1:])
+    try:
+        if arguments and (command := commands.get(arguments[0])):
+            return command(arguments[1:])
+        return _run(arguments)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+# Whatever a command needs is imported when it is called: a mistake is reported at once, without loading the rest.
+
+
+def _run(arguments: list[str]) -> int:
+    """Without a command: trains, or checks what it would train with."""
     parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
     parser.add_argument(
@@ -29,36 +43,34 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the configuration")
     options = parser.parse_intermixed_args(arguments)
-    try:
-        config = load_config(options.config, options.overrides)
-        # Imported late: a mistake in the configuration is reported at once, without loading the rest.
-        if options.check:
-            from controller.memory.gpus import check_fits, visible_gpus
-            from controller.memory.plan import memory_plan
-            from controller.preflight import check_rewards, load_inputs
-            from controller.run.folder import RunFolder
-            from splitppo.rpc.credentials import load_credentials
+    config = load_config(options.config, options.overrides)
+    if options.check:
+        return _check(config)
+    from controller.session import run_session
 
-            inputs = load_inputs(config)
-            asyncio.run(check_rewards(config, inputs))
-            load_credentials(config.services.security, "controller")
-            config = inputs.with_last_step(RunFolder(config).resolve())
-            if warning := crowding(config, permitted_cores()):
-                sys.stderr.write(f"warning: {warning}\n")
-            gpus = visible_gpus(config)
-            memory = memory_plan(config, gpus)
-            check_fits(config, memory.groups, gpus)
-            run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
-            sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\n{run}\n{memory}\n")
-            return 0
-        from controller.session import run_session
+    return run_session(config)
 
-        return run_session(config)
-    except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
+
+def _check(config: Config) -> int:
+    """`--check`: reads and starts what can be without a group; prints the resolved configuration and its plans."""
+    from controller.memory.gpus import check_fits, visible_gpus
+    from controller.memory.plan import memory_plan
+    from controller.preflight import check_rewards, load_inputs
+    from controller.run.folder import RunFolder
+    from splitppo.rpc.credentials import load_credentials
+
+    inputs = load_inputs(config)
+    asyncio.run(check_rewards(config, inputs))
+    load_credentials(config.services.security, "controller")
+    config = inputs.with_last_step(RunFolder(config).resolve())
+    if warning := crowding(config, permitted_cores()):
+        sys.stderr.write(f"warning: {warning}\n")
+    gpus = visible_gpus(config)
+    memory = memory_plan(config, gpus)
+    check_fits(config, memory.groups, gpus)
+    run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
+    sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\n{run}\n{memory}\n")
+    return 0
 
 
 def _plan(arguments: list[str]) -> int:
@@ -74,11 +86,7 @@ def _plan(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     from controller.planner.report import run_plan
 
-    try:
-        sys.stdout.write(run_plan(options.run_dir, options.gpus, as_json=options.json))
-    except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    sys.stdout.write(run_plan(options.run_dir, options.gpus, as_json=options.json))
     return 0
 
 
@@ -91,13 +99,7 @@ def _sync(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     from controller.sync import sync
 
-    try:
-        done = sync(options.run_dir, options.to, options.timeout)
-    except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    done = sync(options.run_dir, options.to, options.timeout)
     sys.stdout.write(f"{done}\n" if done else "")
     return 0 if done else 1
 
@@ -106,24 +108,14 @@ def _doctor(arguments: list[str]) -> int:
     """The command `doctor`: 0 healthy, 1 where something is wrong, or 2 for a configuration that cannot be used."""
     from controller.doctor.command import doctor
 
-    try:
-        return doctor(arguments)
-    except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return doctor(arguments)
 
 
 def _from_verl(arguments: list[str]) -> int:
     """The command `from-verl`: 0, 1 where something has to be decided first, or 2 for input that cannot be used."""
     from controller.from_verl.command import from_verl
 
-    try:
-        return from_verl(arguments)
-    except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    return from_verl(arguments)
 
 
 if __name__ == "__main__":
