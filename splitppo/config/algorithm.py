@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from splitppo.config.estimator import EstimatorConfig
+from splitppo.config.estimator import EstimatorConfig, nearest
 from splitppo.config.filter_groups import FilterGroupsConfig
 from splitppo.config.phases import AdaptiveEntropy, Phase, check_apart
 from splitppo.config.rejection import Rejection, parse_rejections
@@ -20,7 +20,7 @@ KL_ESTIMATOR_NAMES = (*_KL_NAMES, *(f"{name}+" for name in _KL_NAMES))
 def _one_of(names: Collection[str]) -> AfterValidator:
     def check(name: str) -> str:
         if name not in names:
-            raise ValueError(f"expected one of {', '.join(names)}")
+            raise ValueError(f"expected one of {', '.join(names)}{nearest(name, names)}")
         return name
 
     return AfterValidator(check)

@@ -111,7 +111,14 @@ def _sentences(error: ValidationError) -> Iterator[str]:
             # What stands where the name of a secret belongs may be the secret.
             is_hidden = isinstance(item["input"], dict | BaseModel) or "security" in item["loc"]
             given = "" if is_hidden else f", got {item['input']!r}"
-            yield f"{where}{message[:1].lower()}{message[1:]}{given}"
+            meant = _nearest_value(item["input"], item["ctx"]["expected"]) if item["type"] == "literal_error" else ""
+            yield f"{where}{message[:1].lower()}{message[1:]}{given}{meant}"
+
+
+def _nearest_value(given: Any, expected: str) -> str:
+    """Nearest of the values that pydantic lists in quotes, for typing mistakes."""
+    close = difflib.get_close_matches(str(given), re.findall(r"'([^']*)'", expected), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def _suggestion(location: Sequence[int | str]) -> str:

@@ -25,6 +25,16 @@ from tests.configs import MINIMAL, load, mistake
         ("actor.lr=.nan", "key 'actor.lr': input should be a finite number, got nan"),
         ("run.total_steps=0", "key 'run.total_steps': input should be greater than or equal to 1, got 0"),
         ("run.total_steps=2.5", "key 'run.total_steps': input should be a valid integer"),
+        (
+            "actor.loss_agg_mode=token-meen",
+            "key 'actor.loss_agg_mode': input should be 'token-mean', 'seq-mean-token-sum', 'seq-mean-token-mean' or"
+            " 'seq-mean-token-sum-norm', got 'token-meen', did you mean 'token-mean'?",
+        ),
+        (
+            "actor.kl_loss_type=k33",
+            "key 'actor.kl_loss_type': input should be 'kl', 'k1', 'abs', 'mse', 'k2', 'low_var_kl', 'k3', 'kl+',"
+            " 'k1+', 'abs+', 'mse+', 'k2+', 'low_var_kl+' or 'k3+', got 'k33', did you mean 'k3'?",
+        ),
         ("run.schedule=fast", "key 'run.schedule': input should be 'serial', 'gather' or 'overlap', got 'fast'"),
         ("rollout.n=", "key 'rollout.n': input should be a valid integer, got None"),
         ("run=3", "key 'run': input should be a valid dictionary"),
