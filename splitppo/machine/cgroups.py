@@ -1,0 +1,27 @@
+"""Finds the files of this process's cgroups, v2 and v1."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+    """Yields the folders of this process's cgroup and of all above it that `controller` ("cpu", "memory") may be in.
+
+    A folder that a container cannot see does not exist. `root` is where /proc and /sys are found.
+    """
+    mounted = root / "sys/fs/cgroup"
+    for line in text_of(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        group = Path(path.strip("/"))
+        for hierarchy in [mounted / controllers, mounted / controller] if controllers else [mounted]:
+            yield from (hierarchy / name for name in dict.fromkeys((group, *group.parents)))
+
+
+def text_of(file: Path) -> str:
+    """The content of a file; empty if it cannot be read."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,56 @@
+"""The GPUs of this machine and their memory, by NVML; nothing is known where there is no driver.
+
+NVML answers in its own library: a question to CUDA would make a context, and could break the capture of a graph on
+another thread.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+log = logging.getLogger(__name__)
+
+
+class GpuMemory(NamedTuple):
+    """Bytes of a GPU; 0 where they are not known."""
+
+    free: int = 0
+    total: int = 0
+
+
+def total_bytes_of_gpus() -> dict[int, int]:
+    """Returns the memory of each GPU by its index, which is that of nvidia-smi.
+
+    A GPU that shares the machine's memory has no number of its own, and is left out.
+    """
+    import pynvml  # only where somebody has GPUs
+
+    sizes = {}
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with suppress(pynvml.NVMLError):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                sizes[index] = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return sizes
+
+
+def memory_reader(uuid: str) -> Callable[[], GpuMemory]:
+    """Returns a function that reads the memory of the GPU `GPU-<uuid>` now; it never raises, on any thread."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except pynvml.NVMLError as error:
+        log.info("the memory of the GPU is not known: %s", error)
+        return GpuMemory
+
+    def read() -> GpuMemory:
+        with suppress(pynvml.NVMLError):
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            return GpuMemory(int(memory.free), int(memory.total))
+        return GpuMemory()
+
+    return read

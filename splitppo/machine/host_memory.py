@@ -1,0 +1,53 @@
+"""Main memory that this process may use: what is free of it, and how often the kernel had to kill for want of it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from splitppo.machine.cgroups import cgroup_folders, text_of
+
+# Of cgroup v2 and v1: the limit, what is used, and what of that is a cache that can be dropped.
+_LIMITS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+@dataclass(frozen=True, order=True)
+class HostMemory:
+    """Bytes of the machine, or of the cgroup that leaves less."""
+
+    free: int
+    total: int
+
+
+def host_memory(root: Path = Path("/")) -> HostMemory:
+    """Returns what can be had now; `root` is where the files of cgroups are found."""
+    machine = psutil.virtual_memory()
+    return min([HostMemory(machine.available, machine.total), *_memories_of_cgroups(root)])
+
+
+def num_oom_kills(root: Path = Path("/")) -> int:
+    """Returns how many processes the kernel has killed for want of memory: of this cgroup, else of the machine."""
+    files = [
+        folder / name for folder in cgroup_folders("memory", root) for name in ("memory.events", "memory.oom_control")
+    ]
+    counts = (_number("oom_kill", text_of(file)) for file in (*files, root / "proc/vmstat"))
+    return next((count for count in counts if count is not None), 0)
+
+
+def _memories_of_cgroups(root: Path) -> Iterator[HostMemory]:
+    for folder in cgroup_folders("memory", root):
+        for limit_file, used_file, cache in _LIMITS:
+            limit, used = text_of(folder / limit_file).strip(), text_of(folder / used_file).strip()
+            if limit.isdigit() and used.isdigit():
+                cached = _number(cache, text_of(folder / "memory.stat")) or 0
+                yield HostMemory(max(0, int(limit) - int(used) + cached), int(limit))
+
+
+def _number(name: str, text: str) -> int | None:
+    found = re.search(rf"^{name} +(\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else None

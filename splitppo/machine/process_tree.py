@@ -1,0 +1,85 @@
+"""Finds and ends a process and all that it has started, also those that are stopped."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+
+import psutil
+
+log = logging.getLogger(__name__)
+
+_POLL_INTERVAL_S = 0.02
+
+
+def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
+    """Returns the processes that have these pids now; a later process under the same pid is another one."""
+    processes = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
+    return processes
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Returns True if a process can be seen and has not ended; one that nobody has waited for yet has ended."""
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False
+
+
+def is_stopped(pid: int) -> bool:
+    """Returns True if such a process can be seen, and a signal or a debugger has stopped it."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return False
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Returns the living processes that a process has started, and theirs; each before those that it has started."""
+    # Not `Process.children`, which fails where a single process of the machine may not be read (hidepid=1).
+    children = defaultdict(list)
+    for process in psutil.process_iter(["ppid"]):
+        children[process.info["ppid"]].append(process)
+    below = children[pid]
+    for process in below:
+        below += children[process.pid]
+    return [process for process in below if is_running(process)]
+
+
+def kill_tree(pid: int, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
+    """Sends SIGKILL to a process of ours that has not been waited for, and to its descendants; returns all of them.
+
+    The process is killed also where its descendants cannot be found; `others` may have lost their parent already.
+    """
+    root = find_processes([pid])
+    for process in root:  # stopped first, lest it starts another one meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
+    try:
+        below = descendants(pid)
+    except (OSError, psutil.Error) as error:
+        log.error("what process %d has started cannot be found: %s", pid, error)
+        below = []
+    return kill(dict.fromkeys([*root, *below, *others]))
+
+
+def kill(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Sends SIGKILL to processes, also where some have ended already; returns all of them."""
+    victims = [*processes]
+    for victim in victims:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.kill()
+    return victims
+
+
+async def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Waits until none of the processes runs; returns those that still do."""
+    left, deadline = [*processes], time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if not (left := [process for process in left if is_running(process)]):
+            break
+        await asyncio.sleep(_POLL_INTERVAL_S)
+    return left
