@@ -1,24 +1,23 @@
 """Configuration of a run: its sections, loading with overrides, the batch plan, digests."""
 
-from splitppo.config.algorithm import AlgorithmConfig, RolloutCorrectionConfig
-from splitppo.config.checkpoint import CheckpointConfig
-from splitppo.config.code import CodeConfig
-from splitppo.config.data import DataConfig
-from splitppo.config.load import ConfigError, dump_config, load_config, load_stored_config
-from splitppo.config.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
-from splitppo.config.reward import RewardConfig
-from splitppo.config.reward_model import RewardModelConfig
-from splitppo.config.rollout import RolloutConfig
-from splitppo.config.run import Schedule
+from splitppo.config.load import dump_changes, dump_config, load_config, load_stored_config
 from splitppo.config.schema import Config
-from splitppo.config.security import SecurityConfig
-from splitppo.config.services import ServiceConfig
-from splitppo.config.tracking import TrackingConfig
+from splitppo.config.sections.algorithm import AlgorithmConfig, RolloutCorrectionConfig
+from splitppo.config.sections.data import DataConfig
+from splitppo.config.sections.models import ActorConfig, ComputedModelConfig, CriticConfig, TrainedModelConfig
+from splitppo.config.sections.reward import RewardConfig
+from splitppo.config.sections.reward_model import RewardModelConfig
+from splitppo.config.sections.rollout import RolloutConfig
+from splitppo.config.sections.run import Schedule
+from splitppo.config.sections.services import ServiceConfig
+from splitppo.config.sections.tracking import TrackingConfig
+from splitppo.config.subsections.code import CodeConfig
+from splitppo.config.subsections.security import SecurityConfig
+from splitppo.config_error import ConfigError
 
 __all__ = [
     "ActorConfig",
     "AlgorithmConfig",
-    "CheckpointConfig",
     "CodeConfig",
     "ComputedModelConfig",
     "Config",
@@ -34,6 +33,7 @@ __all__ = [
     "ServiceConfig",
     "TrackingConfig",
     "TrainedModelConfig",
+    "dump_changes",
     "dump_config",
     "load_config",
     "load_stored_config",

@@ -1,11 +1,11 @@
-"""The resolved batch plan: what a step consists of, in numbers, and refusal of what does not divide."""
+"""The resolved batch plan: prompts, rows and mini-batches of a step. Sizes that do not divide are refused."""
 
 from dataclasses import dataclass
 
 from splitppo.batch import MAX_BATCH_ROWS
-from splitppo.config.load import ConfigError
 from splitppo.config.schema import Config
 from splitppo.config.section import TrainedRoleName
+from splitppo.config_error import ConfigError
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RolePlan:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What one step does."""
+    """The batches of a step: prompts, samples, and the mini-batches of each trained role."""
 
     prompts: int
     samples_per_prompt: int
@@ -52,7 +52,7 @@ class BatchPlan:
 
 
 def batch_plan(config: Config) -> BatchPlan:
-    """Resolves the plan; a ConfigError has both numbers that do not divide or fit, and the key to change."""
+    """Returns the plan; a ConfigError names both numbers that do not divide or fit, and the key to change."""
     _check_rollout(config)
     if config.rollout.backend == "vllm":
         _check_vllm(config)
@@ -73,7 +73,7 @@ def _dynamic_sampling(config: Config) -> str:
 
 def _check_rollout(config: Config) -> None:
     prompts, parts = config.data.train_batch_size, config.rollout.stream_groups
-    if parts != "auto" and parts > prompts * config.rollout.n:
+    if int(parts) > prompts * config.rollout.n:
         raise ConfigError(
             f"rollout.stream_groups ({parts}) must not exceed data.train_batch_size ({prompts}) times rollout.n"
             f" ({config.rollout.n}), since a part holds at least one response; lower rollout.stream_groups"
@@ -108,7 +108,8 @@ def _check_vllm(config: Config) -> None:
 def _role_plan(config: Config, role: TrainedRoleName) -> RolePlan:
     model = config.trained_model_of(role)
     prompts, longest = config.data.train_batch_size, config.data.longest_row
-    num_ranks, mini_batch = config.services.of(role).num_processes, model.ppo_mini_batch_size or prompts
+    num_ranks, mini_batch = config.services.of(role).num_processes, model.ppo_mini_batch_size
+    assert mini_batch is not None, "load resolves it"
     fixed, budget = model.ppo_micro_batch_size_per_gpu, model.ppo_max_token_len_per_gpu
     if prompts % mini_batch:
         raise ConfigError(

@@ -1,4 +1,7 @@
-"""Reading a configuration: YAML, then `a.b=c` overrides, then validation. Every mistake is one sentence."""
+"""Reading a configuration: YAML, then `a.b=c` overrides, then validation, open keys and rules between sections.
+
+Every mistake is one sentence.
+"""
 
 import difflib
 import re
@@ -9,12 +12,11 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from splitppo.config.renamed_keys import with_renamed_keys
+from splitppo.config.resolve import resolve
+from splitppo.config.rules.table import check_rules
 from splitppo.config.schema import Config
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message names the key or file and what was expected."""
+from splitppo.config.section import did_you_mean
+from splitppo.config_error import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
@@ -44,7 +46,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def load_stored_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """As `load_config`, of the file that a run folder keeps, which an older version may have written."""
+    """Reads the file that a run folder keeps, as `load_config` does; an older version may have written it."""
     return _load(path, overrides, is_stored=True)
 
 
@@ -55,25 +57,57 @@ def _load(path: Path, overrides: Sequence[str], *, is_stored: bool) -> Config:
         raise ConfigError(f"cannot read the config file {path}: {error}") from error
     tree = _parse(text, str(path))
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected a mapping of sections, got {type(tree).__name__}")
+        found = "nothing" if tree is None else type(tree).__name__
+        raise ConfigError(f"{path}: expected a mapping of sections, got {found}")
     if is_stored:
         tree = with_renamed_keys(tree)
     for override in overrides:
         _apply_override(tree, override)
-    return validate(tree, str(path))
+    return validate(tree, str(path), overrides)
 
 
-def validate(tree: Any, source: str) -> Config:
-    """Validates a plain tree; `source` names it in errors."""
+def validate(tree: Any, source: str, overrides: Sequence[str] = ()) -> Config:
+    """Returns the configuration of a plain tree, without open keys (`OPEN_KEYS`).
+
+    Raises:
+        ConfigError: with a sentence for each mistake, which names `source`, or the override that has brought it; the
+            `overrides` are in the tree already.
+    """
     try:
-        return Config.model_validate(tree)
+        config = resolve(Config.model_validate(tree))
     except ValidationError as error:
-        raise ConfigError(f"{source}: " + "; ".join(_sentences(error))) from error
+        by_origin: dict[str, list[str]] = {}
+        for path, sentence in _sentences(error):
+            given = (text for text in reversed(overrides) if f"{path}.".startswith(f"{text.partition('=')[0]}."))
+            origin = next((f"override {text!r}" for text in given), source)
+            by_origin.setdefault(origin, []).append(sentence)
+        mistakes = [f"{origin}: {'; '.join(sentences)}" for origin, sentences in by_origin.items()]
+        raise ConfigError("; ".join(mistakes)) from error
+    try:
+        check_rules(config)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    return config
 
 
 def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML; `load_config` reads it back to an equal one."""
+    """Returns the resolved configuration as YAML; `load_config` reads it back to an equal one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def dump_changes(config: Config) -> str:
+    """Returns the keys of the resolved configuration that differ from their defaults, as YAML."""
+    tree = config.model_dump(mode="json", exclude_defaults=True)
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+
+
+def with_renamed_keys(stored: Any) -> Any:
+    """Returns a stored configuration under today's keys: `actor.loss_mode` has moved into `actor.policy_loss`."""
+    actor = stored.get("actor") if isinstance(stored, dict) else None
+    if not isinstance(actor, dict) or "loss_mode" not in actor or "policy_loss" in actor:
+        return stored
+    kept = {key: value for key, value in actor.items() if key != "loss_mode"}
+    return {**stored, "actor": {**kept, "policy_loss": {"loss_mode": actor["loss_mode"]}}}
 
 
 def _parse(text: str, source: str) -> Any:
@@ -98,31 +132,37 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     node[leaf] = _parse(value, f"override {override!r}")
 
 
-def _sentences(error: ValidationError) -> Iterator[str]:
+def _sentences(error: ValidationError) -> Iterator[tuple[str, str]]:
+    """Yields (path of the key, sentence) for every mistake."""
     for item in error.errors(include_url=False):
         path = ".".join(map(str, item["loc"]))
         if item["type"] == "extra_forbidden":
-            yield f"unknown key {path!r}{_suggestion(item['loc'])}"
+            yield path, f"unknown key {path!r}{_suggestion(item['loc'])}"
         elif item["type"] == "missing":
-            yield f"key {path!r} is missing"
+            yield path, f"key {path!r} is missing"
         else:
-            message = item["msg"].removeprefix("Value error, ")
+            message = _IN_YAML.get(item["type"], item["msg"]).removeprefix("Value error, ")
             where = f"key {path!r}: " if path else ""
             # What stands where the name of a secret belongs may be the secret.
             is_hidden = isinstance(item["input"], dict | BaseModel) or "security" in item["loc"]
             given = "" if is_hidden else f", got {item['input']!r}"
-            meant = _nearest_value(item["input"], item["ctx"]["expected"]) if item["type"] == "literal_error" else ""
-            yield f"{where}{message[:1].lower()}{message[1:]}{given}{meant}"
+            # In a literal_error pydantic lists the values in quotes.
+            values = re.findall(r"'([^']*)'", item["ctx"]["expected"]) if item["type"] == "literal_error" else []
+            meant = did_you_mean(str(item["input"]), values)
+            yield path, f"{where}{message[:1].lower()}{message[1:]}{given}{meant}"
 
 
-def _nearest_value(given: Any, expected: str) -> str:
-    """Nearest of the values that pydantic lists in quotes, for typing mistakes."""
-    close = difflib.get_close_matches(str(given), re.findall(r"'([^']*)'", expected), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+# What pydantic calls by its name in Python.
+_IN_YAML = {
+    "tuple_type": "expected a list",
+    "dict_type": "expected a mapping",
+    "model_type": "expected a section of keys",
+    "path_type": "expected a path",
+}
 
 
 def _suggestion(location: Sequence[int | str]) -> str:
-    """Nearest known key of the same section, for typing mistakes."""
+    """Returns the end of a sentence that names the nearest key of the same section, else all of them."""
     section: Any = Config
     for part in location[:-1]:
         if isinstance(part, int):  # an entry of a list
@@ -130,7 +170,8 @@ def _suggestion(location: Sequence[int | str]) -> str:
             continue
         fields = getattr(section, "model_fields", {})
         section = fields[part].annotation if part in fields else None
-    known = list(getattr(section, "model_fields", {}))
-    if close := difflib.get_close_matches(str(location[-1]), known, n=1):
+    known, name = list(getattr(section, "model_fields", {})), str(location[-1])
+    initials = "".join(word[:1] for word in name.split("_"))  # learning_rate for lr
+    if close := [key for key in known if key == initials] or difflib.get_close_matches(name, known, n=1):
         return f", did you mean {'.'.join(map(str, [*location[:-1], *close]))!r}?"
     return f"; known here: {', '.join(known)}" if known else ""

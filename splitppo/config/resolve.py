@@ -1,0 +1,165 @@
+"""Keys that may be left open: what `auto` becomes, and every default that comes from another section.
+
+`load` resolves OPEN_KEYS, so that whatever reads a configuration finds values, and config.yaml shows them. Only a run
+can resolve two more: `services.*.threads` needs the machine (`resolve_run`), `run.total_steps` the number of prompts.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Literal
+
+from splitppo.config.schema import Config
+from splitppo.config.section import RoleName
+from splitppo.config.threads import threads_of_groups
+from splitppo.machine.cores import PermittedCores
+
+# Steps between comparisons where the rollout backend's log-probs are the old ones: they cost next to nothing.
+BYPASS_CHECK_FREQ = 100
+AUTO_PARTS = 6
+# Shorter responses end too close to each other for their parts to hide more than their calls cost (ADR 023).
+MIN_STREAMED_LENGTH = 64
+
+
+@dataclass(frozen=True)
+class OpenKey:
+    """A key that is open where it is null, empty or `auto`.
+
+    Attributes:
+        value: its value in a configuration in which the keys before it in OPEN_KEYS are resolved.
+        is_kept: a resumed run keeps the value of its first start, unless it is given one. The others depend on keys
+            that cannot change.
+    """
+
+    section: str
+    name: str
+    value: Callable[[Config], Any]
+    is_kept: bool = False
+
+    def of(self, config: Config) -> Any:
+        """Returns its value in `config`."""
+        return getattr(attrgetter(self.section)(config), self.name)
+
+    def is_given(self, config: Config) -> bool:
+        """Returns True if the user has given its value."""
+        return self.name in attrgetter(self.section)(config).model_fields_set
+
+    def resolved(self, config: Config, value: Any) -> Config:
+        """Returns `config` with a value of this key that counts as chosen, not as given."""
+        config = config.changed(self.section, {self.name: value})
+        attrgetter(self.section)(config).model_fields_set.discard(self.name)
+        return config
+
+
+def _bypass_mode(config: Config) -> bool:
+    """Returns True where the rollout backend computes as the trainer does and nothing is corrected."""
+    correction = config.algorithm.rollout_correction
+    if correction.loss_type == "reinforce":
+        return True
+    corrects = correction.rollout_is is not None or correction.rollout_rs is not None
+    return config.rollout.backend == "hf" and config.actor.dtype == "fp32" and not corrects
+
+
+def _check_freq(config: Config) -> int:
+    if config.rollout.backend != "hf":
+        return 1
+    return BYPASS_CHECK_FREQ if config.algorithm.rollout_correction.bypasses else 0
+
+
+def _max_log_prob_diff(config: Config) -> float:
+    return 1e-3 if config.actor.dtype == "fp32" else 2.0
+
+
+def _reward_model_host(_: Config) -> Literal["critic"]:
+    return "critic"
+
+
+def _num_parts(config: Config) -> int:
+    """Returns more than 1 where another group computes with the parts, and they are long enough."""
+    is_whole = config.algorithm.filter_groups.enable  # its groups are chosen once all of them are scored
+    pays = not is_whole and len(config.roles) > 1 and config.data.max_response_length >= MIN_STREAMED_LENGTH
+    return min(AUTO_PARTS, config.data.train_batch_size * config.rollout.n) if pays else 1
+
+
+def auto_reference_host(config: Config) -> Literal["actor", "critic"]:
+    """Returns the critic where it computes while the actor generates, or on more ranks, and its update is not longer.
+
+    The schedule has no say: all three must compute the same, bit for bit, and rows that come in parts are rounded
+    differently on the critic.
+    """
+    actor_ranks, critic_ranks = config.services.actor.num_processes, config.services.critic.num_processes
+    has_time = config.rollout.stream_groups != 1 or critic_ranks > actor_ranks
+    is_late = config.critic.ppo_epochs * actor_ranks > config.actor.ppo_epochs * critic_ranks
+    return "critic" if config.uses_critic and has_time and not is_late else "actor"
+
+
+OPEN_KEYS = (
+    OpenKey("actor", "ppo_mini_batch_size", attrgetter("data.train_batch_size")),
+    OpenKey("critic", "ppo_mini_batch_size", attrgetter("actor.ppo_mini_batch_size")),
+    OpenKey("critic", "model", attrgetter("actor.model")),
+    OpenKey("data", "tokenizer", attrgetter("actor.model")),
+    OpenKey("algorithm.rollout_correction", "bypass_mode", _bypass_mode),
+    OpenKey("rollout", "check_freq", _check_freq),
+    OpenKey("rollout", "max_log_prob_diff", _max_log_prob_diff),
+    OpenKey("placement", "reward_model", _reward_model_host),
+    OpenKey("rollout", "stream_groups", _num_parts, is_kept=True),
+    OpenKey("placement", "reference", auto_reference_host, is_kept=True),
+)
+
+
+def resolve(config: Config) -> Config:
+    """Returns `config` with a value for each of OPEN_KEYS."""
+    for key in OPEN_KEYS:
+        if key.of(config) in (None, "", "auto"):
+            config = key.resolved(config, key.value(config))
+    return _with_loss_of_correction(config)
+
+
+def resolve_run(config: Config, stored: Config | None, cores: PermittedCores) -> Config:
+    """Returns `config` as a run uses it that has `cores`, with what a resumed run keeps of its `stored` one.
+
+    Results on a CPU may depend on the number of threads, so another machine changes nothing; another placement
+    (services.launch, num_processes, devices, cpus) is another configuration, and is resolved anew. Groups that others
+    start (`services.launch: external`) read no stored configuration: they resolve threads and reference themselves.
+    """
+    is_external = config.services.launch == "external"
+    if stored is not None:
+        config = _kept(config, stored, is_external=is_external)
+    return config if is_external else _with_threads(config, threads_of_groups(config.groups, cores))
+
+
+def _kept(config: Config, stored: Config, *, is_external: bool) -> Config:
+    for key in OPEN_KEYS:
+        is_theirs = is_external and key.name == "reference"
+        if key.is_kept and not is_theirs and not key.is_given(config):
+            config = key.resolved(config, key.of(stored))
+    if _placement(config) != _placement(stored):
+        return config
+    return _with_threads(config, {role: group.threads for role, group in stored.groups.items()})
+
+
+def _with_loss_of_correction(config: Config) -> Config:
+    """Fills `actor.policy_loss` from `rollout_correction`, whose loss_type and rejection are parts of the loss."""
+    correction, of_loss = config.algorithm.rollout_correction, dict[str, Any]()
+    if correction.loss_type == "reinforce":
+        of_loss = {
+            "loss_mode": "reinforce",
+            "reinforce_is": correction.rollout_is,
+            "reinforce_is_threshold": correction.rollout_is_threshold,
+        }
+    if correction.bypasses and correction.rollout_rs is not None:
+        of_loss |= {"rollout_rs": correction.rollout_rs, "rollout_rs_threshold": correction.rollout_rs_threshold}
+    given = config.actor.policy_loss.model_fields_set
+    return config.changed("actor.policy_loss", {name: of_loss[name] for name in of_loss.keys() - given})
+
+
+def _placement(config: Config) -> object:
+    keys = {"num_processes", "devices", "cpus"}
+    return config.services.launch, {role: group.model_dump(include=keys) for role, group in config.groups.items()}
+
+
+def _with_threads(config: Config, threads: Mapping[RoleName, int | str]) -> Config:
+    for role, group in config.groups.items():
+        if group.threads == "auto":
+            config = config.changed(f"services.{role}", {"threads": threads[role]})
+    return config

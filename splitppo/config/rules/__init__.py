@@ -1,0 +1,1 @@
+"""What must hold between the sections of a configuration."""

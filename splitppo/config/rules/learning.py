@@ -1,0 +1,58 @@
+"""Rules of losses and coefficients: phases, the entropy bonus, rollout correction."""
+
+from pydantic import ValidationError
+
+from splitppo.config.schema import Config
+
+
+def phases_count(config: Config) -> None:
+    """Checks that the sections are valid in each phase, and that every coefficient of a phase is used there."""
+    for number, phase in enumerate(config.algorithm.phases):
+        key = f"algorithm.phases.{number}"
+        in_phase = config.in_phase(phase)
+        try:
+            for section in (in_phase.actor, in_phase.algorithm):
+                type(section)(**section.model_dump())
+        except ValidationError as error:
+            raise ValueError(f"{key}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+        for coef, switch, is_on in (
+            ("kl_coef", "use_kl_in_reward", in_phase.algorithm.use_kl_in_reward),
+            ("kl_loss_coef", "use_kl_loss", in_phase.actor.use_kl_loss),
+        ):
+            if getattr(phase, coef) is not None and not is_on:
+                raise ValueError(f"{key}: {coef} is of no use without {switch}: set {switch}, or drop {coef}")
+
+
+def adaptive_entropy_begins_within_its_bounds(config: Config) -> None:
+    """Checks that the first weight of an adaptive entropy bonus lies within its bounds."""
+    adaptive, coeff = config.algorithm.adaptive_entropy, config.actor.entropy_coeff
+    low, high = adaptive.min_entropy_coeff, adaptive.max_entropy_coeff
+    is_used = any(phase.algorithm.adaptive_entropy.enable for phase in config.in_every_phase)
+    if is_used and not low <= coeff <= high:
+        raise ValueError(
+            f"actor.entropy_coeff ({coeff:g}) must lie between algorithm.adaptive_entropy.min_entropy_coeff"
+            f" ({low:g}) and max_entropy_coeff ({high:g})"
+        )
+
+
+def loss_type_is_the_actors_loss(config: Config) -> None:
+    """Checks that `actor.policy_loss`, also in each phase, is the loss that `rollout_correction` asks for."""
+    correction, policy_loss = config.algorithm.rollout_correction, config.actor.policy_loss
+    is_reinforce = correction.loss_type == "reinforce"
+    if is_reinforce and (policy_loss.loss_mode, policy_loss.reinforce_is) != ("reinforce", correction.rollout_is):
+        raise ValueError(
+            "algorithm.rollout_correction.loss_type is reinforce, which sets actor.policy_loss.loss_mode and"
+            f" reinforce_is: leave both out, got {policy_loss.loss_mode!r} and {policy_loss.reinforce_is!r}"
+        )
+    if policy_loss.rejections != (correction.rejections if correction.bypasses else ()):
+        raise ValueError(
+            "rollout_rs is a key of algorithm.rollout_correction, which with bypass_mode sets that of"
+            f" actor.policy_loss: leave rollout_rs out of actor.policy_loss, got {policy_loss.rollout_rs!r}"
+        )
+    for number, phase in enumerate(config.algorithm.phases):
+        if is_reinforce and phase.loss_mode not in (None, "reinforce"):
+            raise ValueError(
+                f"algorithm.phases.{number}: loss_mode is {phase.loss_mode!r}, but"
+                " algorithm.rollout_correction.loss_type is reinforce, whose weights no other loss has: leave"
+                " loss_type out, and set bypass_mode and actor.policy_loss"
+            )

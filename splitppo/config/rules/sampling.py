@@ -1,0 +1,70 @@
+"""Rules of prompts, responses and scores: what estimators, dynamic sampling, validation and penalties need."""
+
+from splitppo.config.schema import Config
+
+
+def groups_have_several_samples(config: Config) -> None:
+    """Checks that there are several samples of a prompt where the estimator compares them."""
+    if config.algorithm.needs_groups and config.rollout.n < 2:
+        raise ValueError(
+            f"algorithm.adv_estimator {config.algorithm.adv_estimator} compares the samples of a prompt: expected"
+            f" rollout.n of at least 2, got {config.rollout.n}"
+        )
+
+
+def greedy_scores_compare_with_rewards(config: Config) -> None:
+    """Checks that rewards have the scale of the greedy scores that are subtracted from them."""
+    if config.algorithm.needs_greedy_scores and config.reward.shaping.whiten_rewards:
+        raise ValueError(
+            f"algorithm.adv_estimator {config.algorithm.adv_estimator} subtracts the score of a greedy response from"
+            " rewards, which reward.shaping.whiten_rewards would put on another scale: set it to false"
+        )
+
+
+def validation_has_prompts(config: Config) -> None:
+    """Checks that there are validation prompts where a key needs validation."""
+    needs = {
+        "evaluation.val_only": config.evaluation.val_only,
+        "evaluation.early_stop.metric": config.evaluation.early_stop.metric,
+        "checkpoint.best_metric": config.checkpoint.best_metric,
+    }
+    for key in [key for key, is_set in needs.items() if is_set and not config.data.val_files]:
+        raise ValueError(f"{key} needs validation: expected data.val_files, got none")
+
+
+def dynamic_sampling_fits(config: Config) -> None:
+    """Checks `algorithm.filter_groups` against how many prompts are drawn, answered and sent on at a time."""
+    data, rollout, filters = config.data, config.rollout, config.algorithm.filter_groups
+    if not filters.enable:
+        if data.gen_batch_size not in (None, data.train_batch_size):
+            raise ValueError(
+                f"data.gen_batch_size ({data.gen_batch_size}) must be data.train_batch_size ({data.train_batch_size})"
+                " unless algorithm.filter_groups.enable is true: a step trains on all prompts that are drawn for it"
+            )
+        return
+    if rollout.n == 1:
+        raise ValueError(
+            "algorithm.filter_groups.enable drops prompts whose samples are all alike, and a single one always is:"
+            " expected rollout.n of at least 2, got 1"
+        )
+    if rollout.stream_groups != 1:
+        raise ValueError(
+            f"rollout.stream_groups ({rollout.stream_groups}) and algorithm.filter_groups.enable exclude each other: a"
+            " group is kept or dropped when all of its samples are scored; set rollout.stream_groups to 1 or auto"
+        )
+    most = filters.max_num_gen_batches * data.draw_size
+    if 0 < most < data.train_batch_size:
+        raise ValueError(
+            f"algorithm.filter_groups.max_num_gen_batches ({filters.max_num_gen_batches}) generations of"
+            f" {data.draw_key} ({data.draw_size}) prompts can never fill data.train_batch_size"
+            f" ({data.train_batch_size}); raise algorithm.filter_groups.max_num_gen_batches"
+        )
+
+
+def overlong_buffer_fits(config: Config) -> None:
+    """Checks that the overlong penalty begins within the longest response."""
+    buffer, limit = config.reward.overlong_buffer, config.data.max_response_length
+    if buffer.enable and buffer.len is not None and buffer.len > limit:
+        raise ValueError(
+            f"reward.overlong_buffer.len ({buffer.len}) must not exceed data.max_response_length ({limit})"
+        )

@@ -1,0 +1,72 @@
+"""Rules of addresses: groups that span several machines, and what may listen where (docs/deployment.md)."""
+
+from collections.abc import Iterable, Iterator
+from typing import get_args
+
+from splitppo.config.schema import Config
+from splitppo.config.section import RoleName
+from splitppo.config.subsections.security import is_loopback
+
+
+def machines_of_a_group_meet(config: Config) -> None:
+    """Checks that a group of several machines is started on each of them, and has a place where they meet."""
+    for role, service in config.groups.items():
+        section = f"services.{role}"
+        several = f"because {section}.nnodes is {service.nnodes}"
+        if service.nnodes == 1:
+            continue
+        if config.services.launch == "local":
+            raise ValueError(
+                f"services.launch is local, which starts groups on this machine alone: expected external, {several}"
+            )
+        if not service.master_addr:
+            raise ValueError(f"{section}.master_addr: expected the name of machine 0 of the group, {several}")
+        if is_loopback(f"{service.master_addr}:0"):
+            raise ValueError(
+                f"{section}.master_addr is {service.master_addr!r}, which means another machine on each machine:"
+                f" expected a name or an address that all of them reach, {several}"
+            )
+
+
+def ports_are_apart(config: Config) -> None:
+    """Checks that no two groups are to listen on one address."""
+    taken: dict[str, str] = {}  # by address, the key that has it
+    for role, service in config.groups.items():
+        addresses = {}
+        if service.nnodes > 1:
+            addresses[f"services.{role}.master_addr and master_port"] = f"{service.master_addr}:{service.master_port}"
+        if config.services.launch == "external" and service.address:
+            addresses[f"services.{role}.address"] = service.address
+        for key, address in addresses.items():
+            if other := taken.get(address):
+                raise ValueError(f"{key} and {other} are both {address}: give each a port of its own")
+            taken[address] = key
+
+
+def failpoints_stay_on_this_machine(config: Config) -> None:
+    """Checks that nobody elsewhere can reach a service with failpoints."""
+    for key, address in _reachable_from_elsewhere(config, get_args(RoleName)) if config.debug.failpoints else ():
+        raise ValueError(
+            f"debug.failpoints is for tests on one machine: expected a loopback address in {key}, got {address!r};"
+            " remove debug.failpoints"
+        )
+
+
+def plaintext_stays_on_this_machine(config: Config) -> None:
+    """Checks that services are called from other machines with TLS only."""
+    for key, address in _reachable_from_elsewhere(config, config.roles) if not config.services.security.tls else ():
+        if key.endswith("bind") or config.services.launch == "external":
+            raise ValueError(
+                f"{key} is {address!r}, which is not a loopback address, and the wire would be neither encrypted"
+                " nor authenticated there: set services.security.tls, with ca_file, cert_file and key_file, or"
+                " use 127.0.0.1"
+            )
+
+
+def _reachable_from_elsewhere(config: Config, roles: Iterable[RoleName]) -> Iterator[tuple[str, str]]:
+    """Yields (key, address) where services listen or are called, unless only this machine can reach them."""
+    for role in roles:
+        service = config.services.of(role)
+        for key, address in {"bind": service.bind, "address": service.address or "localhost:0"}.items():
+            if not is_loopback(address):
+                yield f"services.{role}.{key}", address

@@ -1,0 +1,28 @@
+"""All rules between sections, in the order in which they are checked."""
+
+from splitppo.config.rules import learning, placement, sampling, services
+from splitppo.config.schema import Config
+
+RULES = (
+    learning.phases_count,
+    learning.adaptive_entropy_begins_within_its_bounds,
+    placement.reference_has_a_group,
+    placement.reward_model_has_a_group,
+    learning.loss_type_is_the_actors_loss,
+    sampling.groups_have_several_samples,
+    sampling.greedy_scores_compare_with_rewards,
+    sampling.validation_has_prompts,
+    sampling.dynamic_sampling_fits,
+    sampling.overlong_buffer_fits,
+    placement.groups_share_no_gpu,
+    services.machines_of_a_group_meet,
+    services.ports_are_apart,
+    services.failpoints_stay_on_this_machine,
+    services.plaintext_stays_on_this_machine,
+)
+
+
+def check_rules(config: Config) -> None:
+    """Checks all rules; ValueError for the first that does not hold, whose sentence names the keys."""
+    for rule in RULES:
+        rule(config)

@@ -1,0 +1,1 @@
+"""The sections of the YAML file, one module for each."""

@@ -1,0 +1,98 @@
+"""The section `debug`: failpoints, where tests kill, stop, hold or fail a process; forced lengths of responses."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from splitppo.config.section import OneOrMany, PositiveInt, Section, did_you_mean
+from splitppo.config.subsections.response_lengths import ResponseLengths
+
+# On every rank of a group, and what each point means.
+_OF_A_ROLE = {
+    "update.begin": "an update is about to begin",
+    "update": "micro-batch boundary of an update",
+    "update.mini_batch": "between two optimizer steps of an update",
+    "update.committed": "rank 0: the update is in the ledger, the reply is not sent; others: their part is done",
+    "save_checkpoint.writing": "the rank is about to write its shard",
+    "save_checkpoint.durable": "the part of the role is durable, the reply is not sent",
+}
+# In the controller, which knows of a service's phase by its progress events.
+_OF_A_CLIENT = {
+    "update.begin": "the request is about to be sent",
+    "update": "a progress event of an update has come",
+    "update.replied": "the reply has come",
+}
+POINTS: Mapping[str, str] = {
+    **{f"{role}.{point}": meaning for role in ("actor", "critic") for point, meaning in _OF_A_ROLE.items()},
+    "actor.generate": "token boundary of a generation",
+    "actor.generate.part": "the rank has handed on its rows of a part of a streamed generation",
+    "actor.compute_log_probs": "micro-batch boundary of log-probs",
+    **{
+        f"{role}.compute_ref_log_probs": "micro-batch boundary of log-probs of the reference, where this group hosts it"
+        for role in ("actor", "critic")
+    },
+    "critic.compute_values": "micro-batch boundary of values",
+    **{
+        f"{role}.compute_reward_scores": "micro-batch boundary of the reward model's scores, where this group hosts it"
+        for role in ("critic", "reward")
+    },
+    **{f"controller.{role}.{point}": what for role in ("actor", "critic") for point, what in _OF_A_CLIENT.items()},
+    "controller.actor.generate": "a progress event of a generation has come",
+    "controller.actor.compute_log_probs": "a progress event of log-probs has come",
+    "controller.critic.compute_values": "a progress event of values has come",
+    "controller.save_checkpoint.half": "a role has said that its part is durable; hit 1: the other one has not",
+    "controller.save_checkpoint.writing": "the controller's own part is written, the commit marker is not",
+}
+
+
+def _known(point: str) -> str:
+    if point not in POINTS:
+        hint = did_you_mean(point, POINTS) or f"; known: {', '.join(POINTS)}"
+        raise ValueError(f"unknown failpoint {point!r}{hint}")
+    return point
+
+
+Point = Annotated[str, AfterValidator(_known)]
+
+
+class Moment(Section):
+    """A point of a process at a step."""
+
+    point: Point
+    step: int = Field(ge=0)
+
+
+class Failpoint(Section):
+    """What happens when a process reaches a point; once per run folder."""
+
+    rank: int = Field(0, ge=0)
+    """which rank of the group; the controller is 0"""
+
+    step: int | None = Field(None, ge=0)
+    """only in the work on this step; default: in any"""
+
+    hit: PositiveInt = 1
+    """the how many-th time that the process passes there"""
+
+    action: Literal["kill", "stop", "raise", "out_of_memory", "wait"] = "kill"
+    """SIGKILL or SIGSTOP to the process itself, a RuntimeError, a MemoryError, or only the wait"""
+
+    after: Moment | None = None
+    """the process waits there until another one has passed this point"""
+
+    def _check_keys(self) -> None:
+        if self.action == "wait" and self.after is None:
+            raise ValueError("action 'wait' needs after: which point, in which step, another process must have passed")
+
+
+class DebugConfig(Section):
+    """For tests and benchmarks. Not part of a worker's digest."""
+
+    failpoints: dict[Point, Annotated[tuple[Failpoint, ...], OneOrMany]] = Field(default_factory=dict)
+    """by point (splitppo/config/sections/debug.py lists all): one failpoint, or several; refused unless every service
+    listens on this machine alone"""
+
+    response_lengths: ResponseLengths | None = None
+    """tokens of each response, by its sampling seed, at most max_response_length; no token and no text ends one
+    before. `{kind: uniform, low, high}`, or `{kind: log_normal, median, max, sigma}` (sigma 1)"""

@@ -1,0 +1,1 @@
+"""Sections inside sections of the YAML file."""

@@ -1,0 +1,99 @@
+"""Thresholds of `algorithm.rollout_correction`: statistics that reject and their bounds, and bounds of weights."""
+
+import math
+from dataclasses import dataclass
+
+# Statistics of the log-ratio, per token, or summed, averaged or maximised over a response. k1 is bounded on both sides.
+REJECTION_OPTIONS = (
+    *(f"{over}_{estimate}" for over in ("token", "seq_sum", "seq_mean") for estimate in ("k1", "k2", "k3")),
+    *("seq_max_k2", "seq_max_k3"),
+)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A statistic of REJECTION_OPTIONS, and its range in nats, beyond which it rejects; only k1 has a lower bound."""
+
+    option: str
+    lower: float | None
+    upper: float
+
+    @property
+    def over(self) -> str:
+        return self.option.rpartition("_")[0]
+
+    @property
+    def estimate(self) -> str:
+        return self.option.rpartition("_")[2]
+
+
+def parse_rejections(rollout_rs: str | None, thresholds: str | float | None) -> tuple[Rejection, ...]:
+    """Returns the criteria of a comma-separated list of REJECTION_OPTIONS; a response or token must pass all of them.
+
+    `thresholds` are one for all, or as many as names. Those of k1 bound a ratio, of which it is the logarithm.
+
+    Raises:
+        ValueError: a name is unknown or given twice, or thresholds do not fit the names.
+    """
+    if rollout_rs is None:
+        if thresholds is not None:
+            raise ValueError("rollout_rs_threshold is set, but rollout_rs is not")
+        return ()
+    options = [option.strip() for option in rollout_rs.split(",")]
+    for option in options:
+        if option not in REJECTION_OPTIONS:
+            raise ValueError(f"rollout_rs: expected names out of {', '.join(REJECTION_OPTIONS)}, got {option!r}")
+    if len(set(options)) < len(options):
+        raise ValueError(f"rollout_rs: a name is given twice in {rollout_rs!r}")
+    if thresholds is None:
+        raise ValueError(f"rollout_rs {rollout_rs!r} needs rollout_rs_threshold")
+    bounds = [bound.strip() for bound in str(thresholds).split(",")]
+    if len(bounds) == 1:
+        bounds *= len(options)
+    if len(bounds) != len(options):
+        raise ValueError(
+            f"rollout_rs_threshold: expected one threshold for all or {len(options)}, as many as rollout_rs names,"
+            f" got {thresholds!r}"
+        )
+    return tuple(map(_rejection, options, bounds))
+
+
+def parse_weight_bounds(threshold: str | float) -> tuple[float | None, float]:
+    """Returns the (lower, upper) bounds of importance weights; without a lower bound larger weights are truncated.
+
+    Raises:
+        ValueError: it is neither one number nor two.
+    """
+    numbers = _numbers(str(threshold))
+    if len(numbers) == 1 and 1.0 <= numbers[0] < math.inf:
+        return None, numbers[0]
+    if len(numbers) == 2 and 0.0 < numbers[0] <= numbers[1] < math.inf:
+        return numbers[0], numbers[1]
+    raise ValueError(
+        "rollout_is_threshold: expected a number of at least 1, or 'lower_upper' (in quotes) with 0 < lower <= upper,"
+        f" got {threshold!r}"
+    )
+
+
+def _numbers(bounds: str) -> list[float]:
+    """Returns the numbers between underscores; none if any of them is no number."""
+    try:
+        return [float(number) for number in bounds.split("_")]
+    except ValueError:
+        return []
+
+
+def _rejection(option: str, bound: str) -> Rejection:
+    numbers = _numbers(bound)
+    if option.endswith("k1"):
+        if len(numbers) == 1 and numbers[0] > 0.0:
+            numbers = [1.0 / numbers[0], numbers[0]]
+        if len(numbers) != 2 or not 0.0 < numbers[0] <= numbers[1] < math.inf:
+            raise ValueError(
+                f"rollout_rs_threshold: {option} takes 'lower_upper' (in quotes) with 0 < lower <= upper, bounds of the"
+                f" rollout backend's probability over the trainer's, or an upper bound of at least 1, got {bound!r}"
+            )
+        return Rejection(option, math.log(numbers[0]), math.log(numbers[1]))
+    if len(numbers) != 1 or not 0.0 < numbers[0] < math.inf:
+        raise ValueError(f"rollout_rs_threshold: {option} takes one positive upper bound in nats, got {bound!r}")
+    return Rejection(option, None, numbers[0])

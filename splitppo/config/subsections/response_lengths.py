@@ -1,0 +1,58 @@
+"""Forced lengths of responses (`debug.response_lengths`): a rule that gives every sampling seed a length."""
+
+from math import exp
+from statistics import NormalDist
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from splitppo.config.section import PositiveInt, Section
+
+_DOMAIN = 0x6C656E67  # keeps these draws apart from others that a seed is used for
+
+
+class UniformLengths(Section):
+    """Every length from `low` to `high` is equally likely."""
+
+    kind: Literal["uniform"]
+    low: PositiveInt
+    """tokens"""
+
+    high: PositiveInt
+    """tokens"""
+
+    def _check_keys(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"low must not exceed high, got {self.low} and {self.high}")
+
+    def of(self, seed: int) -> int:
+        """Returns the tokens of the response that is sampled with this seed."""
+        return self.low + int(_uniform(seed) * (self.high - self.low + 1))
+
+
+class LogNormalLengths(Section):
+    """A long tail: `median` * exp(`sigma` * z) tokens with a standard normal z, from 1 to `max`."""
+
+    kind: Literal["log_normal"]
+    median: float = Field(ge=1.0)
+    """tokens"""
+
+    sigma: float = Field(1.0, ge=0.0)
+    """spread of the logarithm"""
+
+    max: PositiveInt
+    """tokens; longer draws are cut to it"""
+
+    def of(self, seed: int) -> int:
+        """Returns the tokens of the response that is sampled with this seed."""
+        drawn = self.median * exp(self.sigma * NormalDist().inv_cdf(_uniform(seed)))
+        return max(1, min(self.max, round(drawn)))
+
+
+ResponseLengths = Annotated[UniformLengths | LogNormalLengths, Field(discriminator="kind")]
+
+
+def _uniform(seed: int) -> float:
+    """Returns a number in (0, 1), a pure function of an int64 seed."""
+    return (int(np.random.PCG64([_DOMAIN, seed % 2**64]).random_raw()) // 2**12 + 0.5) / 2**52

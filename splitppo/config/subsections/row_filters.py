@@ -1,0 +1,63 @@
+"""Conditions on the columns of a data file, `data.filters`: rows that do not meet them are left out."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from splitppo.config.section import Section
+
+_Plain = str | bool | int | float
+
+
+class ValueRange(Section):
+    """Numbers from `min` to `max`, both included; null is no bound."""
+
+    min: float | None = None
+    max: float | None = None
+
+
+Condition = ValueRange | tuple[_Plain, ...]
+
+
+def passes(value: object, condition: Condition) -> bool:
+    """Returns True if a column's value is in the range, or among the values; true and 1 are not the same."""
+    if isinstance(condition, ValueRange):
+        if not _is_number(value):
+            return False
+        low, high = condition.min, condition.max
+        return (low is None or value >= low) and (high is None or value <= high)  # type: ignore[operator]
+    return any(value == plain and isinstance(value, bool) == isinstance(plain, bool) for plain in condition)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _by_column(filters: Any) -> Any:
+    """Returns `{extra_info.level: [3]}` for `{extra_info: {level: 3}}`; `min` and `max` alone are a range."""
+    return dict(_columns(filters)) if isinstance(filters, Mapping) else filters
+
+
+def _columns(filters: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, condition in filters.items():
+        column = f"{prefix}{name}"
+        if isinstance(condition, Mapping) and condition and not condition.keys() <= ValueRange.model_fields.keys():
+            yield from _columns(condition, f"{column}.")
+        else:
+            yield column, _condition(column, condition)
+
+
+def _condition(column: str, given: Any) -> Any:
+    if isinstance(given, Mapping):
+        bounds = [bound for bound in given.values() if bound is not None]
+        if bounds and all(map(_is_number, bounds)):
+            return given
+    else:
+        values = given if isinstance(given, list | tuple) else [given]
+        if values and all(isinstance(value, _Plain) for value in values):
+            return tuple(values)
+    raise ValueError(f"{column}: expected a value, a list of values, or a number as min or max; found {given!r}")
+
+
+RowFilters = Annotated[dict[str, Condition], BeforeValidator(_by_column)]

@@ -1,0 +1,72 @@
+"""`services.security`: who may call a service, and how the wire is encrypted. Holds paths and names, never a secret."""
+
+import ipaddress
+import re
+from pathlib import Path
+
+from pydantic import Field
+
+from splitppo.config.section import Section
+
+_HOST_AND_PORT = re.compile(r"(\[(?P<v6>[^\[\]]+)\]|(?P<host>[^:\[\]]+)):\d+")
+
+
+class SecurityConfig(Section):
+    """Mutual TLS and a bearer token. Without TLS, services are served and called on loopback addresses only."""
+
+    tls: bool = False
+    """mutual TLS: server and client show a certificate signed by ca_file"""
+
+    ca_file: Path | None = None
+    """PEM: certificates of the authority that both sides trust"""
+
+    cert_file: Path | None = None
+    """PEM: this process's certificate; {role} stands for actor, critic, reward or controller"""
+
+    key_file: Path | None = None
+    """PEM: the certificate's private key; {role} as in cert_file"""
+
+    token_file: Path | None = None
+    """bearer tokens, one per line: callers send the first, services take any"""
+
+    token_env: str | None = Field(None, pattern=r"^[A-Z_][A-Z0-9_]*$")
+    """environment variable that holds them instead, in capitals"""
+
+    open_health: bool = True
+    """health checks need no token"""
+
+    reflection: bool = True
+    """services describe themselves (grpcurl list), to callers with a token"""
+
+    def _check_keys(self) -> None:
+        files = {"ca_file": self.ca_file, "cert_file": self.cert_file, "key_file": self.key_file}
+        missing = [name for name, path in files.items() if path is None]
+        if self.tls and missing:
+            raise ValueError(f"tls needs ca_file, cert_file and key_file; {' and '.join(missing)} not given")
+        if not self.tls and len(missing) < len(files):
+            given = next(name for name, path in files.items() if path is not None)
+            raise ValueError(f"{given} is given, but tls is false: set tls to true, or leave {given} out")
+        if self.token_file is not None and self.token_env is not None:
+            raise ValueError("token_file and token_env are both given, expected one of them")
+
+    def tls_files(self, role: str) -> tuple[Path, Path, Path] | None:
+        """Returns (ca_file, cert_file, key_file) of the process of a role; None without TLS."""
+        if self.ca_file is None or self.cert_file is None or self.key_file is None:
+            return None
+        # One file serves every process: {role} is replaced in the paths of certificates and keys.
+        cert, key = (Path(str(path).replace("{role}", role)) for path in (self.cert_file, self.key_file))
+        return self.ca_file, cert, key
+
+
+def is_loopback(address: str) -> bool:
+    """Returns True if only this machine can reach host:port. No name but localhost counts as such."""
+    match = _HOST_AND_PORT.fullmatch(address)
+    if match is None:
+        return False
+    host = match["v6"] or match["host"]
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

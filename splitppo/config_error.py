@@ -1,0 +1,5 @@
+"""The error for a configuration that cannot be used. It needs no package, so that any process can import it."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names the key or file and what was expected."""

@@ -1,0 +1,26 @@
+"""Trees of settings, and their leaves under dotted keys such as `actor.lr`. Needs the standard library alone."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (dotted key, value) for everything in a tree that is no section; an empty section is a value."""
+    for name, value in tree.items():
+        key = f"{path}.{name}" if path else str(name)
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, key)
+        else:
+            yield key, value
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the tree that has these values under their dotted keys."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *parents, leaf = key.split(".")
+        section = tree
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[leaf] = value
+    return tree

@@ -1,0 +1,97 @@
+"""The batch plan: what a step consists of, and what does not divide or fit."""
+
+from pathlib import Path
+
+import pytest
+
+from splitppo.config import ConfigError
+from splitppo.config.batch_plan import batch_plan
+from tests.support.configs import load, mistake
+
+
+def test_the_plan_counts_rows_mini_batches_and_optimizer_steps(tmp_path: Path) -> None:
+    plan = batch_plan(
+        load(
+            tmp_path, "rollout.n=4", "actor.ppo_mini_batch_size=2", "actor.ppo_epochs=3", "critic.ppo_mini_batch_size=8"
+        )
+    )
+    actor, critic = plan.roles
+
+    assert (plan.prompts, plan.rows) == (8, 32)
+    assert (actor.mini_batch_rows, actor.num_mini_batches, actor.optimizer_steps) == (8, 4, 12)
+    assert (critic.mini_batch_rows, critic.num_mini_batches, critic.optimizer_steps) == (32, 1, 1)
+
+
+def test_the_plan_is_printed_with_every_number(tmp_path: Path) -> None:
+    plan = batch_plan(load(tmp_path, "rollout.n=2", "services.actor.num_processes=2"))
+
+    assert str(plan).splitlines()[:2] == [
+        "step: 8 prompts x 2 samples = 16 responses",
+        "actor: 1 mini-batches of 8 prompts (16 responses, about 8 on each of 2 ranks) x 1 epochs"
+        " = 1 optimizer steps; micro-batches of at most 16384 tokens",
+    ]
+
+
+def test_without_a_critic_the_plan_has_the_actor_only(tmp_path: Path) -> None:
+    assert [role.role for role in batch_plan(load(tmp_path, "algorithm.adv_estimator=reinforce_plus_plus")).roles] == [
+        "actor"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            "actor.ppo_mini_batch_size=3",
+            "data.train_batch_size (8) must be a multiple of actor.ppo_mini_batch_size (3);"
+            " change actor.ppo_mini_batch_size",
+        ),
+        ("critic.ppo_mini_batch_size=16", "data.train_batch_size (8) must be a multiple of critic.ppo_mini_batch_size"),
+        (
+            "actor.ppo_max_token_len_per_gpu=1023",
+            "actor.ppo_max_token_len_per_gpu (1023) must hold one row of data.max_prompt_length +"
+            " data.max_response_length (1024) tokens",
+        ),
+        (
+            "services.critic.num_processes=9",
+            "critic.ppo_mini_batch_size (8) x rollout.n (1) gives fewer rows than services.critic.num_processes (9)",
+        ),
+        (
+            "rollout.stream_groups=9",
+            "rollout.stream_groups (9) must not exceed data.train_batch_size (8) times rollout.n (1), since a part"
+            " holds at least one response; lower rollout.stream_groups",
+        ),
+        (
+            "rollout={backend: vllm, vllm: {tensor_model_parallel_size: 2}}",
+            "services.actor.num_processes (1) must be a multiple of rollout.vllm.tensor_model_parallel_size (2);"
+            " change rollout.vllm.tensor_model_parallel_size",
+        ),
+        (
+            "rollout={backend: vllm, vllm: {max_model_len: 1023}}",
+            "rollout.vllm.max_model_len (1023) must hold data.max_prompt_length + data.max_response_length (1024)"
+            " tokens; raise rollout.vllm.max_model_len",
+        ),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_both_numbers_and_the_key(
+    tmp_path: Path, override: str, sentence: str
+) -> None:
+    assert mistake(tmp_path, override).startswith(sentence)
+
+
+def test_what_concerns_vllm_alone_is_checked_only_where_vllm_samples(tmp_path: Path) -> None:
+    batch_plan(load(tmp_path, "rollout.vllm={tensor_model_parallel_size: 2, max_model_len: 9}"))
+    batch_plan(load(tmp_path, "rollout={backend: vllm, stream_groups: 8, vllm: {max_model_len: 1024}}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["data.train_batch_size=4096", "rollout.n=64"], "data.train_batch_size (4096) times rollout.n (64)"),
+        (["evaluation.batch_size=1024", "evaluation.n=129"], "evaluation.batch_size (1024) times evaluation.n (129)"),
+    ],
+)
+def test_more_responses_than_one_batch_holds_are_refused(tmp_path: Path, overrides: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        batch_plan(load(tmp_path, *overrides))
+    assert str(refused.value).startswith(f"{sentence} must not exceed 131072 responses")
