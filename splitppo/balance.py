@@ -1,8 +1,9 @@
-"""Splitting rows into groups of nearly equal cost: over ranks, and into micro-batches."""
+"""Splitting rows: over ranks and into micro-batches of nearly equal cost, and responses into streamed parts."""
 
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,3 +80,22 @@ def _fill_empty(groups: list[list[int]], costs: Sequence[float] | NDArray[np.flo
             donor.remove(row)
             group.append(row)
     return groups
+
+
+# No part is larger than so many equal shares: those who compute with the first one begin while most is still to come.
+LARGEST_PART = 1.5
+
+
+def part_ends(num_responses: int, num_parts: int) -> list[int]:
+    """Returns how many responses are in each part and all before it.
+
+    A part takes half of what the parts before have left, but no more than LARGEST_PART equal shares, and leaves one to
+    each part behind it as long as there are enough. What comes first should come soon; few responses are long, and what
+    comes last hides behind nothing.
+    """
+    ends, left = [], num_responses
+    largest = ceil(LARGEST_PART * num_responses / num_parts)
+    for num_behind in reversed(range(num_parts)):
+        left -= max(min((left + 1) // 2, largest, left - num_behind), min(left, 1)) if num_behind else left
+        ends.append(num_responses - left)
+    return ends

@@ -19,29 +19,32 @@ _LONG_ROW = 64
 
 Array = NDArray[Any]
 
-# The closed set of columns. Aligned with "prompts" or "responses" means: one value per token of it.
+# The closed set of columns, with the little-endian type in which values travel. Aligned with "prompts" or "responses"
+# means: one value per token of it.
 COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
-    "prompts": np.dtype(np.int32),  # token ids
-    "seeds": np.dtype(np.int64),  # sampling seeds: before generation of each response of the prompt, then the row's own
-    "responses": np.dtype(np.int32),  # token ids, the EOS token included where there is one
-    "response_mask": np.dtype(np.uint8),  # aligned with responses; absent: every response token counts
-    "rollout_log_probs": np.dtype(np.float32),  # aligned with responses, as the rollout backend sampled them
-    "old_log_probs": np.dtype(np.float32),  # aligned with responses
-    "ref_log_probs": np.dtype(np.float32),  # aligned with responses
-    "values": np.dtype(np.float32),  # aligned with responses: value of the state before each token
-    "advantages": np.dtype(np.float32),  # aligned with responses
-    "returns": np.dtype(np.float32),  # aligned with responses
-    "rollout_is_weights": np.dtype(np.float32),  # aligned with responses: what multiplies the policy loss of a token
-    "reward_tokens": np.dtype(np.int32),  # token ids of the reward model: messages and response in its chat template
-    "rm_scores": np.dtype(np.float32),  # one per row: the reward model's score of the response
-    "places": np.dtype(np.int32),  # of rows that are a part: which rows of the whole they are, from 0
-    "selected_tokens": np.dtype(np.int32),  # aligned with responses, a bit per PPO epoch; only inside a group
-    "mini_batches": np.dtype(np.int32),  # index of the row's mini-batch in each PPO epoch; only inside a group
+    "prompts": np.dtype("<i4"),  # token ids
+    "seeds": np.dtype("<i8"),  # sampling seeds: before generation of each response of the prompt, then the row's own
+    "responses": np.dtype("<i4"),  # token ids, the EOS token included where there is one
+    "response_mask": np.dtype("u1"),  # aligned with responses; absent: every response token counts
+    "rollout_log_probs": np.dtype("<f4"),  # aligned with responses, as the rollout backend sampled them
+    "old_log_probs": np.dtype("<f4"),  # aligned with responses
+    "ref_log_probs": np.dtype("<f4"),  # aligned with responses
+    "values": np.dtype("<f4"),  # aligned with responses: value of the state before each token
+    "advantages": np.dtype("<f4"),  # aligned with responses
+    "returns": np.dtype("<f4"),  # aligned with responses
+    "rollout_is_weights": np.dtype("<f4"),  # aligned with responses: what multiplies the policy loss of a token
+    "reward_tokens": np.dtype("<i4"),  # token ids of the reward model: messages and response in its chat template
+    "rm_scores": np.dtype("<f4"),  # one per row: the reward model's score of the response
+    "places": np.dtype("<i4"),  # of rows that are a part: which rows of the whole they are, from 0
+    "mini_batches": np.dtype("<i4"),  # index of the row's mini-batch in each PPO epoch
+    "selected_tokens": np.dtype("u1"),  # per response token, then PPO epoch: 1 if the loss treats it apart
 }
+# Made and used inside a group; they never travel between services.
+GROUP_COLUMNS = frozenset({"mini_batches", "selected_tokens"})
 
 # Not one value per response token.
-_OF_ROWS = {"prompts", "seeds", "responses", "reward_tokens", "rm_scores", "places", "mini_batches"}
-RESPONSE_ALIGNED = frozenset(COLUMN_DTYPES) - _OF_ROWS
+_OF_ROWS = {"prompts", "seeds", "responses", "reward_tokens", "rm_scores", "places"}
+RESPONSE_ALIGNED = frozenset(COLUMN_DTYPES) - _OF_ROWS - GROUP_COLUMNS
 
 
 def _dtype_of(name: str) -> np.dtype[Any]:
@@ -153,11 +156,28 @@ class Batch:
         columns = {name: Column.from_rows(values, _dtype_of(name)) for name, values in rows.items()}
         return cls(next(iter(columns.values())).num_rows, columns)
 
+    @classmethod
+    def allocate(cls, num_rows: int, lengths: Mapping[str, NDArray[np.int32]]) -> Self:
+        """Returns a batch of columns with these row lengths, whose values are still to be received.
+
+        Who sends a batch sends the row lengths of its columns, then the values, in one order: that of `columns`.
+        """
+        columns = {
+            name: Column(np.empty(int(row_lengths.sum(dtype=np.int64)), _dtype_of(name)), row_lengths)
+            for name, row_lengths in lengths.items()
+        }
+        return cls(num_rows, columns)
+
     def __getitem__(self, name: str) -> Column:
         return self.columns[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self.columns
+
+    @property
+    def buffers(self) -> list[Array]:
+        """The values of each column, contiguous, in the order in which they travel."""
+        return [np.ascontiguousarray(column.values) for column in self.columns.values()]
 
     @property
     def num_bytes(self) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from splitppo.config.debug import DebugConfig, Failpoint, Moment
+from splitppo.config.sections.debug import DebugConfig, Failpoint, Moment
 
 FOLDER = "failpoints"
 _WAIT_TIMEOUT_S = 120.0

@@ -10,33 +10,43 @@ from typing import Any
 def read_jsonl(file: Path, *, until_torn: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a file, each with the number of its line, from 1; blank lines are passed over; `.gz` is unpacked.
 
-    With `until_torn` it ends before the first line that a crash has left incomplete.
+    With `until_torn` a last line that a crash has left incomplete is left out.
 
     Raises:
-        ValueError: a line is no JSON object, or no UTF-8 text; names file and line.
+        ValueError: another line is no JSON object, or no UTF-8 text; names file and line.
     """
+    torn: ValueError | None = None
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
+            if torn:
+                raise torn
             try:
-                content = _json_object(line)
+                content = json_object(line, f"{file}, line {number}")
             except ValueError as error:
-                if until_torn:
-                    return
-                raise ValueError(f"{file}, line {number}: {error}") from error
+                if not until_torn:
+                    raise
+                torn = error
+                continue
             if until_torn and not line.endswith(b"\n"):
                 return
             yield number, content
 
 
-def _json_object(line: bytes) -> dict[str, Any]:
+def json_object(line: bytes, place: str) -> dict[str, Any]:
+    """The object that a line holds; a ValueError that begins with its `place` if there is none."""
     try:
         content = json.loads(line.decode())
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"not valid JSON: {error}") from error
+        raise ValueError(f"{place}: not UTF-8 text: {error}") from error
+    except (ValueError, RecursionError) as error:
+        reason = (
+            f"{error.msg.removesuffix(' at')}, at column {error.colno}"
+            if isinstance(error, json.JSONDecodeError)
+            else error
+        )
+        raise ValueError(f"{place}: not valid JSON: {reason}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"expected a JSON object, got {type(content).__name__}")
+        raise ValueError(f"{place}: expected a JSON object, got {type(content).__name__}")
     return content

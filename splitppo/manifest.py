@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -48,7 +48,9 @@ class SealedFile:
     KIND: ClassVar[str]
 
     def serialise(self) -> bytes:
-        content = {"version": _VERSION, **asdict(self)}
+        defaults = {field.name: field.default for field in fields(self)}  # left out: versions before had no such field
+        known = {name: value for name, value in asdict(self).items() if value != defaults[name]}
+        content = {"version": _VERSION, **known}
         return _canonical_json({**content, "sha256": hashlib.sha256(_canonical_json(content)).hexdigest()})
 
     @classmethod

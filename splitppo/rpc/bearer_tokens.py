@@ -44,7 +44,7 @@ class BearerTokens:
         return ((_HEADER, f"{_SCHEME}{self.accepted[0]}"),)
 
     def why_refused(self, metadata: Iterable[tuple[str, Any]]) -> str:
-        """What is wrong with the token that a call carries; empty if nothing is. Never repeats it."""
+        """Returns what is wrong with the token of a call, without the token; empty if nothing is."""
         shown = [value for key, value in metadata if key == _HEADER]
         if not shown:
             return "no token"

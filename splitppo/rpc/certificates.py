@@ -44,18 +44,18 @@ def load_identity(ca_file: Path, cert_file: Path, key_file: Path, *, now: dt.dat
     authorities = _certificates(ca, "ca_file", ca_file)
     chain = _certificates(certificate, "cert_file", cert_file)
     _check_key(key, key_file, chain[0], cert_file)
-    for one in chain:
-        _check_time(one, "cert_file", cert_file, now)
-    for one in _issuers(chain, authorities, cert_file, ca_file):
-        _check_time(one, "ca_file", ca_file, now)
+    for link in chain:
+        _check_time(link, "cert_file", cert_file, now)
+    for issuer in _issuers(chain, authorities, cert_file, ca_file):
+        _check_time(issuer, "ca_file", ca_file, now)
     return Identity(ca, certificate, key)
 
 
 def valid_until(identity: Identity) -> dt.datetime:
-    """When the identity ends: its certificate, one of its chain, or the authority behind them, whichever is first."""
+    """Returns when the first of these ends: the certificate, one of its chain, the authority behind them."""
     chain = x509.load_pem_x509_certificates(identity.certificate)
     authorities = x509.load_pem_x509_certificates(identity.ca)
-    behind = [one.not_valid_after_utc for one in authorities if _is_issued_by(chain[-1], one)]
+    behind = [issuer.not_valid_after_utc for issuer in authorities if _is_issued_by(chain[-1], issuer)]
     return min(*(one.not_valid_after_utc for one in chain), max(behind, default=dt.datetime.max.replace(tzinfo=dt.UTC)))
 
 

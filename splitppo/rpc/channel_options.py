@@ -14,6 +14,9 @@ Options = Sequence[tuple[str, int]]
 # three bytes each are 4.3 MB); chunks are 1 MiB. gRPC takes a message into memory before anybody can look at it.
 MAX_MESSAGE_BYTES = 8 << 20
 
+# Of a server. One more is closed at once; those that are open stay.
+MAX_CONNECTIONS = 64
+
 _BOTH: Options = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -55,6 +58,9 @@ SERVER_OPTIONS: Options = (
     # A client that vanished without a word gives its calls back after both of these.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    # Strangers must use up neither the files that the process may open, it has checkpoints to write, nor its memory:
+    # a call whose caller takes no answer is kept, with or without a token, until its connection ends.
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     ("grpc.max_concurrent_streams", 128),  # of one connection; services.max_calls bounds those of all together
     ("grpc.server_handshake_timeout_ms", 10_000),  # TLS and first frames; gRPC's own default is two minutes
 )

@@ -10,21 +10,18 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from splitppo.batch import COLUMN_DTYPES, MAX_BATCH_ROWS, RESPONSE_ALIGNED, Batch, Column
+from splitppo.batch import COLUMN_DTYPES, GROUP_COLUMNS, MAX_BATCH_ROWS, Batch
+from splitppo.rpc.channel_options import MAX_MESSAGE_BYTES
 from splitppo.rpc.errors import CorruptBatch, InvalidBatch, LimitExceeded
-from splitppo.rpc.wire_format import CHUNK_BYTES, check_num_fields, read_chunk, serialise_chunk
+from splitppo.rpc.wire_format import CHUNK_BYTES, MAX_CHUNK_MESSAGE_BYTES, parse, read_chunk, serialise_chunk
 from splitppo.v1 import batch_pb2, worker_pb2
 
 BatchMessage = worker_pb2.PutBatchRequest | worker_pb2.GetBatchResponse
 
-# These are made and used inside a group and never travel.
-WIRE_COLUMNS = frozenset(COLUMN_DTYPES) - {"mini_batches", "selected_tokens"}
+WIRE_COLUMNS = frozenset(COLUMN_DTYPES) - GROUP_COLUMNS
 
-# A chunk's message is the payload, its checksum, its offset and their tags.
-_MAX_CHUNK_MESSAGE_BYTES = CHUNK_BYTES + 64
 # Where a message has its BatchHeader: field numbers from the outside in.
 _HEADER_PATH: Mapping[type[BatchMessage], tuple[int, ...]] = {
     worker_pb2.PutBatchRequest: (1, 3),
@@ -50,12 +47,13 @@ def encode_messages(batch: Batch, slot: batch_pb2.Slot) -> tuple[batch_pb2.Batch
     if strange := batch.columns.keys() - WIRE_COLUMNS:
         raise ValueError(f"column {min(strange)!r} is used inside a group only and cannot be sent")
     header = batch_pb2.BatchHeader(slot=slot, num_rows=batch.num_rows, total_bytes=batch.num_bytes)
-    views = []
     for name, column in batch.columns.items():
-        dtype = COLUMN_DTYPES[name]
-        header.columns.add(name=name, dtype=_WIRE_DTYPES[dtype], lengths=column.lengths.tolist())
-        views.append(np.ascontiguousarray(column.values, dtype.newbyteorder("<")).view(np.uint8).data)
-    return header, itertools.starmap(serialise_chunk, _cut(views))
+        header.columns.add(name=name, dtype=_WIRE_DTYPES[COLUMN_DTYPES[name]], lengths=column.lengths.tolist())
+    return header, itertools.starmap(serialise_chunk, _cut(_bytes_of(batch)))
+
+
+def _bytes_of(batch: Batch) -> list[memoryview]:
+    return [values.view(np.uint8).data for values in batch.buffers]
 
 
 def _cut(views: list[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
@@ -76,21 +74,25 @@ def _cut(views: list[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
 class BatchReceiver:
     """Puts a batch together from a header, which is checked before memory is taken, and chunks.
 
+    `reserve` is called with the bytes that the batch will hold, before they are taken; it may raise.
+
     Raises:
         InvalidBatch: the header breaks the closed schema or contradicts itself.
         LimitExceeded: the batch has too many rows, or is over `max_bytes`.
     """
 
-    def __init__(self, header: batch_pb2.BatchHeader, max_bytes: int) -> None:
-        self._num_rows = header.num_rows
+    def __init__(
+        self, header: batch_pb2.BatchHeader, max_bytes: int, reserve: Callable[[int], None] = lambda _: None
+    ) -> None:
         self._total_bytes = header.total_bytes
         self._received_bytes = 0
-        self._columns = {
-            name: Column(np.empty(int(lengths.sum(dtype=np.int64)), COLUMN_DTYPES[name].newbyteorder("<")), lengths)
-            for name, lengths in _check_header(header, max_bytes).items()
-        }
-        # What is still to be filled, in the order of the stream.
-        self._targets = [column.values.view(np.uint8).data for column in self._columns.values()]
+        columns = _check_header(header, max_bytes)
+        reserve(header.total_bytes + sum(lengths.nbytes for lengths in columns.values()))
+        try:
+            self._batch = Batch.allocate(header.num_rows, columns)
+        except ValueError as error:
+            raise InvalidBatch(str(error)) from error
+        self._targets = _bytes_of(self._batch)  # that are still to be filled, in the order of the stream
 
     def add(self, offset: int, expected_checksum: int, payload: memoryview) -> None:
         """Checks the next chunk and copies it to its place.
@@ -122,7 +124,7 @@ class BatchReceiver:
         """The complete batch; InvalidBatch if bytes are missing."""
         if self._received_bytes != self._total_bytes:
             raise InvalidBatch(f"the stream ended after {self._received_bytes} of {self._total_bytes} bytes")
-        return Batch(self._num_rows, self._columns)
+        return self._batch
 
 
 def _check_header(header: batch_pb2.BatchHeader, max_bytes: int) -> dict[str, NDArray[np.int32]]:
@@ -136,9 +138,6 @@ def _check_header(header: batch_pb2.BatchHeader, max_bytes: int) -> dict[str, ND
             raise InvalidBatch(f"column {spec.name!r} is given twice")
         lengths[spec.name] = _check_column(spec, header.num_rows)
         column_bytes += int(lengths[spec.name].sum(dtype=np.int64)) * COLUMN_DTYPES[spec.name].itemsize
-    for name in RESPONSE_ALIGNED & lengths.keys():
-        if "responses" in lengths and not np.array_equal(lengths[name], lengths["responses"]):
-            raise InvalidBatch(f"column {name!r} must have one value per response token, its row lengths differ")
     if column_bytes != header.total_bytes:
         raise InvalidBatch(f"total_bytes is {header.total_bytes}, but the row lengths add up to {column_bytes} bytes")
     if column_bytes > max_bytes:
@@ -171,43 +170,39 @@ async def receive_batch(
     max_bytes: int,
     open_header: Callable[[Any], batch_pb2.BatchHeader] = lambda header: header,
     message_type: type[BatchMessage] = worker_pb2.PutBatchRequest,
-) -> tuple[batch_pb2.BatchHeader, Batch]:
-    """Receives a whole batch stream: a header, once and first, then chunks.
+    reserve: Callable[[int], None] = lambda _: None,
+) -> tuple[batch_pb2.Slot, Batch]:
+    """Receives a whole batch stream: a header, once and first, then chunks. Returns the header's slot and the batch.
 
     The messages are serialised: protobuf's classes would copy the payload twice more. `open_header` checks what stands
-    around the batch's header (PutBatchHeader) and unwraps it.
+    around the batch's header (PutBatchHeader) and unwraps it; `reserve` as for BatchReceiver. The header is let go of
+    before the first chunk: it is as large as the row lengths, and its sender may take its time.
 
     Raises:
         InvalidBatch, CorruptBatch, LimitExceeded: the stream is malformed or too large; whatever `open_header` raises.
     """
-    receiver, batch_header = None, batch_pb2.BatchHeader()
+    receiver, slot = None, batch_pb2.Slot()
     async for serialised in messages:
         if receiver is not None and (chunk := read_chunk(serialised)) is not None:
             receiver.add(*chunk)
             continue
-        message = _parse(serialised, message_type, is_chunk=receiver is not None)
+        most = MAX_MESSAGE_BYTES if receiver is None else MAX_CHUNK_MESSAGE_BYTES
+        message = parse(serialised, message_type, most, header_path=_HEADER_PATH[message_type], malformed=InvalidBatch)
         kind = message.WhichOneof("part")
         if kind == "header":
             if receiver is not None:
                 raise InvalidBatch("a batch stream has one header, got a second one")
-            batch_header = open_header(message.header)
-            receiver = BatchReceiver(batch_header, max_bytes)
+            header = open_header(message.header)
+            receiver = BatchReceiver(header, max_bytes, reserve)
+            slot.CopyFrom(header.slot)
+            del header
         elif receiver is None:
             raise InvalidBatch("a batch stream begins with its header")
         elif kind == "chunk":
             receiver.add(message.chunk.offset, message.chunk.checksum, memoryview(message.chunk.payload))
         else:
             raise InvalidBatch("a batch stream holds a header and chunks, got an empty message")
+        del message, serialised
     if receiver is None:
         raise InvalidBatch("the stream ended before its header")
-    return batch_header, receiver.finish()
-
-
-def _parse(message: bytes, message_type: type[BatchMessage], *, is_chunk: bool) -> BatchMessage:
-    if is_chunk and len(message) > _MAX_CHUNK_MESSAGE_BYTES:
-        raise LimitExceeded(f"a message of {len(message)} bytes is over the limit of {_MAX_CHUNK_MESSAGE_BYTES}")
-    check_num_fields(message, _HEADER_PATH[message_type])
-    try:
-        return message_type.FromString(message)
-    except DecodeError as error:
-        raise InvalidBatch(f"the message is not a {message_type.DESCRIPTOR.full_name}") from error
+    return slot, receiver.finish()

@@ -1,4 +1,4 @@
-"""Who may call whom: the credentials of a process, and the channels and ports that are opened with them."""
+"""The credentials of a process, and the channels and ports that are opened with them."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ import grpc.aio
 
 from splitppo.config import SecurityConfig
 from splitppo.config.section import RoleName
-from splitppo.config.services import ServicesConfig
+from splitppo.config.sections.services import ServicesConfig
 from splitppo.rpc.bearer_tokens import BearerTokens, load_tokens
 from splitppo.rpc.channel_options import CLIENT_OPTIONS, Options
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a process proves itself with."""
+    """The certificate and the tokens of a process."""
 
     identity: "Identity | None" = None  # None: plaintext
     tokens: BearerTokens | None = None  # None: none is sent, and none is asked for
@@ -63,7 +63,7 @@ def load_credentials(config: SecurityConfig, role: str, environment: Mapping[str
 
 
 def load_server_credentials(config: ServicesConfig, role: RoleName) -> Credentials:
-    """As `load_credentials`, of a service; where others start it, its certificate is for the host in its address."""
+    """Reads the credentials of a service; if others start it, its certificate must be for the host in its address."""
     credentials = load_credentials(config.security, role)
     address, files = config.of(role).address, config.security.tls_files(role)
     if config.launch == "external" and address and files is not None and credentials.identity is not None:

@@ -25,7 +25,7 @@ _INNER_CAPITAL = re.compile(r"(?<!^)([A-Z])")
 
 @dataclass(frozen=True)
 class Place:
-    """Where something went wrong, as far as it is known."""
+    """The place where something went wrong, as far as it is known."""
 
     role: str = ""
     rank: int | None = None
@@ -118,12 +118,12 @@ class NotFound(WireError, code=StatusCode.NOT_FOUND):
     """A slot, a column or a checkpoint that the worker does not have."""
 
 
+class Busy(WireError, code=StatusCode.RESOURCE_EXHAUSTED):
+    """There is no room at the moment, and nothing was changed: the same call may be answered later."""
+
+
 class LimitExceeded(WireError, code=StatusCode.RESOURCE_EXHAUSTED):
-    """More than the worker takes: a message, a batch, or all of them together."""
-
-
-class QueueFull(WireError, code=StatusCode.RESOURCE_EXHAUSTED):
-    """As many commands are queued as may be."""
+    """More than the worker ever takes: a message, a batch, the time to send it."""
 
 
 class OutOfMemory(WireError, code=StatusCode.RESOURCE_EXHAUSTED):
@@ -210,6 +210,8 @@ def error_from_rpc(error: Any, place: Place = Place()) -> WireError:
     if (info := _error_info(error)) is not None:
         ours = WireError.by_reason.get(info.reason, by_code)
         return ours(info.metadata.get("message", details), _place_from(info.metadata).or_else(place))
+    if code is StatusCode.CANCELLED:  # of a server that more calls wait for than gRPC keeps; our own raise no RpcError
+        by_code = Busy
     silent = "the worker failed without saying why" if code is StatusCode.UNKNOWN else code.name
     return by_code(details or silent, place)
 

@@ -12,6 +12,7 @@ import re
 import ssl
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -19,13 +20,13 @@ if __name__ == "__main__":
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from splitppo.rpc.channel_options import answering_within
 from splitppo.rpc.connection_failures import why_unreachable
 
 _CHECK = "/grpc.health.v1.Health/Check"
-# HealthCheckResponse on the wire: its only field, an enum.
-_STATUSES = {b"": "UNKNOWN", b"\x08\x00": "UNKNOWN", b"\x08\x01": "SERVING", b"\x08\x02": "NOT_SERVING"}
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _MAX_TIMEOUT_S = 3600.0
 
@@ -73,7 +74,8 @@ def check(
         channel = grpc.secure_channel(address, credentials, options=options)
     with channel:
         try:
-            answer = channel.unary_unary(_CHECK, None, None)(_encode(service), timeout=timeout_s, metadata=metadata)
+            request = HealthCheckRequest(service=service).SerializeToString()
+            answer = channel.unary_unary(_CHECK, None, None)(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             code, details = error.code(), error.details() or ""
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -83,21 +85,18 @@ def check(
                 reason = why_unreachable(details, timeout_s, with_tls=credentials is not None, **words)
                 return f"unreachable: {reason}"
             return _why_refused(code, details)
-    return _STATUSES.get(bytes(answer), "its answer is no grpc.health.v1.HealthCheckResponse")
+    return _status_in(answer)
 
 
-def _encode(service: str) -> bytes:
-    """HealthCheckRequest on the wire: its only field, a string, is left out where it is empty."""
-    text = service.encode()
-    length, rest = bytearray(), len(text)
-    while rest > 0x7F:
-        length.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    return b"\x0a" + bytes(length) + bytes([rest]) + text if text else b""
+def _status_in(answer: bytes) -> str:
+    """Returns the name of the status that a HealthCheckResponse holds, or says that the answer is none."""
+    with suppress(DecodeError, ValueError):
+        return str(HealthCheckResponse.ServingStatus.Name(HealthCheckResponse.FromString(answer).status))
+    return "its answer is no grpc.health.v1.HealthCheckResponse"
 
 
 def _why_refused(code: grpc.StatusCode, details: str) -> str:
-    """What a server says that was reached."""
+    """Returns what a server that was reached says."""
     if code is grpc.StatusCode.NOT_FOUND:
         return "not found: the server has no service of this name"
     if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -138,7 +137,7 @@ def _check_arguments(options: argparse.Namespace) -> None:
 
 
 def _credentials(options: argparse.Namespace) -> grpc.ChannelCredentials:
-    """Of TLS; what gRPC would not say of files that cannot be used, the standard library does."""
+    """Returns the credentials of TLS; the standard library checks the files first, because gRPC gives no reasons."""
     ca = _read("--ca", options.ca)
     context = ssl.create_default_context()
     try:

@@ -1,4 +1,4 @@
-"""Who calls, and which call it is."""
+"""The version of the protocol, and the names of commands."""
 
 import hashlib
 

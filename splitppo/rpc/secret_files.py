@@ -19,7 +19,7 @@ def write_secret(path: Path, text: str) -> None:
 
 
 def read_file(path: Path, key: str, *, is_secret: bool = False) -> bytes:
-    """What `services.security.<key>` names; ConfigError if it cannot be read, a warning if others can read a secret."""
+    """Reads the file of `services.security.<key>`; ConfigError if it cannot. Warns if others can read a secret."""
     try:
         content = path.read_bytes()
         mode = stat.S_IMODE(path.stat().st_mode)  # of what a link leads to

@@ -1,4 +1,4 @@
-"""Which versions of controller and worker work together: equal ones, and what makes no claim but the protocol's."""
+"""Versions of controller and worker that work together: equal ones; a peer without a version has the protocol alone."""
 
 from splitppo import __version__
 from splitppo.rpc.request_id import PROTOCOL_VERSION

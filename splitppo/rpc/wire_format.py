@@ -6,15 +6,20 @@ only that very layout; everything else is left to protobuf.
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
+from google.protobuf.message import DecodeError, Message
 
-from splitppo.rpc.errors import LimitExceeded
+from splitppo.rpc.errors import InvalidArgument, LimitExceeded
+
+M = TypeVar("M", bound=Message)
 
 # A batch header, run id, epoch and batch; slot, rows, bytes and one entry per column. Repeated fields add up.
 MAX_HEADER_FIELDS = 64
 CHUNK_BYTES = 1 << 20
+# A chunk's message is the payload, its checksum, its offset and their tags.
+MAX_CHUNK_MESSAGE_BYTES = CHUNK_BYTES + 64
 # Of one MeasureUpload or MeasureDownload.
 MAX_MEASURED_BYTES = 64 << 20
 
@@ -74,6 +79,32 @@ def varint(number: int) -> bytes:
         number >>= 7
     digits.append(number)
     return bytes(digits)
+
+
+def parse(
+    serialised: bytes,
+    message_type: type[M],
+    max_bytes: int,
+    *,
+    header_path: Sequence[int] = (),
+    malformed: type[InvalidArgument] = InvalidArgument,
+) -> M:
+    """Returns the message of this type in some bytes.
+
+    `header_path` is where the message may have a batch header; see `check_num_fields`.
+
+    Raises:
+        LimitExceeded: there are too many bytes, or fields of a header.
+        InvalidArgument, or the class `malformed` of it: the bytes are no such message.
+    """
+    if len(serialised) > max_bytes:
+        raise LimitExceeded(f"a message of {len(serialised)} bytes is over the limit of {max_bytes}")
+    if header_path:
+        check_num_fields(serialised, header_path)
+    try:
+        return message_type.FromString(serialised)
+    except DecodeError as error:
+        raise malformed(f"the message is not a {message_type.DESCRIPTOR.full_name}") from error
 
 
 def check_num_fields(message: bytes, path: Sequence[int]) -> None:

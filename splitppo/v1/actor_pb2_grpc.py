@@ -57,8 +57,8 @@ class ActorServiceServicer:
 
     def Generate(self, request, context):
         """Samples responses. Reads prompts and seeds (n seeds per prompt); afterwards the slot holds prompts x n rows with
-        prompts, responses and rollout_log_probs, ordered by prompt, then sample. The service cancels it at a token boundary
-        when it drains, is to load a checkpoint or has a newer controller; nothing is changed then.
+        prompts, seeds (the row's own), responses and rollout_log_probs, ordered by prompt, then sample. The service cancels
+        it at a token boundary when it drains, is to load a checkpoint or has a newer controller; nothing is changed then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,8 +73,8 @@ class ActorServiceServicer:
 
     def Update(self, request, context):
         """One PPO update of the policy; commits the step. Reads advantages and, where given, old_log_probs, ref_log_probs
-        and response_mask; rollout_is_weights, where given, multiply the policy loss of the tokens; losses that draw tokens
-        do so by seeds, one per row.
+        and response_mask; rollout_is_weights, where given, multiply the policy loss of the tokens; losses that select
+        tokens do so by old_log_probs and seeds, one per row.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,27 @@
+"""Where the weights of a Hugging Face folder are: one safetensors file, or those that an index names."""
+
+import json
+from pathlib import Path
+
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+EXPECTED = f"{SINGLE_FILE} or {INDEX_FILE}"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Returns the safetensors files of a model in order of their names; none where the folder has none.
+
+    Raises:
+        ValueError: the index cannot be used, or names a file that is not there.
+    """
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        return [folder / SINGLE_FILE] if (folder / SINGLE_FILE).is_file() else []
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        files = [folder / name for name in names]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{index} is no JSON object with a weight_map of file names") from error
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"{index} names {file.name}, which is not there")
+    return files
