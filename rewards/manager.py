@@ -13,13 +13,14 @@ from typing import Self
 from rewards.code.source import CodeSandboxes
 from rewards.process_pool import ScoringProcesses
 from rewards.registry import is_code
-from rewards.samples import Failure, Sample, Scored
+from rewards.samples import Failure, Sample, Scored, sample_text
+from rewards.scorers.symbolic import SYMBOLIC, Outcome
 from rewards.scoring_process import ScorerSetup
 from rewards.source import ScoreSource
 from rewards.terms import JUDGE, check_scorers, terms_of
 from rewards.token_scores import place_steps, weighted_steps, weighted_tokens
 from splitppo.config import RewardConfig
-from splitppo.config.reward import Term
+from splitppo.config.sections.reward import Term
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class RewardManager:
         results = await asyncio.to_thread(_with_placed_steps, summed, samples)
         _log_examples(samples, results, num_examine)
         _log_failures(results)
+        _log_symbolic(results)
         return results
 
     async def _ask(self, samples: Sequence[Sample]) -> list[Scored]:
@@ -111,7 +113,7 @@ def _with_placed_steps(results: Sequence[Scored], samples: Sequence[Sample]) -> 
 
 
 def _sources(config: RewardConfig, scorers: Collection[str], answers_file: Path | None) -> dict[str, ScoreSource]:
-    """Who answers for each of these scorers."""
+    """Returns the source of scores that answers for each of these scorers."""
     code = frozenset(filter(is_code, scorers))
     functions = tuple(sorted(name for name in scorers if name != JUDGE and name not in code))
     sources: dict[str, ScoreSource] = {}
@@ -138,9 +140,9 @@ def _log_examples(samples: Sequence[Sample], results: Sequence[Scored], num_exam
     for sample, result in zip(samples, results, strict=True):
         if num_logged[sample.data_source] < num_examine:
             num_logged[sample.data_source] += 1
-            names = ("data_source", "prompt", "response", "ground_truth")
-            fields = {name: getattr(sample, name) for name in names} | {"score": result.total, **result.extra}
-            log.info("%s", "\n".join(f"[{name}] {value}" for name, value in fields.items()))
+            fields = {"prompt": sample.prompt, "response": sample.response, "ground truth": sample.ground_truth}
+            heading = f"sample ({sample.data_source}), score {result.total:g}"
+            log.info("%s", sample_text(heading, fields | dict(result.extra)))
 
 
 def _log_failures(results: Sequence[Scored]) -> None:
@@ -148,3 +150,11 @@ def _log_failures(results: Sequence[Scored]) -> None:
         if messages := [result.message for result in results if result.failure is failure]:
             what = f"{len(messages)} of {len(results)} responses have no score from a scorer ({failure.value})"
             log.warning("%s; the first: %s", what, messages[0])
+
+
+def _log_symbolic(results: Sequence[Scored]) -> None:
+    counted = Counter(result.extra.get(SYMBOLIC) for result in results)
+    if num_given_up := counted[Outcome.GAVE_UP.value]:
+        what = f"{num_given_up} of {len(results)} answers could not be compared by sympy in time"
+        num_skipped = counted[Outcome.SKIPPED.value]
+        log.warning("%s, and %d after them were compared by their spelling alone", what, num_skipped)

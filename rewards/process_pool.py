@@ -6,30 +6,67 @@ A call that hangs is killed, one that crashes takes its process along; both cost
 import asyncio
 import logging
 import math
-import multiprocessing
+import os
+import pickle
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import BrokenExecutor
-from ctypes import c_int
+from ctypes import c_int, sizeof
 from dataclasses import replace
 from itertools import chain
 from typing import Self
 
-from pebble import ProcessExpired, ProcessPool
-
-from rewards import scoring_process
+from rewards.channel import shared_number
+from rewards.process import ProcessEnded, WorkerProcess
 from rewards.samples import Failure, Sample, Scored
-from rewards.scoring_process import UNKNOWN_POSITION, BatchFailed, LoadReport, ScorerSetup, timed_out
+from rewards.scorers.symbolic import SymbolicBudget
+from rewards.scoring_process import NOT_BEGUN, UNKNOWN_POSITION, BatchFailed, LoadReport, ScorerSetup, timed_out
 from splitppo.config import ConfigError
 
 log = logging.getLogger(__name__)
 
 _START_LIMIT_S = 120.0  # importing the scorers, a user's file included
-_SLICE_S = 0.1  # a chunk ends after the call that runs then
-_GRACE_S = 1.0  # on top of a call's time limit, before its process is killed; covers the slice
+_GRACE_S = 1.0  # on top of a call's time limit, before its process is killed; covers the slice of a chunk
 _CHUNKS_PER_WORKER = 4
 _MAX_CHUNK_CALLS = 64
-_MAX_POOL_RESTARTS = 3  # in a row, for one chunk
+_MAX_STARTS = 3  # of processes that did not begin a chunk, in a row
+
+
+class ScoringProcess(WorkerProcess):
+    """A process of `rewards.scoring_process`.
+
+    Attributes:
+        position: the number of the call that it is working on, or UNKNOWN_POSITION; NOT_BEGUN until it has begun.
+    """
+
+    def __init__(self, setup: ScorerSetup, start_limit_s: float) -> None:
+        fd = os.memfd_create("position")
+        weakref.finalize(self, os.close, fd)
+        os.ftruncate(fd, sizeof(c_int))
+        self._position = shared_number(fd)
+        self._position.value = NOT_BEGUN
+        serve = "rewards.scoring_process:serve"
+        super().__init__(serve, setup, fd, shared_fds=[fd], decode=pickle.loads, start_limit_s=start_limit_s)
+
+    @property
+    def position(self) -> int:
+        return int(self._position.value)
+
+    async def run(self, samples: Sequence[Sample], limit_s: float, *, may_give_up: bool) -> list[Scored]:
+        """Results of the first samples, see `Scorers.score`; the limit does not include a start.
+
+        Raises:
+            BatchFailed: as there.
+            TimeoutError, ProcessEnded: the process is gone; `position` says how far it was.
+            ChildProcessError: the scorers cannot be loaded any more.
+        """
+        self._position.value = NOT_BEGUN
+        if not self.is_loaded and (error := (await self.load()).error):
+            raise ChildProcessError(f"a scoring process cannot be started again: {error}")
+        answer: list[Scored] | BatchFailed = await self.ask((samples, may_give_up), limit_s)
+        if isinstance(answer, BatchFailed):
+            raise answer
+        return answer
 
 
 class ScoringProcesses:
@@ -44,120 +81,115 @@ class ScoringProcesses:
 
     def __init__(self, setup: ScorerSetup, num_workers: int) -> None:
         self._setup = setup
-        self._num_workers = num_workers
-        self._context = multiprocessing.get_context("spawn")
-        # A chunk holds a slot of the shared positions while it is under way.
-        self._positions = self._context.RawArray(c_int, 2 * num_workers)
-        self._free_slots: asyncio.Queue[int] = asyncio.Queue()
-        for slot in range(2 * num_workers):
-            self._free_slots.put_nowait(slot)
+        self._processes = [ScoringProcess(setup, _START_LIMIT_S) for _ in range(num_workers)]
+        self._free: asyncio.Queue[ScoringProcess] = asyncio.Queue()
         self._loaded = LoadReport()
-        self._pool: ProcessPool | None = None
+        self._is_open = False
 
     async def __aenter__(self) -> Self:
-        """Starts the processes and loads the scorers in one of them."""
+        """Loads the scorers in one process, and starts the others."""
+        first, *others = self._processes
         try:
-            async with asyncio.timeout(_START_LIMIT_S):
-                self._loaded = await asyncio.wrap_future(self._running_pool().schedule(scoring_process.load_report))
+            self._loaded = await first.load()
             error = self._loaded.error
         except TimeoutError:
             error = f"loading the reward functions took longer than {_START_LIMIT_S:g} s"
-        except (BrokenExecutor, ProcessExpired):
+        except ProcessEnded:
             error = "a scoring process ended while it loaded the reward functions"
         if error:
-            await self._stop()
+            await self.__aexit__()
             raise ConfigError(error)
+        for process in others:
+            process.start()
+        for process in self._processes:
+            self._free.put_nowait(process)
+        self._is_open = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stop()
+        """Ends the processes, also those in the middle of a call."""
+        self._is_open = False
+        await asyncio.gather(*(process.end() for process in self._processes))
 
     async def score(self, samples: Sequence[Sample]) -> list[Scored]:
         """Scores all samples, one result each.
 
         Raises:
-            RuntimeError: scoring processes cannot be kept running, for a reason outside the scorers.
+            ChildProcessError: scoring processes cannot be kept running, for a reason outside the scorers.
         """
         places: dict[str, list[int]] = defaultdict(list)
         for place, sample in enumerate(samples):
             places[sample.scorer].append(place)
         chunks = [chunk for scorer, own in places.items() for chunk in self._chunks(own, scorer)]
         light = await asyncio.to_thread(lambda: [self._as_it_travels(sample) for sample in samples])
-        scored = await asyncio.gather(*(self._score_chunk([light[place] for place in chunk]) for chunk in chunks))
+        budget = SymbolicBudget(len(samples))
+        scored = await asyncio.gather(
+            *(self._score_chunk([light[place] for place in chunk], budget) for chunk in chunks)
+        )
         by_place = dict(zip(chain(*chunks), chain(*scored), strict=True))
         return [by_place[place] for place in range(len(samples))]
 
     def _as_it_travels(self, sample: Sample) -> Sample:
-        """With what its function is given, and no more."""
+        """Returns a sample with what its function is given, and no more."""
         takes_spans = sample.scorer in self._loaded.take_token_spans
         return replace(sample, prompt="", messages=(), token_spans=tuple(sample.token_spans) if takes_spans else ())
 
     def _chunks(self, places: Sequence[int], scorer: str) -> Iterator[Sequence[int]]:
         """Parts for the workers: one for each with a batched scorer, else several."""
         if scorer in self._loaded.batched:
-            size = math.ceil(len(places) / self._num_workers)
+            size = math.ceil(len(places) / len(self._processes))
         else:
-            size = min(_MAX_CHUNK_CALLS, math.ceil(len(places) / (_CHUNKS_PER_WORKER * self._num_workers)))
+            size = min(_MAX_CHUNK_CALLS, math.ceil(len(places) / (_CHUNKS_PER_WORKER * len(self._processes))))
         return (places[start : start + size] for start in range(0, len(places), size))
 
-    async def _score_chunk(self, samples: Sequence[Sample]) -> list[Scored]:
+    async def _score_chunk(self, samples: Sequence[Sample], budget: SymbolicBudget) -> list[Scored]:
         """Goes on until every sample has its result: each attempt gives at least one."""
         results: dict[int, Scored] = {}
         while left := [index for index in range(len(samples)) if index not in results]:
-            done = await self._attempt([samples[index] for index in left])
+            done = await self._attempt([samples[index] for index in left], budget)
             if done is None:  # nobody knows which call it was
-                alone = await asyncio.gather(*(self._score_chunk([samples[index]]) for index in left))
+                alone = await asyncio.gather(*(self._score_chunk([samples[index]], budget) for index in left))
                 done = {position: scored for position, (scored,) in enumerate(alone)}
             results |= {left[position]: scored for position, scored in done.items()}
         return [results[index] for index in range(len(samples))]
 
-    async def _attempt(self, samples: list[Sample]) -> dict[int, Scored] | None:
+    async def _attempt(self, samples: list[Sample], budget: SymbolicBudget) -> dict[int, Scored] | None:
         """Results by position, of at least one sample; None if one of several failed and it is not known which."""
-        slot = await self._free_slots.get()
-        self._positions[slot] = UNKNOWN_POSITION
+        process = await self._free.get()
         try:
-            return dict(enumerate(await self._schedule(samples, slot)))
-        except BatchFailed as error:
-            failed = Scored(0.0, failure=Failure.ERROR, message=str(error))
-        except TimeoutError:
-            failed = timed_out(self._setup.timeout_s)
-        except ProcessExpired as error:
-            failed = Scored(0.0, failure=Failure.CRASH, message=f"ended its process with code {error.exitcode}")
+            return await self._run(process, samples, budget)
         finally:
-            position = 0 if len(samples) == 1 else self._positions[slot]
-            self._free_slots.put_nowait(slot)
-        if position == UNKNOWN_POSITION:
-            log.warning("a call for %d responses failed, each is scored alone: %s", len(samples), failed.message)
-            return None
-        return {position: failed}
+            self._free.put_nowait(process)
 
-    async def _schedule(self, samples: list[Sample], slot: int) -> list[Scored]:
-        """Runs a chunk in a process; a pool that broke (a process died between two calls) is replaced."""
-        limit_s = self._setup.timeout_s + _GRACE_S
-        for _ in range(_MAX_POOL_RESTARTS):
-            pool = self._running_pool()
+    async def _run(
+        self, process: ScoringProcess, samples: list[Sample], budget: SymbolicBudget
+    ) -> dict[int, Scored] | None:
+        """Results of the first samples, or the failure of the call that the process was at; else as `_attempt`.
+
+        A process that did not begin is replaced and asked again: the scorers have seen nothing.
+        """
+        for _ in range(_MAX_STARTS):
+            if not self._is_open:  # a call that nobody waits for any more
+                raise RuntimeError("the scoring processes have been ended")
             try:
-                call = pool.schedule(scoring_process.run_chunk, args=(samples, slot, _SLICE_S), timeout=limit_s)
-                return await asyncio.wrap_future(call)
-            except (BrokenExecutor, RuntimeError) as error:
-                if self._pool is pool:
-                    log.warning("the scoring processes are started again: %s", error)
-                    await self._stop()
-        raise RuntimeError("the scoring processes ended again and again")
-
-    async def _stop(self) -> None:
-        """Ends the processes, also those in the middle of a call."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.stop()
-            await asyncio.to_thread(pool.join)
-
-    def _running_pool(self) -> ProcessPool:
-        if self._pool is None:
-            self._pool = ProcessPool(
-                max_workers=self._num_workers,
-                initializer=scoring_process.initialise,
-                initargs=(self._setup, self._positions),
-                context=self._context,
-            )
-        return self._pool
+                results = await process.run(samples, self._setup.timeout_s + _GRACE_S, may_give_up=budget.is_left)
+            except BatchFailed as error:
+                failed = Scored(0.0, failure=Failure.ERROR, message=str(error))
+            except TimeoutError:
+                failed = timed_out(self._setup.timeout_s)
+            except ProcessEnded as error:
+                failed = Scored(0.0, failure=Failure.CRASH, message=str(error))
+            else:
+                budget.take(results)
+                return dict(enumerate(results))
+            if process.position == NOT_BEGUN:
+                log.warning("a scoring process is started again, it did not begin its next call: it %s", failed.message)
+            elif len(samples) == 1:
+                return {0: failed}
+            elif process.position == UNKNOWN_POSITION:
+                log.warning("a call for %d responses failed, each is scored alone: %s", len(samples), failed.message)
+                return None
+            else:
+                return {process.position: failed}
+        what = f"{_MAX_STARTS} scoring processes in a row did not begin a call"
+        raise ChildProcessError(f"{what}; the last one {failed.message}")

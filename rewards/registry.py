@@ -1,4 +1,4 @@
-"""Which scorer judges which data source, and a user's scorer from a file.
+"""The scorer of each data source, and a user's scorer from a file.
 
 Imported by the scoring processes, so it stays light: scorers are imported when they are first asked for.
 """
@@ -16,9 +16,9 @@ from splitppo.user_file import load_from_file
 
 # A user's function, as a scorer's name.
 CUSTOM = "custom"
-# What a call is given by name; a batched function takes lists of as many.
+# What a call is given by name; a batched function takes lists of as many, by these names.
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
-BATCH_ARGUMENTS = tuple(f"{name}s" for name in ARGUMENTS)
+BATCH_ARGUMENTS = {name: f"{name}s" for name in ARGUMENTS}
 # What only those are given who ask for it, in either form by this name: the characters of each response token.
 TOKEN_SPANS = "token_spans"  # noqa: S105 - no password
 # compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float, ...}
@@ -30,17 +30,17 @@ CODE = "rewards.code.source:CodeSandboxes"
 # The data sources of each scorer. A name also covers its parts ("math" is asked for "math/algebra" too), and one that
 # ends in a star what begins with it.
 _DATA_SOURCES: Mapping[str, tuple[str, ...]] = {
-    "rewards.gsm8k:compute_score": ("gsm8k", "openai/gsm8k"),
-    "rewards.gsm8k:compute_flexible_score": ("gsm8k_flexible",),
-    "rewards.competition_math:compute_score": (
+    "rewards.scorers.gsm8k:compute_score": ("gsm8k", "openai/gsm8k"),
+    "rewards.scorers.gsm8k:compute_flexible_score": ("gsm8k_flexible",),
+    "rewards.scorers.competition_math:compute_score": (
         "lighteval/MATH",
         "DigitalLearningGmbH/MATH-lighteval",
         "HuggingFaceH4/MATH-500",
         "hendrycks/competition_math",
         "EleutherAI/hendrycks_math",
     ),
-    "rewards.math_dapo:compute_score": ("math_dapo", "math", "math_dapo_reasoning", "aime*"),
-    "rewards.numina:compute_score": (
+    "rewards.scorers.math_dapo:compute_score": ("math_dapo", "math", "math_dapo_reasoning", "aime*"),
+    "rewards.scorers.numina:compute_score": (
         "numina_aops_forum",
         "numina_synthetic_math",
         "numina_amc_aime",
@@ -48,7 +48,7 @@ _DATA_SOURCES: Mapping[str, tuple[str, ...]] = {
         "numina_cn_k12",
         "numina_olympiads",
     ),
-    "rewards.exact_match:compute_score": (
+    "rewards.scorers.exact_match:compute_score": (
         "searchR1_nq",
         "searchR1_triviaqa",
         "searchR1_popqa",
@@ -57,9 +57,9 @@ _DATA_SOURCES: Mapping[str, tuple[str, ...]] = {
         "searchR1_musique",
         "searchR1_bamboogle",
     ),
-    "rewards.hellaswag:compute_score": ("Rowan/hellaswag",),
+    "rewards.scorers.hellaswag:compute_score": ("Rowan/hellaswag",),
     CODE: ("apps", "code", "codecontests", "codeforces", "taco"),
-    "rewards.sort_letters:compute_score": ("sort_letters",),
+    "rewards.scorers.sort_letters:compute_score": ("sort_letters",),
 }
 # The scorer's place by data source.
 SCORERS: Mapping[str, str] = {source: place for place, sources in _DATA_SOURCES.items() for source in sources}
@@ -104,7 +104,7 @@ def scorer_name(data_source: str) -> str:
 
 
 def is_code(name: str) -> bool:
-    """Whether this scorer runs programs against test cases."""
+    """Returns True if this scorer runs programs against test cases."""
     return SCORERS.get(name) == CODE
 
 
@@ -119,7 +119,7 @@ class Scorer:
 
     @property
     def is_async(self) -> bool:
-        """Whether calls give awaitables."""
+        """True if calls give awaitables."""
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(self.function.__call__)  # type: ignore[operator]
 
 
@@ -143,9 +143,9 @@ def load_custom_scorer(path: Path, name: str, kwargs: Mapping[str, Any]) -> Scor
         signature = inspect.signature(function)
     except ValueError as error:
         raise ValueError(f"{name} in {path}: {error}") from error
-    is_batched = BATCH_ARGUMENTS[1] in signature.parameters
+    is_batched = BATCH_ARGUMENTS["solution_str"] in signature.parameters
     takes_token_spans = TOKEN_SPANS in signature.parameters
-    arguments = BATCH_ARGUMENTS if is_batched else ARGUMENTS
+    arguments = tuple(BATCH_ARGUMENTS.values()) if is_batched else ARGUMENTS
     try:
         signature.bind_partial(**dict.fromkeys(arguments))
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""What goes into a scorer and what comes out. Imported by the scoring processes, so it stays light."""
+"""The input and the output of a scorer. Imported by the scoring processes, so it stays light."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,12 @@ class Sample:
     token_spans: Sequence[Span] = ()  # what each response token holds of `response`: neighbours that make it up
 
 
+def sample_text(heading: str, fields: Mapping[str, Any]) -> str:
+    """A sample as the log and the display show it: its heading, and below it each field, indented."""
+    lines = (f"{name}: {f'{value:g}' if isinstance(value, float) else value}" for name, value in fields.items())
+    return "\n".join([heading, *("  " + line.replace("\n", "\n    ") for line in lines)])
+
+
 class Failure(Enum):
     """Why a scorer gave no score, as metrics name it. A response that is wrong, however badly, has one: 0."""
 
@@ -36,7 +42,7 @@ class Failure(Enum):
 
 @dataclass(frozen=True)
 class Scored:
-    """What a call gave: scores and the other fields of its dict; after a failure 0, and a sentence.
+    """The result of a call: scores and the other fields of its dict; after a failure 0, and a sentence.
 
     Attributes:
         score: of the response as a whole.

@@ -1,33 +1,37 @@
-"""What runs inside a scoring process: scorers that were loaded once, and chunks of calls.
+"""The work of a scoring process: scorers that were loaded once, and chunks of calls.
 
-The process is spawned, so this module and what it imports stay light.
+Imported by the controller, too, and by each process, so it stays light.
 """
 
 import asyncio
 import ctypes
 import inspect
-import multiprocessing
 import os
+import pickle
 import signal
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
+from rewards.channel import Channel, shared_number
 from rewards.registry import ARGUMENTS, BATCH_ARGUMENTS, CUSTOM, TOKEN_SPANS, Scorer, load_custom_scorer, load_scorer
 from rewards.samples import Failure, Sample, Scored
+from rewards.scorers.symbolic import SYMBOLIC, Outcome, begin_call, outcome_of_call
 from rewards.token_scores import finite_number, read_step_scores, read_token_scores
 
-# The number of the call that a chunk is working on, shared with the controller; one entry per chunk under way.
-Positions: TypeAlias = "ctypes.Array[ctypes.c_int]"
+# In place of the number of the call that a process is working on.
 UNKNOWN_POSITION = -1
+NOT_BEGUN = -2
+
+_SLICE_S = 0.1  # a chunk ends after the call that runs then
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
 @dataclass(frozen=True)
 class ScorerSetup:
-    """Which scorers a process has to load."""
+    """The scorers that a process has to load."""
 
     names: tuple[str, ...]  # every scorer that may be asked
     timeout_s: float  # of one call
@@ -38,7 +42,7 @@ class ScorerSetup:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """How loading the scorers went: an error, or which of them take many samples in one call, which the tokens."""
+    """The result of loading the scorers: an error, or which of them take many samples in a call, which the tokens."""
 
     error: str = ""
     batched: frozenset[str] = frozenset()
@@ -49,115 +53,121 @@ class BatchFailed(Exception):
     """A call for several samples failed, and nobody knows because of which."""
 
 
-class _Scorers:
-    """State of the process: its scorers, loaded once."""
+class Scorers:
+    """The scorers of the process, loaded once.
 
-    def __init__(self, setup: ScorerSetup, positions: Positions) -> None:
-        self.positions = positions
-        self.timeout_s = setup.timeout_s
-        self.runner = asyncio.Runner()
-        self.by_name = {name: load_scorer(name) for name in setup.names if name != CUSTOM}
-        if CUSTOM in setup.names and setup.custom_path is not None:
-            self.by_name[CUSTOM] = load_custom_scorer(setup.custom_path, setup.custom_name, setup.custom_kwargs)
-
-
-_scorers: _Scorers | None = None
-_report = LoadReport()
-
-
-def initialise(setup: ScorerSetup, positions: Positions) -> None:
-    """Start of the process: ties its life to the controller's and loads the scorers, outside any time limit."""
-    global _scorers, _report
-    # A session of its own: Ctrl-C and signals to the controller's process group let it finish the step.
-    os.setsid()
-    # The default action ends even a process that hangs in native code at once.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _end_with_parent()
-    try:
-        _scorers = _Scorers(setup, positions)
-        scorers = _scorers.by_name.items()
-        _report = LoadReport(
-            batched=frozenset(name for name, one in scorers if one.is_batched),
-            take_token_spans=frozenset(name for name, one in scorers if one.takes_token_spans),
-        )
-    except ValueError as error:
-        _report = LoadReport(error=str(error))
-
-
-def load_report() -> LoadReport:
-    """How loading the scorers went."""
-    return _report
-
-
-def run_chunk(samples: Sequence[Sample], slot: int, slice_s: float) -> list[Scored]:
-    """Scores samples of one scorer, in order; gives the results of the first ones, at least one.
-
-    One call after the other, until `slice_s` is over, so a chunk lasts a slice and one call at most. The number of the
-    running call is kept in entry `slot` of the shared positions. Calls of an async scorer run together, each under its
-    time limit. A batched scorer has all samples in one call.
+    Args:
+        position: the number of the call that the process is working on, shared with the controller.
 
     Raises:
-        BatchFailed: a call for several samples gave no scores; for one it is a result like any other.
+        ValueError: a user's function cannot be loaded.
     """
-    assert _scorers is not None
-    scorer, timeout_s = _scorers.by_name[samples[0].scorer], _scorers.timeout_s
-    if scorer.is_batched:
-        return _run_batch(samples, scorer)
-    if scorer.is_async:
-        return _scorers.runner.run(_run_together(samples, scorer, timeout_s))
-    results: list[Scored] = []
-    ends = time.monotonic() + slice_s
-    for position, sample in enumerate(samples):
-        _scorers.positions[slot] = position
-        results.append(_run_one(sample, scorer, timeout_s))
-        if time.monotonic() > ends:
-            break
-    return results
+
+    def __init__(self, setup: ScorerSetup, position: ctypes.c_int) -> None:
+        self._position = position
+        self._timeout_s = setup.timeout_s
+        self._runner = asyncio.Runner()
+        self._by_name = {name: load_scorer(name) for name in setup.names if name != CUSTOM}
+        if CUSTOM in setup.names and setup.custom_path is not None:
+            self._by_name[CUSTOM] = load_custom_scorer(setup.custom_path, setup.custom_name, setup.custom_kwargs)
+
+    def report(self) -> LoadReport:
+        """Returns which of them take what."""
+        scorers = self._by_name.items()
+        return LoadReport(
+            batched=frozenset(name for name, scorer in scorers if scorer.is_batched),
+            take_token_spans=frozenset(name for name, scorer in scorers if scorer.takes_token_spans),
+        )
+
+    def score(self, samples: Sequence[Sample], *, may_give_up: bool) -> list[Scored]:
+        """Scores samples of one scorer, in order; gives the results of the first ones, at least one.
+
+        One call after the other, until a slice of time is over, so a chunk lasts a slice and one call at most, or until
+        a comparison has given up; without `may_give_up` none is begun that could. Calls of an async scorer run
+        together, each under its time limit. A batched scorer has all samples in one call.
+
+        Raises:
+            BatchFailed: a call for several samples gave no scores; for one it is a result like any other.
+        """
+        scorer = self._by_name[samples[0].scorer]
+        self._position.value = UNKNOWN_POSITION
+        begin_call(may_give_up=may_give_up)
+        if scorer.is_batched:
+            return self._score_batch(samples, scorer)
+        if scorer.is_async:
+            return self._runner.run(_score_together(samples, scorer, self._timeout_s))
+        results: list[Scored] = []
+        ends = time.monotonic() + _SLICE_S
+        for position, sample in enumerate(samples):
+            self._position.value = position
+            begin_call(may_give_up=may_give_up)
+            results.append(self._score_one(sample, scorer))
+            if time.monotonic() > ends or outcome_of_call() is Outcome.GAVE_UP:
+                break
+        return results
+
+    def _score_one(self, sample: Sample, scorer: Scorer) -> Scored:
+        started = time.monotonic()
+        try:
+            scored = _scored(_call(scorer, sample), sample, scorer)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything
+            return _failed(error)
+        if time.monotonic() - started > self._timeout_s:
+            return timed_out(self._timeout_s)
+        outcome = outcome_of_call()
+        return replace(scored, extra={**scored.extra, SYMBOLIC: outcome.value}) if outcome else scored
+
+    def _score_batch(self, samples: Sequence[Sample], scorer: Scorer) -> list[Scored]:
+        try:
+            returned = self._call_batch(samples, scorer)
+        except (Exception, SystemExit) as error:
+            if len(samples) > 1:
+                raise BatchFailed(f"{type(error).__name__}: {error}") from error
+            return [_failed(error)]
+        return [_checked(result, sample, scorer) for result, sample in zip(returned, samples, strict=True)]
+
+    def _call_batch(self, samples: Sequence[Sample], scorer: Scorer) -> list[Any]:
+        """Returns a batched scorer's results, one per sample. TypeError or ValueError if it gives something else."""
+        rows = [_fields(scorer, sample) for sample in samples]
+        columns = {BATCH_ARGUMENTS.get(name, name): [row[name] for row in rows] for name in rows[0]}
+        returned = scorer.function(**columns, **scorer.kwargs)
+        if inspect.isawaitable(returned):
+            returned = self._runner.run(_awaited(returned, self._timeout_s))
+        results = list(returned)
+        if len(results) != len(samples):
+            raise ValueError(f"the scorer returned {len(results)} results for {len(samples)} responses")
+        return results
 
 
-def _run_one(sample: Sample, scorer: Scorer, timeout_s: float) -> Scored:
-    started = time.monotonic()
+def serve(channel: Channel, setup: ScorerSetup, position_fd: int) -> None:
+    """Loads the scorers and says how that went, then scores chunks as long as it is asked to."""
+    _end_with(channel.controller_pid)
+    own_pid = os.getpid()
     try:
-        scored = _scored(_call(scorer, sample), sample, scorer)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything: it costs its sample
-        return _failed(error)
-    return scored if time.monotonic() - started <= timeout_s else timed_out(timeout_s)
+        scorers = Scorers(setup, shared_number(position_fd))
+    except ValueError as error:
+        return channel.send(pickle.dumps(LoadReport(error=str(error))))
+    channel.send(pickle.dumps(scorers.report()))
+    while True:
+        samples, may_give_up = pickle.loads(channel.receive())  # noqa: S301 - of the controller
+        try:
+            answer: list[Scored] | BatchFailed = scorers.score(samples, may_give_up=may_give_up)
+        except BatchFailed as error:
+            answer = error
+        if os.getpid() != own_pid:  # a user's function has forked, and its child came back from it
+            os._exit(1)
+        channel.send(pickle.dumps(answer))
 
 
-async def _run_together(samples: Sequence[Sample], scorer: Scorer, timeout_s: float) -> list[Scored]:
-    async def run(sample: Sample) -> Scored:
+async def _score_together(samples: Sequence[Sample], scorer: Scorer, timeout_s: float) -> list[Scored]:
+    async def score(sample: Sample) -> Scored:
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 return _scored(await _call(scorer, sample), sample, scorer)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - as in _run_one
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - as in _score_one
             return timed_out(timeout_s) if limit.expired() else _failed(error)
 
-    return await asyncio.gather(*map(run, samples))
-
-
-def _run_batch(samples: Sequence[Sample], scorer: Scorer) -> list[Scored]:
-    try:
-        returned = _call_batch(scorer, samples)
-    except (Exception, SystemExit) as error:
-        if len(samples) > 1:
-            raise BatchFailed(f"{type(error).__name__}: {error}") from error
-        return [_failed(error)]
-    return [_checked(result, sample, scorer) for result, sample in zip(returned, samples, strict=True)]
-
-
-def _call_batch(scorer: Scorer, samples: Sequence[Sample]) -> list[Any]:
-    """What a batched scorer returns: as many results as samples. TypeError or ValueError if it is something else."""
-    assert _scorers is not None
-    columns = zip(*(_fields(sample) for sample in samples), strict=True)
-    asked_for = {TOKEN_SPANS: [sample.token_spans for sample in samples]} if scorer.takes_token_spans else {}
-    arguments = dict(zip(BATCH_ARGUMENTS, map(list, columns), strict=True)) | asked_for
-    returned = scorer.function(**arguments, **scorer.kwargs)
-    if inspect.isawaitable(returned):
-        returned = _scorers.runner.run(_awaited(returned, _scorers.timeout_s))
-    results = list(returned)
-    if len(results) != len(samples):
-        raise ValueError(f"the scorer returned {len(results)} results for {len(samples)} responses")
-    return results
+    return await asyncio.gather(*map(score, samples))
 
 
 async def _awaited(returned: Awaitable[Any], timeout_s: float) -> Any:
@@ -166,19 +176,20 @@ async def _awaited(returned: Awaitable[Any], timeout_s: float) -> Any:
 
 
 def _call(scorer: Scorer, sample: Sample) -> Any:
-    asked_for = {TOKEN_SPANS: sample.token_spans} if scorer.takes_token_spans else {}
-    return scorer.function(**dict(zip(ARGUMENTS, _fields(sample), strict=True)), **asked_for, **scorer.kwargs)
+    return scorer.function(**_fields(scorer, sample), **scorer.kwargs)
 
 
-def _fields(sample: Sample) -> tuple[Any, ...]:
-    """In the order of ARGUMENTS."""
-    return sample.data_source, sample.response, sample.ground_truth, sample.extra_info
+def _fields(scorer: Scorer, sample: Sample) -> dict[str, Any]:
+    """Returns what a scorer is given of a sample, by the name of the argument."""
+    values = sample.data_source, sample.response, sample.ground_truth, sample.extra_info
+    fields = dict(zip(ARGUMENTS, values, strict=True))
+    return fields | {TOKEN_SPANS: sample.token_spans} if scorer.takes_token_spans else fields
 
 
 def _checked(result: Any, sample: Sample, scorer: Scorer) -> Scored:
     try:
         return _scored(result, sample, scorer)
-    except Exception as error:  # noqa: BLE001 - as in _run_one: what it returned may raise anything when it is read
+    except Exception as error:  # noqa: BLE001 - as in _score_one: what it returned may raise anything when it is read
         return _failed(error)
 
 
@@ -210,12 +221,14 @@ def _plain(value: Any) -> Any:
     """A bool, number, string or None as it is (numpy's and torch's scalars as Python's), anything else as text."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)  # the controller does not know a kind of the user's, such as an IntEnum
+    return value if value is None else str(value)
 
 
-def _end_with_parent() -> None:
+def _end_with(controller_pid: int) -> None:
     """Makes this process die when the controller does, however that ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    parent = multiprocessing.parent_process()
-    if parent is None or os.getppid() != parent.pid:
+    if os.getppid() != controller_pid:
         os._exit(1)

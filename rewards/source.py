@@ -1,4 +1,4 @@
-"""What a source of scores is: the scoring processes, and whatever else answers for a scorer."""
+"""A source of scores: the scoring processes, and whatever else answers for a scorer."""
 
 from collections.abc import Sequence
 from typing import Protocol, Self

@@ -1,4 +1,4 @@
-"""Which scorers make the score of a data source, and with which weights."""
+"""The scorers that make the score of a data source, and their weights."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from rewards.judge.questions import Questions, headers
 from rewards.registry import CUSTOM, SCORERS, covering, is_code, scorer_name
 from splitppo.config import ConfigError, RewardConfig
-from splitppo.config.reward import Term
+from splitppo.config.sections.reward import Term
 
 JUDGE = "judge"
 # In `reward.scorers`: of all data sources that are not named there.
@@ -47,7 +47,7 @@ def check_scorers(config: RewardConfig, data_sources: Iterable[str]) -> None:
 
 
 def scored_sources(config: RewardConfig, data_sources: Iterable[str]) -> frozenset[str]:
-    """Those of the data sources that have a scorer."""
+    """Returns the data sources among these that have a scorer."""
 
     def has_scorer(data_source: str) -> bool:
         try:
@@ -59,7 +59,7 @@ def scored_sources(config: RewardConfig, data_sources: Iterable[str]) -> frozens
 
 
 def runs_code(config: RewardConfig, data_source: str) -> bool:
-    """Whether a scorer of this data source runs programs against the test cases of a row."""
+    """Returns True if a scorer of this data source runs programs against the test cases of a row."""
     return any(is_code(term.name) for term in terms_of(config, data_source))
 
 

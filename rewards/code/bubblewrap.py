@@ -25,7 +25,13 @@ NOBODY = 65534
 # The uids of sandboxes that root starts; far from those of people and containers.
 _FIRST_UID = 2_000_000_000
 _SHARED_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
-ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+ENVIRONMENT = {
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "MALLOC_ARENA_MAX": "1",  # else each thread takes 64 MB of address space, which is limited
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+}
 # Nothing of the environment's site-packages; the same hashes, hence the same output, in every sandbox.
 _PYTHON_FLAGS = ("-s", "-S", "-P", "-B")
 HINT = "docs/deployment.md says what it takes; reward.code.unsafe=true runs code without one"
@@ -36,7 +42,7 @@ class NoSandbox(Exception):
 
 
 def is_root() -> bool:
-    """Whether this is root of the machine, and not of a user namespace."""
+    """Returns True if this is root of the machine, and not of a user namespace."""
     return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
 
 
@@ -51,16 +57,25 @@ def interpreter() -> str:
 
 
 def python_command(guest: str = str(GUEST)) -> list[str]:
-    """What runs in a sandbox."""
+    """Returns the command that runs in a sandbox."""
     return [interpreter(), *_PYTHON_FLAGS, guest]
+
+
+def isolated(hostname: str = "sandbox") -> list[str]:
+    """Starts a program that sees no network, no other process and no file, and has no capability.
+
+    Raises:
+        NoSandbox: bubblewrap is not installed.
+    """
+    if (bwrap := shutil.which("bwrap")) is None:
+        raise NoSandbox("bubblewrap (bwrap) is not installed")
+    command = [bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    return [*command, "--die-with-parent", "--as-pid-1", "--hostname", hostname, "--cap-drop", "ALL"]
 
 
 def sandbox_command(seccomp_fd: int) -> list[str]:
     """Starts the interpreter in a sandbox; `seccomp_fd` has the filter. NoSandbox if bubblewrap is not installed."""
-    if (bwrap := shutil.which("bwrap")) is None:
-        raise NoSandbox("bubblewrap (bwrap) is not installed")
-    command = [bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    command += ["--die-with-parent", "--as-pid-1", "--hostname", "sandbox", "--cap-drop", "ALL"]
+    command = isolated()
     if is_root():
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
@@ -70,16 +85,21 @@ def sandbox_command(seccomp_fd: int) -> list[str]:
 
 @cache
 def _view() -> tuple[str, ...]:
-    """What a sandbox sees."""
+    """Returns bubblewrap's options for the files that a sandbox sees."""
     options: list[str] = []
     for place in _of_python():
         options += [*_folders_above(place), "--ro-bind", place, place]
-    for place in _SHARED_LIBRARIES:
-        options += _as_here(place)
+    options += shared_libraries()
     for device in ("null", "urandom"):
         options += [*_folders_above(f"/dev/{device}"), "--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     options += ["--ro-bind", str(GUEST), "/guest.py", "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp"]
     return (*options, "--remount-ro", "/", "--chdir", "/tmp")
+
+
+def shared_libraries() -> Iterator[str]:
+    """Options of bubblewrap for the libraries that programs of this machine need."""
+    for place in _SHARED_LIBRARIES:
+        yield from _as_here(place)
 
 
 def _of_python() -> Iterator[str]:

@@ -3,16 +3,24 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
 from typing import Any, Literal
 
 # stdin: a program reads its input and prints. call: a function or a method of `Solution` is called. asserts: statements
 # that run behind the program.
 Kind = Literal["stdin", "call", "asserts"]
 
-_FENCE = re.compile(r"```[ \t]*(\w*)[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
+# Possessive, and thoughts only up to the last end of some: the time they take is linear in a response.
+_FENCE = re.compile(r"```[ \t]*+(\w*+)[^\n`]*+\n(.*?)(?:```|\Z)", re.DOTALL)
 _THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL | re.IGNORECASE)
+_END_OF_THOUGHTS = re.compile(r"</think>", re.IGNORECASE)
+# Words, and the line breaks that str.splitlines knows.
+_TOKEN = re.compile(r"\S+|\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+# Outputs that are right may be larger than what is expected: decimals are spelt out, and white space may be added.
+_TEXT_FACTOR, _JSON_FACTOR, _SLACK_BYTES = 8, 2, 1 << 16
 _EXPECTED = 'expected JSON {"inputs": [...], "outputs": [...]}, {"functional": "..."} or a list of asserts'
 
 
@@ -31,18 +39,25 @@ class Cases:
     expected: tuple[Any, ...] = ()
     fn_name: str = ""
 
+    @cached_property
+    def max_output_bytes(self) -> int:
+        """The size above which no output of a test can be right, however it is spaced."""
+        if self.kind == "call":
+            return _JSON_FACTOR * max(len(json.dumps(value)) for value in self.expected) + _SLACK_BYTES
+        sizes = (len(text.encode(errors="replace")) for text in self.expected)
+        return _TEXT_FACTOR * max(sizes, default=0) + _SLACK_BYTES
+
     def is_passed(self, index: int, output: bytes, nonce: str) -> bool:
-        """Whether test number `index` is passed by what it gave; asserts give the nonce when all of them hold."""
+        """Returns True if the output passes test number `index`; asserts give the nonce when all of them hold."""
         text = output.decode(errors="replace")
         if self.kind == "asserts":
             return text == nonce
         if self.kind == "stdin":
             return is_same_text(text, self.expected[index])
         try:
-            value = json.loads(text)
+            return is_same_value(json.loads(text), self.expected[index])
         except (ValueError, RecursionError):
             return False
-        return is_same_value(value, self.expected[index])
 
 
 def parse_cases(ground_truth: Any) -> Cases:
@@ -101,7 +116,8 @@ def program_of(response: str) -> str | None:
 
     Thoughts between <think> and </think> do not count. A block that is not closed goes to the end.
     """
-    answer = _THOUGHTS.sub("", response)
+    end = max((found.end() for found in _END_OF_THOUGHTS.finditer(response)), default=0)
+    answer = _THOUGHTS.sub("", response[:end]) + response[end:]
     blocks = _FENCE.findall(answer)
     ours = [code for language, code in blocks if language.lower() in ("python", "python3", "py")]
     program = (ours or [code for _, code in blocks] or [answer])[-1]
@@ -109,21 +125,19 @@ def program_of(response: str) -> str | None:
 
 
 def is_same_text(output: str, expected: str) -> bool:
-    """Whether two outputs are equal line by line, but for white space at their ends and the spelling of decimals.
+    """True if two outputs are equal line by line, but for white space at their ends and the spelling of decimals.
 
-    Where the expected word is a decimal such as 0.50 or 1e-3, another number within 1e-5, relatively, is the same one.
+    Where the expected word is a decimal such as 0.50 or 1e-3, another number within 1e-5, relatively, is the same one;
+    0.0 is what lies within 1e-8 of it.
     """
-    ours, theirs = ([line.split() for line in text.strip().splitlines()] for text in (output, expected))
-    if ours == theirs:
-        return True
-    return len(ours) == len(theirs) and all(
-        len(one) == len(other) and all(map(_is_same_word, one, other)) for one, other in zip(ours, theirs, strict=True)
+    ours, theirs = output.strip(), expected.strip()
+    return ours == theirs or all(
+        _is_same_word(word, other) for word, other in zip_longest(_tokens(ours), _tokens(theirs), fillvalue="")
     )
 
 
-def is_same_value(value: Any, expected: Any) -> bool:
-    """Whether a call gave what was expected; a list of one entry may stand for the entry, as in APPS."""
-    return bool(value == expected or (isinstance(expected, list) and expected and value == expected[0]))
+def _tokens(text: str) -> Iterator[str]:
+    return ("\n" if found[0].isspace() else found[0] for found in _TOKEN.finditer(text))
 
 
 def _is_same_word(word: str, expected: str) -> bool:
@@ -132,9 +146,25 @@ def _is_same_word(word: str, expected: str) -> bool:
     if not any(mark in expected for mark in ".eE"):
         return False
     try:
-        return math.isclose(float(word), float(expected), rel_tol=1e-5, abs_tol=1e-8)
+        number = float(expected)
+        return math.isclose(float(word), number, rel_tol=1e-5, abs_tol=0.0 if number else 1e-8)
     except ValueError:
         return False
+
+
+def is_same_value(value: Any, expected: Any) -> bool:
+    """True if a call gave what was expected; a list of one entry may stand for the entry, as in APPS."""
+    stands_for = expected[0] if isinstance(expected, list) and len(expected) == 1 else expected
+    return _is_same_json(value, expected) or _is_same_json(value, stands_for)
+
+
+def _is_same_json(value: Any, expected: Any) -> bool:
+    """True if two values of JSON are equal, where 1 is 1.0 and not true."""
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(map(_is_same_json, value, expected))
+    if isinstance(value, dict) and isinstance(expected, dict):
+        return value.keys() == expected.keys() and all(_is_same_json(value[key], expected[key]) for key in expected)
+    return isinstance(value, bool) is isinstance(expected, bool) and bool(value == expected)
 
 
 def _short(found: Any) -> str:

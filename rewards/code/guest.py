@@ -1,13 +1,14 @@
 """Runs inside a sandbox, as its first process: one program, one test after the other, each in a process of its own.
 
 Standard library only: nothing else of ours is there. It waits, warm, for one request on stdin, a line of JSON, and ends
-when it has been answered. For each test it writes a line "STATUS SIZE" and SIZE bytes of output to stdout; what was
-expected is not here, so a program cannot look it up.
+when it has been answered. It writes "started 0", then for each test a line "STATUS SIZE" and SIZE bytes of output to
+stdout; what was expected is not here, so a program cannot look it up.
 """
 
 # ruff: noqa: S102 - exec is what this is for
 
 import atexit
+import builtins
 import contextlib
 import errno
 import json
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, NoReturn
 
 _CHUNK_BYTES = 1 << 16
@@ -42,32 +44,37 @@ from math import ceil, comb, factorial, floor, gcd, inf, lcm, log, log2, pi, pro
 
 def main() -> None:
     """Takes on its limits, then waits for the request."""
+    # The kernel keeps programs from signalling the first process, but for signals that it handles.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     limits = json.loads(sys.argv[1])
     os.nice(limits["nice"])
     if uid := limits["uid"]:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    names: dict[str, Any] = {"exit": sys.exit, "quit": sys.exit}
+    names: dict[str, Any] = {}
     exec(_PRELUDE, names)
+    # Where a program finds them, and yet has to define itself what is asked of it.
+    vars(builtins).update(names | {"exit": sys.exit, "quit": sys.exit})
     request = json.loads(_read_line())
+    _write_all(b"started 0\n")
     for test in request["tests"]:
-        status, output = _run(request, test, limits, names)
+        status, output = _run(request, test, limits)
         limits["output_bytes"] -= len(output)
         _write_all(b"%s %d\n" % (status.encode(), len(output)) + output)
 
 
-def _run(request: dict[str, Any], test: Any, limits: dict[str, Any], names: dict[str, Any]) -> tuple[str, bytes]:
+def _run(request: dict[str, Any], test: Any, limits: dict[str, Any]) -> tuple[str, bytes]:
     """Runs one test; its status and what it gave."""
     is_stdin = request["kind"] == "stdin"
     stdin, stdin_writer = os.pipe()
     output_reader, output = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _be_program(request, test, names, lambda: _confine(stdin, output, is_stdin=is_stdin, limits=limits))
+        _be_program(request, test, lambda: _confine(stdin, output, is_stdin=is_stdin, limits=limits))
     os.close(stdin)
     os.close(output)
-    text = test.encode(errors="surrogateescape") if is_stdin else b""
+    text = test.encode(errors="replace") if is_stdin else b""
     try:
         given, has_room = _exchange(pid, stdin_writer, output_reader, text, limits["output_bytes"])
     finally:
@@ -134,13 +141,13 @@ def _confine(stdin: int, output: int, *, is_stdin: bool, limits: dict[str, Any])
     sys.setrecursionlimit(600_000)
 
 
-def _be_program(request: dict[str, Any], test: Any, names: dict[str, Any], confine: Callable[[], None]) -> NoReturn:
+def _be_program(request: dict[str, Any], test: Any, confine: Callable[[], None]) -> NoReturn:
     """Runs program and test in this process, which ends here."""
     code = 0
     try:
         confine()
         kind = request["kind"]
-        namespace = {**names, "__name__": "__main__" if kind == "stdin" else "answer"}
+        namespace: dict[str, Any] = {"__name__": "__main__" if kind == "stdin" else "answer"}
         try:
             exec(compile(request["program"], "answer.py", "exec"), namespace)
         except SystemExit:
@@ -151,7 +158,10 @@ def _be_program(request: dict[str, Any], test: Any, names: dict[str, Any], confi
             called = getattr(owner, request["fn_name"]) if owner is not None else namespace[request["fn_name"]]
             _write_all(json.dumps(called(*test)).encode(), _RESULT_FD)
         elif kind == "asserts":
-            exec(compile(test, "asserts.py", "exec"), namespace)
+            asserts = compile(test, "asserts.py", "exec")
+            if not _names_in(asserts) & (namespace.keys() - {"__name__", "__builtins__"}):
+                raise NameError("the program defines nothing that is tested")
+            exec(asserts, namespace)
             _write_all(request["nonce"].encode(), _RESULT_FD)
         else:
             for thread in threading.enumerate():
@@ -165,6 +175,11 @@ def _be_program(request: dict[str, Any], test: Any, names: dict[str, Any], confi
         os._exit(code)
 
 
+def _names_in(code: CodeType) -> set[str]:
+    """The names that statements use, also inside the functions that they define."""
+    return set(code.co_names).union(*(_names_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
+
+
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, MemoryError):
         return 77
@@ -174,7 +189,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _is_anyone_left() -> bool:
-    """Whether processes outlive the program, out of its session; the first process of a sandbox inherits them."""
+    """Returns True if processes outlive the program, out of its session; this first process inherits them."""
     ends = time.monotonic() + _DAEMON_LIMIT_S
     while time.monotonic() < ends:
         try:
@@ -210,7 +225,7 @@ def _read_some(fd: int) -> bytes:
 
 
 def _write_some(fd: int, data: memoryview) -> int:
-    """How many bytes are done with; all of them if nobody reads them."""
+    """Writes some bytes, and returns how many are done with; all of them if nobody reads them."""
     try:
         return os.write(fd, data[:_CHUNK_BYTES])
     except BlockingIOError:

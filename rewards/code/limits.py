@@ -1,4 +1,4 @@
-"""What a code answer may use, and how a limit that it passes is called."""
+"""The limits of a code answer, and the name of each in its result."""
 
 import math
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ CODE_LIMIT = "code_limit"
 
 
 class Limit(Enum):
-    """What was passed; the value is that field of the answer, and part of a metric's name."""
+    """A limit that was passed; its value is that field of the answer, and part of a metric's name."""
 
     TIME = "time"  # of the CPU, or on the clock
     MEMORY = "memory"  # files included
-    PROCESSES = "processes"  # too many at a time, or some that outlived the program
+    PROCESSES = "processes"  # too many at a time, some that outlived the program, or its sandbox ended by it
     FILES = "files"  # in /tmp: too many, or too large
     OUTPUT = "output"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one answer may use, over all its tests and processes.
+    """The resources that an answer may use, over all its tests and processes.
 
     Attributes:
         cpu_s: user and system time; three times as much on the clock, since a program may wait, and cores may be busy.
@@ -45,7 +45,7 @@ class Limits:
         return 3.0 * self.cpu_s
 
     def of_guest(self, uid: int, *, is_confined: bool) -> dict[str, Any]:
-        """What the guest is told: its uid, and what the kernel enforces on each process."""
+        """Returns the guest's arguments: its uid, and the limits that the kernel enforces on each process."""
         rlimits = {
             "RLIMIT_AS": self.memory_bytes,
             "RLIMIT_CORE": 0,

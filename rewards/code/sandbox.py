@@ -12,19 +12,19 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Self, cast
 
 from rewards.code.bubblewrap import ENVIRONMENT, NoSandbox, is_root, python_command, sandbox_command
 from rewards.code.cases import Cases
+from rewards.code.frames import ERROR, OK, STARTED, Frames
 from rewards.code.limits import MAX_FILES, TMP_BYTES, Limit, Limits
 from rewards.code.seccomp import filter_program
 from rewards.code.tree import children_of, usage_of
-from splitppo.process_tree import kill_tree
+from splitppo.machine.process_tree import kill_tree
 
 _POLL_INTERVAL_S = 0.05
 _CHUNK_BYTES = 1 << 16
@@ -34,17 +34,19 @@ _EXIT_LIMIT_S = 10.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program did.
+    """The result of running a program.
 
     Attributes:
         passed: per test, as far as they were run.
         limit: that it passed.
-        error: why the sandbox gave no answer: not for what a program does, but where it was ended from outside.
+        error: why the sandbox gave no answer.
+        is_started: it was given to a sandbox that could run it.
     """
 
     passed: tuple[bool, ...] = ()
     limit: Limit | None = None
     error: str = ""
+    is_started: bool = False
 
 
 class Sandbox:
@@ -66,12 +68,14 @@ class Sandbox:
         self._limits = limits
         self._is_confined = is_confined
         self._folder = None if is_confined else tempfile.mkdtemp(prefix="splitppo-code-")
-        told = json.dumps(limits.of_guest(uid, is_confined=is_confined))
+        guest_limits = json.dumps(limits.of_guest(uid, is_confined=is_confined))
         if is_confined:
-            with _pipe_with(filter_program()) as filter_fd:
-                self._process = self._start([*sandbox_command(filter_fd), told], filter_fd)
+            with os.fdopen(os.memfd_create("filter"), "wb", buffering=0) as program:
+                program.write(filter_program())
+                program.seek(0)
+                self._process = self._start([*sandbox_command(program.fileno()), guest_limits], program.fileno())
         else:
-            self._process = self._start([*python_command(), told])
+            self._process = self._start([*python_command(), guest_limits])
         pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
         self._stdin, self._stdout, self._stderr = (cast(IO[bytes], pipe) for pipe in pipes)
         self._tmp_fd: int | None = None
@@ -114,46 +118,56 @@ class Sandbox:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still waits for its program, or runs it."""
+        """True while it waits for its program, or runs it."""
         return self._process.poll() is None
 
     @property
     def is_watched(self) -> bool:
-        """Whether its files and its processes can be seen from here."""
+        """True if its files and its processes can be seen from here."""
         return not self._is_confined or (self._tmp_fd is not None and bool(children_of(self._process.pid)))
 
-    def run(self, program: str, cases: Cases, stop: threading.Event, *, runs_all: bool = True) -> Outcome:
-        """Runs a program's tests, to the first that is not passed or to the last; `stop` ends it at once."""
+    def run(self, program: str, cases: Cases, *, runs_all: bool = True, lifeline: int | None = None) -> Outcome:
+        """Runs a program's tests, to the first that is not passed or to the last.
+
+        Raises:
+            EOFError: nobody holds the other end of the pipe `lifeline` any more.
+        """
         nonce = secrets.token_hex(16) if cases.kind == "asserts" else ""
         request = {"program": program, "kind": cases.kind, "fn_name": cases.fn_name, "tests": cases.inputs}
-        results = self._exchange(json.dumps(request | {"nonce": nonce}).encode() + b"\n", stop)
+        sent = json.dumps(request | {"nonce": nonce}).encode() + b"\n"
         passed: list[bool] = []
+        is_started = False
         try:
-            for index, (status, output) in zip(range(len(cases.inputs)), results, strict=False):
-                if status not in ("ok", "error"):
-                    raise _LimitPassed(Limit(status))
-                passed.append(status == "ok" and cases.is_passed(index, output, nonce))
-                if not (passed[-1] or runs_all):
+            for status, output in self._exchange(sent, Frames(cases.max_output_bytes), lifeline):
+                if status == STARTED:
+                    is_started = True
+                    continue
+                if status not in (OK, ERROR):
+                    raise _Ended(limit=Limit(status))
+                passed.append(status == OK and output is not None and cases.is_passed(len(passed), output, nonce))
+                if len(passed) == len(cases.inputs) or not (passed[-1] or runs_all):
                     break
-        except _LimitPassed as passing:
-            return Outcome(tuple(passed), limit=passing.limit)
         except _Ended as ended:
-            return Outcome(tuple(passed), error=str(ended))
+            return Outcome(tuple(passed), ended.limit, ended.error, is_started)
         return Outcome(tuple(passed))
 
-    def _exchange(self, request: bytes, stop: threading.Event) -> Iterator[tuple[str, bytes]]:
-        """Hands the request over and yields what each test gave: status, output.
+    def _exchange(self, request: bytes, frames: Frames, lifeline: int | None) -> Iterator[tuple[str, bytes | None]]:
+        """Hands the request over and yields what comes back: status, output.
 
-        Raises _LimitPassed or _Ended.
+        Raises _Ended or EOFError.
         """
-        left, received = memoryview(request), bytearray()
+        left = memoryview(request)
         started_s = checked_s = time.monotonic()
         os.set_blocking(self._stdin.fileno(), False)
         poller = select.poll()
         poller.register(self._stdin, select.POLLOUT)
         poller.register(self._stdout, select.POLLIN)
-        while not stop.is_set():
+        if lifeline is not None:
+            poller.register(lifeline, 0)
+        while True:
             ready = {fd for fd, _ in poller.poll(_POLL_INTERVAL_S * 1000)}
+            if lifeline in ready:
+                raise EOFError
             if self._stdin.fileno() in ready:
                 with suppress(BrokenPipeError):  # it has ended: its stdout says so
                     left = left[os.write(self._stdin.fileno(), left[:_CHUNK_BYTES]) :]
@@ -162,28 +176,29 @@ class Sandbox:
             if self._stdout.fileno() in ready:
                 if not (chunk := os.read(self._stdout.fileno(), _CHUNK_BYTES)):
                     raise _Ended(f"the sandbox ended: {self._last_words()}")
-                received += chunk
-                yield from _taken(received)
+                try:
+                    yield from frames.feed(chunk)
+                except ValueError as error:
+                    raise _Ended(f"the sandbox gave no answer: {error}") from error
             if (now_s := time.monotonic()) - checked_s > _POLL_INTERVAL_S:
                 checked_s = now_s
                 self._check(now_s - started_s)
-        raise _Ended("the run is ending")
 
     def _check(self, elapsed_s: float) -> None:
         """Compares what all its processes use with the limits."""
         limits, usage = self._limits, usage_of(self._process.pid)
         if usage.cpu_s > limits.cpu_s or elapsed_s > limits.wall_s:
-            raise _LimitPassed(Limit.TIME)
+            raise _Ended(limit=Limit.TIME)
         if usage.num_threads - 1 - self._is_confined > limits.max_processes:  # the guest, and bubblewrap
-            raise _LimitPassed(Limit.PROCESSES)
+            raise _Ended(limit=Limit.PROCESSES)
         num_files, file_bytes = self._files()
         if num_files > MAX_FILES or file_bytes >= TMP_BYTES:
-            raise _LimitPassed(Limit.FILES)
+            raise _Ended(limit=Limit.FILES)
         if usage.memory_bytes + file_bytes > limits.memory_bytes:
-            raise _LimitPassed(Limit.MEMORY)
+            raise _Ended(limit=Limit.MEMORY)
 
     def _files(self) -> tuple[int, int]:
-        """How many files its /tmp holds, and their bytes, which are memory."""
+        """Returns the number of files in its /tmp, and their bytes, which are memory."""
         if self._tmp_fd is None and self._is_confined:
             for guest in children_of(self._process.pid):
                 with suppress(OSError):
@@ -199,7 +214,7 @@ class Sandbox:
         return tmp.f_files - tmp.f_ffree, (tmp.f_blocks - tmp.f_bfree) * tmp.f_frsize
 
     def _last_words(self) -> str:
-        """What it said on stderr, which programs cannot write to."""
+        """Returns the end of its stderr, which programs cannot write to, else its exit code."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_LIMIT_S)
         os.set_blocking(self._stderr.fileno(), False)
@@ -207,38 +222,9 @@ class Sandbox:
         return said.decode(errors="replace").strip() or f"exit code {self._process.returncode}"
 
 
-class _LimitPassed(Exception):
-    """A program has used more than it may."""
-
-    def __init__(self, limit: Limit) -> None:
-        super().__init__(limit.value)
-        self.limit = limit
-
-
+@dataclass(eq=False)
 class _Ended(Exception):
-    """A sandbox gives no further answer; the message says why."""
+    """A sandbox gives no further answer: why, or which limit its program has passed."""
 
-
-def _taken(received: bytearray) -> Iterator[tuple[str, bytes]]:
-    """Takes what is complete out of what was received: a line "STATUS SIZE", then SIZE bytes."""
-    while (end := received.find(b"\n")) >= 0:
-        status, size = received[:end].split()
-        if len(received) - end - 1 < int(size):
-            return
-        output = bytes(received[end + 1 : end + 1 + int(size)])
-        del received[: end + 1 + int(size)]
-        yield status.decode(), output
-
-
-@contextmanager
-def _pipe_with(content: bytes) -> Iterator[int]:
-    """The end of a pipe from which a short content can be read."""
-    reader, writer = os.pipe()
-    try:
-        os.write(writer, content)
-    finally:
-        os.close(writer)
-    try:
-        yield reader
-    finally:
-        os.close(reader)
+    error: str = ""
+    limit: Limit | None = None

@@ -1,7 +1,8 @@
 """System calls that a sandbox is denied, as a program for the kernel's filter (seccomp, classic BPF).
 
 Denied are: new namespaces and mounts; sockets; shared memory that outlives its mappings, and so would be in nobody's
-memory; other processes' memory; keys, which outlive a program; and large parts of the kernel that no program needs.
+memory; other processes' memory and limits; keys, which outlive a program; and large parts of the kernel that no program
+needs.
 """
 
 import errno
@@ -35,8 +36,8 @@ _DENIED = {
         "bpf": 280, "userfaultfd": 282, "unshare": 97,
     },
 }  # fmt: skip
-# AUDIT_ARCH_*, clone, mmap.
-_MACHINES = {"x86_64": (0xC000003E, 56, 9), "aarch64": (0xC00000B7, 220, 222)}
+# AUDIT_ARCH_*, clone, mmap, prlimit64.
+_MACHINES = {"x86_64": (0xC000003E, 56, 9, 302), "aarch64": (0xC00000B7, 220, 222, 261)}
 
 
 def filter_program(machine: str | None = None) -> bytes:
@@ -44,31 +45,36 @@ def filter_program(machine: str | None = None) -> bytes:
     machine = machine or platform.machine()
     if machine not in _MACHINES:
         raise ValueError(f"there is no filter of system calls for {machine}, only for {' and '.join(_MACHINES)}")
-    architecture, clone, mmap = _MACHINES[machine]
+    architecture, clone, mmap, prlimit = _MACHINES[machine]
     program = [
         _step(_LOAD, _ARCHITECTURE),
         _step(_JUMP_EQUAL, architecture, then=1),
         _step(_RETURN, _DENY),
         _step(_LOAD, _NUMBER),
-        _step(_JUMP_GREATER_EQUAL, _OTHER_ABI, otherwise=1),
-        _step(_RETURN, _DENY),
-        _step(_JUMP_EQUAL, _CLONE3, otherwise=1),
-        _step(_RETURN, _ABSENT),
+        *_return_if(_JUMP_GREATER_EQUAL, _OTHER_ABI, _DENY),
+        *_return_if(_JUMP_EQUAL, _CLONE3, _ABSENT),
         _step(_JUMP_EQUAL, clone, otherwise=4),
         _step(_LOAD, _ARGUMENTS),
-        _step(_JUMP_ANY_BIT, _NEW_NAMESPACES, otherwise=1),
-        _step(_RETURN, _DENY),
+        *_return_if(_JUMP_ANY_BIT, _NEW_NAMESPACES, _DENY),
         _step(_RETURN, _ALLOW),
         _step(_JUMP_EQUAL, mmap, otherwise=5),
         _step(_LOAD, _ARGUMENTS + 3 * 8),
         _step(_AND, _SHARED_ANONYMOUS),
-        _step(_JUMP_EQUAL, _SHARED_ANONYMOUS, otherwise=1),
+        *_return_if(_JUMP_EQUAL, _SHARED_ANONYMOUS, _DENY),
+        _step(_RETURN, _ALLOW),
+        _step(_JUMP_EQUAL, prlimit, otherwise=4),
+        _step(_LOAD, _ARGUMENTS),
+        _step(_JUMP_EQUAL, 0, then=1),  # its own limits
         _step(_RETURN, _DENY),
         _step(_RETURN, _ALLOW),
     ]
     for number in (*_DENIED[machine].values(), *_DENIED_EVERYWHERE):
-        program += [_step(_JUMP_EQUAL, number, otherwise=1), _step(_RETURN, _DENY)]
+        program += _return_if(_JUMP_EQUAL, number, _DENY)
     return b"".join([*program, _step(_RETURN, _ALLOW)])
+
+
+def _return_if(jump: int, value: int, verdict: int) -> list[bytes]:
+    return [_step(jump, value, otherwise=1), _step(_RETURN, verdict)]
 
 
 def _step(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:

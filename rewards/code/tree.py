@@ -1,4 +1,4 @@
-"""What a process and all that it has started use together, from /proc."""
+"""The resources that a process and all that it has started use together, from /proc."""
 
 import os
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _STATE, _TIMES, _THREADS, _PAGES = 0, slice(11, 15), 17, 21
 
 @dataclass(frozen=True)
 class Usage:
-    """Of a tree of processes.
+    """The resources that a tree of processes uses.
 
     Attributes:
         num_threads: of those that have not ended.
@@ -37,7 +37,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def usage_of(pid: int) -> Usage:
-    """What a process and all below it use; who starts or ends meanwhile may be missed."""
+    """Returns the use of a process and all below it; processes that start or end meanwhile may be missed."""
     num_threads, pages, ticks = 0, 0, 0
     pids = [pid]
     for one in pids:

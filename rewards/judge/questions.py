@@ -1,4 +1,4 @@
-"""What a judge is asked about a response, and how its answer becomes a score."""
+"""The question to a judge about a response, and the score that its answer becomes."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rewards.samples import Failure, Sample, Scored
 from splitppo.config import ConfigError
-from splitppo.config.judge import JudgeConfig
+from splitppo.config.subsections.judge import JudgeConfig
 
 _DEFAULT_TEMPLATE = """\
 You mark the last answer of a conversation.
@@ -94,7 +94,7 @@ class Questions:
 
 
 def headers(config: JudgeConfig) -> dict[str, str]:
-    """What goes with every request. ConfigError if the variable of the API key is not set, or holds no key."""
+    """Returns the headers of every request. ConfigError if the variable of the API key is not set, or holds no key."""
     content = {"Content-Type": "application/json", "Accept": "application/json"}
     if config.api_key_env is None:
         return content

@@ -15,7 +15,7 @@ import httpx2
 from rewards.judge.answers import Answers
 from rewards.judge.questions import Question, Questions, headers, shown
 from rewards.samples import Failure, Sample, Scored
-from splitppo.config.judge import JudgeConfig
+from splitppo.config.subsections.judge import JudgeConfig
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class _NoAnswer(Exception):
 
 @dataclass
 class _Outage:
-    """How many requests in a row were given up: after `limit` of them the others are not even sent.
+    """The number of requests in a row that were given up: after `limit` of them the others are not even sent.
 
     A judge that hangs would otherwise hold up the step for every try of every request.
     """
@@ -179,7 +179,7 @@ async def _read(response: httpx2.Response) -> str:
 
 
 def _content(response: httpx2.Response, body: str) -> str:
-    """What the model said, by OpenAI's schema."""
+    """Returns the model's text, by OpenAI's schema."""
     if response.status_code != 200:
         message = f"the judge answered HTTP {response.status_code}: {shown(body)}"
         if response.status_code in _TEMPORARY:
@@ -196,5 +196,5 @@ def _content(response: httpx2.Response, body: str) -> str:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Of the header Retry-After, where it is a number of seconds; else 0."""
+    """Returns the header Retry-After where it is a number of seconds, else 0."""
     return float(retry_after) if retry_after is not None and retry_after.isdecimal() else 0.0

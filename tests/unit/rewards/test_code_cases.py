@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rewards.code.cases import Cases, is_same_text, parse_cases, program_of
+from rewards.code.frames import Frames
 from rewards.code.seccomp import filter_program
+from tests.support.groups import PROJECT
 
 
 @pytest.mark.parametrize(
@@ -27,6 +33,23 @@ from rewards.code.seccomp import filter_program
 )
 def test_the_program_is_the_last_fenced_block_of_python(response: str, program: str | None) -> None:
     assert program_of(response) == program
+
+
+FRAGMENTS = """
+import itertools, resource
+from rewards.code.cases import program_of
+
+resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
+marks = ("<think>", "</think>", "```", "```python", "`", "\\n", " ", "a", "")
+for mark, then, start in itertools.product(marks, marks, ("", "```", "<think>")):
+    program_of(start + (mark + then) * (65536 // max(1, len(mark + then))))
+"""
+
+
+def test_the_program_in_64_kb_of_repeated_marks_is_found_in_linear_time() -> None:
+    # 2 s of the CPU for all 243 of them; one took 8 s where a search began anew at every mark.
+    done = subprocess.run([sys.executable, "-c", FRAGMENTS], cwd=PROJECT, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(
@@ -81,6 +104,12 @@ def test_arguments_that_are_no_json_are_refused_with_the_functions_name() -> Non
         ("0.34", "0.33333333", False),
         ("1", "1.0", True),
         ("1.0", "1", False),
+        ("0", "0.00000000123", False),
+        ("1.23e-9", "0.00000000123", True),
+        ("0.000000001", "0.0", True),
+        ("0.001", "0.0", False),
+        ("1\n\n2", "1\n2", False),
+        ("1\u20282\r\n3", "1\n2\x0c3", True),
         ("10000001", "10000002", False),
         ("x.y", "x.z", False),
         ("nan", "nan.", False),
@@ -92,15 +121,73 @@ def test_output_is_compared_by_line_and_word_and_decimals_by_value(output: str, 
 
 
 @pytest.mark.parametrize(
-    ("value", "is_passed"), [("[1, 2]", True), ("[[1, 2]]", False), ("[1, 2", False), ("", False), ("[2, 1]", False)]
+    ("value", "expected", "is_passed"),
+    [
+        ("[1, 2]", "[1, 2]", True),
+        ("[2, 1]", "[1, 2]", False),
+        ("[1, 2", "[1, 2]", False),
+        ("", "[1, 2]", False),
+        ("[1, 2]", "[[1, 2]]", True),
+        ("[[1, 2]]", "[[1, 2]]", True),
+        ("[[1, 2]]", "[1, 2]", False),
+        ("0", "[0, 1]", False),
+        ("[]", "[[], [1], [2], [1, 2]]", False),
+        ("1.0", "1", True),
+        ("true", "1", False),
+        ("1", "true", False),
+        ('{"a": [1]}', '{"a": [1.0]}', True),
+        ('{"a": [true]}', '{"a": [1]}', False),
+        ("[" * 900 + "]" * 900, "[]", False),
+    ],
 )
-def test_a_call_passes_with_the_expected_value_or_the_one_entry_of_a_list(value: str, is_passed: bool) -> None:
-    cases = parse_cases({"inputs": ["1", "1"], "outputs": ["[1, 2]", "[[1, 2]]"], "fn_name": "f"})
+def test_a_call_passes_with_the_expected_value_or_the_one_entry_of_a_list(
+    value: str, expected: str, is_passed: bool
+) -> None:
+    cases = parse_cases({"inputs": ["1"], "outputs": [expected], "fn_name": "f"})
     assert cases.is_passed(0, value.encode(), nonce="") is is_passed
-    assert cases.is_passed(1, value.encode(), nonce="") is (is_passed or value == "[[1, 2]]")
+
+
+@pytest.mark.parametrize(
+    ("ground_truth", "output"),
+    [
+        ({"inputs": ["", ""], "outputs": ["1 " * 10**5, ""]}, "\n" + "1 \t  " * 10**5 + "\n" * 10**4),
+        ({"inputs": [""], "outputs": ["0.5 " * 10**5]}, "0.50000000000000000 " * 10**5),
+        ({"inputs": ["1"], "outputs": [[["é"] * 10**5]], "fn_name": "f"}, json.dumps(["é"] * 10**5, indent=1)),
+    ],
+)
+def test_what_is_right_however_it_is_spaced_is_not_larger_than_an_output_may_be(ground_truth: Any, output: str) -> None:
+    cases = parse_cases(ground_truth)
+    assert cases.is_passed(0, output.encode(), nonce="")
+    assert len(output.encode()) <= cases.max_output_bytes < len(output.encode()) * 10
 
 
 def test_there_is_a_filter_for_both_machines_and_none_for_others() -> None:
     assert filter_program("x86_64") != filter_program("aarch64")
     with pytest.raises(ValueError, match="no filter of system calls for riscv64, only for x86_64 and aarch64"):
         filter_program("riscv64")
+
+
+@given(st.lists(st.binary(max_size=200), max_size=5), st.integers(1, 300), st.integers(0, 200))
+def test_frames_come_out_as_they_went_in_however_the_pipe_cuts_them_but_for_those_too_large(
+    outputs: list[bytes], chunk_bytes: int, max_bytes: int
+) -> None:
+    sent = b"".join(b"ok %d\n%s" % (len(output), output) for output in outputs)
+    frames = Frames(max_bytes)
+    chunks = [sent[start : start + chunk_bytes] for start in range(0, len(sent), chunk_bytes)]
+    taken = [frame for chunk in chunks for frame in frames.feed(chunk)]
+    assert taken == [("ok", output if len(output) <= max_bytes else None) for output in outputs]
+
+
+def test_an_output_larger_than_it_may_be_is_refused_before_it_is_read() -> None:
+    frames = Frames(max_bytes=9)
+    assert list(frames.feed(b"ok 10\n")) == [("ok", None)]
+    assert list(frames.feed(b"ok 9\n 4\n..")) == []
+    assert list(frames.feed(b"error 0\n")) == [("error", b"")]
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\n", b"ok -1\n", b"ok 1 2\n", b"ok\n", b"gone 1\n", b"ok " + b"9" * 5000, b"x" * 99]
+)
+def test_what_is_no_frame_is_an_error(sent: bytes) -> None:
+    with pytest.raises(ValueError, match='expected "STATUS SIZE", got '):
+        list(Frames(9).feed(sent))

@@ -15,8 +15,8 @@ from rewards.judge.questions import Questions
 from rewards.judge.source import Judge, retry_pause_s
 from rewards.samples import Failure, Sample, Scored
 from splitppo.config import ConfigError
-from splitppo.config.judge import JudgeConfig
-from tests.local_judge import CLOSED, HTML, SERVER_ERROR, LocalJudge, Reply, says
+from splitppo.config.subsections.judge import JudgeConfig
+from tests.support.local_judge import CLOSED, HTML, SERVER_ERROR, LocalJudge, Reply, says
 
 
 def config(url: str = "http://127.0.0.1:1/v1", **keys: Any) -> JudgeConfig:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rewards.registry import REFUSED, SCORERS, load_scorer, scorer_name
-from rewards.sort_letters import compute_score
+from rewards.scorers.sort_letters import compute_score
 from rewards.terms import check_scorers
 from splitppo.config import ConfigError, RewardConfig
 
@@ -103,4 +103,5 @@ def test_a_scoring_process_imports_neither_the_controller_nor_anything_heavy() -
     modules = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     imported = set(modules.stdout.split())
     assert not {"numpy", "torch", "grpc", "pydantic", "math_verify", "controller"} & imported
-    assert {name for name in imported if name.startswith("splitppo.")} == {"splitppo.user_file"}
+    ours = {name for name in imported if name.startswith("splitppo.")}
+    assert ours == {"splitppo.config_error", "splitppo.user_file"}

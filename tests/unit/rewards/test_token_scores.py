@@ -10,7 +10,7 @@ import pytest
 from rewards.manager import weighted_sum
 from rewards.samples import Scored
 from rewards.token_scores import place_steps, read_step_scores, read_token_scores
-from splitppo.config.reward import Term
+from splitppo.config.sections.reward import Term
 
 # "ab", nothing (a special token, or the first bytes of a character), "c", "de"
 SPANS = [(0, 2), (2, 2), (2, 3), (3, 5)]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from rewards.gsm8k import compute_flexible_score, compute_score, extract_answer
-
-DATA = Path(__file__).parents[4] / "shared" / "data" / "gsm8k"
+from rewards.scorers.gsm8k import compute_flexible_score, compute_score, extract_answer
+from tests.support.datasets import data_file
 
 
 @pytest.mark.parametrize(
@@ -43,10 +41,9 @@ def test_a_wrong_answer_in_the_right_format_gets_the_format_score_and_no_answer_
     assert compute_score("gsm8k", "7", "72", format_score=0.1) == 0.0
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the GSM8K files are not there")
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_every_reference_solution_scores_one_against_its_own_answer(split: str) -> None:
-    lines = (DATA / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = data_file(f"gsm8k/{split}.jsonl").read_text(encoding="utf-8").splitlines()
     solutions = [json.loads(line)["answer"] for line in lines]
     assert len(solutions) > 1000
     for solution in solutions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewards.hellaswag import compute_score
+from rewards.scorers.hellaswag import compute_score
 
 
 @pytest.mark.parametrize(

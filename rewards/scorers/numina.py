@@ -5,8 +5,8 @@ r"""NuminaMath's problems as PRIME poses them (Cui et al., 2025): the last box, 
 import re
 from typing import Any
 
-from rewards.competition_math import last_boxed
-from rewards.math_equivalence import is_equivalent
+from rewards.scorers.competition_math import last_boxed
+from rewards.scorers.math_equivalence import is_equivalent
 
 _ANSWER = re.compile(r"\banswers?\s*(?::|is\b:?|are\b:?)\s*", re.IGNORECASE)
 _END_OF_SENTENCE = re.compile(r"\.(?=\s|$)|\n")

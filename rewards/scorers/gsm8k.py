@@ -11,9 +11,12 @@ Method = Literal["strict", "flexible"]
 _TAIL_CHARACTERS = 300
 # At most one minus and one dollar sign, in either order; at least one digit.
 _SIGNED = r"(?:-\$?|\$-?)?(?=[.,]*[0-9])[0-9.,]++(?:[eE][-+]?[0-9]++)?"
-# A number that goes on as an expression is none of the answers that begin with it: "1/2" is not 1.
-_MARKED_NUMBER = re.compile(rf"#### ({_SIGNED}(?: ?[-+*/^=x×÷] ?{_SIGNED}|:{_SIGNED}| [0-9]++/[0-9]++)*)")
-_NUMBER = re.compile(r"-?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+)")
+# A number that goes on, as an expression, a list or in words, is none of those that begin with it: "1/2" is not 1.
+_SCALE = r"(?i:k\b| ?(?:hundred|thousand|million|billion|trillion|dozen)\b)"
+_MARKED_NUMBER = re.compile(
+    rf"#### ({_SIGNED}(?: ?(?:[-+*/^=x×÷;]|(?<=,)|(?:or|and|to)\b) ?{_SIGNED}|:{_SIGNED}| [0-9]++/[0-9]++|{_SCALE})*)"
+)
+_NUMBER = re.compile(rf"-?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+){_SCALE}?")
 
 
 def extract_answer(solution_str: str, method: Method = "strict") -> str | None:
@@ -43,7 +46,7 @@ def compute_score(
 
 
 def compute_flexible_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
-    """As `compute_score`, with the last number as the answer, marked or not."""
+    """Scores like `compute_score`, with the last number as the answer, marked or not."""
     return compute_score(data_source, solution_str, ground_truth, extra_info, method="flexible")
 
 

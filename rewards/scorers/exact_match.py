@@ -2,12 +2,10 @@
 
 # ruff: noqa: ARG001 - the signature is the one that all scorers share
 
-import re
 import string
 from collections.abc import Mapping
 from typing import Any
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MAX_TAGS = 10  # of either kind, before a response counts as spam
 _ARTICLES = frozenset({"a", "an", "the"})
 
@@ -22,11 +20,19 @@ def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_
     targets = [targets] if isinstance(targets, str) else targets
     if not targets or not all(isinstance(target, str) for target in targets):
         raise ValueError(f"expected a ground_truth {{'target': text or list of texts}}, got {ground_truth!r:.80}")
-    answers = _ANSWER.findall(solution_str)
-    answer = normalise(answers[-1]) if answers else ""
+    answer = normalise(last_answer(solution_str))
     if not answer or answer not in map(normalise, targets):
         return 0.0
     return 1.0 if max(solution_str.count("<answer>"), solution_str.count("</answer>")) <= _MAX_TAGS else 0.25
+
+
+def last_answer(text: str) -> str:
+    """The content of the last complete <answer>, or nothing."""
+    for part in reversed(text.split("</answer>")[:-1]):
+        _, tag, content = part.partition("<answer>")
+        if tag:
+            return content
+    return ""
 
 
 def normalise(answer: str) -> str:

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rewards.competition_math import compute_score, last_boxed
-from rewards.math_equivalence import is_equivalent_by_math_verify, is_spelt_alike, normalise
+from rewards.scorers.competition_math import compute_score, last_boxed
+from rewards.scorers.math_equivalence import is_equivalent_by_math_verify, is_spelt_alike, normalise
 
 
 @pytest.mark.parametrize(

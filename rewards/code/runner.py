@@ -1,0 +1,144 @@
+"""Scores code answers, one after the other, in a process of its own.
+
+The controller starts several, so that neither what a model's programs give nor what is expected is ever parsed or
+compared there: it receives JSON, once the process has shown that a sandbox runs a program and can be watched, and then
+for each pair of response and ground truth. The process ends with its channel, also in the middle of a program.
+"""
+
+import itertools
+import json
+import pickle
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from rewards.channel import Channel
+from rewards.code.bubblewrap import NoSandbox, own_uid
+from rewards.code.cases import Cases, parse_cases, program_of
+from rewards.code.limits import CODE_LIMIT, Limit, Limits
+from rewards.code.sandbox import Outcome, Sandbox
+from rewards.samples import Failure
+
+_MAX_ATTEMPTS = 3  # of a program whose sandbox ended before it gave anything
+# Longer than a look at what it uses takes to come around.
+_TRIAL = ("import time\ntime.sleep(0.1)\nprint(int(input()) + 1)", Cases("stdin", ("1",), ("2",)))
+
+
+# The samples of a prompt come one after the other.
+_parsed = lru_cache(maxsize=8)(parse_cases)
+
+
+class Runner:
+    """Runs the program of each response against the test cases of its row; a context manager that ends all sandboxes.
+
+    Args:
+        is_confined: False: without sandboxes, for `reward.code.unsafe`.
+        is_continuous: the score is the share of the tests that are passed.
+        lifeline: a descriptor that is hung up when the controller is gone.
+
+    Raises:
+        NoSandbox: on entering: a sandbox does not run a program, or cannot be watched.
+    """
+
+    def __init__(self, limits: Limits, *, is_confined: bool, is_continuous: bool, lifeline: int) -> None:
+        self._limits = limits
+        self._is_confined = is_confined
+        self._is_continuous = is_continuous
+        self._lifeline = lifeline
+        self._numbers = itertools.count()
+        self._warm: Sandbox | None = None
+
+    def __enter__(self) -> "Runner":
+        self._try_out()
+        self._warm = self._new_sandbox()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._warm is not None:
+            self._warm.__exit__()
+
+    def score(self, response: str, ground_truth: Any) -> dict[str, Any]:
+        """The fields of a `Scored`.
+
+        Raises:
+            NoSandbox: it is not the program's fault: no sandbox can be started any more.
+            EOFError: nobody holds the other end of the lifeline any more.
+        """
+        try:
+            cases = _parsed(ground_truth) if isinstance(ground_truth, str) else parse_cases(ground_truth)
+        except ValueError as error:
+            return _failed(Failure.ERROR, f"reward_model.ground_truth: {error}")
+        program = program_of(response)
+        outcome = Outcome() if program is None else self._run(program, cases)
+        if outcome.error:
+            return _failed(Failure.CRASH, outcome.error)
+        share = 0.0 if outcome.limit else sum(outcome.passed) / len(cases.inputs)
+        extra: dict[str, Any] = {CODE_LIMIT: outcome.limit and outcome.limit.value}
+        if self._is_continuous:
+            return {"score": share, "extra": {**extra, "acc": float(share == 1.0)}}
+        return {"score": float(share == 1.0), "extra": extra}
+
+    def _run(self, program: str, cases: Cases) -> Outcome:
+        """Runs a program; again where its sandbox ended without an answer.
+
+        Where others can be started, the program has brought that about.
+        """
+        for _ in range(_MAX_ATTEMPTS):
+            outcome = self._attempt(program, cases)
+            if not outcome.error:
+                return outcome
+        self._try_out()
+        return Outcome(limit=Limit.PROCESSES) if outcome.is_started else outcome
+
+    def _attempt(self, program: str, cases: Cases) -> Outcome:
+        try:
+            with self._take() as sandbox:
+                return sandbox.run(program, cases, runs_all=self._is_continuous, lifeline=self._lifeline)
+        except (OSError, NoSandbox) as error:
+            return Outcome(error=f"no sandbox could be started: {error}")
+
+    def _take(self) -> Sandbox:
+        """A sandbox for one program; the next one starts meanwhile."""
+        warm, self._warm = self._warm, None
+        self._warm = self._new_sandbox()
+        if warm is not None and warm.is_alive:
+            return warm
+        if warm is not None:
+            warm.__exit__()
+        return self._new_sandbox()
+
+    def _new_sandbox(self) -> Sandbox:
+        return Sandbox(self._limits, own_uid(next(self._numbers)), is_confined=self._is_confined)
+
+    def _try_out(self) -> None:
+        """NoSandbox, with the reason, if a sandbox does not run a program or cannot be watched."""
+        program, cases = _TRIAL
+        try:
+            with self._new_sandbox() as sandbox:
+                outcome, is_watched = sandbox.run(program, cases), sandbox.is_watched
+        except (OSError, ValueError) as error:
+            raise NoSandbox(str(error)) from error
+        if outcome.passed != (True,):
+            raise NoSandbox(outcome.error or "a program that adds 1 to its input does not give the sum")
+        if not is_watched:
+            raise NoSandbox("what a sandbox uses cannot be read from /proc/PID/task/TID/children and /proc/PID/root")
+
+
+def _failed(failure: Failure, message: str) -> dict[str, Any]:
+    return {"score": 0.0, "failure": failure.value, "message": message}
+
+
+def serve(channel: Channel, limits: Limits, is_confined: bool, is_continuous: bool) -> None:
+    """Answers until the controller is gone; arguments as for `Runner`."""
+
+    def answer(fields: Mapping[str, Any]) -> None:
+        channel.send(json.dumps(fields).encode())
+
+    try:
+        runner = Runner(limits, is_confined=is_confined, is_continuous=is_continuous, lifeline=channel.fileno())
+        with runner:
+            answer({})
+            while True:
+                answer(runner.score(*pickle.loads(channel.receive())))  # noqa: S301 - from the controller
+    except NoSandbox as error:
+        answer({"reason": str(error)})

@@ -1,0 +1,202 @@
+r"""The difference between another way of writing a value and the work that leads to it.
+
+`\frac{20}{2}` is a way of writing 10; `3+7`, `\binom{5}{2}` and `x+1=11` restate a problem. Judged before anything is
+computed: by the answer's tokens, and by its sums, products, fractions and powers.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from math import prod
+from typing import Any
+
+import sympy
+from latex2sympy2_extended.math_normalization import NormalizationConfig, extract_boxed_content, normalize_latex
+from math_verify import LatexExtractionConfig, parse
+from sympy import Add, Float, I, MatAdd, MatMul, Mul, Pow, Rational, S, Symbol, UnevaluatedExpr, expand_mul
+
+_NORMALISATION = NormalizationConfig(basic_latex=True, malformed_operators=True, nits=True, boxed="none")
+_LATEX = LatexExtractionConfig(normalization_config=_NORMALISATION)
+_MAX_POWER_BITS = 100_000  # beyond, a power of numbers is not computed
+
+# Behind a value: "\text{ cm}^2", " square units" or "cm"; no unit is a word that joins values or makes another of one.
+UNIT_WORD = (
+    r"(?!(?:or|and|nor|but|not|is|to|through|versus|either|maybe|plus|minus|times\s+\S+|over|negative|mod|(?:in )?base"
+    r"|half|halves|thirds|dozen|hundred|thousand|[mbtr]+illion|squared|cubed|factorial)\b)"
+)
+_UNIT_WORD = rf"{UNIT_WORD}(?!(?:pi|sqrt|inf|percent|percentage|pct)\b)"
+UNIT_POWER = r"(?:(?<=[a-zA-Z.]\})\^\{?\d\}?)?"
+_UNIT = re.compile(
+    rf"(?<=[^\s=,])\s*\\(?:text|mbox|mathrm)\s*\{{\s*+{_UNIT_WORD}[^{{}}\d]*\}}{UNIT_POWER}\s*$"
+    rf"|(?<=[\d}}])(?:(?:\s+{_UNIT_WORD}[A-Za-z]{{2,}}\.?)+|\s+[mgshLl]|(?:[ckm]m|kg|ft|mph))\s*$"
+)
+_EXPONENT = re.compile(r"(?<=\d)[eE]([+-]?\d+)\b")
+_MIXED_NUMBER = re.compile(r"(?<![\d.^})\]_])(\d+)\s*\\frac\{(\d+)\}\{(\d+)\}")
+_INTEGER = re.compile(r"(?<![\d._])\d+(?![\d.])")
+
+_TOKEN = re.compile(
+    r"\\(?:begin|end)\{\w*\}|\\mathbb\s*\{?R\}?(?:\s*\\(?:setminus|backslash)(?=\s*\\\{))?|\\[a-zA-Z]+|\\.|\S",
+    re.DOTALL,
+)
+# What any value may be written with.
+_WRITING = re.compile(
+    r"[0-9.,;:+\-*/^(){}\[\]&%π√∞×·÷−°]|\\[ ,;:\\{}%]|\\mathbb.+|\\(?:begin|end)\{[pbB]?matrix\}"
+    r"|\\(?:frac|sqrt|pi|cdot|times|div|pm|infty|cup|emptyset|varnothing|circ|degree|text|mbox|math(?:rm|bf)|textbf|quad"
+    r"|[bB]igg?[lr]?|displaystyle|left|right)",
+    re.DOTALL,
+)
+_RELATION = re.compile(r"[<>≤≥]|\\(?:[lg](?:t|e|eq|eqslant)|in|neq?)")
+_SET = re.compile(r"\s*[(\[]|.*\\(?:cup|infty)", re.DOTALL)
+_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]")
+_NAME = re.compile(r"(?:^|(?<=,))\s*\\?[a-zA-Z]+(?:_\{?\w\}?)?\s*=")
+
+
+def plain_latex(text: str) -> str:
+    """An answer as the parser wants it, without units."""
+    text = re.sub(r"(?<!\\)\\[ ,;:]|~", " ", re.sub(r"\\!|\\?\$", "", text)).rstrip(". ")
+    text = re.sub(r"√\s*(\d+)", r"√{\1}", text).replace("√", r"\sqrt ").replace("∞", r"\infty ")
+    return str(normalize_latex(_EXPONENT.sub(r"\\times 10^{\1}", _UNIT.sub("", text)), _NORMALISATION))
+
+
+def parsed(latex: str, limit_s: int | None) -> list[Any]:
+    """Plain LaTeX as a sympy expression in which hardly anything is computed; empty unless all of it can be parsed."""
+    boxed = f"\\boxed{{{latex}}}"
+    is_whole = extract_boxed_content(boxed) == latex.strip()  # no brace of its own ends the box
+    return list(parse(boxed, [_LATEX], "no_fallback", "first_match", limit_s)) if is_whole else []
+
+
+def leaves_work(answer: str, truth: str, limit_s: int | None) -> bool:
+    """True if plain LaTeX `answer` is no way of writing a value, nor a set or relation where the truth is one."""
+    if not _is_written_like(answer, truth):
+        return True
+    left = _operations_left(answer, limit_s)
+    return bool(left) and not left <= _operations_left(truth, limit_s)
+
+
+def is_name(left_side: str) -> bool:
+    """True if it may stand before the equals sign of a value: "x", "f(x)" or "(p,q)", not "2x", "2+3" or "x^2+y^2"."""
+    if left_side.count("{") != left_side.count("}"):  # of an index, as in "\sum_{i=1}^5"
+        return False
+    called = re.sub(r"(?<=[a-zA-Z}])\([^()]*\)", "", left_side.replace("^{-1}", ""))
+    is_plain = re.fullmatch(r"\s*[(a-zA-Z\\][^-+*/^]*", called) and re.search(r"[a-zA-Z]", called)
+    return bool(is_plain) and not re.search(r"\\(?:frac|sqrt|cdot|times)", called)
+
+
+def _value(text: str) -> str:
+    """The right-hand side of "x = 5", and "3, 4" for "x = 3, x = 4"."""
+    left, equals, right = text.partition("=")
+    return _NAME.sub("", right if equals and is_name(left) else text)
+
+
+def _is_written_like(answer: str, truth: str) -> bool:
+    """True if all tokens of an answer are those of any value, or stand in the truth as well."""
+    value = _value(truth)
+    in_truth = set(_TOKEN.findall((truth if _LETTER.search(value) else value).lower()))
+    others = {token for token in _TOKEN.findall(_value(answer)) if not _WRITING.fullmatch(token)}
+    others = {token for token in others if token.lower() not in in_truth}
+    relations = set(filter(_RELATION.fullmatch, others))
+    if relations and (_SET.match(value) or any(map(_RELATION.fullmatch, in_truth))):
+        others -= relations
+        letters = set(filter(str.isalpha, others))
+        if len(letters) == 1 and not any(map(str.isalpha, in_truth)):  # "x < 3" for an interval
+            others -= letters
+    return not others
+
+
+def _operations_left(latex: str, limit_s: int | None) -> set[str]:
+    """Names of the operations that could be carried out; "unknown" where the text cannot be parsed."""
+    latex = _MIXED_NUMBER.sub(_improper_fraction, latex)
+    # With a point, integers stay apart: "2(5)" would be read as a mixed number and "\frac{20}{2}" reduced.
+    expressions = parsed(_INTEGER.sub(r"\g<0>.0", latex), limit_s)
+    found: set[str] = set() if expressions else {"unknown"}
+    try:
+        for expression in expressions:
+            _walk(expression, found)
+    except Exception:  # noqa: BLE001 - sympy raises many kinds where parts do not fit together
+        found.add("unknown")
+    return found
+
+
+def _improper_fraction(match: re.Match[str]) -> str:
+    whole, over, under = map(int, match.groups())
+    return rf"\frac{{{whole * under + over}}}{{{under}}}" if over < under else match[0]
+
+
+def _walk(node: Any, found: set[str]) -> Any:
+    """The value of a part, as far as sympy gives it at once; adds to `found` what is left to do in it."""
+    if isinstance(node, Float):
+        return Rational(str(node))
+    if isinstance(node, Symbol):
+        return I if node.name == "i" else node
+    if isinstance(node, sympy.MatrixBase):
+        return node.applyfunc(partial(_walk, found=found))
+    if isinstance(node, Mul | MatMul):
+        return _walk_product(node, found)
+    values = [_walk(part, found) for part in node.args]
+    if isinstance(node, UnevaluatedExpr):
+        return values[0]
+    if isinstance(node, Pow) and _is_huge(*values):
+        found.add("power")
+        return Symbol("huge")
+    # Products of sums would be multiplied out, so like terms are looked for only while nothing else is left.
+    if isinstance(node, MatAdd) or (isinstance(node, Add) and not found and _have_like_terms(node.args, values)):
+        found.add("sum")
+    if isinstance(node, Pow) and values[0].is_number and values[0].is_Add and values[1].is_Integer and values[1] > 1:
+        found.add("power")
+    return node.func(*values) if values and isinstance(node, sympy.Expr) else node
+
+
+def _is_huge(base: Any, exponent: Any) -> bool:
+    are_numbers = base.is_Rational and exponent.is_Rational
+    return bool(are_numbers and abs(exponent) * (base.p * base.q).bit_length() > _MAX_POWER_BITS)
+
+
+def _have_like_terms(parts: Any, values: list[Any]) -> bool:
+    terms = [term for part, value in zip(parts, values, strict=True) for term in _terms(part, value)]
+    return len(set(terms)) < len(terms)
+
+
+def _terms(part: Any, value: Any) -> set[Any]:
+    r"""Returns the part that each term of a summand counts: the root of "2\sqrt3", 1 in a rational number."""
+    if value.is_number:
+        value = expand_mul(value)
+    elif isinstance(part, Mul) and not (part.args[0] is S.NegativeOne and len(part.args) == 2):
+        return {value.as_content_primitive()[1].as_coeff_Mul()[1]}  # "3(x-2)" is one term
+    return {term.as_coeff_Mul()[1] for term in Add.make_args(value)}
+
+
+def _factors(product: Any) -> Iterator[Any]:
+    for part in product.args:
+        if isinstance(part, Mul):
+            yield from _factors(part)
+        elif part is not S.NegativeOne:  # a sign; a number that is written is a Float here
+            yield part
+
+
+def _walk_product(product: Any, found: set[str]) -> Any:
+    over: list[Any] = []
+    under: list[Any] = []
+    scale: list[Any] = []  # a power of ten, or the hundredth of a percentage: one of them, beside a number
+    for part in _factors(product):
+        if isinstance(part, Pow) and part.exp is S.NegativeOne:
+            under.append(_walk(part.base, found))
+        elif not scale and (isinstance(part, UnevaluatedExpr) or (isinstance(part, Pow) and part.base == 10.0)):
+            scale.append(_walk(part, found))
+        else:
+            over.append(_walk(part, found))
+    if isinstance(product, MatMul):
+        if sum(isinstance(value, sympy.MatrixBase) for value in over) > 1:
+            found.add("product")
+        return product
+    rational = [value for value in over if value.is_Rational]
+    irrational = [value for value in over if value.is_number and not value.is_Rational]
+    letters = [base for value in over if (base := value.as_base_exp()[0]).is_Symbol]
+    is_multiplied = Mul(*irrational).as_coeff_Mul()[0] == prod(value.as_coeff_Mul()[0] for value in irrational)
+    num_sums = sum(value.is_Add for value in irrational)
+    if len(rational) > 1 or not is_multiplied or num_sums > 1 or len(set(letters)) < len(letters):
+        found.add("product")
+    divisors = [value for value in under if value.is_Rational]
+    are_integers = len(divisors) < 2 and all(value.is_Integer for value in rational + divisors)
+    if (divisors and not are_integers) or any(value.is_number and value.is_Add and value.has(I) for value in under):
+        found.add("fraction")
+    return Mul(*over, *scale, *(1 / value for value in under))
