@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from services.actor.covariance_selection import select_tokens
 from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.registry import find_policy_loss, try_policy_loss
 from services.engine.memory_metrics import memory_metrics
@@ -23,13 +22,12 @@ from services.roles.trained_role import TrainedRole
 from services.rollout.backends import BACKENDS
 from services.rollout.generation import Generation
 from services.runtime.context import RankContext
-from services.runtime.ranks.sharding import shard_by_mini_batch, shard_by_tokens
+from services.runtime.ranks.sharding import shard_by_mini_batch
 from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch
 from splitppo.config import ActorConfig, Config
-from splitppo.config.phases import MAX_LABEL
-from splitppo.config.policy_loss import COVARIANCE_LOSSES
 from splitppo.config.rollout_packages import check_rollout_packages
+from splitppo.config.subsections.phases import MAX_LABEL
 from splitppo.rpc.errors import WrongState
 from splitppo.v1 import actor_pb2, worker_pb2
 
@@ -73,7 +71,6 @@ class ActorRole:
             self.compute_log_probs,
             columns=("prompts", "responses"),
             prepare=self._trained.prepare_forward,
-            shard=shard_by_tokens,
         )
         update = Command(
             "Update",
@@ -141,20 +138,14 @@ class ActorRole:
         if request.advance_only:
             return batch.take(np.empty(0, np.int64))
         config = self._config_of(request)
-        selects_tokens = config.policy_loss.loss_mode in COVARIANCE_LOSSES
-        needed = {
-            "advantages": True,
-            "ref_log_probs": config.use_kl_loss,
-            "old_log_probs": selects_tokens,
-            "seeds": selects_tokens,
-        }
-        if missing := [name for name, is_needed in needed.items() if is_needed and name not in batch]:
+        loss = find_policy_loss(config, config.policy_loss.loss_mode)
+        needed = ("advantages", *(("ref_log_probs",) if config.use_kl_loss else ()), *loss.prepared_from)
+        if missing := [name for name in needed if name not in batch]:
             raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
         batch = self._trained.prepare_update(request, batch)
-        if not selects_tokens:
+        if loss.prepare is None:
             return batch
-        selected = select_tokens(config, batch)
-        return batch.merge(Batch(batch.num_rows, {"selected_tokens": selected}))
+        return batch.merge(Batch(batch.num_rows, {"selected_tokens": loss.prepare(config, batch)}))
 
     def _check_update(self, request: actor_pb2.ActorUpdateRequest) -> None:
         config = self._config_of(request)

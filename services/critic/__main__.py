@@ -1,6 +1,6 @@
 """`python -m services.critic --config FILE [key=value ...]`: the critic's group; under torchrun, one rank of it."""
 
-from services.runtime.command_line import start_group_unless_rank
+from services.runtime.group.command_line import start_group_unless_rank
 
 if __name__ == "__main__":
     start_group_unless_rank("critic")

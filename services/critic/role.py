@@ -10,7 +10,7 @@ from services.engine.model.forward import value_forward
 from services.roles.frozen_models import FrozenModels
 from services.roles.trained_role import TrainedRole
 from services.runtime.context import RankContext
-from services.runtime.ranks.sharding import shard_by_mini_batch, shard_by_tokens
+from services.runtime.ranks.sharding import shard_by_mini_batch
 from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch
 from splitppo.v1 import critic_pb2, worker_pb2
@@ -43,7 +43,6 @@ class CriticRole:
             self.compute_values,
             columns=("prompts", "responses"),
             prepare=self._trained.prepare_forward,
-            shard=shard_by_tokens,
         )
         update = Command(
             "Update",

@@ -1,1 +1,1 @@
-"""What every trained model is: load, FSDP2, packing, optimizer, checkpoint. Knows no RPC."""
+"""Models that compute and train: loading, FSDP2, packing, optimizer, checkpoints. Knows no RPC."""

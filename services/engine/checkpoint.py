@@ -1,60 +1,59 @@
-"""Checkpoints of a trained model: shards by torch.distributed.checkpoint, written in the background.
+"""Checkpoints of a trained model, written in the background without a copy of it.
 
 Keys: model.<name>, optimizer.<name>.<moment>, num_updates, rng.<rank>.<device>, extra (rank 0's service state). Beside
 the shards, `huggingface/` holds config and tokenizer, and the weights where asked for (else `services.engine.export`).
 """
 
+import logging
 import shutil
-import warnings
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from services.engine import hf_folder, parallel
+from services.engine.shards import ShardWriter, read_entries, read_parts, read_shards
 from services.engine.weights_digest import values_digest
 from splitppo import failpoints
-from splitppo.manifest import DamagedCheckpoint
+
+log = logging.getLogger(__name__)
 
 HF_FOLDER = "huggingface"
 ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")
-# Weights that are in memory once more while a save reads them back.
-_READ_BACK_BYTES = 256 << 20
+_PROGRESS_INTERVAL_S = 1.0
 
 
 class Checkpointer:
     """Writes and reads the checkpoints of one model; every rank has one, and all call each method together.
 
-    Saving has a gloo group and a thread of its own, so that it never meets the collectives of training. The tokenizer
-    files of the folder `source` go into `huggingface/`.
+    Saving has a gloo group and a thread of its own, so that it never meets the collectives of training. It reads the
+    weights and moments where they are: whoever changes them calls `wait_until_written` first. The tokenizer files of
+    the folder `source` go into `huggingface/`.
     """
 
-    def __init__(self, source: Path) -> None:
-        self._source = source
+    def __init__(self, model: Any, source: Path) -> None:
+        self._model, self._source = model, source
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._last: Future[str] | None = None
+        self._writer: ShardWriter | None = None
 
     def save(
         self,
         directory: Path,
-        model: Any,
         optimizer: torch.optim.Optimizer,
         *,
         num_updates: int,
         service_state: bytes,
         with_hf_model: bool,
     ) -> Future[str]:
-        """Waits for the save before it, snapshots, and writes in the background.
+        """Waits for the save before it, and writes in the background what the model is now.
 
         Returns:
             resolves when the parts of all ranks are on storage; on rank 0 when `huggingface/` is, too, with the
@@ -65,8 +64,8 @@ class Checkpointer:
         if parallel.rank() == 0:
             _empty(directory)
         state = {
-            **model_entries(model),
-            **_optimizer_entries(model, optimizer.state),
+            **model_entries(self._model),
+            **_optimizer_entries(self._model, optimizer.state),
             "num_updates": torch.tensor(num_updates),
             **_rng_entries(),
         }
@@ -74,33 +73,51 @@ class Checkpointer:
             state["extra"] = torch.frombuffer(bytearray(service_state or b"\0"), dtype=torch.uint8)
             state["extra_length"] = torch.tensor(len(service_state))
         failpoints.hit("save_checkpoint.writing")
-        written = state_dict_saver.async_save(
-            state, checkpoint_id=str(directory), process_group=self._group, no_dist=self._group is None
-        )
-        if not isinstance(written, Future):
-            written = written.upload_completion
-        self._last = self._thread.submit(self._finish, written, directory, model, with_hf_model)
+        self._writer = writer = ShardWriter(directory)
+        stream = _stream_behind_training()
+
+        def write() -> str:
+            with stream:
+                writer.write(state, self._group)
+            state.clear()
+            return self._finish(directory, with_hf_model=with_hf_model)
+
+        self._last = self._thread.submit(write)
         return self._last
 
-    def _finish(self, written: Future[Any], directory: Path, model: Any, with_hf_model: bool) -> str:
-        if (error := written.exception()) is not None:
-            raise _cause(error)  # not from it: an error that is its own cause is a circle for whoever follows it
+    def wait_until_written(self, progress: Callable[[int, int, str], None] = lambda *_: None) -> None:
+        """Returns as soon as this rank's tensors may change: those of the last save are written, or it has failed."""
+        if (writer := self._writer) is None:
+            return
+        began_s, num_written = time.perf_counter(), writer.num_written
+        while not writer.is_done.wait(_PROGRESS_INTERVAL_S):
+            if writer.num_written > num_written:  # else storage stands still, and the group's watch counts the seconds
+                num_written = writer.num_written
+                progress(num_written, writer.num_tensors, "save")
+        if (waited_s := time.perf_counter() - began_s) > _PROGRESS_INTERVAL_S:
+            log.info("waited %.1f s until the checkpoint was written", waited_s)
+        self._writer = None
+
+    def _finish(self, directory: Path, *, with_hf_model: bool) -> str:
         if parallel.rank() != 0:
             return ""
         hf_folder.copy_files(self._source, directory / HF_FOLDER)
-        model.config.save_pretrained(directory / HF_FOLDER)
+        self._model.config.save_pretrained(directory / HF_FOLDER)
         if with_hf_model:
-            hf_folder.write_weights(directory / HF_FOLDER, read_weights(directory))
-        names = sorted(name for name, _ in model.named_parameters())
-        return values_digest(_saved_weights(directory, names))
+            write_hf_weights(directory, directory / HF_FOLDER)
+        names = sorted(name for name, _ in self._model.named_parameters())
+        return values_digest(part for _, part in read_parts(directory, [f"model.{name}" for name in names]))
 
-    def load(self, directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, bytes]:
+    def load(self, directory: Path, optimizer: torch.optim.Optimizer) -> tuple[int, bytes]:
         """Loads in place what `save` wrote from any number of ranks: (num_updates, service_state).
 
         Raises:
             ValueError: missing, torn or of another model; nothing has changed then.
         """
+        model = self._model
         shapes = check_checkpoint(directory, model)
+        self.wait_until_written()
+        optimizer.state.clear()  # first: moments would be in memory twice
         moments = _fresh_moments(model, shapes)
         rng = {key: value for key, value in _rng_entries().items() if key in shapes}
         state = {
@@ -112,7 +129,6 @@ class Checkpointer:
             "extra_length": torch.tensor(0),
         }
         read_shards(directory, state)
-        optimizer.state.clear()
         optimizer.state.update(moments)
         for name, value in rng.items():
             (torch.set_rng_state if name.endswith("cpu") else torch.cuda.set_rng_state)(value)
@@ -129,34 +145,6 @@ def _empty(directory: Path) -> None:
             entry.unlink()
 
 
-def _read_entries(directory: Path) -> dict[str, TensorStorageMetadata]:
-    """Shape and dtype of every tensor of a checkpoint.
-
-    Raises:
-        DamagedCheckpoint: it is missing, or a shard is missing or too short.
-    """
-    if not (directory / ".metadata").is_file():
-        raise DamagedCheckpoint(f"{directory} holds no complete checkpoint")
-    try:
-        metadata = FileSystemReader(str(directory)).read_metadata()
-    except Exception as error:  # unpickling a torn file may raise anything
-        raise DamagedCheckpoint(f"checkpoint {directory} is torn: .metadata cannot be read") from error
-    expected_bytes: dict[str, int] = defaultdict(int)
-    for entry in metadata.storage_data.values():
-        expected_bytes[entry.relative_path] = max(expected_bytes[entry.relative_path], entry.offset + entry.length)
-    for name, num_bytes in expected_bytes.items():
-        if not (directory / name).is_file():
-            raise DamagedCheckpoint(f"checkpoint {directory} is torn: {name} is missing")
-        if (found := (directory / name).stat().st_size) < num_bytes:
-            raise DamagedCheckpoint(f"checkpoint {directory} is torn: {name} has {found} of {num_bytes} bytes")
-    tensors = metadata.state_dict_metadata.items()
-    return {name: tensor for name, tensor in tensors if isinstance(tensor, TensorStorageMetadata)}
-
-
-def _empty_tensor(entry: TensorStorageMetadata) -> Tensor:
-    return torch.empty(entry.size, dtype=entry.properties.dtype)
-
-
 def check_checkpoint(directory: Path, model: nn.Module) -> dict[str, torch.Size]:
     """Shape of every tensor of a whole checkpoint of this model; one rank can ask alone.
 
@@ -164,7 +152,7 @@ def check_checkpoint(directory: Path, model: nn.Module) -> dict[str, torch.Size]
         DamagedCheckpoint: missing or torn.
         ValueError: of another model.
     """
-    saved = {name: entry.size for name, entry in _read_entries(directory).items()}
+    saved = {name: entry.size for name, entry in read_entries(directory).items()}
     expected = {f"model.{name}": parameter.shape for name, parameter in model.named_parameters()}
     # Of the buffers only persistent ones are saved.
     buffers = {f"model.{name}": buffer.shape for name, buffer in model.named_buffers()}
@@ -176,37 +164,28 @@ def check_checkpoint(directory: Path, model: nn.Module) -> dict[str, torch.Size]
     return saved
 
 
-def _saved_weights(directory: Path, names: Sequence[str]) -> Iterator[Tensor]:
-    """Whole weights, in the order of their names; few of them are in memory at a time."""
-    entries = _read_entries(directory)
-    batch: dict[str, Tensor] = {}
-    for name in names:
-        batch[f"model.{name}"] = _empty_tensor(entries[f"model.{name}"])
-        if sum(tensor.nbytes for tensor in batch.values()) >= _READ_BACK_BYTES or name == names[-1]:
-            read_shards(directory, batch)
-            yield from batch.values()
-            batch = {}
+def write_hf_weights(directory: Path, folder: Path) -> None:
+    """Adds the weights of a checkpoint to a Hugging Face folder that has a config; one process does it alone.
 
+    Raises:
+        ValueError: see `hf_folder.write_weights`.
+        OSError: storage has failed.
+    """
+    entries = read_entries(directory).items()
+    prefix = "model."
+    num_bytes = {
+        name.removeprefix(prefix): entry.size.numel() * entry.properties.dtype.itemsize
+        for name, entry in entries
+        if name.startswith(prefix)
+    }
 
-def read_shards(directory: Path, state: dict[str, Tensor]) -> None:
-    """Fills tensors, of sharded ones this rank's part; ranks do not wait for each other."""
-    failure = None
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        try:
-            state_dict_loader.load(state, checkpoint_id=str(directory), no_dist=True)
-        except CheckpointException as error:  # no Exception
-            failure = _cause(error)
-    if failure is not None:
-        raise failure
+    def read(names: Sequence[str]) -> dict[str, Tensor]:
+        parts: dict[str, list[Tensor]] = {name: [] for name in names}
+        for name, part in read_parts(directory, [f"{prefix}{name}" for name in names]):
+            parts[name.removeprefix(prefix)].append(part)
+        return {name: torch.cat(rows) if len(rows) > 1 else rows[0] for name, rows in parts.items()}
 
-
-def read_weights(directory: Path) -> dict[str, Tensor]:
-    """All weights of a checkpoint, whole, by their Hugging Face names; one process reads them alone."""
-    entries = _read_entries(directory).items()
-    state = {name: _empty_tensor(entry) for name, entry in entries if name.startswith("model.")}
-    read_shards(directory, state)
-    return {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    hf_folder.write_weights(folder, num_bytes, read)
 
 
 def model_entries(model: nn.Module) -> dict[str, Tensor]:
@@ -246,14 +225,10 @@ def _rng_entries() -> dict[str, Tensor]:
     return {f"rng.{parallel.rank()}.{device}": state for device, state in states.items()}
 
 
-def _cause(error: BaseException) -> Exception:
-    """What kept shards from being written: an OSError anywhere below what torch wraps it into (no Exceptions)."""
-    below: list[BaseException | None] = [error]
-    for one in below:  # grows while it is walked
-        if isinstance(one, OSError):
-            return one
-        if isinstance(one, CheckpointException):
-            below += [failure for failure, _ in one.failures.values()]
-        if one is not None:
-            below += [one.__cause__, one.__context__]
-    return RuntimeError(str(error).strip().rpartition("\n")[2])
+def _stream_behind_training() -> AbstractContextManager[Any]:
+    """On a GPU a stream for copies, behind the work that is queued now but not behind what training queues later."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return nullcontext()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    return torch.cuda.stream(stream)

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from services.engine import hf_folder
-from services.engine.checkpoint import HF_FOLDER, read_weights
+from services.engine.checkpoint import HF_FOLDER, write_hf_weights
+from services.engine.shards import read_entries
 from splitppo.manifest import MANIFEST, read_manifest, verify_files
 
 
@@ -22,9 +23,11 @@ def export(checkpoint: Path, output: Path) -> None:
         raise ValueError(f"{output} exists and is not an empty folder")
     if (checkpoint / MANIFEST).exists():  # a folder that the engine alone has written has none
         verify_files(checkpoint, read_manifest(checkpoint))
-    weights = read_weights(checkpoint)
+    if (checkpoint / "actor").is_dir():
+        raise ValueError(f"{checkpoint} is a pair: expected the folder of one role, such as {checkpoint / 'actor'}")
+    read_entries(checkpoint)  # refuses what is not complete before anything is written
     hf_folder.copy_files(checkpoint / HF_FOLDER, output, ("config.json", *hf_folder.TOKENIZER_FILES))
-    hf_folder.write_weights(output, weights)
+    write_hf_weights(checkpoint, output)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         export(options.checkpoint, options.output)
     except ValueError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"error: {error}\n")
         return 2
     sys.stdout.write(f"{options.output}\n")
     return 0

@@ -44,7 +44,7 @@ _PEAK_TFLOPS = {
 
 @dataclass(frozen=True)
 class DenseShape:
-    """What the FLOPs of a dense transformer depend on."""
+    """The sizes that the FLOPs of a dense transformer depend on."""
 
     body_parameters: int  # weights that every token meets; no embeddings
     head_parameters: int  # weights that every response token meets; tied or not
@@ -63,7 +63,8 @@ class FlopsMeter:
         """Model FLOPs of the gradients of mini-batches with this rank's rows; NaN where they are not known."""
         if self._shape is None:
             return math.nan
-        rows = np.concatenate([np.empty(0, np.int64), *(part for one in mini_batches for part in one.micro_batches)])
+        parts = [part for mini_batch in mini_batches for part in mini_batch.micro_batches]
+        rows = np.concatenate([np.empty(0, np.int64), *parts])
         return train_flops(self._shape, row_lengths(batch)[rows], batch["responses"].lengths[rows])
 
     def forward_flops(self, batch: Batch) -> float:

@@ -1,16 +1,23 @@
 """Hugging Face folders out: what users take away from a run."""
 
+import json
 import os
+import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils import logging as hf_logging
+
+from splitppo.machine.memory_limits import MAX_FILE_BYTES
 
 # What makes a tokenizer, and how to generate; everything else in a model folder is config or weights.
 TOKENIZER_FILES = (
@@ -35,13 +42,44 @@ def copy_files(source: Path, folder: Path, names: Iterable[str] = TOKENIZER_FILE
             shutil.copyfile(source / name, folder / name)
 
 
-def write_weights(folder: Path, weights: dict[str, Tensor]) -> None:
-    """Adds weights to a folder that has a config.
+def write_weights(
+    folder: Path, num_bytes: Mapping[str, int], read: Callable[[Sequence[str]], dict[str, Tensor]]
+) -> None:
+    """Adds weights to a folder that has a config, a file at a time: no more than MAX_FILE_BYTES are in memory.
+
+    `num_bytes` is the size of each weight, by name, and `read` gives some of them.
 
     Raises:
         ValueError: no config, or of an architecture that transformers does not have.
         OSError: storage has failed.
     """
+    model = _without_weights(folder)
+    files = [*_layers_by_file(num_bytes)]
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(files, 1):
+        # In a folder of its own: transformers removes the files of other weights where it saves.
+        with TemporaryDirectory(dir=folder) as part:
+            try:
+                model.save_pretrained(part, state_dict=read(names))
+            except SafetensorError as error:
+                raise OSError(f"{folder}: {error}") from error
+            weights = Path(part) / SAFE_WEIGHTS_NAME
+            if len(files) > 1:
+                weights = weights.rename(weights.with_name(f"model-{number:05d}-of-{len(files):05d}.safetensors"))
+                with safe_open(weights, "pt") as stored:
+                    weight_map |= dict.fromkeys(stored.keys(), weights.name)
+            for file in Path(part).iterdir():
+                file.replace(folder / file.name)
+    if weight_map:
+        index = {"metadata": {"total_size": sum(num_bytes.values())}, "weight_map": weight_map}
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    for file in folder.iterdir():
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+
+
+def _without_weights(folder: Path) -> Any:
+    """The model that the folder's config describes, on the meta device."""
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json")
     config = AutoConfig.from_pretrained(folder)
@@ -54,10 +92,19 @@ def write_weights(folder: Path, weights: dict[str, Tensor]) -> None:
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     hf_logging.disable_progress_bar()
-    try:
-        model.save_pretrained(folder, state_dict=weights)
-    except SafetensorError as error:
-        raise OSError(f"{folder}: {error}") from error
-    for file in folder.iterdir():
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
+    return model
+
+
+def _layers_by_file(num_bytes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Names by the file that they go into; those of a layer stay together, as transformers may store them as one."""
+    layers: dict[str, list[str]] = {}
+    for name in num_bytes:
+        in_layer = re.match(r".*?\.\d+(?=\.)", name)
+        layers.setdefault(in_layer.group() if in_layer else name, []).append(name)
+    names: list[str] = []
+    for layer in layers.values():
+        if names and sum(num_bytes[name] for name in names + layer) > MAX_FILE_BYTES:
+            yield names
+            names = []
+        names = names + layer
+    yield names

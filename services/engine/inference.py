@@ -19,7 +19,7 @@ ReportProgress = Callable[[int, int, str], None]
 
 
 def micro_batch_limits(config: ComputedModelConfig, model: nn.Module) -> MicroBatchLimits:
-    """What the config says about micro-batches; by default packed, for models that can be.
+    """Returns the configured limits of micro-batches; by default packed, for models that can be.
 
     Raises:
         ValueError: packing is asked for and the model cannot.

@@ -17,9 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-# A model whose full fp32 weights are smaller stays unsharded between forward and backward, and its gradient is reduced
-# once per mini-batch: less communication for memory that is there.
-KEEP_GATHERED_BYTES = 4 << 30
+from splitppo.machine.memory_limits import KEEP_GATHERED_BYTES
 
 
 def num_ranks() -> int:
@@ -126,7 +124,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def local_rows(tensor: Tensor) -> tuple[int, int]:
-    """Which rows (of the first dimension) of a whole tensor this rank's part is: [start, stop); (0, 1) of a scalar."""
+    """Returns the rows (first dimension) of a whole tensor that this rank has: [start, stop); (0, 1) of a scalar."""
     num_rows = tensor.shape[0] if tensor.ndim else 1
     if not isinstance(tensor, DTensor):
         return 0, num_rows

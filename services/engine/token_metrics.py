@@ -3,8 +3,9 @@
 Shapes: N response tokens of all rows of a micro-batch, packed.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from services.engine import parallel
 
 @dataclass(frozen=True, eq=False)
 class LossOutput:
-    """What a loss makes of a micro-batch."""
+    """The loss of a micro-batch, and its metrics."""
 
     loss: Tensor  # sum(weights * token losses), a differentiable scalar
     sums: Mapping[str, Tensor]  # metrics that are summed with the same weights, scalars
@@ -73,6 +74,48 @@ def reduce_metrics(steps: Sequence[MetricSums]) -> dict[str, float]:
     }
 
 
+@dataclass
+class UpdateSteps:
+    """The optimizer steps of an update, counted by what has become of them.
+
+    Attributes:
+        num_empty: mini-batches in which no token counts on any rank.
+        num_skipped: steps that were not made, because the gradient was not finite.
+        num_stopped: steps that were not made, because the update had ended before.
+    """
+
+    num_empty: int = 0
+    num_skipped: int = 0
+    num_stopped: int = 0
+    _made: list[MetricSums] = field(default_factory=list)
+    _norms: list[float] = field(default_factory=list)
+
+    def add(self, sums: MetricSums, norm: float) -> None:
+        """Counts a step with this gradient norm, which was made if the norm is finite."""
+        if not math.isfinite(norm):
+            self.num_skipped += 1
+            return
+        self._made.append(sums)
+        self._norms.append(norm)
+
+    def metrics(self, *, may_stop: bool) -> dict[str, float]:
+        """Returns the metrics of the loss and "grad_norm" (before clipping), as means over steps made, and the counts.
+
+        Without any step made the metrics of the loss are absent, and "grad_norm" is NaN, or absent where no gradient
+        was computed for a step. "num_stopped_steps" is there with `may_stop`. Collective.
+        """
+        metrics = reduce_metrics(self._made)
+        if self._norms or self.num_skipped:
+            metrics["grad_norm"] = sum(self._norms) / len(self._norms) if self._norms else math.nan
+        if may_stop:
+            metrics["num_stopped_steps"] = float(self.num_stopped)
+        return {
+            **metrics,
+            "num_skipped_steps": float(self.num_skipped),
+            "num_empty_steps": float(self.num_empty),
+        }
+
+
 def metrics_of_role(role: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """What a role reports of its update, under the metrics' names: <role>/<name>, but perf/mfu/<role>."""
+    """Returns the metrics of a role's update under their full names: <role>/<name>, but perf/mfu/<role>."""
     return {f"perf/mfu/{role}" if name == "mfu" else f"{role}/{name}": value for name, value in metrics.items()}

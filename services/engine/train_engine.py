@@ -10,7 +10,7 @@ import logging
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,10 +36,10 @@ from services.engine.model.loading import (
 )
 from services.engine.model.weights import Kind
 from services.engine.optimizer import build_optimizer, learning_rate
-from services.engine.token_metrics import LossOutput, MetricLimit, MetricSums, reduce_metrics, token_mean
+from services.engine.token_metrics import LossOutput, MetricLimit, MetricSums, UpdateSteps, token_mean
 from services.engine.weights_digest import weights_digest
 from splitppo import failpoints
-from splitppo.batch import Batch, Column
+from splitppo.batch import Batch
 from splitppo.config import TrainedModelConfig
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class TrainEngine:
     is the fixed length of loss_agg_mode seq-mean-token-sum-norm.
 
     Attributes:
+        compute: see `compute_columns`.
         num_updates: RL steps, however many optimizer steps each took; the learning rate is a function of it.
 
     Raises:
@@ -68,23 +69,21 @@ class TrainEngine:
         self.config, self.kind, self.seed, self.device = config, kind, seed, device
         self.max_response_length = max_response_length
         self.num_updates = 0
-        self.model: Any = build_model(config.model, kind, gradient_checkpointing=config.gradient_checkpointing)
+        self.model: Any = build_model(
+            config.model,
+            kind,
+            gradient_checkpointing=config.gradient_checkpointing,
+            override_config=config.override_config,
+        )
         self.num_parameters: int = self.model.num_parameters()
         self.architecture = describe_architecture(self.model)
         self.flops_meter = FlopsMeter(self.model, config, device)
         self.limits = micro_batch_limits(config, self.model)
         parallel.shard(self.model, device=device, bf16=config.dtype == "bf16", forward_method=RESPONSE_METHOD)
         fill_model(self.model, config.model, kind, seed=seed)
+        self.compute = functools.partial(compute_columns, self.model, limits=self.limits, device=device)
         self.optimizer = build_optimizer(self.model, config)
-        self._checkpointer = Checkpointer(resolve_folder(config.model))
-
-    def compute(
-        self, batch: Batch, forward: Forward, *, outputs: Sequence[str], progress: ReportProgress
-    ) -> dict[str, Column]:
-        """See `compute_columns`."""
-        return compute_columns(
-            self.model, batch, forward, outputs=outputs, limits=self.limits, device=self.device, progress=progress
-        )
+        self._checkpointer = Checkpointer(self.model, resolve_folder(config.model))
 
     def update(
         self,
@@ -95,60 +94,48 @@ class TrainEngine:
         progress: ReportProgress,
         stop_above: MetricLimit | None = None,
     ) -> dict[str, float]:
-        """All mini-batches and epochs of one RL step, as the column `mini_batches` orders them (absent: one).
+        """Trains on all mini-batches of all epochs of one RL step, as the column `mini_batches` orders them.
 
-        Each is an optimizer step, but for those in which no token counts on any rank: momentum and weight decay rest.
-        Before the first step in whose mini-batch a metric is over `stop_above`, the update ends.
+        Without the column all rows are one mini-batch. Each is an optimizer step, but for those in which no token
+        counts on any rank: momentum and weight decay rest. The update ends before the first step in whose mini-batch
+        a metric is over `stop_above`.
 
         Returns:
-            metrics, the same on all ranks. Those of the loss and "grad_norm" (before clipping) are means over the
-            optimizer steps that were made, absent without any ("grad_norm" is NaN where no gradient was finite).
+            metrics, the same on all ranks: those of `UpdateSteps`, "lr", "mfu" and how tokens lie on ranks.
         """
         started_s, meter = time.perf_counter(), self.flops_meter
         planned = self.plan_update(batch)
         mini_batches = [mini_batch for mini_batch in planned if mini_batch.num_tokens]
-        if num_empty := len(planned) - len(mini_batches):
-            log.warning("%d of %d mini-batches hold no token to learn from: left out", num_empty, len(planned))
-        total = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
-        done = itertools.count(1)
+        steps = UpdateSteps(num_empty=len(planned) - len(mini_batches))
+        if steps.num_empty:
+            log.warning("%d of %d mini-batches hold no token to learn from: left out", steps.num_empty, len(planned))
         lr = learning_rate(self.config, self.num_updates + 1)
+        num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
+        done, computed = itertools.count(1), list[MiniBatch]()
 
-        made: list[MetricSums] = []
-        norms: list[float] = []
-        num_stopped = 0
         for number, mini_batch in enumerate(mini_batches):
             if number:
                 failpoints.hit("update.mini_batch")
+            computed.append(mini_batch)
             sums = self.accumulate_gradients(
-                batch, mini_batch, forward, loss, report=lambda: progress(next(done), total, "update")
+                batch, mini_batch, forward, loss, report=lambda: progress(next(done), num_micro_batches, "update")
             )
             if stop_above is not None and token_mean(sums, stop_above.metric, self.device) > stop_above.value:
                 self.optimizer.zero_grad(set_to_none=True)
-                num_stopped = len(mini_batches) - number
+                steps.num_stopped = len(mini_batches) - number
                 break
-            norm = self._optimizer_step(lr)
-            if math.isfinite(norm):
-                made.append(sums)
-                norms.append(norm)
-        # The mini-batch at which the update ends has had its gradient computed.
-        computed = mini_batches[: len(mini_batches) - num_stopped + 1]
-        metrics = {
-            **reduce_metrics(made),  # on the host: the device is done
+            self._checkpointer.wait_until_written(progress)
+            steps.add(sums, self._optimizer_step(lr))
+        self.num_updates += 1
+        return {
+            **steps.metrics(may_stop=stop_above is not None),  # on the host: the device is done
             **self._rank_tokens(batch),
             **meter.utilisation(meter.update_flops(batch, computed), time.perf_counter() - started_s),
             "lr": lr,
-            "num_skipped_steps": float(len(mini_batches) - num_stopped - len(norms)),
-            "num_empty_steps": float(num_empty),
         }
-        if stop_above is not None:
-            metrics["num_stopped_steps"] = float(num_stopped)
-        if len(mini_batches) > num_stopped:
-            metrics["grad_norm"] = sum(norms) / len(norms) if norms else math.nan
-        self.num_updates += 1
-        return metrics
 
     def plan_update(self, batch: Batch) -> list[MiniBatch]:
-        """The optimizer steps of an update, and those that would be if any of their tokens counted."""
+        """Returns the optimizer steps of an update, and those that would be if any of their tokens counted."""
         return plan_mini_batches(batch, self.config, self.limits, self.max_response_length, self.device)
 
     def accumulate_gradients(
@@ -193,7 +180,7 @@ class TrainEngine:
         return norm
 
     def _rank_tokens(self, batch: Batch) -> dict[str, float]:
-        """How evenly the tokens of an epoch lie on the ranks."""
+        """Returns metrics of how evenly the tokens of an epoch lie on the ranks."""
         tokens = np.zeros(parallel.num_ranks())
         tokens[parallel.rank()] = row_lengths(batch).sum()
         tokens = parallel.reduce_array(tokens, self.device)
@@ -224,7 +211,6 @@ class TrainEngine:
         """See `Checkpointer.save`."""
         return self._checkpointer.save(
             directory,
-            self.model,
             self.optimizer,
             num_updates=self.num_updates,
             service_state=service_state,
@@ -232,7 +218,7 @@ class TrainEngine:
         )
 
     def check_checkpoint(self, directory: Path) -> None:
-        """Whether `load_checkpoint` can load it; see the function of this name."""
+        """Raises if `load_checkpoint` could not load it; see the function of this name."""
         check_checkpoint(directory, self.model)
 
     def load_checkpoint(self, directory: Path | None) -> bytes:
@@ -243,11 +229,12 @@ class TrainEngine:
         """
         parallel.release(self.model)
         if directory is None:
+            self._checkpointer.wait_until_written()
             fill_model(self.model, self.config.model, self.kind, seed=self.seed)
             self.optimizer = build_optimizer(self.model, self.config)
             self.num_updates, service_state = 0, b""
         else:
-            self.num_updates, service_state = self._checkpointer.load(directory, self.model, self.optimizer)
+            self.num_updates, service_state = self._checkpointer.load(directory, self.optimizer)
         return service_state
 
     def compute_weights_digest(self) -> str:

@@ -1,1 +1,1 @@
-"""What the roles have in common: a model in training, models that are not trained."""
+"""The models of the roles: one in training, others that are not trained."""

@@ -1,7 +1,6 @@
 """The models that are not trained, reference and reward model: each a command of the group that `placement` names."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from services.engine.frozen_model import FrozenModel
 from services.engine.model.forward import Forward, policy_forward, reward_forward
 from services.engine.model.weights import Kind
 from services.runtime.context import RankContext
-from services.runtime.ranks.sharding import shard_by_tokens
 from services.runtime.role import Command, CommandProgress, Outcome
 from splitppo.batch import Batch, Column
 from splitppo.config import ComputedModelConfig
@@ -36,117 +34,85 @@ class FrozenModels:
     """
 
     def __init__(self, context: RankContext, *, before: Callable[[], None] = lambda: None) -> None:
+        self._context, self._before = context, before
         self.num_parameters = 0
-        self.commands: list[Command] = []
-        for frozen in (_reference(context), _reward_model(context)):
-            model = None
-            if frozen.host == context.role_name:
-                model = FrozenModel(frozen.config, kind=frozen.kind, device=context.device)
-                self.num_parameters += int(model.model.num_parameters())
-            self.commands.append(_command(frozen, model, context.role_name, before))
+        self.commands: Sequence[Command] = (self._compute_ref_log_probs(), self._compute_reward_scores())
 
-
-@dataclass(frozen=True)
-class _Frozen:
-    """A frozen model as a command.
-
-    Attributes:
-        name: in sentences, and in `placement` with underscores.
-        host: the role whose group has it; None: `absent` says why the run has none.
-        config, kind: of the model.
-        columns: of the slot, which `prepare` checks and turns into the rows that the engine computes.
-        output: of `forward`; it becomes the slot's column `column`.
-    """
-
-    name: str
-    host: RoleName | None
-    absent: str
-    config: ComputedModelConfig
-    kind: Kind
-    method: str
-    request_type: type[Message]
-    columns: Sequence[str]
-    prepare: Callable[[Batch, Any], Batch]
-    forward: Forward
-    output: str
-    column: str
-
-    def why_not_in(self, role: RoleName) -> str:
-        """What the caller of another group is told."""
-        key = f"placement.{self.name.replace(' ', '_')}"
-        because = self.absent if self.host is None else f"{key} is {self.host}, call that group"
-        return f"the {role} group holds no {self.name}: {because}"
-
-
-def _reference(context: RankContext) -> _Frozen:
-    """The initial policy: log-probs of responses at rollout.temperature, in micro-batches of the section `actor`."""
-    config = context.config
-    return _Frozen(
-        name="reference",
-        host=config.reference_host,
-        absent="neither algorithm.use_kl_in_reward nor actor.use_kl_loss is set",
-        config=config.actor,
-        kind="policy",
-        method="ComputeRefLogProbs",
-        request_type=reference_pb2.ComputeRefLogProbsRequest,
-        columns=("prompts", "responses"),
-        prepare=_checked,
-        forward=policy_forward(config.rollout.temperature),
-        output="log_probs",
-        column="ref_log_probs",
-    )
-
-
-def _reward_model(context: RankContext) -> _Frozen:
-    """A sequence classifier: its score at the last of a row's `reward_tokens`, which need nothing beside them."""
-    config = context.config
-    return _Frozen(
-        name="reward model",
-        host=config.reward_model_host,
-        absent="reward_model.model is empty",
-        config=config.reward_model,
-        kind="reward",
-        method="ComputeRewardScores",
-        request_type=reward_model_pb2.ComputeRewardScoresRequest,
-        columns=("reward_tokens",),
-        prepare=_last_token_apart,
-        forward=reward_forward,
-        output="scores",
-        column="rm_scores",
-    )
-
-
-def _command(frozen: _Frozen, model: FrozenModel | None, role: RoleName, before: Callable[[], None]) -> Command:
-    def check(_request: Any) -> None:
-        if model is None:
-            raise ValueError(frozen.why_not_in(role))
-
-    def prepare(_request: Any, batch: Batch) -> Batch:
-        assert model is not None
-        return frozen.prepare(batch, model.model)
-
-    def compute(_request: Any, batch: Batch, progress: CommandProgress) -> Outcome:
-        assert model is not None
-        before()
-        computed: Mapping[str, Column] = model.compute(
-            batch, frozen.forward, outputs=(frozen.output,), progress=progress
+    def _compute_ref_log_probs(self) -> Command:
+        """The initial policy: log-probs at rollout.temperature, in micro-batches of the section `actor`."""
+        config = self._context.config
+        unused = "neither algorithm.use_kl_in_reward nor actor.use_kl_loss is set"
+        return self._command(
+            "ComputeRefLogProbs",
+            reference_pb2.ComputeRefLogProbsRequest,
+            self._load(config.reference_host, config.actor, "policy"),
+            refusal=self._refusal("reference", config.reference_host, unused),
+            columns=("prompts", "responses"),
+            prepare=check_rows,
+            forward=policy_forward(config.rollout.temperature),
+            output="log_probs",
+            column="ref_log_probs",
         )
-        return Outcome(columns=Batch(batch.num_rows, {frozen.column: computed[frozen.output]}))
 
-    return Command(
-        frozen.method,
-        frozen.request_type,
-        compute,
-        columns=frozen.columns,
-        check=check,
-        prepare=prepare,
-        shard=shard_by_tokens,
-    )
+    def _compute_reward_scores(self) -> Command:
+        """A sequence classifier: its score at the last of a row's `reward_tokens`, which need nothing beside them."""
+        config = self._context.config
+        return self._command(
+            "ComputeRewardScores",
+            reward_model_pb2.ComputeRewardScoresRequest,
+            self._load(config.reward_model_host, config.reward_model, "reward"),
+            refusal=self._refusal("reward model", config.reward_model_host, "reward_model.model is empty"),
+            columns=("reward_tokens",),
+            prepare=_last_token_apart,
+            forward=reward_forward,
+            output="scores",
+            column="rm_scores",
+        )
 
+    def _load(self, host: RoleName | None, config: ComputedModelConfig, kind: Kind) -> FrozenModel | None:
+        """Loads a model if this group hosts it."""
+        if host != self._context.role_name:
+            return None
+        model = FrozenModel(config, kind=kind, device=self._context.device)
+        self.num_parameters += int(model.model.num_parameters())
+        return model
 
-def _checked(batch: Batch, model: Any) -> Batch:
-    check_rows(batch, model)
-    return batch
+    def _refusal(self, name: str, host: RoleName | None, unused: str) -> str:
+        """Returns the answer of a group that does not host a model; `unused` says why the run has none."""
+        key = f"placement.{name.replace(' ', '_')}"
+        because = unused if host is None else f"{key} is {host}, call that group"
+        return f"the {self._context.role_name} group holds no {name}: {because}"
+
+    def _command(
+        self,
+        method: str,
+        request_type: type[Message],
+        model: FrozenModel | None,
+        *,
+        refusal: str,
+        columns: Sequence[str],
+        prepare: Callable[[Batch, Any], Batch],
+        forward: Forward,
+        output: str,
+        column: str,
+    ) -> Command:
+        """Returns the command that fills `column` with an output of `forward` for the rows that `prepare` makes."""
+
+        def check(_request: Any) -> None:
+            if model is None:
+                raise ValueError(refusal)
+
+        def prepare_rows(_request: Any, batch: Batch) -> Batch:
+            assert model is not None
+            return prepare(batch, model.model)
+
+        def compute(_request: Any, batch: Batch, progress: CommandProgress) -> Outcome:
+            assert model is not None
+            self._before()
+            computed = model.compute(batch, forward, outputs=(output,), progress=progress)
+            return Outcome(columns=Batch(batch.num_rows, {column: computed[output]}))
+
+        return Command(method, request_type, compute, columns=columns, check=check, prepare=prepare_rows)
 
 
 def _last_token_apart(batch: Batch, model: Any) -> Batch:

@@ -1,4 +1,4 @@
-"""What every trained model does behind its service: demands on rows, updates, metrics under the role's names."""
+"""A trained model behind its service: demands on rows, updates, metrics under the role's names."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from services.engine.train_engine import TokenLoss, TrainEngine
 from services.runtime.context import RankContext
 from services.runtime.role import CommandProgress
 from splitppo.batch import Batch
-from splitppo.config.models import TrainedModelConfig
+from splitppo.config.sections.models import TrainedModelConfig
 
 
 class TrainedRole:
@@ -33,8 +33,7 @@ class TrainedRole:
 
     def prepare_forward(self, _request: Any, batch: Batch) -> Batch:
         """Refuses rows that the model cannot take; see `Command.prepare`."""
-        check_rows(batch, self.engine.model)
-        return batch
+        return check_rows(batch, self.engine.model)
 
     def prepare_update(self, request: Any, batch: Batch) -> Batch:
         """Refuses rows that cannot be trained on; assigns the others to mini-batches."""

@@ -12,7 +12,7 @@ from splitppo.config import Config
 
 @dataclass(frozen=True)
 class Backend:
-    """How a backend comes to be; a package that may be missing is imported only in here."""
+    """The two functions that make a backend; a package that may be missing is imported only in them."""
 
     check: Callable[[Config], None]  # before any model is loaded; ValueError: it cannot sample what is configured
     build: Callable[[RankContext, PolicyWeights], RolloutBackend]  # on every rank together, beside the loaded policy

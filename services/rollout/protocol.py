@@ -1,4 +1,4 @@
-"""What a backend that samples responses must do, whichever it is, and what it is given."""
+"""The contract of a backend that samples responses: its methods, and the weights, rows and sampling it is given."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from splitppo.batch import Array, Batch
-from splitppo.config.rollout import MIN_TEMPERATURE
+from splitppo.config.sections.rollout import MIN_TEMPERATURE
 
 
 class PolicyWeights(Protocol):
-    """What a backend gets of the policy that it samples with."""
+    """The parts of the policy that a backend may use."""
 
     model: Any  # of Hugging Face; its weights may be sharded over the ranks
 
@@ -33,7 +33,7 @@ class PolicyWeights(Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn: temperature first, then top-k, then top-p on what is left.
+    """The way responses are drawn: temperature first, then top-k, then top-p on what is left.
 
     Raises:
         ValueError: a value lies outside its range.
@@ -85,7 +85,7 @@ def empty_responses(rows: Batch) -> list[Response]:
     """One per seed of each prompt; see `RolloutBackend.generate` for the rows."""
     prompts = zip(rows["prompts"].rows(), rows["seeds"].rows(), strict=True)
     wanted = ((prompt, seed) for prompt, seeds in prompts for seed in seeds.tolist())
-    return [Response(index, *one) for index, one in enumerate(wanted)]
+    return [Response(index, prompt, seed) for index, (prompt, seed) in enumerate(wanted)]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which tokens end a response."""
+"""The tokens that end a response."""
 
 import logging
 from typing import Any

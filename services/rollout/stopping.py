@@ -1,4 +1,4 @@
-"""When a response ends before its maximal length.
+"""The rule by which a response ends before its maximal length.
 
 The rule, which every engine follows: a response ends with the first token
 * that is one of the stop tokens, or
@@ -22,7 +22,7 @@ from services.rollout.protocol import Sampling
 from services.rollout.stop_tokens import load_tokenizer, stop_token_ids
 from splitppo.batch import Array
 from splitppo.config import Config
-from splitppo.config.response_lengths import ResponseLengths
+from splitppo.config.subsections.response_lengths import ResponseLengths
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,9 @@ def load_stop_rule(model: nn.Module, config: Config) -> "StopRule":
     if config.debug.response_lengths:
         return StopRule((), forced=config.debug.response_lengths)
     texts = config.rollout.stop
+    assert config.data.tokenizer is not None, "load resolves it"
     try:
-        tokenizer = load_tokenizer(config.data.tokenizer or config.actor.model)
+        tokenizer = load_tokenizer(config.data.tokenizer)
     except ValueError as error:
         if texts:
             raise ValueError(f"rollout.stop needs a tokenizer: {error}") from error
@@ -89,7 +90,7 @@ class StopWatch:
         self._stream = DecodeStream(ids=prompt.tolist() if rule.texts else [], skip_special_tokens=True)
 
     def ends_with(self, token: int) -> bool:
-        """Whether the response ends with this token, its next one."""
+        """Takes the next token of the response; returns True if the response ends with it."""
         return token in self._rule.token_ids or (bool(self._rule.texts) and self._completes_a_text(token))
 
     def _completes_a_text(self, token: int) -> bool:

@@ -1,13 +1,12 @@
 """Responses as rows, and as parts of the command that samples them."""
 
 from collections.abc import Iterable
-from math import ceil
 from operator import attrgetter
 
 from services.rollout.protocol import Response
 from services.runtime.role import CommandProgress
-from splitppo.batch import COLUMN_DTYPES, Batch, Column
-from splitppo.config.streaming import LARGEST_PART
+from splitppo.balance import part_ends
+from splitppo.batch import Batch
 
 
 class StreamedParts:
@@ -37,32 +36,17 @@ class StreamedParts:
 
     def _rows(self, responses: Iterable[Response]) -> Batch:
         assert self._places is not None
-        ordered = sorted(responses, key=attrgetter("index"))
-        places = [[self._places[response.index]] for response in ordered]
-        column = Column.from_rows(places, COLUMN_DTYPES["places"])
-        return response_rows(ordered).merge(Batch(len(ordered), {"places": column}))
-
-
-def part_ends(num_responses: int, num_parts: int) -> list[int]:
-    """How many responses are in each part and all before it.
-
-    A part takes half of what the parts before have left, but no more than LARGEST_PART equal shares, and leaves one to
-    each part behind it as long as there are enough. What comes first should come soon; few responses are long, and what
-    comes last hides behind nothing.
-    """
-    ends, left = [], num_responses
-    largest = ceil(LARGEST_PART * num_responses / num_parts)
-    for num_behind in reversed(range(num_parts)):
-        left -= max(min((left + 1) // 2, largest, left - num_behind), min(left, 1)) if num_behind else left
-        ends.append(num_responses - left)
-    return ends
+        indices = sorted(response.index for response in responses)
+        places = [[self._places[index]] for index in indices]
+        return response_rows(responses).merge(Batch.from_rows(places=places))
 
 
 def response_rows(responses: Iterable[Response]) -> Batch:
-    """A row for each, ordered by index: prompts, responses, rollout_log_probs."""
+    """A row for each, ordered by index: prompts, seeds, responses, rollout_log_probs."""
     ordered = sorted(responses, key=attrgetter("index"))
     return Batch.from_rows(
         prompts=[response.prompt for response in ordered],
+        seeds=[[response.seed] for response in ordered],
         responses=[response.tokens for response in ordered],
         rollout_log_probs=[response.log_probs for response in ordered],
     )

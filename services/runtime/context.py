@@ -1,4 +1,4 @@
-"""What a process of a group knows about its place in it."""
+"""The place of a process in its group, and the run that the group works for."""
 
 from dataclasses import dataclass
 

@@ -11,13 +11,13 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from services.runtime.command_line import BAD_INPUT_EXIT, parse
 from services.runtime.context import RankContext
-from services.runtime.device import device_watch
+from services.runtime.failures.device import device_watch
 from services.runtime.failures.heartbeat import Activity, Heartbeat, start_limit
 from services.runtime.failures.peer_watch import PeerWatch
+from services.runtime.group.command_line import BAD_INPUT_EXIT, parse
+from services.runtime.group.process_group import Launch, introduce, join_group, place_process
 from services.runtime.logs import set_up_logging, show_progress_on_stderr
-from services.runtime.process_group import Launch, introduce, join_group, place_process
 from services.runtime.ranks.checkpoint_commands import CheckpointCommands, no_checkpoint_commands
 from services.runtime.ranks.control_channel import ControlChannel
 from services.runtime.ranks.follower import Follower
@@ -33,8 +33,9 @@ from splitppo.atomic_write import write_atomically
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.section import RoleName
-from splitppo.config.threads import crowding_of_group, permitted_cores, threads_of_rank
+from splitppo.config.threads import crowding_of_group, threads_of_rank
 from splitppo.logs import FILE_ONLY
+from splitppo.machine.cores import permitted_cores
 from splitppo.rpc.credentials import PLAINTEXT, Credentials, load_server_credentials
 from splitppo.rpc.errors import WireError
 
@@ -110,7 +111,8 @@ def _describe(role_name: RoleName, config: Config) -> str:
 def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeline: bool) -> None:
     """Joins the group, builds the role, and takes part in commands until the group is drained."""
     launch, services = Launch.from_environment(), config.services
-    set_up_logging(role_name, launch.rank, config.run.dir)
+    # The controller keeps stderr of the groups that it starts beside the log files: there a line would stand twice.
+    set_up_logging(role_name, launch.rank, config.run.dir, to_stderr=not lifeline)
     if lifeline:
         hold_lifeline()
     failpoints.arm(config.debug, config.run.dir, role_name, launch.rank)

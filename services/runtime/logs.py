@@ -1,4 +1,4 @@
-"""Where a rank's log lines go, and what every one of them says: service, rank, step, request."""
+"""Log lines of a rank: their files, and the service, rank, step and request in each of them."""
 
 import logging
 import sys
@@ -21,20 +21,21 @@ def working_on(step: int, request_id: str) -> Iterator[None]:
         _work.reset(token)
 
 
-def set_up_logging(role_name: str, rank: int, run_dir: Path) -> None:
-    """Logs to `<run.dir>/logs/{role}_{rank}.log`, and warnings to stderr."""
+def set_up_logging(role_name: str, rank: int, run_dir: Path, *, to_stderr: bool) -> None:
+    """Logs to `<run.dir>/logs/{role}_{rank}.log`, and warnings to stderr where somebody reads it."""
     directory = run_dir / "logs"
     directory.mkdir(parents=True, exist_ok=True)
     to_file = logging.FileHandler(directory / f"{role_name}_{rank}.log", encoding="utf-8")
-    to_stderr = logging.StreamHandler(sys.stderr)
-    to_stderr.set_name(_STDERR_HANDLER)
-    to_stderr.setLevel(logging.WARNING)
-    to_stderr.addFilter(lambda record: not getattr(record, "file_only", False))
+    stderr = logging.StreamHandler(sys.stderr)
+    stderr.set_name(_STDERR_HANDLER)
+    stderr.setLevel(logging.WARNING)
+    stderr.addFilter(lambda record: not getattr(record, "file_only", False))
+    handlers: list[logging.Handler] = [to_file, stderr] if to_stderr else [to_file]
     form = logging.Formatter(f"%(asctime)s %(levelname)s {role_name} rank {rank}%(work)s %(name)s: %(message)s")
-    for handler in (to_file, to_stderr):
+    for handler in handlers:
         handler.setFormatter(form)
         handler.addFilter(_add_work)
-    logging.basicConfig(level=logging.INFO, handlers=(to_file, to_stderr), force=True)
+    logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
 
 
 def show_progress_on_stderr() -> None:

@@ -22,7 +22,7 @@ from splitppo.v1 import worker_pb2
 
 @dataclass
 class CommandProgress:
-    """What the engine loop of a rank says while a command runs, and is told.
+    """The reports of a rank while a command runs, and the question whether the command is still wanted.
 
     Attributes:
         point: the command as a failpoint.
@@ -43,7 +43,7 @@ class CommandProgress:
         failpoints.hit(self.point)
 
     def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:
-        """What `Outcome.columns` will hold for this rank's rows of a part (from 1), as soon as it is complete.
+        """Reports what `Outcome.columns` will hold for this rank's rows of a part (from 1), once the part is complete.
 
         Only where the rows have the column `places`, and then once for every part on every rank, also without rows. The
         columns have `places`, too: which rows of the whole these are.
@@ -67,7 +67,7 @@ class CommandCancelled(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command leaves behind; every rank returns one.
+    """The results of a command on one rank; every rank returns them.
 
     Attributes:
         columns: new columns for this rank's rows, in the order received; the runtime gathers them into the slot.
@@ -142,12 +142,12 @@ class Command:
         return failpoints.point_of(self.method)
 
     def place_of(self, request: Any) -> Place:
-        """Where every rank says it is while it works on a request."""
+        """Returns the place that every rank reports while it works on a request."""
         return Place(method=self.method, step=step_of(request))
 
 
 class Role(Protocol):
-    """What a group is there for. Its methods are called on the main thread of every rank, but for one."""
+    """The work of a group. Its methods are called on the main thread of every rank, but for `check_checkpoint`."""
 
     role: worker_pb2.Role
     num_parameters: int

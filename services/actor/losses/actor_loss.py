@@ -1,39 +1,45 @@
-"""The actor's loss per response token: policy loss, entropy bonus, KL to the reference.
+"""The actor's loss, put together: policy loss, entropy bonus, KL to the reference.
 
-A token's weight says how it enters the mini-batch's loss, so that the loss is a plain weighted sum, whatever the split
-into micro-batches and ranks. Rows are whole in a micro-batch: a loss may also look at sequences.
+    L = sum over the tokens of a mini-batch of w (m c policy_loss - entropy_coeff entropy + kl_loss_coef kl)
+
+w is the weight of a token, c its rollout_is_weights; m is 0 where its policy loss is rejected. w is decided in
+engine/batching: `plan_mini_batches` takes it from `row_weights`, by loss_agg_mode and totals of the whole mini-batch,
+and it is 0 outside of the response_mask. So L is a plain sum, whatever the split into micro-batches and ranks. Rows are
+whole in a micro-batch: a loss may also look at sequences.
 
 Legend: N response tokens of all rows of a micro-batch, packed.
 """
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from services.actor.losses.kl import kl_estimate
 from services.actor.losses.policy_loss import PolicyTokens
 from services.actor.losses.registry import find_policy_loss
+from services.actor.losses.rejection import rejected
 from services.engine.batching.packing import ResponseTokens
 from services.engine.token_metrics import LossOutput
 from services.engine.train_engine import TokenLoss
 from splitppo.config import ActorConfig
-from splitppo.config.policy_loss import COVARIANCE_LOSSES
 
 
 def actor_loss(config: ActorConfig) -> TokenLoss:
-    """The actor's loss: policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy, reference).
+    """Returns the actor's loss of a micro-batch.
 
-    The loss reads the outputs log_probs and entropy and the columns advantages, old_log_probs, with a KL term
-    ref_log_probs, with a covariance loss selected_tokens. Without old_log_probs the policy counts as the one that
-    sampled (ratio 1, on-policy shortcut). Where there are rollout_is_weights, they multiply the policy loss of each
-    token, and neither entropy nor KL. Its metrics are pg_loss and kl_loss, weighted as the loss is, and the token means
-    entropy, ppo_kl (minus the log of the probability ratio) and what the policy loss adds.
+    It reads the outputs log_probs and entropy and the columns advantages, old_log_probs and, with use_kl_loss,
+    ref_log_probs. Without old_log_probs the policy counts as the one that sampled (ratio 1). Where there are
+    rollout_is_weights, they multiply the policy loss of each token, and neither entropy nor KL; with
+    policy_loss.rollout_rs tokens that are rejected have no policy loss, but still count in every denominator.
+
+    Its metrics are pg_loss and kl_loss, weighted as the loss is, and the token means entropy, ppo_kl (minus the log of
+    the probability ratio) and those of the policy loss.
 
     Raises:
         ValueError: there is no such policy loss.
     """
-    loss_mode = config.policy_loss.loss_mode
-    policy_loss, selects_tokens = find_policy_loss(config, loss_mode), loss_mode in COVARIANCE_LOSSES
+    policy_loss = find_policy_loss(config, config.policy_loss.loss_mode)
 
     def loss(outputs: Mapping[str, Tensor], tokens: ResponseTokens) -> LossOutput:
         columns, weights_N = tokens.columns, tokens.weights
@@ -45,11 +51,15 @@ def actor_loss(config: ActorConfig) -> TokenLoss:
             columns["advantages"],
             mask=tokens.mask,
             row_index=tokens.row_index,
-            selected=((columns["selected_tokens"] >> tokens.epoch) & 1).bool() if selects_tokens else None,
+            selected=tokens.selected,
         )
         token_loss_N, metrics = policy_loss(seen, config)
         if "rollout_is_weights" in columns:
             token_loss_N = token_loss_N * columns["rollout_is_weights"]
+        if rejections := config.policy_loss.rejections:
+            rejected_N = rejected(seen, rejections)
+            token_loss_N = torch.where(rejected_N, 0.0, token_loss_N)
+            metrics = {**metrics, "rollout_rs_masked_fraction": rejected_N.float()}
         total = (weights_N * token_loss_N).sum()
         sums = {"pg_loss": total}
         if config.entropy_coeff:

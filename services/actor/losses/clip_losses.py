@@ -22,12 +22,16 @@ def vanilla(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[
     Without clip_ratio_c the loss is c1. Metrics: pg_clipfrac (the clipped term is the larger one), pg_clipfrac_lower
     (the dual clip acts).
     """
-    ratio_N = tokens.log_ratio.exp()
-    unclipped_N = -tokens.advantages * ratio_N
-    clipped_N = -tokens.advantages * ratio_N.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
-    single_N = torch.maximum(unclipped_N, clipped_N)
+    single_N, is_clipped_N = ppo_clip(tokens.log_ratio.exp(), tokens.advantages, config)
     loss_N, at_dual_clip_N = dual_clip(single_N, tokens.advantages, config)
-    return loss_N, {"pg_clipfrac": (clipped_N > unclipped_N).float(), "pg_clipfrac_lower": at_dual_clip_N.float()}
+    return loss_N, {"pg_clipfrac": is_clipped_N.float(), "pg_clipfrac_lower": at_dual_clip_N.float()}
+
+
+def ppo_clip(ratio_N: Tensor, advantages_N: Tensor, config: ActorConfig) -> tuple[Tensor, Tensor]:
+    """Returns max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), and where the clipped term is larger, bool."""
+    unclipped_N = -advantages_N * ratio_N
+    clipped_N = -advantages_N * ratio_N.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    return torch.maximum(unclipped_N, clipped_N), clipped_N > unclipped_N
 
 
 def dual_clip(loss_N: Tensor, advantages_N: Tensor, config: ActorConfig) -> tuple[Tensor, Tensor]:

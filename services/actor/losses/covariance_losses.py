@@ -1,17 +1,27 @@
-"""Losses that treat a few tokens of the mini-batch apart, those that drive the entropy down.
+"""Losses that treat a few tokens of a mini-batch apart: those whose covariance drives the entropy down.
 
-Which ones is decided for the whole mini-batch before it is split (`select_tokens`).
+Which tokens these are is decided for the whole mini-batch, in `prepare`, before its rows go to ranks.
 
-Legend: N response tokens of all rows of a micro-batch, packed.
+Legend: N response tokens of all rows (of an update in `prepare`, of a micro-batch in a loss), one row after the other;
+M tokens of one mini-batch that count.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from services.actor.losses.clip_losses import ppo_clip
 from services.actor.losses.policy_loss import PolicyTokens
+from services.engine.batching.loss_aggregation import response_mask
+from splitppo.batch import Batch, Column
 from splitppo.config import ActorConfig
+from splitppo.splitmix import splitmix64
+
+# (config, covariances [M], hashes [M]) -> indices of the tokens that are selected.
+Choice = Callable[[ActorConfig, NDArray[np.float64], NDArray[np.uint64]], NDArray[np.int64]]
 
 
 def clip_cov(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -22,9 +32,7 @@ def clip_cov(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping
     There is no dual clip. Metric: pg_clipfrac (selected, as with verl).
     """
     assert tokens.selected is not None
-    ratio_N = tokens.log_ratio.exp()
-    clipped_N = ratio_N.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
-    loss_N = torch.maximum(-tokens.advantages * ratio_N, -tokens.advantages * clipped_N)
+    loss_N, _ = ppo_clip(tokens.log_ratio.exp(), tokens.advantages, config)
     return torch.where(tokens.selected, 0.0, loss_N), {"pg_clipfrac": tokens.selected.float()}
 
 
@@ -39,3 +47,75 @@ def kl_cov(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[s
     penalty_N = config.policy_loss.ppo_kl_coef * (tokens.log_probs - tokens.old_log_probs).abs()
     loss_N = -tokens.advantages * tokens.log_ratio.exp()
     return loss_N + torch.where(tokens.selected, penalty_N, 0.0), {"pg_klfrac": tokens.selected.float()}
+
+
+def prepare_clip_cov(config: ActorConfig, batch: Batch) -> Column:
+    """Selects max(1, floor(clip_cov_ratio M)) tokens, drawn of those with clip_cov_lb < cov < clip_cov_ub.
+
+    See `_select_tokens`. verl also draws none that the PPO clip holds.
+    """
+    return _select_tokens(config, batch, _draw_between)
+
+
+def prepare_kl_cov(config: ActorConfig, batch: Batch) -> Column:
+    """Selects the max(1, floor(kl_cov_ratio M)) tokens with the largest cov; see `_select_tokens`."""
+    return _select_tokens(config, batch, _take_largest)
+
+
+def _draw_between(config: ActorConfig, cov_M: NDArray[np.float64], hashes_M: NDArray[np.uint64]) -> NDArray[np.int64]:
+    section = config.policy_loss
+    candidates = np.flatnonzero((cov_M > section.clip_cov_lb) & (cov_M < section.clip_cov_ub))
+    drawn = np.argsort(hashes_M[candidates], kind="stable")[: max(1, int(section.clip_cov_ratio * len(cov_M)))]
+    return candidates[drawn]
+
+
+def _take_largest(config: ActorConfig, cov_M: NDArray[np.float64], hashes_M: NDArray[np.uint64]) -> NDArray[np.int64]:
+    largest_first: NDArray[np.int64] = np.lexsort((hashes_M, -cov_M))
+    return largest_first[: max(1, int(config.policy_loss.kl_cov_ratio * len(cov_M)))]
+
+
+def _select_tokens(config: ActorConfig, batch: Batch, choose: Choice) -> Column:
+    """Returns the column `selected_tokens`, of tokens that `choose` takes from each mini-batch of each epoch.
+
+    Over the M counting tokens of a mini-batch (Cui et al., 2025, eq. 10):
+
+        cov = (old_log_prob - mean of old_log_prob) (A - mean of A)
+
+    The paper and verl take the log-probs of the policy in training, of a micro-batch on one rank. With the old ones the
+    selection depends neither on the split nor on the order of rows: which token is drawn, and which of two equal tokens
+    goes first, is a hash of (seed of the response, epoch, place in it).
+
+    `batch` has the columns mini_batches, advantages, old_log_probs and seeds (one per row).
+
+    Raises:
+        ValueError: a row has not one seed.
+    """
+    lengths = batch["responses"].lengths
+    if (batch["seeds"].lengths != 1).any():
+        raise ValueError(f"loss_mode {config.policy_loss.loss_mode} needs one seed per response in column 'seeds'")
+    counts_N = response_mask(batch).values != 0
+    log_probs_N, advantages_N = (batch[name].values.astype(np.float64) for name in ("old_log_probs", "advantages"))
+    mini_batches = batch["mini_batches"].values.reshape(batch.num_rows, config.ppo_epochs)
+    selected = np.zeros((len(counts_N), config.ppo_epochs), np.uint8)
+    for epoch, assigned in enumerate(mini_batches.T):
+        hashes_N = _token_hashes(batch["seeds"].values, lengths, epoch)
+        mini_batch_N = np.repeat(assigned, lengths)
+        for index in np.unique(assigned):
+            tokens = np.flatnonzero(counts_N & (mini_batch_N == index))
+            cov_M = _deviations(log_probs_N[tokens]) * _deviations(advantages_N[tokens])
+            selected[tokens[choose(config, cov_M, hashes_N[tokens])], epoch] = 1
+    return Column(selected.reshape(-1), lengths * np.int32(config.ppo_epochs))
+
+
+def _deviations(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Subtracts the mean, whose bits do not depend on the order of the values."""
+    mean: float = np.sort(values).sum() / max(len(values), 1)
+    return values - mean
+
+
+def _token_hashes(seeds: NDArray[np.int64], lengths: NDArray[np.int32], epoch: int) -> NDArray[np.uint64]:
+    """[N], a number for each token that depends on its response's seed, the epoch and its place alone."""
+    state = splitmix64(splitmix64(seeds.astype(np.uint64)) ^ np.uint64(epoch))
+    starts = np.cumsum(lengths, dtype=np.int64) - lengths
+    places = np.arange(int(lengths.sum(dtype=np.int64))) - np.repeat(starts, lengths)
+    return splitmix64(np.repeat(state, lengths) ^ places.astype(np.uint64))

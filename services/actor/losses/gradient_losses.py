@@ -5,6 +5,7 @@ Legend: N response tokens of all rows of a micro-batch, packed.
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from services.actor.losses.policy_loss import MAX_LOG_RATIO, PolicyTokens
@@ -25,7 +26,8 @@ def reinforce(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mappin
         loss = -A sg(min(w, reinforce_is_threshold)) log_prob
 
     w is 1; with reinforce_is the ratio exp(log_prob - old_log_prob) of each token, or the product of them over the
-    response. Metric: pg_clipfrac (the weight is truncated).
+    response. With two bounds a weight outside of them is 0 (IcePop, Ling Team, 2025). Metric: pg_clipfrac (the weight
+    is outside of its bounds).
     """
     section, log_weight_N = config.policy_loss, tokens.log_ratio.detach()
     match section.reinforce_is:
@@ -33,9 +35,10 @@ def reinforce(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mappin
             log_weight_N = 0.0 * log_weight_N
         case "sequence":
             log_weight_N = tokens.row_sum(log_weight_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    weight_N = log_weight_N.exp()
-    loss_N = -tokens.advantages * weight_N.clamp(max=section.reinforce_is_threshold) * tokens.log_probs
-    return loss_N, {"pg_clipfrac": (weight_N > section.reinforce_is_threshold).float()}
+    weight_N, (lower, upper) = log_weight_N.exp(), section.reinforce_bounds
+    outside_N = weight_N > upper if lower is None else (weight_N < lower) | (weight_N > upper)
+    bounded_N = torch.where(outside_N, upper if lower is None else 0.0, weight_N)
+    return -tokens.advantages * bounded_N * tokens.log_probs, {"pg_clipfrac": outside_N.float()}
 
 
 def cispo(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:

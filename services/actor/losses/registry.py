@@ -8,33 +8,24 @@ import torch
 from torch import Tensor
 
 from services.actor.losses.clip_losses import sapo, vanilla
-from services.actor.losses.covariance_losses import clip_cov, kl_cov
+from services.actor.losses.covariance_losses import clip_cov, kl_cov, prepare_clip_cov, prepare_kl_cov
 from services.actor.losses.divergence_losses import dppo_kl, dppo_tv
 from services.actor.losses.gradient_losses import cispo, dro, gpg, reinforce
 from services.actor.losses.policy_loss import PolicyLoss, PolicyTokens
 from services.actor.losses.sequence_losses import geo_mean, gspo
 from splitppo.config import ActorConfig
-from splitppo.config.policy_loss import PolicyLossConfig
+from splitppo.config.subsections.policy_loss import PolicyLossConfig
 from splitppo.user_file import describe, load_from_file
 
 _PATH_KEY, _NAME_KEY = "actor.policy_loss.custom_path", "actor.policy_loss.loss_mode"
 
-# The names are those of splitppo/config/policy_loss.py.
+# The names are those of splitppo/config/subsections/policy_loss.py.
 POLICY_LOSSES: Mapping[str, PolicyLoss] = {
-    function.__name__: function
-    for function in (
-        vanilla,
-        gspo,
-        geo_mean,
-        cispo,
-        sapo,
-        clip_cov,
-        kl_cov,
-        gpg,
-        dppo_tv,
-        dppo_kl,
-        dro,
-        reinforce,
+    loss.of_tokens.__name__: loss
+    for loss in (
+        *map(PolicyLoss, (vanilla, gspo, geo_mean, cispo, sapo, gpg, dppo_tv, dppo_kl, dro, reinforce)),
+        PolicyLoss(clip_cov, prepare_clip_cov, prepared_from=("old_log_probs", "seeds")),
+        PolicyLoss(kl_cov, prepare_kl_cov, prepared_from=("old_log_probs", "seeds")),
     )
 }
 
@@ -92,4 +83,4 @@ def _own_loss(path: Path, name: str) -> PolicyLoss:
                 raise ValueError(f"expected one number per token, {list(tokens.log_probs.shape)}, got {found}")
         return loss_N, {f"policy_loss/{metric}": values_N for metric, values_N in metrics.items()}
 
-    return checked
+    return PolicyLoss(checked)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from services.actor.losses.clip_losses import ppo_clip
 from services.actor.losses.policy_loss import PolicyTokens
 from splitppo.config import ActorConfig
 
@@ -20,13 +21,11 @@ def gspo(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str
         loss = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))
 
     Where all tokens of a response have the same advantage, value and gradient are those of eq. 5. Metric: pg_clipfrac
-    (the clipped term is the larger one). verl takes seq-mean-token-mean whatever loss_agg_mode says.
+    (the clipped term is the larger one). verl up to 0.9.0 takes seq-mean-token-mean whatever loss_agg_mode says.
     """
     log_ratio_N = tokens.row_mean(tokens.log_ratio).detach() + tokens.log_probs - tokens.log_probs.detach()
-    ratio_N = log_ratio_N.exp()
-    unclipped_N = -tokens.advantages * ratio_N
-    clipped_N = -tokens.advantages * ratio_N.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
-    return torch.maximum(unclipped_N, clipped_N), {"pg_clipfrac": (clipped_N > unclipped_N).float()}
+    loss_N, is_clipped_N = ppo_clip(log_ratio_N.exp(), tokens.advantages, config)
+    return loss_N, {"pg_clipfrac": is_clipped_N.float()}
 
 
 def geo_mean(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -38,7 +37,8 @@ def geo_mean(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping
 
     A is the mean of the response's advantages, and the bounds are of the log-ratio: the paper's e^-0.4 and e^0.4 are
     clip_ratio 0.4. Metrics: pg_clipfrac and pg_clipfrac_lower, clipped tokens of A > 0 and of A < 0. verl multiplies by
-    the geometric mean of rollout_is_weights, and takes seq-mean-token-mean whatever loss_agg_mode says.
+    the geometric mean of rollout_is_weights, and takes the mean over the rows of each micro-batch, also those that are
+    masked as a whole, whatever loss_agg_mode says.
     """
     advantages_N, log_ratio_N = tokens.row_mean(tokens.advantages), tokens.log_ratio
     bounded_N = log_ratio_N.clamp(-config.clip_low, config.clip_high)

@@ -1,4 +1,4 @@
-"""How token losses become one number: a weight per token, from totals of the whole mini-batch (pure).
+"""Token losses become one number: a weight per token, from totals of the whole mini-batch (pure).
 
 With such weights a loss is just sum(weight * token loss): its value and gradient do not depend on how the mini-batch is
 split over ranks and micro-batches.
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitppo.batch import Batch, Column
-from splitppo.config.models import LossAggMode
+from splitppo.config.sections.models import LossAggMode
 
 
 def response_mask(batch: Batch) -> Column:
@@ -34,18 +34,22 @@ def row_weights(
     """[num_rows] the weight of every counting token of each row.
 
         token-mean               1 / total_tokens                              all tokens count the same
+        token-sum                1                                             of the whole mini-batch, on all ranks
         seq-mean-token-sum       1 / total_sequences                           mean over sequences of their sums
         seq-mean-token-mean      1 / (total_sequences tokens)                  mean over sequences of their means
         seq-mean-token-sum-norm  1 / (total_sequences scale)
 
-    The last is Dr. GRPO's (Liu et al., 2025); versions of verl before 2026 do not divide by the number of sequences.
-    `tokens` [num_rows] count in each row; the totals are those of the mini-batch on all ranks, sequences that have any.
+    The last is Dr. GRPO's (Liu et al., 2025); verl up to 0.7.0 does not divide by the number of sequences.
+    `tokens` [num_rows] count in each row; the totals are those of the mini-batch on all ranks, sequences that have any
+    (verl: all sequences, also those that are masked as a whole).
     """
     sequences = max(total_sequences, 1.0)
     weights: NDArray[np.float64] | float
     match mode:
         case "token-mean":
             weights = 1.0 / max(total_tokens, 1.0)
+        case "token-sum":
+            weights = 1.0
         case "seq-mean-token-sum":
             weights = 1.0 / sequences
         case "seq-mean-token-mean":

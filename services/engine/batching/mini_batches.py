@@ -1,4 +1,8 @@
-"""Optimizer steps of one update: which rows each consists of, on this rank, and what each token's loss weighs."""
+"""Optimizer steps of one update: which rows each consists of, on this rank, and the weight of each token in the loss.
+
+The weights are `row_weights` of totals over all ranks; `collate` spreads them over tokens, with 0 for those that do not
+count.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +16,7 @@ from services.engine.batching.loss_aggregation import masked_lengths, response_m
 from services.engine.batching.packing import MicroBatchLimits, Rows, plan_micro_batches, row_lengths
 from services.engine.parallel import reduce_array
 from splitppo.batch import Batch, Column
-from splitppo.config.models import TrainedModelConfig
+from splitppo.config.sections.models import TrainedModelConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +54,7 @@ def assign_mini_batches(
 def plan_mini_batches(
     batch: Batch, config: TrainedModelConfig, limits: MicroBatchLimits, max_response_length: int, device: torch.device
 ) -> list[MiniBatch]:
-    """All optimizer steps of an update with this rank's rows, epoch by epoch; all ranks must call it.
+    """Returns all optimizer steps of an update with this rank's rows, epoch by epoch; all ranks must call it.
 
     The column `mini_batches` holds ppo_epochs entries per row; without it there is one mini-batch per epoch.
     """
@@ -66,17 +70,12 @@ def plan_mini_batches(
     ]
     totals = reduce_array([[tokens[rows].sum(), len(rows)] for rows in rows_of_steps], device)
     micro_batches = agree_on_micro_batches(rows_of_steps, row_lengths(batch), limits, device)
-    mode = config.loss_agg_mode
     scale = config.loss_scale_factor or max_response_length
-    return [
-        MiniBatch(
-            parts,
-            row_weights(mode, tokens, num_tokens, num_rows, scale),
-            int(num_tokens),
-            epoch=step // int(num_mini_batches),
-        )
-        for step, (parts, (num_tokens, num_rows)) in enumerate(zip(micro_batches, totals, strict=True))
-    ]
+    mini_batches = []
+    for step, (parts, (num_tokens, num_rows)) in enumerate(zip(micro_batches, totals, strict=True)):
+        weights = row_weights(config.loss_agg_mode, tokens, num_tokens, num_rows, scale)
+        mini_batches.append(MiniBatch(parts, weights, int(num_tokens), epoch=step // int(num_mini_batches)))
+    return mini_batches
 
 
 def agree_on_micro_batches(

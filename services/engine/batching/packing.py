@@ -21,7 +21,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MicroBatchLimits:
-    """How large a micro-batch may be."""
+    """The largest size of a micro-batch."""
 
     packed: bool  # rows back to back without padding; otherwise right-padded to the longest row
     max_tokens: int  # budget of a dynamic micro-batch, padding included
@@ -30,13 +30,13 @@ class MicroBatchLimits:
 
 @dataclass(frozen=True, eq=False)
 class ResponseTokens:
-    """What a loss learns of the response tokens of a micro-batch; its rows are whole, back to back and in order."""
+    """The response tokens of a micro-batch, as a loss sees them; rows are whole, back to back and in order."""
 
     mask: Tensor  # [N] bool, tokens that count
     weights: Tensor  # [N] float32, what each token's loss is multiplied by; 0 outside the mask
-    row_index: Tensor  # [N] int64, the row of each token inside the micro-batch
-    columns: Mapping[str, Tensor]  # every other response-aligned column of the batch, [N], float32 but for one
-    epoch: int = 0  # PPO epoch, from 0
+    row_index: Tensor  # [N] int64, the row of each token, of those in the micro-batch that have one: less than N
+    columns: Mapping[str, Tensor]  # every other response-aligned column of the batch, [N] float32
+    selected: Tensor | None = None  # [N] bool, tokens that the loss treats apart in this PPO epoch
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,8 @@ def collate(
 ) -> MicroBatch:
     """The tensors of a micro-batch; no rows give a dummy of one masked response token with weight 0.
 
-    `weights` [num_rows] are those of each counting token of a row (None: 1); no prompt may be empty.
+    `weights` [num_rows] are those of each counting token of a row (None: 1); no prompt may be empty; `epoch` is the
+    PPO epoch, from 0.
     """
     if batch.num_rows == 0:
         batch, weights = _dummy(batch), None
@@ -143,11 +144,20 @@ def collate(
         tokens=ResponseTokens(
             mask=tensor(mask != 0),
             weights=tensor(mask if weights is None else np.repeat(weights, responses.lengths) * mask),
-            row_index=tensor(np.repeat(np.arange(batch.num_rows), responses.lengths)),
+            row_index=tensor(np.repeat(np.cumsum(responses.lengths > 0) - 1, responses.lengths)),
             columns={name: tensor(batch[name].values) for name in columns},
-            epoch=epoch,
+            selected=tensor(_selected(batch, epoch)),
         ),
     )
+
+
+def _selected(batch: Batch, epoch: int) -> NDArray[np.bool_]:
+    """[N] bool, tokens that were selected for this epoch; none without the column `selected_tokens`."""
+    num_tokens = len(batch["responses"].values)
+    if "selected_tokens" not in batch:
+        return np.zeros(num_tokens, np.bool_)
+    selected: NDArray[np.bool_] = batch["selected_tokens"].values.reshape(num_tokens, -1)[:, epoch] != 0
+    return selected
 
 
 def _positions(starts: Rows, lengths: NDArray[np.int32]) -> Rows:

@@ -1,4 +1,4 @@
-"""What a model demands of the rows it is given, checked once where a command enters (pure)."""
+"""The demands of a model on its rows, checked once where a command enters (pure)."""
 
 from typing import Any
 
@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 from splitppo.batch import Batch, Column
 
 
-def check_rows(batch: Batch, model: Any, *, room: int = 0) -> None:
-    """Checks prompts, responses and columns of numbers, with `room` in each row for tokens to be sampled.
+def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
+    """Returns the batch if its prompts, responses and columns of numbers are usable.
+
+    There must be `room` in each row for tokens to be sampled.
 
     Raises:
         ValueError: no rows, an empty prompt, a token id outside the vocabulary, a row too long, NaN or infinity.
@@ -34,6 +36,7 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> None:
     for name, column in batch.columns.items():
         if column.values.dtype == np.float32:
             _refuse(column, ~np.isfinite(column.values), name, "a finite number")
+    return batch
 
 
 def check_sequences(batch: Batch, name: str, model: Any) -> None:

@@ -22,7 +22,7 @@ _GROUPED_HEADS: Any = {"enable_gqa": True} if "enable_gqa" in inspect.signature(
 
 
 class PackedCalls:
-    """How often packed rows reached this attention: a model that loses `cu_seq_lens_q` on the way would mix rows."""
+    """Counts packed rows that reached this attention: a model that loses `cu_seq_lens_q` on the way would mix rows."""
 
     count = 0
 

@@ -1,4 +1,4 @@
-"""What the engine runs a model for: log-probs of responses, values of the states before their tokens, scores."""
+"""Forward passes of the engine: log-probs of responses, values of the states before their tokens, scores."""
 
 from collections.abc import Callable
 from typing import Any

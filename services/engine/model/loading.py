@@ -1,21 +1,24 @@
 """Models from Hugging Face folders: the policy, the value model, the frozen reference and the reward model."""
 
-from collections.abc import Callable, Iterator
+import difflib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MethodType
+from types import MappingProxyType, MethodType
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from services.engine.model.attention import ATTENTION
 from services.engine.model.forward import RESPONSE_METHOD, response_log_probs, response_scores, response_values
 from services.engine.model.linear import use_onednn
 from services.engine.model.weights import AUTO_MODELS, UNREADABLE, Kind, load_weights
+from splitppo.config.sections.models import is_dropout
 
 _FOLDER_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _GENERATION_CONFIG = "generation_config.json"
@@ -41,23 +44,29 @@ def resolve_folder(name: str) -> Path:
 
 
 def describe_architecture(model: Any) -> str:
-    """What a model is, in words: whoever can load the weights of another one has the same."""
+    """Describes a model in words: two models with the same words can load each other's weights."""
     sizes = {name: getattr(model.config, name, None) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
     known = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
     return f"{model.config.model_type} with {known}, {model.num_parameters()} parameters"
 
 
 def build_model(
-    name: str, kind: Kind, *, dtype: torch.dtype = torch.float32, gradient_checkpointing: bool = False
+    name: str,
+    kind: Kind,
+    *,
+    dtype: torch.dtype = torch.float32,
+    gradient_checkpointing: bool = False,
+    override_config: Mapping[str, Any] = MappingProxyType({}),
 ) -> PreTrainedModel:
     """A model without weights: they are on the meta device; buffers are real, on the CPU.
 
+    `override_config` replaces attributes of the folder's config.
     It is in eval mode, with all dropout 0 and a `RESPONSE_METHOD`. A policy is a causal language model; a value model
     is a token classifier with one label, a reward model a decoder that classifies sequences, of one label already.
     `parallel.shard` gives the weights their place, `fill_model` their values.
 
     Raises:
-        ValueError: no such model, or not of this kind.
+        ValueError: no such model, or not of this kind; or a replaced attribute is unknown, or shapes weights.
     """
     folder = resolve_folder(name)
     hf_logging.set_verbosity_error()
@@ -65,15 +74,19 @@ def build_model(
         config = AutoConfig.from_pretrained(folder)
         if kind == "reward" and config.num_labels != 1:
             raise ValueError(f"expected a sequence classifier with one label, it has {config.num_labels}")
-        _switch_off_dropout(config, kind)
-        with _parameters_on_meta():
-            model = AUTO_MODELS[kind].from_config(config, dtype=dtype, attn_implementation="eager")
+        model = _without_weights(config, kind, dtype)
+        if override_config:
+            shapes = _shapes(model)
+            model = _without_weights(_overridden(folder, config, override_config), kind, dtype)
+            if changed := shapes ^ _shapes(model):
+                names = ", ".join(override_config)
+                raise ValueError(f"override_config ({names}) changes the weights: {min(changed)[0]}")
         if (folder / _GENERATION_CONFIG).is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder)
         set_attention(model, generation=False)
         if kind == "reward" and not isinstance(getattr(model, "score", None), nn.Linear):
             raise ValueError(f"expected a decoder with a linear head `score`, {type(model).__name__} has none")
-    except UNREADABLE as error:
+    except Exception as error:  # of whatever transformers does with the sizes in a config
         raise _unusable(name, kind, error) from error
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -100,7 +113,7 @@ def fill_model(model: Any, name: str, kind: Kind, *, seed: int = 0) -> None:
 
 
 def supports_packing(model: Any) -> bool:
-    """Whether our attention can stand in for the model's: full or sliding-window layers, no soft-capped scores."""
+    """Returns True if our attention can replace the model's: full or sliding-window layers, no soft-capped scores."""
     config = model.config.get_text_config()
     return (
         bool(getattr(model, "_supports_attention_backend", False))
@@ -115,9 +128,34 @@ def set_attention(model: Any, *, generation: bool) -> None:
         model.set_attn_implementation("sdpa" if generation else ATTENTION)
 
 
+def _overridden(folder: Path, config: PreTrainedConfig, changes: Mapping[str, Any]) -> PreTrainedConfig:
+    """The config with other attributes, those of config.json as transformers reads them there."""
+    described, _ = PreTrainedConfig.get_config_dict(folder)
+    for name in changes:
+        if name not in described and not hasattr(config, name):
+            nearest = difflib.get_close_matches(name, vars(config), n=1)
+            hint = f" (did you mean {nearest[0]}?)" if nearest else ""
+            raise ValueError(f"override_config: {config.model_type} has no attribute {name!r}{hint}")
+    try:
+        return type(config).from_dict({**described, **changes})
+    except StrictDataclassError as error:
+        raise ValueError(f"override_config: {' '.join(str(error).split())}") from error
+
+
+def _without_weights(config: PreTrainedConfig, kind: Kind, dtype: torch.dtype) -> PreTrainedModel:
+    _switch_off_dropout(config, kind)
+    with _parameters_on_meta():
+        model: PreTrainedModel = AUTO_MODELS[kind].from_config(config, dtype=dtype, attn_implementation="eager")
+    return model
+
+
+def _shapes(model: nn.Module) -> set[tuple[str, tuple[int, ...]]]:
+    return {(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()}
+
+
 def _switch_off_dropout(config: Any, kind: Kind) -> None:
     for key, value in list(vars(config).items()):
-        if isinstance(value, float) and key.endswith(("dropout", "_pdrop", "dropout_prob")):
+        if isinstance(value, float) and is_dropout(key):
             setattr(config, key, 0.0)
     if kind == "value":
         config.num_labels = 1

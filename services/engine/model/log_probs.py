@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Logits that exist at once, in elements: 512 MiB in fp32. A small vocabulary is one chunk.
-MAX_LOGITS = 1 << 27
+from splitppo.machine.memory_limits import MAX_LOGITS
 
 
 def log_probs_and_entropy(

@@ -1,84 +1,49 @@
 """The weights of a Hugging Face folder, read a few rows at a time: nobody ever holds more of them than it keeps."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+from splitppo.weight_files import EXPECTED, weight_files
+
 # Rows are read in pieces of about this size; what a file offers is mapped, not held.
 PIECE_BYTES = 64 << 20
 
-
-class WeightSource(Protocol):
-    """Tensors by name."""
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def rows(self, name: str, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        """(number of the first row, rows) of consecutive pieces of [start, stop); a scalar is its row 0."""
-        ...
+# A tensor in memory, or one of a file as safetensors offers it: with `get_shape()`, and read by slices.
+StoredTensor = Any
 
 
-class WeightFiles:
-    """The safetensors files of a folder.
+def open_weights(folder: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors in the safetensors files of a folder by name, none of them read yet.
 
     Raises:
-        ValueError: the folder has none, or an index that names others.
+        ValueError: the folder has none, or an index that cannot be used.
         OSError, SafetensorError: a file cannot be read.
     """
-
-    def __init__(self, folder: Path) -> None:
-        index = folder / INDEX_FILE
-        if index.is_file():
-            names: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            if lacking := sorted({file for file in names.values() if not (folder / file).is_file()}):
-                raise ValueError(f"{INDEX_FILE} names {lacking[0]}, which is not there")
-            files = {file: _open(folder / file) for file in sorted(set(names.values()))}
-        elif (folder / SINGLE_FILE).is_file():
-            files = {SINGLE_FILE: _open(folder / SINGLE_FILE)}
-        else:
-            raise ValueError(f"expected its weights in {SINGLE_FILE} or {INDEX_FILE}, found neither")
-        self._slices = {name: file.get_slice(name) for file in files.values() for name in file.keys()}  # noqa: SIM118
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._slices
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._slices[name].get_shape())
-
-    def rows(self, name: str, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        rows, shape = self._slices[name], self.shape(name)
-        if not shape:
-            yield 0, rows[...].reshape(1)
-            return
-        step = max(1, PIECE_BYTES // max(1, 4 * torch.Size(shape[1:]).numel()))
-        for first in range(start, stop, step):
-            yield first, rows[first : min(stop, first + step)]
+    files = [_open(file) for file in weight_files(folder)]
+    if not files:
+        raise ValueError(f"expected its weights in {EXPECTED}, found neither")
+    return {name: file.get_slice(name) for file in files for name in file.keys()}  # noqa: SIM118
 
 
-class WholeWeights:
-    """Tensors that are in memory already."""
+def shape_of(stored: StoredTensor) -> tuple[int, ...]:
+    """Returns the shape of a whole tensor."""
+    return tuple(stored.shape if isinstance(stored, Tensor) else stored.get_shape())
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensors[name].shape)
-
-    def rows(self, name: str, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        tensor = self._tensors[name]
-        yield (start, tensor[start:stop]) if tensor.ndim else (0, tensor.reshape(1))
+def read_rows(stored: StoredTensor, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+    """Reads (number of the first row, rows) of consecutive pieces of [start, stop); a scalar is its row 0."""
+    shape = shape_of(stored)
+    if not shape:
+        yield 0, stored[...].reshape(1)
+        return
+    step = max(1, PIECE_BYTES // max(1, 4 * torch.Size(shape[1:]).numel()))
+    for first in range(start, stop, step):
+        yield first, stored[first : min(stop, first + step)]
 
 
 def _open(file: Path) -> Any:

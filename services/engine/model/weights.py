@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from services.engine import parallel
-from services.engine.model.weight_files import WeightFiles, WeightSource, WholeWeights
+from services.engine.model.weight_files import StoredTensor, open_weights, read_rows, shape_of
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +37,8 @@ def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None
         ValueError: weights are missing or do not fit, in one sentence.
         OSError, RuntimeError, KeyError, SafetensorError: they cannot be read.
     """
-    source: WeightSource = WeightFiles(folder)
     prefix = model.base_model_prefix
-    missing = _fill_from(model, source, prefix)
+    missing = _fill_from(model, open_weights(folder), prefix)
     if any(kind != "value" or not name.startswith(_HEADS) for name in missing):
         # The tensors of some architectures bear other names in files, or are stacked: transformers knows how.
         log.info("%s: transformers converts its weights, every rank holds all of them meanwhile", folder)
@@ -50,23 +49,23 @@ def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None
         if heads_lack := [name for name in lacking if kind != "value" or not name.startswith(_HEADS)]:
             raise ValueError(f"{folder} lacks weights of {type(model).__name__}: {', '.join(heads_lack[:3])}")
         tensors = {name: tensor for name, tensor in whole.state_dict().items() if name not in lacking}
-        missing = _fill_from(model, WholeWeights(tensors), prefix)
+        missing = _fill_from(model, tensors, prefix)
     _initialise_head(model, missing, kind=kind, seed=seed)
     if missing:
         log.info("%s: new value head, seed %d", folder, seed)
 
 
-def _fill_from(model: nn.Module, source: WeightSource, prefix: str) -> list[str]:
+def _fill_from(model: nn.Module, source: Mapping[str, StoredTensor], prefix: str) -> list[str]:
     """Fills what the source has, and returns the names of the parameters that it lacks."""
     missing = []
     for parameter, names in _names_by_parameter(model):
         if (found := _find(source, names, prefix)) is None:
             missing.append(names[0])
         else:
-            _fill(parameter, source, found)
+            _fill(parameter, found, source[found])
     for name, buffer in model.named_buffers():
         if (found := _find(source, [name], prefix)) is not None:
-            _fill(buffer, source, found)
+            _fill(buffer, found, source[found])
     return sorted(missing)
 
 
@@ -78,20 +77,20 @@ def _names_by_parameter(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]
     return list(names.items())
 
 
-def _find(source: WeightSource, names: Sequence[str], prefix: str) -> str | None:
-    """What the source calls a tensor; files of a bare base model leave its prefix out."""
+def _find(source: Mapping[str, StoredTensor], names: Sequence[str], prefix: str) -> str | None:
+    """Returns the name of a tensor in the source; files of a bare base model leave its prefix out."""
     candidates = [candidate for name in names for candidate in (name, name.removeprefix(f"{prefix}."))]
     return next((candidate for candidate in candidates if candidate in source), None)
 
 
 @torch.no_grad()
-def _fill(target: Tensor, source: WeightSource, name: str) -> None:
-    if (shape := source.shape(name)) != tuple(target.shape):
+def _fill(target: Tensor, name: str, stored: StoredTensor) -> None:
+    if (shape := shape_of(stored)) != tuple(target.shape):
         raise ValueError(f"{name} has shape {list(shape)}, expected {list(target.shape)}")
     start, stop = parallel.local_rows(target)
     shard = parallel.local(target)
     rows = shard if shard.ndim else shard.reshape(1)
-    for first, piece in source.rows(name, start, stop):
+    for first, piece in read_rows(stored, start, stop):
         rows[first - start : first - start + len(piece)].copy_(piece)
 
 
@@ -104,4 +103,4 @@ def _initialise_head(model: Any, missing: Sequence[str], *, kind: Kind, seed: in
         values = torch.zeros(parameter.shape)
         if parameter.ndim > 1:
             values.normal_(0.0, getattr(model.config, "initializer_range", 0.02), generator=generator)
-        _fill(parameter, WholeWeights({name: values}), name)
+        _fill(parameter, name, values)

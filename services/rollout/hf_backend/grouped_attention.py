@@ -34,7 +34,7 @@ def grouped_attention(model: Any) -> Iterator[None]:
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """What `sdpa_attention_forward` computes: ([R, queries, H, D], None)."""
+    """Computes what `sdpa_attention_forward` does: ([R, queries, H, D], None)."""
     num_rows, num_heads, num_queries, head_dim = query.shape
     is_plain = options.get("position_bias") is None and (attention_mask is None or attention_mask.shape[1] == 1)
     if num_queries > 1 or key.shape[1] == num_heads or not is_plain:

@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-# Positions of room that are made at once.
-_ROOM = 64
+from splitppo.machine.memory_limits import KV_ROOM
 
 
 class GrowingCache(DynamicCache):  # type: ignore[misc]
@@ -109,7 +108,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
         held, moved = slice(self._end - self._num_held, self._end), slice(end - self._num_held, end)
         for index, buffer in enumerate(self._buffers):
             num_rows, num_heads, _, head_dim = buffer.shape
-            self._buffers[index] = buffer.new_zeros((num_rows, num_heads, end + num_new + _ROOM, head_dim))
+            self._buffers[index] = buffer.new_zeros((num_rows, num_heads, end + num_new + KV_ROOM, head_dim))
             self._buffers[index][:, :, moved] = buffer[:, :, held]
         self._end = end
 

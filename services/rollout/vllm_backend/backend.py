@@ -61,8 +61,9 @@ class VllmRollout:
         settings, model = self._settings, str(resolve_folder(config.actor.model))
         arguments = self._vllm.EngineArgs(
             model=model,
-            tokenizer=config.data.tokenizer or model,
+            tokenizer=config.data.tokenizer,
             skip_tokenizer_init=not self._stop_rule.texts,
+            hf_overrides=config.actor.override_config,
             generation_config="vllm",  # sampling is ours alone to say
             load_format="dummy",  # the policy's weights come by sync_weights
             dtype="float32" if self._dtype is torch.float32 else "bfloat16",
@@ -91,7 +92,7 @@ class VllmRollout:
                 raise ValueError(f"vLLM refuses the rollout (rollout.vllm): {' '.join(str(error).split())}") from error
 
     def _max_num_batched_tokens(self) -> int:
-        """What is configured, but no more than there can be, and no less than vLLM needs for one step of all rows."""
+        """Returns the configured number, but at most what there can be, and at least one step of all rows."""
         settings = self._settings
         least = 0 if settings.enable_chunked_prefill else self._max_model_len
         most = settings.max_num_seqs * self._max_model_len

@@ -1,4 +1,4 @@
-"""What a configuration asks of vLLM, and what vLLM can be known not to do, before any weight is loaded."""
+"""Checks of what a configuration asks of vLLM, before any weight is loaded."""
 
 import math
 from typing import Any
@@ -38,7 +38,7 @@ def kv_cache_bytes(config: Config) -> int | None:
 
 
 def log_probs_mode(config: Config) -> str:
-    """How vLLM computes log-probs: of the logits as they are, or after temperature, top-k and top-p.
+    """Returns vLLM's name for its log-probs: of the logits as they are, or after temperature, top-k and top-p.
 
     `Response` wants them after temperature and before the cuts. On a CPU our own sampler sees to it. On a GPU that uses
     both they are those of the distribution that was sampled from.
@@ -98,7 +98,7 @@ def _cuts_on_gpu(config: Config) -> bool:
 
 
 def _check_log_probs(config: Config) -> None:
-    """Who compares the engine's log-probs with the trainer's needs them before top-p and top-k."""
+    """Refuses runs that compare the engine's log-probs with the trainer's, but get them after top-p and top-k."""
     if not _cuts_on_gpu(config) or log_probs_mode(config) == "raw_logprobs":
         return
     ways_out = []

@@ -27,7 +27,7 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
 }
 # Each weight sync frees what vLLM has packed and packs it anew, and generation needs other blocks than training: a heap
-# that keeps all that was ever freed (services/runtime/closed_group.py) would grow for many steps.
+# that keeps all that was ever freed (services/runtime/group/closed_group.py) would grow for many steps.
 _M_TRIM_THRESHOLD = -1  # of glibc's mallopt
 _KEPT_BYTES = 64 << 20
 
@@ -46,7 +46,7 @@ def import_vllm() -> Any:
 
 
 def _quieten() -> None:
-    """What goes wrong is said, what goes on is not; and a reload may leave out what has no weights of its own."""
+    """Keeps warnings and errors of vLLM's log, but for those about modules without weights that a reload leaves out."""
     logging.getLogger("vllm").setLevel(logging.WARNING)
     reload = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
     reload.addFilter(lambda record: not set(map(str, record.args or ())) & {"RotaryEmbedding", "ParallelLMHead"})

@@ -1,1 +1,1 @@
-"""How a group notices that it has failed, and what it does then."""
+"""Notices that a group has failed, and ends it with the cause."""

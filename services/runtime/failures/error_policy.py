@@ -1,4 +1,4 @@
-"""Which error of a command ends the group, which leaves its weights in an unknown state, and which does neither."""
+"""Decides which error of a command ends the group, and what the caller hears of one that does not."""
 
 import re
 
@@ -14,13 +14,13 @@ _PEER_LOSS = re.compile(r"gloo/|nccl|connection (closed|reset|refused)|broken pi
 
 
 def is_peer_loss(error: BaseException) -> bool:
-    """Whether this is what a collective raises when another rank has gone."""
-    is_said = isinstance(error, RuntimeError) and bool(_PEER_LOSS.search(str(error)))
-    return is_said or isinstance(error, dist.DistError)
+    """Returns True if a collective raises this error when another rank has gone."""
+    is_of_transport = isinstance(error, RuntimeError) and bool(_PEER_LOSS.search(str(error)))
+    return is_of_transport or isinstance(error, dist.DistError)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on the host or on a device."""
+    """Returns True if an allocation failed, on the host or on a device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if isinstance(error, torch.AcceleratorError):
@@ -29,7 +29,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def cannot_go_on(error: BaseException, *, num_ranks: int, repairs: bool) -> bool:
-    """Whether the group has to end because a command failed in the engine.
+    """Returns True if the group has to end because a command failed in the engine.
 
     Other ranks would wait for the one that failed. A group of one ends where only a new process helps: its device is
     broken (an illegal access, a lost GPU), or a load (`repairs`) failed by itself and not for its input (WireError,
@@ -41,7 +41,7 @@ def cannot_go_on(error: BaseException, *, num_ranks: int, repairs: bool) -> bool
 
 
 def cannot_save(error: BaseException, *, num_ranks: int) -> bool:
-    """Whether the group has to end because its ranks could not finish a save together.
+    """Returns True if the group has to end because its ranks could not finish a save together.
 
     Where storage failed they can go on, and the error says so; any other one is what a rank raises that has lost
     another one meanwhile, or that the others do not know of.
@@ -50,7 +50,7 @@ def cannot_save(error: BaseException, *, num_ranks: int) -> bool:
 
 
 def engine_error(error: Exception, *, has_stepped: bool, repairs: bool) -> WireError:
-    """What the caller is told about a command that failed in the engine, where the group goes on.
+    """Returns the error for the caller of a command that failed in the engine of a group that goes on.
 
     The optimizer `has_stepped` before the error; a load `repairs`, and its input may be the caller's mistake.
     """

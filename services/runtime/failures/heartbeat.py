@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from torch.distributed.distributed_c10d import Store
 
-from services.runtime.device import DeviceState
+from services.runtime.failures.device import DeviceState
 from services.runtime.failures.peer_watch import PeerWatch, RankHangs
+from services.runtime.failures.record import read_text
 from splitppo.rpc.errors import Place
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class Doing:
 
 
 class Activity:
-    """What the main thread of a rank is doing, and since when it has made no progress. Thread-safe.
+    """The work of a rank's main thread, and the time of its last progress. Thread-safe.
 
     Args:
         start_limit_s: until the rank is ready.
@@ -118,7 +119,7 @@ class _Sign(NamedTuple):
 
 
 class VitalSign(NamedTuple):
-    """What is known of a rank: its device at the last sign of life, and how many seconds ago that came."""
+    """The last sign of life of a rank: the device as it was then, and how many seconds ago that came."""
 
     device: DeviceState
     silent_s: float
@@ -183,7 +184,7 @@ class Heartbeat:
             self.failure.end_group(RankHangs(f"{what}{progress}"), replace(doing.place, rank=rank))
 
     def vital_signs(self) -> dict[int, VitalSign]:
-        """Of the ranks that this one watches, and of itself; any thread may ask."""
+        """Returns the last signs of the ranks that this rank watches, and its own; any thread may ask."""
         now, signs = self.clock(), {self.rank: self._own_sign, **self._signs}
         return {rank: VitalSign(sign.device, now - sign.seen_at) for rank, sign in signs.items()}
 
@@ -194,7 +195,7 @@ class Heartbeat:
         return mine.silent_s > limit_s or any(now - sign.seen_at > self.limit_s for sign in self._signs.values())
 
     def _culprit(self, mine: Doing) -> tuple[int, Doing, str]:
-        """Which rank it is, what it was doing, and what is wrong with it."""
+        """Returns the rank to name, what it was doing, and what is wrong with it."""
         now = self.clock()
         rank, sign = min(self._signs.items(), key=lambda item: item[1].seen_at, default=(self.rank, None))
         if sign is not None and now - sign.seen_at > min(self._missed_s, self.limit_s):
@@ -203,14 +204,13 @@ class Heartbeat:
             doing = sign.doing if own.method and (its.method, its.step) == (own.method, own.step) else mine
             return rank, doing, f"it has given no sign of life for {now - sign.seen_at:.0f} s"
         everyone = {self.rank: mine, **{rank: sign.doing for rank, sign in self._signs.items()}}
-        rank = max(everyone, key=lambda one: everyone[one].silent_s)
+        rank = max(everyone, key=lambda number: everyone[number].silent_s)
         return rank, everyone[rank], f"no progress for {everyone[rank].silent_s:.0f} s"
 
     def _receive(self, rank: int) -> None:
-        key = _KEY.format(rank)
-        if not self.store.check([key]):
+        if not (text := read_text(self.store, _KEY.format(rank))):
             return
-        sign = json.loads(self.store.get(key))
+        sign = json.loads(text)
         if self._signs[rank].number != sign["number"]:
             doing = Doing(**{**sign["doing"], "place": Place(**sign["doing"]["place"])})
             self._signs[rank] = _Sign(sign["number"], doing, DeviceState(**sign["device"]), self.clock())

@@ -1,4 +1,4 @@
-"""When a rank fails: the group ends, and the caller is told which rank it was and why.
+"""Ends the group when a rank fails, and tells the caller which rank it was and why.
 
 A rank that fails inside a collective section would leave the others waiting in it. So it writes what happened to the
 group's store and exits; a watcher on every rank sees that, or sees a process of its node gone, and leaves as well. On a
@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import Store
 
 from services.runtime.context import RankContext
 from services.runtime.failures.error_policy import is_peer_loss
-from services.runtime.failures.record import Failure, read_failure, write_failure
+from services.runtime.failures.record import Failure, read_failure, read_text, write_failure
 from splitppo.logs import FILE_ONLY
 from splitppo.rpc.errors import PeerDied, Place, WireError
 from splitppo.v1 import worker_pb2
@@ -86,9 +86,9 @@ class PeerWatch:
 
     def is_cancelled(self, order: int) -> bool:
         """Every other rank: whether the command of an order was cancelled half a second ago."""
-        known, is_cancelled, at = self._cancelled
+        last_order, is_cancelled, at = self._cancelled
         now = time.monotonic()
-        if known != order or now - at >= _POLL_INTERVAL_S:
+        if last_order != order or now - at >= _POLL_INTERVAL_S:
             is_cancelled = bool(self._get(_CANCELLED_KEY.format(order)))
             self._cancelled = (order, is_cancelled, now)
         return is_cancelled
@@ -137,19 +137,18 @@ class PeerWatch:
             self._store.set(key, "1")
 
     def _get(self, key: str) -> str:
-        """What is in the store; empty if nothing is."""
         with self._store_lock:
-            return self._store.get(key).decode() if self._store.check([key]) else ""
+            return read_text(self._store, key)
 
     def _cause(self, error: BaseException | None, place: Place) -> WireError:
-        """Which rank it was and why, as far as can be found out within a moment."""
+        """Returns an error that names the rank and the reason, as far as both can be learnt within a moment."""
         role = Place(role=self._context.role_name, method=place.method, step=place.step)
         deadline = time.monotonic() + _CAUSE_WAIT_S
         with _warning_if_store_is_gone():
-            while (found := self._known_cause()) is None and time.monotonic() < deadline:
+            while (cause := self._known_cause()) is None and time.monotonic() < deadline:
                 self.stopped.wait(0.05)
-            if found is not None:
-                return found.at(role)
+            if cause is not None:
+                return cause.at(role)
         if self._agent_has_ended(_END_WAIT_S):
             return PeerDied("torchrun has ended; the group ends", role)
         said = _one_line(error)
@@ -215,7 +214,7 @@ def _warning_if_store_is_gone() -> Iterator[None]:
 
 
 def _poll(pidfds: Iterable[int]) -> select.poll:
-    """What says which processes have ended."""
+    """Returns a poll object that reports which processes have ended."""
     poll = select.poll()
     for fd in pidfds:
         poll.register(fd, select.POLLIN)

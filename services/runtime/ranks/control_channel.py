@@ -1,4 +1,4 @@
-"""What ranks of a group say to each other: orders from rank 0 to all, rows from rank 0 to each rank and back.
+"""Messages between the ranks of a group: orders from rank 0 to all, rows from rank 0 to each rank and back.
 
 Everything is a tensor with its sizes announced first, on a gloo group of its own; no object collectives, no pickle.
 """
@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from services.runtime.role import CommandCancelled
-from splitppo.batch import COLUMN_DTYPES, Batch, Column
+from splitppo.batch import COLUMN_DTYPES, Batch
 
 _MAGIC = 0x53504F31
 _COLUMN_NAMES = tuple(COLUMN_DTYPES)
-# In place of the number of bytes of a batch.
+# In place of how many numbers the layout of a batch has.
 _NO_ROWS, _CANCELLED = 0, -1
 
 
 class OrderKind(IntEnum):
-    """What the ranks are to do next."""
+    """The next thing for the ranks to do."""
 
     NOTHING = 0
     COMMAND = 1
@@ -98,14 +97,17 @@ class ControlChannel:
 
     def receive(self, from_rank: int) -> Batch | None:
         """Receives what `send` or `scatter` sent; CommandCancelled if it was `send_cancelled`."""
-        (num_bytes,) = self.receive_numbers(1, from_rank)
-        if num_bytes == _CANCELLED:
+        (count,) = self.receive_numbers(1, from_rank)
+        if count == _CANCELLED:
             raise CommandCancelled(f"rank {from_rank} has given it up")
-        if num_bytes == _NO_ROWS:
+        if count == _NO_ROWS:
             return None
-        packed = torch.empty(num_bytes, dtype=torch.uint8)
-        dist.recv(packed, from_rank, group=self._group)
-        return unpack(packed)
+        layout = torch.empty(count, dtype=torch.int64)
+        dist.recv(layout, from_rank, group=self._group)
+        batch = allocate(layout)
+        for values in _tensors(batch):
+            dist.recv(values, from_rank, group=self._group)
+        return batch
 
     def gather(self, columns: Batch | None) -> list[Batch | None]:
         """Rank 0: its own columns and every other rank's; CommandCancelled, once all have sent, if one gave up."""
@@ -135,33 +137,28 @@ class ControlChannel:
 
     def _start_send(self, batch: Batch | None, to_rank: int) -> list[tuple[Any, Tensor]]:
         """Starts the sends; each tensor must live until its work is done."""
-        packed = [] if batch is None else [pack(batch)]
-        num_bytes = torch.tensor([len(packed[0]) if packed else _NO_ROWS])
-        return [(dist.isend(tensor, to_rank, group=self._group), tensor) for tensor in (num_bytes, *packed)]
+        tensors = [torch.tensor([_NO_ROWS])]
+        if batch is not None:
+            layout = layout_of(batch)
+            tensors = [torch.tensor([len(layout)]), layout, *_tensors(batch)]
+        return [(dist.isend(tensor, to_rank, group=self._group), tensor) for tensor in tensors]
 
 
-def pack(batch: Batch) -> Tensor:
-    """A batch as bytes: int64 numbers (rows, columns, then index and row lengths of each column), then the values.
-
-    Wide values come first, so that every column starts aligned.
-    """
-    names = sorted(batch.columns, key=lambda name: (-COLUMN_DTYPES[name].itemsize, name))
-    parts: list[NDArray[Any]] = [np.array([batch.num_rows, len(names)])]
-    for name in names:
-        parts += [np.array([_COLUMN_NAMES.index(name)]), batch[name].lengths.astype(np.int64)]
-    parts += [np.ascontiguousarray(batch[name].values) for name in names]
-    return torch.from_numpy(np.concatenate([part.view(np.uint8) for part in parts]))
+def layout_of(batch: Batch) -> Tensor:
+    """Returns the numbers that a batch begins with, int64: its rows, then index and row lengths of each column."""
+    columns = np.empty((len(batch.columns), 1 + batch.num_rows), np.int64)
+    for numbers, (name, column) in zip(columns, batch.columns.items(), strict=True):
+        numbers[0], numbers[1:] = _COLUMN_NAMES.index(name), column.lengths
+    return torch.from_numpy(np.concatenate([[batch.num_rows], columns.reshape(-1)]))
 
 
-def unpack(packed: Tensor) -> Batch:
-    """The batch that `pack` packed; the columns are views of it."""
-    content = packed.numpy()
-    num_rows, num_columns = (int(number) for number in content[:16].view(np.int64))
-    offset = 16 + 8 * num_columns * (1 + num_rows)
-    columns: dict[str, Column] = {}
-    for entry in content[16:offset].view(np.int64).reshape(num_columns, 1 + num_rows):
-        name, lengths = _COLUMN_NAMES[entry[0]], entry[1:].astype(np.int32)
-        end = offset + int(entry[1:].sum()) * COLUMN_DTYPES[name].itemsize
-        columns[name] = Column(content[offset:end].view(COLUMN_DTYPES[name]), lengths)
-        offset = end
-    return Batch(num_rows, columns, trusted=True)
+def allocate(layout: Tensor) -> Batch:
+    """Returns a batch with the layout that `layout_of` describes, for its values to be received."""
+    num_rows, numbers = int(layout[0]), layout[1:].numpy()
+    columns = numbers.reshape(-1, 1 + num_rows)
+    return Batch.allocate(num_rows, {_COLUMN_NAMES[of[0]]: of[1:].astype(np.int32) for of in columns})
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    """The values of each column that has any, as they are sent and received."""
+    return [torch.from_numpy(values) for values in batch.buffers if len(values)]

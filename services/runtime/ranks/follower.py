@@ -1,4 +1,4 @@
-"""What every rank but rank 0 does: it takes part in the commands that rank 0 announces (leader.py)."""
+"""The loop of every rank but rank 0: it takes part in the commands that rank 0 announces (leader.py)."""
 
 import logging
 from collections.abc import Sequence

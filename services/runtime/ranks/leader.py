@@ -116,7 +116,7 @@ class Leader:
             return
         reply.manifest_sha256 = durable.result()
         assert self.worker.ledger is not None, "who saves has a ledger"
-        self.worker.ledger.remember_save(call.request_id, reply)
+        self.worker.ledger.remember_save(call.request_id, call.stored(reply))
         call.resolve(reply)
 
     def _run(self, call: CommandCall, rows: Batch | None) -> Outcome:
@@ -134,15 +134,16 @@ class Leader:
             slots.add_part(call.request.slot, part.part, columns)
             call.part_ready(part)
 
-        num_parts = command.num_parts(call.request) if is_streamed(rows) else 0
+        streamed = is_streamed(rows)
+        num_parts = command.num_parts(call.request) if streamed else 0
         gatherer = PartGatherer(num_parts, self.channel.world_size, deliver)
         steps_before = self.steps.num_steps
-        if is_streamed(rows):
+        if streamed:
             slots.drop_parts(call.request.slot)  # of an attempt that failed
         try:
             outcome, results = self._run_on_all_ranks(call, rows, shards, gatherer)
         except CommandCancelled as cancelled:
-            if is_streamed(rows):
+            if streamed:
                 slots.drop_parts(call.request.slot)
             raise Unavailable(f"the command was cancelled: {call.cancelled_because}") from cancelled
         except Exception as error:
@@ -207,10 +208,10 @@ class Leader:
             )
             if command.commits:
                 assert worker.ledger is not None, "who trains has a ledger"
-                worker.ledger.commit(step, call.request_id, reply)
+                worker.ledger.commit(step, call.request_id, call.stored(reply))
                 worker.slots.commit(step)
             elif outcome.columns is not None:
-                worker.slots.absorb(call.request.slot, outcome.columns, call.reply_key, reply)
+                worker.slots.absorb(call.request.slot, outcome.columns, call.reply_key, call.stored(reply))
         except Exception as error:
             if not command.commits:
                 raise
@@ -231,7 +232,7 @@ class Leader:
             self.failure.end_group(error, Place())
 
     def _after_failure(self, call: CommandCall, error: Exception, *, has_stepped: bool) -> WireError:
-        """What the caller is told about a command that failed in the engine, if the group can go on at all."""
+        """Returns the answer to a command that failed in the engine; ends the group if it cannot go on."""
         command = call.command
         if cannot_go_on(error, num_ranks=self.channel.world_size, repairs=command.repairs):
             self.failure.end_group(error, call.place)

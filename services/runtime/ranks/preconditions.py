@@ -1,4 +1,4 @@
-"""What is checked between the command queue and the order to all ranks: who asks, for which step, with which rows."""
+"""Checks between the command queue and the order to all ranks: the caller, the step, the rows."""
 
 from services.runtime.ranks.streaming import is_streamed
 from services.runtime.state.batch_store import describe

@@ -1,4 +1,4 @@
-"""Which rank works on which rows, and how their results come back into the order of the slot."""
+"""Rows are dealt to ranks, and the results of the ranks come back into the order of the slot."""
 
 from collections.abc import Callable, Sequence
 

@@ -34,7 +34,7 @@ class _Part:
 
 
 def is_streamed(rows: object) -> bool:
-    """Whether a command that was prepared to work on these rows has parts."""
+    """Returns True if a command that was prepared to work on these rows has parts."""
     return isinstance(rows, Batch) and "places" in rows
 
 
@@ -64,17 +64,17 @@ class PartGatherer:
         if not self._num_parts:
             raise RuntimeError(f"part {part} was reported, but the command is not streamed")
         with self._lock:
-            one = self._missing.get(part)
-            if one is None or rank in one.columns:
+            missing = self._missing.get(part)
+            if missing is None or rank in missing.columns:
                 raise RuntimeError(f"rank {rank} has no part {part} left to report")
-            one.columns[rank] = columns
-            one.versions.add(policy_version)
-            if len(one.columns) < self._num_ranks:
+            missing.columns[rank] = columns
+            missing.versions.add(policy_version)
+            if len(missing.columns) < self._num_ranks:
                 return
             del self._missing[part]
-            if len(one.versions) > 1:
-                raise RuntimeError(f"part {part} was made with weights of versions {sorted(one.versions)}")
-            rows = concatenate(list(one.columns.values()))
+            if len(missing.versions) > 1:
+                raise RuntimeError(f"part {part} was made with weights of versions {sorted(missing.versions)}")
+            rows = concatenate(list(missing.columns.values()))
             rows = rows.take(np.argsort(rows["places"].values))
             ready = worker_pb2.PartReady(part=part, num_parts=self._num_parts, policy_version=policy_version)
             self._deliver(ready, rows)

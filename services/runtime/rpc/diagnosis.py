@@ -1,4 +1,4 @@
-"""What a worker says to whoever looks for a fault, on the gRPC thread: its ranks, its run folder, its wire."""
+"""The answers of a worker about itself, for a search for faults: its ranks, its run folder, its wire."""
 
 import asyncio
 import os
@@ -9,19 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from services.runtime.failures.heartbeat import VitalSign
+from services.runtime.rpc.limits import refusing_when
 from services.runtime.rpc.method_adapter import Method
 from services.runtime.state.worker import Worker
 from splitppo.rpc.credentials import Credentials
 from splitppo.rpc.errors import InvalidArgument, LimitExceeded
-from splitppo.rpc.wire_format import CHUNK_BYTES, MAX_MEASURED_BYTES
+from splitppo.rpc.wire_format import CHUNK_BYTES, MAX_CHUNK_MESSAGE_BYTES, MAX_MEASURED_BYTES, parse
 from splitppo.v1 import worker_pb2
 
-# Of a file that a controller, or a doctor, has put into the run folder.
-NONCE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-_MAX_MESSAGE_BYTES = CHUNK_BYTES + 64
+_NONCE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 class DiagnosisServicer:
@@ -46,8 +43,8 @@ class DiagnosisServicer:
         }
 
     async def diagnose(self, request: worker_pb2.DiagnoseRequest, _: Any) -> worker_pb2.DiagnoseResponse:
-        if request.nonce and not NONCE.fullmatch(request.nonce):
-            raise InvalidArgument(f"nonce must be the name of a file in the run folder, got {request.nonce!r}")
+        if request.nonce:
+            check_nonce(request.nonce)
         # A storage that hangs must not keep other calls from their answers.
         response = await asyncio.to_thread(_look_into, self._worker.context.config.run.dir, request.nonce)
         signs = self._vital_signs()
@@ -62,16 +59,13 @@ class DiagnosisServicer:
     async def measure_upload(self, requests: AsyncIterator[bytes], _: Any) -> worker_pb2.MeasureUploadResponse:
         received_bytes = 0
         max_send_s = self._worker.context.config.services.max_send_s
-        try:
-            async with asyncio.timeout(max_send_s) as deadline:
-                async for message in requests:
-                    received_bytes += _payload_bytes(message)
-                    if received_bytes > MAX_MEASURED_BYTES:
-                        raise LimitExceeded(f"a measurement takes at most {MAX_MEASURED_BYTES} bytes")
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise LimitExceeded(f"the measurement took over {max_send_s:g} s (services.max_send_s)") from error
+        late = LimitExceeded(f"the measurement took over {max_send_s:g} s (services.max_send_s)")
+        async with refusing_when(asyncio.timeout(max_send_s), late):
+            async for message in requests:
+                request = parse(message, worker_pb2.MeasureUploadRequest, MAX_CHUNK_MESSAGE_BYTES)
+                received_bytes += len(request.payload)
+                if received_bytes > MAX_MEASURED_BYTES:
+                    raise LimitExceeded(f"a measurement takes at most {MAX_MEASURED_BYTES} bytes")
         return worker_pb2.MeasureUploadResponse(received_bytes=received_bytes)
 
     async def measure_download(self, request: worker_pb2.MeasureDownloadRequest, _: Any) -> AsyncIterator[bytes]:
@@ -86,20 +80,17 @@ class DiagnosisServicer:
             yield worker_pb2.MeasureDownloadResponse(payload=bytes(rest)).SerializeToString()
 
 
+def check_nonce(nonce: str) -> None:
+    """Raises InvalidArgument unless it can name a file that a controller, or a doctor, has put into the run folder."""
+    if not _NONCE.fullmatch(nonce):
+        raise InvalidArgument(f"nonce must be the name of a file in the run folder, got {nonce!r}")
+
+
 def _look_into(run_dir: Path, nonce: str) -> worker_pb2.DiagnoseResponse:
-    """What there is to say of the run folder."""
+    """Describes the run folder."""
     response = worker_pb2.DiagnoseResponse(run_dir=str(run_dir.absolute()))
     response.sees_nonce = bool(nonce) and (run_dir / nonce).is_file()
     response.is_writable = os.access(run_dir, os.W_OK | os.X_OK)
     with suppress(OSError):  # it is not there, which is_writable says
         response.disk_free_bytes = shutil.disk_usage(run_dir).free
     return response
-
-
-def _payload_bytes(message: bytes) -> int:
-    if len(message) > _MAX_MESSAGE_BYTES:
-        raise LimitExceeded(f"a message of {len(message)} bytes is over the limit of {_MAX_MESSAGE_BYTES}")
-    try:
-        return len(worker_pb2.MeasureUploadRequest.FromString(message).payload)
-    except DecodeError as error:
-        raise InvalidArgument("the message is not a splitppo.v1.MeasureUploadRequest") from error

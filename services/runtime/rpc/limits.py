@@ -1,28 +1,54 @@
 """Limits of a server: how many calls at a time, how large a request. Beyond them, RESOURCE_EXHAUSTED."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from splitppo.rpc.errors import LimitExceeded
+from splitppo.rpc.errors import Busy, WireError
 
 # Requests but for batches hold ids, numbers and the names of columns.
 MAX_REQUEST_BYTES = 64 << 10
 
 
-class CallLimit:
-    """Counts the calls that are being answered. For one event loop."""
-
-    def __init__(self, max_calls: int) -> None:
-        self._max_calls = max_calls
-        self._num_calls = 0
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """One call, as long as it lasts; LimitExceeded if there is no room for it."""
-        if self._num_calls >= self._max_calls:
-            raise LimitExceeded(f"the service answers {self._max_calls} calls at a time (services.max_calls)")
-        self._num_calls += 1
-        try:
+@asynccontextmanager
+async def refusing_when(end: asyncio.Timeout, refusal: WireError) -> AsyncIterator[None]:
+    """Ends the block with this refusal once the timeout expires; a TimeoutError of the block itself stays."""
+    try:
+        async with end:
             yield
-        finally:
-            self._num_calls -= 1
+    except TimeoutError as error:
+        if not end.expired():
+            raise
+        raise refusal from error
+
+
+class CallLimit:
+    """Counts calls from their arrival to their end. For one event loop.
+
+    Args:
+        max_calls: how many calls may be open.
+        key: of the configuration, where the limit is one; part of the refusal.
+        ends_oldest: with one call more, the oldest ends. Callers of whom anybody may be one cannot keep others out.
+    """
+
+    def __init__(self, max_calls: int, key: str = "", *, ends_oldest: bool = False) -> None:
+        self._max_calls = max_calls
+        self._refusal = f"the service answers {max_calls} calls at a time{key and f' ({key})'}"
+        self._ends_oldest = ends_oldest
+        self._open: list[asyncio.Timeout] = []
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Counts a call as long as it lasts; Busy if there is no room for it, or another call takes its place."""
+        if len(self._open) >= self._max_calls:
+            if not self._ends_oldest:
+                raise Busy(self._refusal)
+            self._open.pop(0).reschedule(0.0)
+        end = asyncio.timeout(None)
+        async with refusing_when(end, Busy(f"{self._refusal}, and newer ones came")):
+            self._open.append(end)
+            try:
+                yield
+            finally:
+                if end in self._open:
+                    self._open.remove(end)

@@ -10,11 +10,12 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from services.runtime.rpc.limits import MAX_REQUEST_BYTES, CallLimit
-from splitppo.rpc.errors import Internal, InvalidArgument, LimitExceeded, Place, abort, wire_error
+from splitppo.rpc.errors import Internal, InvalidArgument, Place, abort, wire_error
+from splitppo.rpc.wire_format import parse
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +31,15 @@ def service_handler(
     handlers = {}
     for descriptor in (method for method in service.methods if method.name in methods):
         place = Place(role=role, method=descriptor.name)
-        adapter = _MethodAdapter(methods[descriptor.name], GetMessageClass(descriptor.input_type), place, limit)
-        # Requests arrive as bytes, so that a message that cannot be read is the caller's mistake, not ours.
+        request_type = None if descriptor.client_streaming else GetMessageClass(descriptor.input_type)
+        adapter = _MethodAdapter(methods[descriptor.name], request_type, place, limit)
+        # Requests arrive as bytes, so that a message that cannot be read is the caller's mistake, not ours; and as
+        # streams, or gRPC would wait for a single one before the call is counted.
         make: Any
         make, behaviour = {
-            (False, False): (grpc.unary_unary_rpc_method_handler, adapter.unary),
-            (True, False): (grpc.stream_unary_rpc_method_handler, adapter.unary),
-            (False, True): (grpc.unary_stream_rpc_method_handler, adapter.unary_stream),
-        }[descriptor.client_streaming, descriptor.server_streaming]
+            False: (grpc.stream_unary_rpc_method_handler, adapter.one_reply),
+            True: (grpc.stream_stream_rpc_method_handler, adapter.replies),
+        }[descriptor.server_streaming]
         handlers[descriptor.name] = make(behaviour, response_serializer=_serialise)
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
@@ -45,33 +47,31 @@ def service_handler(
 @dataclass(frozen=True)
 class _MethodAdapter:
     method: Method
-    request_type: type[Message]
+    request_type: type[Message] | None  # None: a stream, passed on as it comes: its reader takes chunks without copies
     place: Place
     limit: CallLimit
 
-    async def unary(self, request: bytes | AsyncIterator[bytes], context: Context[Any, Any]) -> Any:
-        """One reply. A stream of requests is passed on as it comes: its reader takes chunks without copies."""
+    async def one_reply(self, requests: AsyncIterator[bytes], context: Context[Any, Any]) -> Any:
         try:
-            with self.limit.one():
-                return await self.method(self._read(request) if isinstance(request, bytes) else request, context)
+            async with self.limit.call():
+                return await self.method(await self._read(requests), context)
         except Exception as error:  # noqa: BLE001 - every error becomes a status
             await self._abort(context, error)
 
-    async def unary_stream(self, request: bytes, context: Context[Any, Any]) -> AsyncIterator[Any]:
+    async def replies(self, requests: AsyncIterator[bytes], context: Context[Any, Any]) -> AsyncIterator[Any]:
         try:
-            with self.limit.one():
-                async for reply in self.method(self._read(request), context):
+            async with self.limit.call():
+                async for reply in self.method(await self._read(requests), context):
                     yield reply
         except Exception as error:  # noqa: BLE001 - every error becomes a status
             await self._abort(context, error)
 
-    def _read(self, request: bytes) -> Message:
-        if len(request) > MAX_REQUEST_BYTES:
-            raise LimitExceeded(f"a request of {len(request)} bytes is over the limit of {MAX_REQUEST_BYTES}")
-        try:
-            return self.request_type.FromString(request)
-        except DecodeError as error:
-            raise InvalidArgument(f"the message is not a {self.request_type.DESCRIPTOR.full_name}") from error
+    async def _read(self, requests: AsyncIterator[bytes]) -> Message | AsyncIterator[bytes]:
+        if self.request_type is None:
+            return requests
+        if (request := await anext(aiter(requests), None)) is None:
+            raise InvalidArgument(f"expected a {self.request_type.DESCRIPTOR.full_name}, got no message")
+        return parse(request, self.request_type, MAX_REQUEST_BYTES)
 
     async def _abort(self, context: Context[Any, Any], error: Exception) -> None:
         if isinstance(error, grpc.aio.AbortError):
@@ -88,11 +88,11 @@ def _forget_frames(error: BaseException) -> None:
     behind: list[BaseException | None] = [error]
     seen: set[int] = set()  # what is behind an error may be a circle
     while behind:
-        one = behind.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            one.__traceback__ = None
-            behind += [one.__cause__, one.__context__]
+        cause = behind.pop()
+        if cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            cause.__traceback__ = None
+            behind += [cause.__cause__, cause.__context__]
 
 
 def _serialise(message: Message | bytes) -> bytes:

@@ -7,17 +7,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 import grpc.aio
 import uvloop
 from google.protobuf.descriptor import ServiceDescriptor
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from services.runtime.failures.heartbeat import VitalSign
 from services.runtime.role import Command
 from services.runtime.rpc.auth_interceptor import TokenInterceptor
 from services.runtime.rpc.diagnosis import DiagnosisServicer
+from services.runtime.rpc.health import SERVICE as HEALTH
+from services.runtime.rpc.health import HealthServicer
 from services.runtime.rpc.limits import CallLimit
 from services.runtime.rpc.method_adapter import Method, service_handler
 from services.runtime.rpc.reflection import add_reflection
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
 # Streams that still run when the server stops: answers on their way get this long.
 _STOP_GRACE_S = 2.0
-# Beyond services.max_calls: health checks, which must be answered then too, reflection, and calls that are refused.
-_ROOM_FOR_OTHERS = 64
 
 
 @dataclass
@@ -58,7 +56,6 @@ class Server:
         self._services: dict[ServiceDescriptor, dict[str, Method]] = {worker_service: methods}
         for command in self.commands:
             self._services.setdefault(service_of(command), {})[command.method] = command_method(self.worker, command)
-        self._names = [service.full_name for service in self._services]
         self._address: Future[str] = Future()
         self._thread = threading.Thread(target=self._run, name="grpc", daemon=True)
 
@@ -91,34 +88,27 @@ class Server:
         server = grpc.aio.server(
             interceptors=[TokenInterceptor(tokens, role_name, open_health=open_health)] if tokens else [],
             options=list(SERVER_OPTIONS),
-            maximum_concurrent_rpcs=max_calls + _ROOM_FOR_OTHERS,
         )
-        limit = CallLimit(max_calls)
+        limit = CallLimit(max_calls, "services.max_calls")
         for service, methods in self._services.items():
             server.add_generic_rpc_handlers((service_handler(service, methods, role_name, limit),))
-        health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+        health = HealthServicer(service.full_name for service in self._services)
+        server.add_generic_rpc_handlers(health.handlers(role_name))
         if self.security.reflection:
-            add_reflection([*self._names, health.SERVICE_NAME], server)
+            add_reflection([service.full_name for service in (*self._services, HEALTH)], server)
         port = self.credentials.listen(server, self.bind)
         await server.start()
-        await self._publish_health(health_servicer)
 
         def publish() -> None:
-            asyncio.run_coroutine_threadsafe(self._publish_health(health_servicer), self._loop)
+            health.set(is_serving=self.worker.is_serving)
 
-        self.worker.on_change = publish
+        self.worker.on_change = lambda: self._loop.call_soon_threadsafe(publish)
+        publish()
         self._address.set_result(_reachable(self.bind, port))
         await self._stopping.wait()
         self.worker.on_change = lambda: None
-        await health_servicer.enter_graceful_shutdown()
+        health.set(is_serving=False)
         await server.stop(_STOP_GRACE_S)
-
-    async def _publish_health(self, servicer: Any) -> None:
-        serving = health_pb2.HealthCheckResponse
-        status = serving.SERVING if self.worker.is_serving else serving.NOT_SERVING
-        for name in ("", *self._names):
-            await servicer.set(name, status)
 
 
 def _reachable(bind: str, port: int) -> str:

@@ -1,4 +1,4 @@
-"""What the service answers, on the gRPC thread. Commands go into the command queue, the rest is immediate."""
+"""The answers of the service, on the gRPC thread. Commands go into the command queue, the rest is immediate."""
 
 import asyncio
 import time
@@ -9,7 +9,8 @@ from typing import Any, cast
 from google.protobuf.descriptor import ServiceDescriptor
 
 from services.runtime.role import Command
-from services.runtime.rpc.diagnosis import NONCE
+from services.runtime.rpc.diagnosis import check_nonce
+from services.runtime.rpc.limits import refusing_when
 from services.runtime.rpc.method_adapter import Method
 from services.runtime.state.batch_store import describe
 from services.runtime.state.command_call import CommandCall
@@ -49,8 +50,7 @@ class WorkerServicer:
                 f" the sections that shape the {worker.context.role_name} differ;"
                 " restart the worker with the controller's configuration"
             )
-        if not NONCE.fullmatch(request.nonce):
-            raise InvalidArgument(f"nonce must be the name of a file in the run folder, got {request.nonce!r}")
+        check_nonce(request.nonce)
         if not (run_dir / request.nonce).is_file():
             raise WrongState(
                 f"this worker does not see {request.nonce} in its run folder {run_dir};"
@@ -61,15 +61,9 @@ class WorkerServicer:
         if worker.ledger is None:
             worker.slots.clear()  # no checkpoint will be loaded that would do it
         return worker_pb2.HandshakeResponse(
-            protocol_version=PROTOCOL_VERSION,
-            software_version=__version__,
-            role=worker.role,
+            **self._identity(),
             world_size=worker.context.world_size,
-            instance_id=worker.instance_id,
-            committed_step=worker.committed_step or 0,
-            config_digest=worker.config_digest,
             processes=worker.processes,
-            unix_ns=time.time_ns(),
             num_parameters=worker.num_parameters,
         )
 
@@ -77,51 +71,52 @@ class WorkerServicer:
         worker = self._worker
         running = worker.command_queue.running
         return worker_pb2.GetStatusResponse(
-            role=worker.role,
+            **self._identity(),
             state=worker.state,
-            instance_id=worker.instance_id,
-            committed_step=worker.committed_step or 0,
             epoch=worker.fencing.epoch,
             running_method=running.command.method if running else "",
             progress=running.progress if running else None,
             queued_commands=worker.command_queue.num_queued,
             slots=worker.slots.slots(),
-            protocol_version=PROTOCOL_VERSION,
-            software_version=__version__,
-            config_digest=worker.config_digest,
-            unix_ns=time.time_ns(),
         )
+
+    def _identity(self) -> dict[str, Any]:
+        """Returns the fields that say who this worker is, and at which step it is now."""
+        worker = self._worker
+        return {
+            "protocol_version": PROTOCOL_VERSION,
+            "software_version": __version__,
+            "role": worker.role,
+            "instance_id": worker.instance_id,
+            "config_digest": worker.config_digest,
+            "committed_step": worker.committed_step or 0,
+            "unix_ns": time.time_ns(),
+        }
 
     async def put_batch(self, requests: AsyncIterator[bytes], _: Any) -> worker_pb2.PutBatchResponse:
         """Takes a batch into its slot, once it is complete; `requests` are serialised."""
         services, slots = self._worker.context.config.services, self._worker.slots
-        opening = worker_pb2.PutBatchHeader()
+        caller = worker_pb2.PutBatchHeader()
         room = ExitStack()
 
         def open_put(header: worker_pb2.PutBatchHeader) -> batch_pb2.BatchHeader:
             """Refuses a batch before memory is taken for it."""
-            nonlocal opening
-            opening = header
             self._check_caller(header)
             slots.check(header.batch.slot, self._worker.committed_step)
-            # More is refused by the receiver.
-            room.enter_context(slots.reserved(min(header.batch.total_bytes, services.max_batch_bytes)))
+            caller.run_id, caller.epoch = header.run_id, header.epoch
             return header.batch
 
+        def reserve(num_bytes: int) -> None:
+            room.enter_context(slots.reserved(num_bytes))
+
         with room:
-            try:
-                async with asyncio.timeout(services.max_send_s) as deadline:
-                    header, batch = await receive_batch(requests, services.max_batch_bytes, open_put)
-            except TimeoutError as error:
-                if not deadline.expired():
-                    raise
-                # Not DEADLINE_EXCEEDED: nobody hangs, and sending it again would take as long.
-                raise LimitExceeded(
-                    f"the batch was not complete within {services.max_send_s:g} s (services.max_send_s)"
-                ) from error
-            self._check_caller(opening)  # a newer controller may have come while the chunks arrived
-            slots.put(header.slot, batch, self._worker.committed_step)
-        return worker_pb2.PutBatchResponse(received_bytes=header.total_bytes)
+            # Not DEADLINE_EXCEEDED: nobody hangs, and sending it again would take as long.
+            late = LimitExceeded(f"the batch was not complete within {services.max_send_s:g} s (services.max_send_s)")
+            async with refusing_when(asyncio.timeout(services.max_send_s), late):
+                slot, batch = await receive_batch(requests, services.max_batch_bytes, open_put, reserve=reserve)
+            self._check_caller(caller)  # a newer controller may have come while the chunks arrived
+            slots.put(slot, batch, self._worker.committed_step)
+        return worker_pb2.PutBatchResponse(received_bytes=batch.num_bytes)
 
     async def get_batch(
         self, request: worker_pb2.GetBatchRequest, _: Any
@@ -137,6 +132,7 @@ class WorkerServicer:
             )
         header, parts = encode_messages(rows.select(request.columns), request.slot)
         yield worker_pb2.GetBatchResponse(header=header)
+        del header  # as large as the row lengths, and the reader may take its time
         for part in parts:
             yield part
 
@@ -161,7 +157,7 @@ def command_method(worker: Worker, command: Command) -> Method:
 
 
 def _check_request(call: CommandCall) -> None:
-    """What can be said of a request without looking at the state of the worker."""
+    """Checks a request by itself, without the state of the worker."""
     if not 0 < len(call.request_id) <= _MAX_REQUEST_ID_LENGTH:
         raise InvalidArgument(f"header.request_id must have 1 to {_MAX_REQUEST_ID_LENGTH} characters")
     if call.command.works_on_slot and call.request.slot.kind == batch_pb2.SLOT_KIND_UNSPECIFIED:
@@ -171,7 +167,7 @@ def _check_request(call: CommandCall) -> None:
 
 
 async def _events(call: CommandCall) -> AsyncIterator[worker_pb2.CommandEvent]:
-    """What the log of a call holds and will hold; of progress, only the newest. Ending early leaves it running."""
+    """Yields the events of a call, past and future; of progress, only the newest. The call does not need its reader."""
     num_read = 0
     while True:
         events, more = call.read(num_read)

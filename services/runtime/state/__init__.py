@@ -1,1 +1,1 @@
-"""What the gRPC thread and the command loop of a rank 0 share."""
+"""The state that the gRPC thread and the command loop of a rank 0 share."""

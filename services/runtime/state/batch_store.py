@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from services.runtime.state.command_call import StoredReply
 from splitppo.batch import Batch, join_parts
-from splitppo.rpc.errors import InvalidArgument, LimitExceeded, NotFound, WrongState
-from splitppo.v1 import batch_pb2, worker_pb2
+from splitppo.rpc.errors import Busy, InvalidArgument, LimitExceeded, NotFound, WrongState
+from splitppo.v1 import batch_pb2
 
 MAX_EVALUATION_SLOTS = 4
 MAX_PARTS = 1024
@@ -37,7 +38,7 @@ class _Key(NamedTuple):
 class _Entry:
     rows: Batch
     # Replies of the commands that have written to the slot since the last put.
-    replies: dict[str, worker_pb2.CommandResult] = field(default_factory=dict)
+    replies: dict[str, StoredReply] = field(default_factory=dict)
 
 
 class BatchStore:
@@ -64,11 +65,20 @@ class BatchStore:
 
     @contextmanager
     def reserved(self, num_bytes: int) -> Iterator[None]:
-        """Within the block there is room for a batch that is on its way; LimitExceeded if there is none."""
+        """Within the block there is room for a batch that is on its way.
+
+        Raises:
+            LimitExceeded: there never will be.
+            Busy: there may be once other batches are gone.
+        """
+        if num_bytes > self._max_bytes:
+            raise LimitExceeded(
+                f"a batch of {num_bytes} bytes is over the limit of {self._max_bytes} (services.max_held_bytes)"
+            )
         with self._lock:
             taken = self._coming_bytes + sum(entry.rows.held_bytes for entry in self._entries.values())
             if taken + num_bytes > self._max_bytes:
-                raise LimitExceeded(
+                raise Busy(
                     f"no room for a batch of {num_bytes} bytes: {taken} of {self._max_bytes} bytes are taken"
                     " (services.max_held_bytes)"
                 )
@@ -120,7 +130,7 @@ class BatchStore:
         with self._lock:
             return self._entry(slot).rows
 
-    def absorb(self, slot: batch_pb2.Slot, columns: Batch, reply_key: str, reply: worker_pb2.CommandResult) -> None:
+    def absorb(self, slot: batch_pb2.Slot, columns: Batch, reply_key: str, reply: StoredReply) -> None:
         """Takes what a command made: columns of the same rows are added, a multiple of the rows replaces them.
 
         Raises:
@@ -146,7 +156,7 @@ class BatchStore:
         with self._lock:
             self._drop_parts(_key(slot))
 
-    def reply_of(self, slot: batch_pb2.Slot, reply_key: str) -> worker_pb2.CommandResult | None:
+    def reply_of(self, slot: batch_pb2.Slot, reply_key: str) -> StoredReply | None:
         """The reply of a command whose work is still in the slot."""
         with self._lock:
             entry = self._entries.get(_key(slot))
@@ -164,7 +174,7 @@ class BatchStore:
             self._entries.clear()
 
     def slots(self) -> list[batch_pb2.Slot]:
-        """What is there, oldest first."""
+        """Returns the slots that hold something, oldest first."""
         with self._lock:
             return [batch_pb2.Slot(**key._asdict()) for key in self._entries]
 
@@ -175,7 +185,7 @@ class BatchStore:
         return entry
 
     def _find(self, key: _Key) -> _Entry | None:
-        """What was put there; for a whole that was not, its parts in one."""
+        """Returns what was put there; for a whole that was never put, its parts joined."""
         if key in self._entries or not key.may_have_parts or not (parts := self._parts(key)):
             return self._entries.get(key)
         if parts != list(range(1, len(parts) + 1)):

@@ -1,14 +1,15 @@
 """A command on its way to its reply, and the log of what its callers are told."""
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.runtime.role import Command
-from splitppo.rpc.errors import Place, WireError
+from splitppo.rpc.errors import InvalidArgument, Place, WireError
 from splitppo.v1 import worker_pb2
 
 # Progress is told at most this often, and at each new phase.
@@ -18,6 +19,13 @@ _PROGRESS_INTERVAL_S = 0.05
 Event = worker_pb2.CommandEvent | WireError
 
 
+class StoredReply(NamedTuple):
+    """A reply, and the digest of the request that it answers; no digest is known from checkpoints of older versions."""
+
+    request_sha256: str
+    reply: worker_pb2.CommandResult
+
+
 class CommandCall:
     """A command on its way to its reply; what its callers are told is one log that only grows. Thread-safe.
 
@@ -25,6 +33,7 @@ class CommandCall:
     its beginning; the command goes on.
 
     Attributes:
+        request_sha256: of what is asked for; who asks (run_id, epoch) is left out, a newer controller may ask again.
         progress: the newest; the log has some of it.
         newest_progress: the last that the log has.
         answered: set once the result or the error is there.
@@ -35,6 +44,7 @@ class CommandCall:
         self.command = command
         self.request = request
         self.request_id: str = request.header.request_id
+        self.request_sha256 = _digest(command.method, request)
         self.progress: worker_pb2.Progress | None = None
         self.newest_progress: worker_pb2.CommandEvent | None = None
         self.answered = threading.Event()
@@ -47,8 +57,19 @@ class CommandCall:
 
     @property
     def reply_key(self) -> str:
-        """What its reply is kept under: no other method is answered with it."""
+        """The key of its stored reply: no other method is answered with it."""
         return f"{self.command.method} {self.request_id}"
+
+    def check_same(self, request_sha256: str) -> None:
+        """Raises InvalidArgument if the request id was given to another request, which has this digest."""
+        if request_sha256 not in ("", self.request_sha256):
+            raise InvalidArgument(
+                f"request id {self.request_id!r} belongs to another request than this {self.command.method}"
+            )
+
+    def stored(self, reply: worker_pb2.CommandResult) -> StoredReply:
+        """The reply to this call, as it is kept for repetitions."""
+        return StoredReply(self.request_sha256, reply)
 
     @property
     def place(self) -> Place:
@@ -113,3 +134,11 @@ class CommandCall:
             if is_last:
                 self.answered.set()
         more.set_result(None)
+
+
+def _digest(method: str, request: Any) -> str:
+    content = type(request)()
+    content.CopyFrom(request)
+    for field in ("run_id", "epoch"):
+        content.header.ClearField(field)
+    return hashlib.sha256(method.encode() + b"\0" + content.SerializeToString(deterministic=True)).hexdigest()

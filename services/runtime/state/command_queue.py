@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 
 from services.runtime.state.command_call import CommandCall
-from splitppo.rpc.errors import InvalidArgument, QueueFull, Unavailable, WireError
+from splitppo.rpc.errors import Busy, Unavailable, WireError
 from splitppo.v1 import worker_pb2
 
 _CHECKPOINT_IS_LOADED = "a checkpoint is being loaded"
@@ -48,13 +48,12 @@ class CommandQueue:
 
         Raises:
             InvalidArgument: the request id is that of another request.
-            QueueFull, Unavailable: there is no room, or the service takes no more commands.
+            Busy, Unavailable: there is no room, or the service takes no more commands.
         """
         with self._changed:
-            self._open = {name: one for name, one in self._open.items() if not one.answered.is_set()}
+            self._open = {name: other for name, other in self._open.items() if not other.answered.is_set()}
             if (known := self._open.get(call.request_id)) is not None:
-                if known.command is not call.command or known.request != call.request:
-                    raise InvalidArgument(f"request id {call.request_id!r} belongs to another {known.command.method}")
+                call.check_same(known.request_sha256)
                 return known
             # Looked up second: a call is answered only after its reply was stored.
             if (reply := stored_reply(call)) is not None:
@@ -63,12 +62,12 @@ class CommandQueue:
             if self._closed_because is not None:
                 raise copy(self._closed_because)
             if call.command.repairs:
-                waiting = [one for one in self._queue if not one.command.repairs]
-                self._queue = deque(one for one in self._queue if one.command.repairs)
+                waiting = [queued for queued in self._queue if not queued.command.repairs]
+                self._queue = deque(queued for queued in self._queue if queued.command.repairs)
                 _fail(waiting, Unavailable(_CHECKPOINT_IS_LOADED))
                 self.cancel_running(_CHECKPOINT_IS_LOADED)
             if len(self._queue) >= self._max_queued:
-                raise QueueFull(f"the command queue holds {self._max_queued} commands (services.max_queued_commands)")
+                raise Busy(f"the command queue holds {self._max_queued} commands (services.max_queued_commands)")
             self._queue.append(call)
             self._open[call.request_id] = call
             self._changed.notify_all()
@@ -125,5 +124,5 @@ def _fail(calls: Sequence[CommandCall], error: WireError) -> None:
 
 
 def draining() -> Unavailable:
-    """What a service says that is about to end."""
+    """Returns the refusal of a service that is about to end."""
     return Unavailable("the service is draining and takes no more commands")

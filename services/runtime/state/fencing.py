@@ -1,4 +1,4 @@
-"""Which controller a service works for: the newest epoch of one run."""
+"""The controller that a service works for: the newest epoch of one run."""
 
 import json
 import threading

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from google.protobuf import json_format
 
+from services.runtime.state.command_call import StoredReply
 from splitppo.rpc.errors import DataLoss
 from splitppo.v1 import worker_pb2
 
@@ -16,7 +17,7 @@ class _Entry(NamedTuple):
 
     committed_step: int = 0
     request_id: str = ""
-    reply: worker_pb2.CommandResult = worker_pb2.CommandResult()
+    stored: StoredReply = StoredReply("", worker_pb2.CommandResult())
 
 
 class Ledger:
@@ -29,32 +30,38 @@ class Ledger:
     def committed_step(self) -> int:
         return self._entry.committed_step
 
-    def commit(self, step: int, request_id: str, reply: worker_pb2.CommandResult) -> None:
-        self._entry = _Entry(step, request_id, reply)
+    def commit(self, step: int, request_id: str, stored: StoredReply) -> None:
+        self._entry = _Entry(step, request_id, stored)
 
-    def reply_of(self, request_id: str) -> worker_pb2.CommandResult | None:
+    def reply_of(self, request_id: str) -> StoredReply | None:
         """The stored reply, marked as replayed, if this request was the last one applied."""
         entry = self._entry
         if not request_id or request_id != entry.request_id:
             return None
         reply = worker_pb2.CommandResult(replayed=True)
-        reply.MergeFrom(entry.reply)
-        return reply
+        reply.MergeFrom(entry.stored.reply)
+        return entry.stored._replace(reply=reply)
 
-    def remember_save(self, request_id: str, reply: worker_pb2.CommandResult) -> None:
+    def remember_save(self, request_id: str, stored: StoredReply) -> None:
         """A checkpoint is durable; until one is loaded, its request gets this reply, whatever is committed since."""
-        self._saved = _Entry(reply.committed_step, request_id, reply)
+        self._saved = _Entry(stored.reply.committed_step, request_id, stored)
 
-    def reply_of_save(self, request_id: str) -> worker_pb2.CommandResult | None:
+    def reply_of_save(self, request_id: str) -> StoredReply | None:
         """The reply of the last durable checkpoint, if this request made it."""
         saved = self._saved
-        return saved.reply if request_id and request_id == saved.request_id else None
+        return saved.stored if request_id and request_id == saved.request_id else None
 
     def serialise(self) -> bytes:
         """The last applied request as JSON, for a checkpoint."""
         entry = self._entry
-        reply = json_format.MessageToDict(entry.reply, preserving_proto_field_name=True)
-        return json.dumps({"version": _VERSION, **entry._asdict(), "reply": reply}, sort_keys=True).encode()
+        content = {
+            "version": _VERSION,
+            "committed_step": entry.committed_step,
+            "request_id": entry.request_id,
+            "request_sha256": entry.stored.request_sha256,
+            "reply": json_format.MessageToDict(entry.stored.reply, preserving_proto_field_name=True),
+        }
+        return json.dumps(content, sort_keys=True).encode()
 
     def restore(self, state: bytes, step: int) -> None:
         """Takes the entry of a checkpoint; no bytes stand for a model that was never trained.
@@ -75,6 +82,7 @@ def _read(state: bytes) -> _Entry:
         if entry["version"] != _VERSION or not isinstance(entry["request_id"], str):
             raise ValueError(f"version {entry['version']}")
         reply = json_format.ParseDict(entry["reply"], worker_pb2.CommandResult())
-        return _Entry(entry["committed_step"], entry["request_id"], reply)
+        stored = StoredReply(str(entry.get("request_sha256", "")), reply)
+        return _Entry(entry["committed_step"], entry["request_id"], stored)
     except (ValueError, KeyError, TypeError, json_format.ParseError) as error:
         raise DataLoss(f"the checkpoint's ledger cannot be read: {error}") from error

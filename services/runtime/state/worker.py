@@ -1,4 +1,4 @@
-"""What rank 0's two threads share: the main thread that works and the gRPC thread that answers."""
+"""The state that rank 0's two threads share: the main thread that works and the gRPC thread that answers."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from services.runtime.context import RankContext
 from services.runtime.state.batch_store import BatchStore
-from services.runtime.state.command_call import CommandCall
+from services.runtime.state.command_call import CommandCall, StoredReply
 from services.runtime.state.command_queue import CommandQueue, draining
 from services.runtime.state.fencing import FencingToken
 from services.runtime.state.ledger import Ledger
@@ -38,7 +38,7 @@ class Worker:
         self.config_digest = worker_digest(config, self.context.role_name)
         self.fencing = FencingToken(config.run.dir / "controller.epoch")
         self.command_queue = CommandQueue(config.services.max_queued_commands)
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], object] = lambda: None
         self._is_draining = False
         self._dirty = ""
         self._has_failed = False
@@ -55,12 +55,12 @@ class Worker:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it takes commands of every kind."""
+        """True if it takes commands of every kind."""
         return not (self._has_failed or self._dirty or self._is_draining)
 
     @property
     def has_failed(self) -> bool:
-        """Whether the group ends because of a failure."""
+        """True if the group ends because of a failure."""
         return self._has_failed
 
     @property
@@ -69,7 +69,14 @@ class Worker:
         return None if self.ledger is None else self.ledger.committed_step
 
     def stored_reply(self, call: CommandCall) -> worker_pb2.CommandResult | None:
-        """The reply of a command that was finished before and still stands; each kind of command has its own home."""
+        """The reply of a command that was finished before and still stands; InvalidArgument if it was another one."""
+        if (stored := self._stored(call)) is None:
+            return None
+        call.check_same(stored.request_sha256)
+        return stored.reply
+
+    def _stored(self, call: CommandCall) -> StoredReply | None:
+        """Returns what is stored under the call's request id; each kind of command has its own home."""
         if call.command.works_on_slot and not call.command.commits:
             return self.slots.reply_of(call.request.slot, call.reply_key)
         if self.ledger is None:
@@ -99,7 +106,7 @@ class Worker:
         self.on_change()
 
     def drain(self) -> None:
-        """What runs is finished, or cancelled where it can be, all else is refused; then the main thread leaves."""
+        """Finishes what runs, or cancels it where it can, and refuses all else; then the main thread leaves."""
         self._is_draining = True
         self.on_change()
         self.command_queue.close(draining())

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from services.runtime.machine import this_machine
+from services.runtime.group.machine import this_machine
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.section import RoleName
-from splitppo.config.threads import permitted_cores, threads_of_rank
+from splitppo.config.threads import threads_of_rank
 from splitppo.config.worker_digest import worker_digest
+from splitppo.machine.cores import permitted_cores
 
 BAD_INPUT_EXIT = 2
-CLOSED_TORCHRUN = ("-m", "services.runtime.torchrun")
+CLOSED_TORCHRUN = ("-m", "services.runtime.group.torchrun")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,14 +64,15 @@ def start_group_unless_rank(role_name: RoleName) -> None:
 
 
 def _torchrun_flags(role_name: RoleName, config: Config, node_rank: int | None) -> list[str]:
-    """What torchrun is told of the group; of one over several machines also where they meet, and what they share."""
+    """Returns what torchrun must know of the group; of several machines also where they meet and what they share."""
     service = config.services.of(role_name)
     ranks = ["--nproc-per-node", str(service.num_local_processes)]
     if service.nnodes == 1:
         return ranks
-    machine = this_machine(service, f"services.{role_name}", node_rank)
+    section = f"services.{role_name}"
+    machine = this_machine(service, section, node_rank)
     details = {
-        "section": machine.section,
+        "section": section,
         "node_rank": machine.node_rank,
         "ifname": machine.ifname,
         "start_timeout_s": config.services.start_timeout_s,
@@ -79,6 +81,6 @@ def _torchrun_flags(role_name: RoleName, config: Config, node_rank: int | None) 
     }
     return [
         *("--nnodes", str(service.nnodes), *ranks),
-        *("--rdzv-endpoint", f"{machine.master_address}:{machine.master_port}"),
+        *("--rdzv-endpoint", f"{machine.master_address}:{service.master_port}"),
         *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in details.items())),
     ]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from services.runtime.context import RankContext
-from services.runtime.machine import own_address
+from services.runtime.group.machine import own_address
 from splitppo.config import Config, ConfigError, ServiceConfig
 from splitppo.config.section import RoleName
 from splitppo.v1 import worker_pb2
@@ -27,7 +27,7 @@ _STORE_TIMEOUT = timedelta(seconds=60)
 
 @dataclass(frozen=True)
 class Launch:
-    """What torchrun tells a rank, by environment variables."""
+    """The place of a rank in its group, from the environment variables that torchrun sets."""
 
     rank: int
     world_size: int
@@ -134,7 +134,7 @@ def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config
 
 
 class Members(NamedTuple):
-    """All ranks of the group, and those whose processes run beside this one."""
+    """All ranks of a group, and those whose processes run beside this rank."""
 
     processes: tuple[worker_pb2.Process, ...]
     same_node: tuple[int, ...]
@@ -147,9 +147,9 @@ def introduce(launch: Launch, store: Store) -> Members:
     address = own_address(launch.store_host) if several else ""
     mine = {"pid": os.getpid(), "host": socket.gethostname(), "node": launch.node, "address": address}
     store.set(f"process/{launch.rank}", json.dumps(mine))
-    known = [json.loads(store.get(f"process/{rank}")) for rank in range(launch.world_size)]
+    ranks = [json.loads(store.get(f"process/{rank}")) for rank in range(launch.world_size)]
     return Members(
-        tuple(worker_pb2.Process(rank=rank, pid=one["pid"], host=one["host"]) for rank, one in enumerate(known)),
-        tuple(rank for rank, one in enumerate(known) if one["node"] == launch.node),
-        {rank: one["address"] for rank, one in enumerate(known)} if several else {},
+        tuple(worker_pb2.Process(rank=rank, pid=row["pid"], host=row["host"]) for rank, row in enumerate(ranks)),
+        tuple(rank for rank, row in enumerate(ranks) if row["node"] == launch.node),
+        {rank: row["address"] for rank, row in enumerate(ranks)} if several else {},
     )

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 
 from torch.distributed import DistError, run
@@ -18,7 +17,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 
-from services.runtime.rendezvous import BACKEND, LOOPBACK, CannotMeet, HasNotMet, Rendezvous, rendezvous
+from services.runtime.failures.oom_kill import OomWatch
+from services.runtime.group.rendezvous import BACKEND, LOOPBACK, CannotMeet, HasNotMet, Rendezvous, rendezvous
 
 # What a step frees the next one needs again. By default glibc gives large blocks back to the kernel, which then has to
 # clear pages for the same tensors; 32 MiB is the largest block that it can be told to keep.
@@ -42,6 +42,7 @@ def run_closed_group(arguments: Sequence[str]) -> int:
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     met: list[Rendezvous] = []
+    memory = OomWatch()
 
     def meet(parameters: RendezvousParameters) -> Rendezvous:
         met.append(rendezvous(parameters))
@@ -49,47 +50,48 @@ def run_closed_group(arguments: Sequence[str]) -> int:
         return met[0]
 
     rendezvous_handler_registry.register(BACKEND, meet)
-    with tempfile.TemporaryDirectory(prefix="torchrun_") as error_files:
-        ours = ("--rdzv-backend", BACKEND, "--rdzv-endpoint", LOOPBACK, "--log-dir", error_files)
-        try:
-            run.run(run.parse_args([*ours, "--max-restarts", "0", *arguments]))  # type: ignore[no-untyped-call]
-        except ChildFailedError as failed:
-            exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
-            rank = culprit(exit_codes)
-            met[0].tell(rank, _how_it_ended(exit_codes[rank]))
-            return report(rank, exit_codes[rank])
-        except SignalException as ended:
-            return _ENDED_BY_SIGNAL + int(ended.sigval)
-        except (CannotMeet, HasNotMet) as error:
-            sys.stderr.write(f"error: {error}\n")
-            return _BAD_INPUT if isinstance(error, CannotMeet) else _FAILED
-        except DistError:
-            sys.stderr.write("error: the group's other machines have gone\n")
-            return _FAILED
+    # Ranks say themselves how they fail: torchrun needs no folder for it, which a kill would leave behind.
+    ours = ("--rdzv-backend", BACKEND, "--rdzv-endpoint", LOOPBACK, "--log-dir", os.devnull)
+    try:
+        run.run(run.parse_args([*ours, "--max-restarts", "0", *arguments]))  # type: ignore[no-untyped-call]
+    except ChildFailedError as failed:
+        exit_codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
+        rank = culprit(exit_codes)
+        why = memory.explain(exit_codes[rank])
+        met[0].tell(rank, f"{_how_it_ended(exit_codes[rank])}{why}")
+        return report(rank, exit_codes[rank], why)
+    except SignalException as ended:
+        return _ENDED_BY_SIGNAL + int(ended.sigval)
+    except (CannotMeet, HasNotMet) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return _BAD_INPUT if isinstance(error, CannotMeet) else _FAILED
+    except DistError:
+        sys.stderr.write("error: the group's other machines have gone\n")
+        return _FAILED
     return 0
 
 
 def _interface(parameters: RendezvousParameters) -> dict[str, str]:
-    """What tells gloo and NCCL which interface to listen on and speak over; NCCL takes a prefix without the `=`."""
+    """Returns the variables that name the interface for gloo and NCCL; NCCL takes a prefix without the `=`."""
     name = parameters.config.get("ifname", "lo")
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
 
 
 def culprit(exit_codes: Mapping[int, int]) -> int:
-    """Of ranks that were found ended at the same time, the one whose end the others have followed, if that can be told.
+    """Returns the rank that failed first, as far as can be known, of those that had ended when somebody looked.
 
-    The others exit when they miss a peer: what ended by a signal, or has refused its input, has done so by itself.
+    Other ranks exit when they miss a peer: what ended by a signal, or has refused its input, has done so by itself.
     """
     return min(exit_codes, key=lambda rank: (exit_codes[rank] >= 0, exit_codes[rank] != _BAD_INPUT, rank))
 
 
-def report(rank: int, exit_code: int) -> int:
-    """Says on stderr how a rank ended, unless it has said itself what is wrong with its input.
+def report(rank: int, exit_code: int, why: str = "") -> int:
+    """Says on stderr how a rank ended, and why, unless it has said itself what is wrong with its input.
 
     Returns the exit code of its group; `exit_code` is negative for a signal, as subprocess has it.
     """
     if exit_code != _BAD_INPUT:
-        sys.stderr.write(f"error: rank {rank} {_how_it_ended(exit_code)}\n")
+        sys.stderr.write(f"error: rank {rank} {_how_it_ended(exit_code)}{why}\n")
     return _ENDED_BY_SIGNAL - exit_code if exit_code < 0 else exit_code
 
 

@@ -1,4 +1,4 @@
-"""How torchrun's agents find each other: alone, on loopback, or one on each machine of the group.
+"""Lets torchrun's agents find each other: alone, on loopback, or one on each machine of the group.
 
 Plain torchrun keeps its store on every interface, whatever address it is told, and what it keeps there is pickled. Here
 the store listens where it is told, and holds text (docs/adr/020-closed-groups.md, docs/adr/038-several-machines.md).
@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from services.runtime.failures.record import Failure, read_failure, write_failure
+from services.runtime.failures.record import Failure, read_failure, read_text, write_failure
 from splitppo import __version__
 
 BACKEND = "closed"  # the name of both in torchrun's flags
@@ -51,7 +51,7 @@ class HasNotMet(RuntimeError):
 
 
 def ranks_store(store: TCPStore) -> PrefixStore:
-    """The store as its ranks see it, at their first and only start (services/runtime/process_group.py)."""
+    """The store as its ranks see it, at their first and only start (services/runtime/group/process_group.py)."""
     return PrefixStore("splitppo/0", store)
 
 
@@ -71,7 +71,7 @@ def _listen(address: str, port: int) -> TCPStore:
 
 
 class Rendezvous(RendezvousHandler):
-    """What both have in common: the ranks are told where the agents' store is, and open none of their own."""
+    """The part that both kinds share: ranks use the store of the agents, and open none of their own."""
 
     use_agent_store = True
 
@@ -114,7 +114,7 @@ class LoopbackRendezvous(Rendezvous):
 
 @dataclass(frozen=True)
 class Member:
-    """How a machine introduces itself; what does not begin with its own name must be the same on all of them.
+    """The introduction of a machine; all but `host` and `start` must be the same on every machine of a group.
 
     Attributes:
         host: its name.
@@ -132,7 +132,7 @@ class Member:
     version: str = __version__
 
     def refused_by(self, first: "Member", node_rank: int, where: str) -> str | None:
-        """What is wrong with this machine, in the eyes of machine 0; None: nothing."""
+        """Returns a sentence on what differs from machine 0, `first`; None if nothing does."""
         here, there = f"on {self.host}, node rank {node_rank}", f"on {first.host}, node rank 0"
         if self.section != first.section:
             return (
@@ -214,18 +214,18 @@ class MachinesRendezvous(Rendezvous):
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise CannotMeet(f"cannot listen on {self._where} ({key}): {reason}") from error
         store.set(_MEMBER_KEY.format(0), json.dumps(asdict(self._me)))
-        said: set[str] = set()
-        while missing := [one for one in range(self._nnodes) if not store.check([_MEMBER_KEY.format(one)])]:
-            for refused in filter(None, (_get(store, _REFUSED_KEY.format(one)) for one in missing)):
-                if refused not in said:
+        printed: set[str] = set()
+        while missing := [node for node in range(self._nnodes) if not store.check([_MEMBER_KEY.format(node)])]:
+            for refused in filter(None, (read_text(store, _REFUSED_KEY.format(node)) for node in missing)):
+                if refused not in printed:
                     sys.stderr.write(f"a machine was refused: {refused}\n")
-                    said.add(refused)
+                    printed.add(refused)
             if time.monotonic() > deadline:
                 many = ", ".join(map(str, missing))
                 raise HasNotMet(f"node ranks {many} of {self._me.section} have not come within {self._timeout_s:g} s")
             time.sleep(_POLL_INTERVAL_S)
-        members = [json.loads(_get(store, _MEMBER_KEY.format(one))) for one in range(self._nnodes)]
-        store.set(_MEMBERS_KEY, json.dumps([one["start"] for one in members]))
+        members = [json.loads(read_text(store, _MEMBER_KEY.format(node))) for node in range(self._nnodes)]
+        store.set(_MEMBERS_KEY, json.dumps([member["start"] for member in members]))
         return store
 
     def _join(self, deadline: float) -> TCPStore:
@@ -249,14 +249,14 @@ class MachinesRendezvous(Rendezvous):
         )
 
     def _is_member(self, store: TCPStore, deadline: float) -> bool:
-        """Whether this start is one of those that have met; RuntimeError where the store goes meanwhile."""
+        """Returns True if this start of the machine has met the others; RuntimeError if the store goes meanwhile."""
         first = Member(**json.loads(store.get(_MEMBER_KEY.format(0))))
         if refused := self._me.refused_by(first, self._node_rank, self._where):
             store.set(_REFUSED_KEY.format(self._node_rank), refused)
             raise CannotMeet(refused)
         if not store.check([_MEMBERS_KEY]):
             store.set(_MEMBER_KEY.format(self._node_rank), json.dumps(asdict(self._me)))
-        while not (members := _get(store, _MEMBERS_KEY)):
+        while not (members := read_text(store, _MEMBERS_KEY)):
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_INTERVAL_S)
@@ -288,20 +288,16 @@ class MachinesRendezvous(Rendezvous):
 
     def tell(self, rank: int, error: str) -> None:
         if self._store is not None:
-            told = threading.Thread(target=_tell, args=(self._store, Failure(rank, error)), daemon=True)
-            told.start()
-            told.join(_TELL_S)  # the machine with the store may be out of reach
+            telling = threading.Thread(target=_tell, args=(self._store, Failure(rank, error)), daemon=True)
+            telling.start()
+            telling.join(_TELL_S)  # the machine with the store may be out of reach
 
 
 def rendezvous(parameters: RendezvousParameters) -> Rendezvous:
-    """The one that fits the number of machines."""
+    """Returns the rendezvous that fits the number of machines."""
     return MachinesRendezvous(parameters) if parameters.max_nodes > 1 else LoopbackRendezvous(parameters)
 
 
 def _tell(store: TCPStore, failure: Failure) -> None:
     with suppress(RuntimeError):  # the store has gone: they know
         write_failure(ranks_store(store), failure)
-
-
-def _get(store: TCPStore, key: str) -> str:
-    return store.get(key).decode() if store.check([key]) else ""

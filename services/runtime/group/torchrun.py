@@ -1,6 +1,6 @@
 """torchrun whose group listens only where it is told: on loopback, or on one interface of each of its machines.
 
-    python -m services.runtime.torchrun --nproc-per-node 2 -m services.actor --config FILE [--lifeline]
+    python -m services.runtime.group.torchrun --nproc-per-node 2 -m services.actor --config FILE [--lifeline]
 
 takes torchrun's flags. With `--lifeline` the group ends as soon as standard input does: the ranks watch it too, but
 only once they have started, which takes seconds, and one that is stopped cannot let go of anything.
@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from splitppo.process_tree import descendants, kill
+from splitppo.machine.process_tree import descendants, kill
 
 _POLL_INTERVAL_S = 0.01
 _LAUNCHER_HAS_GONE = 3
@@ -37,7 +37,7 @@ if __name__ == "__main__":
     # Else its C++ warns of every peer that goes, with a stack of twenty lines; what it means is said by us.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Imported now: the lifeline is held while torch takes its seconds.
-    from services.runtime.closed_group import run_closed_group
+    from services.runtime.group.closed_group import run_closed_group
 
     code = run_closed_group(sys.argv[1:])
     sys.stdout.flush()

@@ -1,0 +1,48 @@
+"""Rejection in the update: tokens that have no policy loss, by the policy in training over the one that sampled.
+
+Legend: N response tokens of all rows of a micro-batch, packed; every row is whole.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from services.actor.losses.policy_loss import PolicyTokens
+from splitppo.config.subsections.rejection import Rejection
+
+
+def rejected(tokens: PolicyTokens, rejections: Sequence[Rejection]) -> Tensor:
+    """[N] bool, the tokens that fail any criterion: lower <= statistic <= upper (verl's rollout_rs in bypass mode).
+
+        d = old_log_prob - log_prob, within +-MAX_LOG_RATIO;   k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d
+
+    The statistic is that of a token, or their sum, mean or maximum over the tokens of its row that count.
+    """
+    rejected_N = torch.zeros_like(tokens.mask)
+    for rejection in rejections:
+        statistic_N = _statistic(rejection, tokens)
+        rejected_N = rejected_N | (statistic_N > rejection.upper)
+        if rejection.lower is not None:
+            rejected_N = rejected_N | (statistic_N < rejection.lower)
+    return rejected_N
+
+
+def _statistic(rejection: Rejection, tokens: PolicyTokens) -> Tensor:
+    d_N = -tokens.log_ratio.detach()
+    match rejection.estimate:
+        case "k1":
+            estimate_N = d_N
+        case "k2":
+            estimate_N = 0.5 * d_N.square()
+        case _:
+            estimate_N = torch.exp(-d_N) - 1.0 + d_N
+    match rejection.over:
+        case "token":
+            return estimate_N
+        case "seq_sum":
+            return tokens.row_sum(estimate_N)
+        case "seq_mean":
+            return tokens.row_mean(estimate_N)
+        case _:
+            return tokens.row_max(estimate_N)

@@ -1,0 +1,155 @@
+"""The shards of a checkpoint on storage, in the format of torch.distributed.checkpoint.
+
+Tensors are written and read one after the other: of a model that is saved, at most one tensor is in memory twice.
+"""
+
+import os
+import threading
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+
+from splitppo.manifest import DamagedCheckpoint
+
+
+class ShardWriter(FileSystemWriter):
+    """Writes the tensors of this rank to one file, straight from where they are; one on a GPU is copied when it is due.
+
+    torch's own writer keeps a copy of every tensor that is on a GPU, or is a view, until the file is complete.
+
+    Attributes:
+        num_written: tensors so far, of `num_tensors`.
+        is_done: set when the tensors of this rank are no longer read, whatever the reason.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._directory = directory
+        self.num_written = self.num_tensors = 0
+        self.is_done = threading.Event()
+
+    def write(self, state: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
+        """Writes what `state` holds of this rank; all ranks of the group (None: there is one) call it.
+
+        Raises:
+            OSError: storage has failed.
+        """
+        try:
+            with _storage_errors():
+                state_dict_saver.save(state, storage_writer=self, process_group=group, no_dist=group is None)
+        finally:
+            self.is_done.set()
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        """Called by torch, with the tensors of this rank."""
+        name, results = f"{plan.storage_data.prefix}0.distcp", []
+        self.num_tensors = len(plan.items)
+        with (self._directory / name).open("wb") as file:
+            for item in plan.items:
+                begin = file.tell()
+                torch.save(_alone(planner.resolve_data(item)), file)
+                written = _StorageInfo(name, begin, file.tell() - begin)
+                results.append(WriteResult(item.index, written.length, written))
+                self.num_written += 1
+            file.flush()
+            os.fsync(file.fileno())
+        self.is_done.set()
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result(results)
+        return done
+
+
+def _alone(tensor: Any) -> Tensor:
+    """The values on the host, in memory that holds nothing else, as torch.save writes all of it; a copy if need be."""
+    on_host: Tensor = tensor.detach().cpu()
+    return on_host if on_host.untyped_storage().nbytes() == on_host.nbytes else on_host.clone()
+
+
+def read_entries(directory: Path) -> dict[str, TensorStorageMetadata]:
+    """Shape and dtype of every tensor of a checkpoint.
+
+    Raises:
+        DamagedCheckpoint: it is missing, or a shard is missing or too short.
+    """
+    tensors = _read_metadata(directory).state_dict_metadata.items()
+    return {name: tensor for name, tensor in tensors if isinstance(tensor, TensorStorageMetadata)}
+
+
+def read_parts(directory: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """The values of tensors, in the order of their names: part by part as ranks wrote them, first rows first.
+
+    Raises:
+        DamagedCheckpoint: as `read_entries`.
+    """
+    reader, parts = FileSystemReader(directory), defaultdict(list)
+    for index, stored in _read_metadata(directory).storage_data.items():
+        parts[index.fqn].append((tuple(index.offset or ()), stored))
+    for name in names:
+        for _, stored in sorted(parts[name], key=itemgetter(0)):
+            with reader.fs.create_stream(directory / stored.relative_path, "rb") as file:
+                part = reader._slice_file(file, stored)  # noqa: SLF001 # what torch's reader gives to torch.load
+                yield name, torch.load(part, map_location="cpu", weights_only=True)
+
+
+def read_shards(directory: Path, state: dict[str, Tensor]) -> None:
+    """Fills tensors, of sharded ones this rank's part; ranks do not wait for each other."""
+    with warnings.catch_warnings(), _storage_errors():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        state_dict_loader.load(state, checkpoint_id=str(directory), no_dist=True)
+
+
+def _read_metadata(directory: Path) -> Metadata:
+    if not (directory / ".metadata").is_file():
+        raise DamagedCheckpoint(f"{directory} holds no complete checkpoint")
+    try:
+        metadata = FileSystemReader(str(directory)).read_metadata()
+    except Exception as error:  # unpickling a torn file may raise anything
+        raise DamagedCheckpoint(f"checkpoint {directory} is torn: .metadata cannot be read") from error
+    expected_bytes: dict[str, int] = defaultdict(int)
+    for entry in metadata.storage_data.values():
+        expected_bytes[entry.relative_path] = max(expected_bytes[entry.relative_path], entry.offset + entry.length)
+    for name, num_bytes in expected_bytes.items():
+        if not (directory / name).is_file():
+            raise DamagedCheckpoint(f"checkpoint {directory} is torn: {name} is missing")
+        if (found := (directory / name).stat().st_size) < num_bytes:
+            raise DamagedCheckpoint(f"checkpoint {directory} is torn: {name} has {found} of {num_bytes} bytes")
+    return metadata
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    """Raises, for what torch raises in the block, which may be no Exception, the OSError behind it if there is any."""
+    failure = None
+    try:
+        yield
+    except (Exception, CheckpointException) as error:  # noqa: BLE001 # raised below
+        failure = _cause(error)
+    if failure is not None:  # not from the other: an error that is its own cause is a circle for whoever follows it
+        raise failure
+
+
+def _cause(error: BaseException) -> Exception:
+    """Returns the OSError anywhere below what torch wraps it into (no Exceptions), else a RuntimeError like it."""
+    below: list[BaseException | None] = [error]
+    for failure in below:  # grows while it is walked
+        if isinstance(failure, OSError):
+            return failure
+        if isinstance(failure, CheckpointException):
+            below += [of_rank for of_rank, _ in failure.failures.values()]
+        if failure is not None:
+            below += [failure.__cause__, failure.__context__]
+    return RuntimeError(str(error).strip().rpartition("\n")[2])

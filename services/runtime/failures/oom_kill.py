@@ -1,0 +1,41 @@
+"""Tells ranks that the kernel has killed for want of memory from those that somebody else has killed."""
+
+import resource
+import signal
+import threading
+import time
+
+from splitppo.machine.host_memory import host_memory, num_oom_kills
+
+_INTERVAL_S = 0.5
+# A process that is killed may need so long until its memory is free, and it has ended.
+_DYING_S = 60.0
+_GIB = 1 << 30
+
+
+class OomWatch:
+    """Looks twice a second at what is free and at the kernel's count; runs in the parent of the ranks, as a thread."""
+
+    def __init__(self) -> None:
+        self._num_kills, self._memory, self._same_at = num_oom_kills(), host_memory(), time.monotonic()
+        threading.Thread(target=self._watch, name="oom-watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(_INTERVAL_S)
+            num_kills, now = num_oom_kills(), time.monotonic()
+            if num_kills == self._num_kills:
+                self._memory, self._same_at = host_memory(), now
+            elif now - self._same_at > _DYING_S:  # it was no rank
+                self._num_kills = num_kills
+
+    def explain(self, exit_code: int) -> str:
+        """Returns the end of a sentence on a rank that ended with `exit_code`; empty if it was not the kernel."""
+        if exit_code != -signal.SIGKILL or num_oom_kills() == self._num_kills:
+            return ""
+        largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
+        free, total = self._memory.free, self._memory.total
+        return (
+            f", by the kernel for want of memory: it had {largest / _GIB:.1f} GiB at most,"
+            f" {free / _GIB:.1f} of {total / _GIB:.1f} GiB were free"
+        )

@@ -1,0 +1,1 @@
+"""The processes of a worker group: how they are started, find each other, and end together."""
