@@ -1,1 +1,1 @@
-"""What PPO computes from a step's rollouts, in numpy alone."""
+"""PPO's arithmetic on a step's rollouts, in numpy alone."""

@@ -12,11 +12,11 @@ known when the step begins. (In the paper e is of the step itself.)
 
 import math
 
-from splitppo.config.phases import AdaptiveEntropy
+from splitppo.config.subsections.phases import AdaptiveEntropy
 
 
 def next_entropy_coeff(config: AdaptiveEntropy, coeff: float, entropy: float | None) -> float:
-    """c': the weight held after a step whose entropy, in nats per token, was this (None: it had none).
+    """Returns c', the stored weight after a step with this entropy in nats per token (None: it had none).
 
     Raises:
         ValueError: the entropy is not finite.
@@ -30,5 +30,5 @@ def next_entropy_coeff(config: AdaptiveEntropy, coeff: float, entropy: float | N
 
 
 def entropy_coeff_in_force(config: AdaptiveEntropy, coeff: float, entropy: float | None) -> float:
-    """The weight in the loss, where c' is `coeff` and the step before had this entropy (None: nothing is known)."""
+    """Returns the weight in the loss, if c' is `coeff` and the step before had this entropy (None: it had none)."""
     return coeff if entropy is None or entropy <= config.target_entropy else 0.0

@@ -1,4 +1,4 @@
-"""From rollouts, log-probs, values and scores to what the updates need: rewards, advantages, returns.
+"""The experience of a step: rewards, advantages and returns from rollouts, log-probs, values and scores.
 
 B responses (prompts x samples, ordered by prompt, then sample), N tokens of responses, one row after the other.
 Formulas work on padded arrays; only a block of rows is padded at a time, and what a step keeps is ragged.
@@ -11,14 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from controller.ppo.advantages.estimate import estimate
-from controller.ppo.corrected_rollouts import CorrectedRollouts, correct_rollouts
 from controller.ppo.masked_stats import Float32s, Mask
-from controller.ppo.normalization import NO_NORMALIZATION, Normalization
-from controller.ppo.reward_shaping import PlacedScores, shape_scores, whiten_rewards
-from controller.ppo.running_moments import RunningMoments
+from controller.ppo.normalization import NO_NORMALIZATION, Normalization, RunningMoments, running_metrics
+from controller.ppo.rollout_correction import CorrectedRollouts, correct_rollouts
 from controller.ppo.scores import Scores
-from controller.ppo.token_rewards import subtract_kl, token_rewards
-from controller.ppo.value_normalization import normalize
+from controller.ppo.token_rewards import shape_scores, shaped_parts, subtract_kl, token_rewards, whiten_rewards
 from splitppo.batch import Batch, Column
 from splitppo.config import AlgorithmConfig
 
@@ -27,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Experience:
-    """What one step learns from.
+    """The batch that one step learns from, and statistics of it.
 
     Attributes:
         batch: prompts, responses, what the services computed for them, advantages, returns; response_mask where
@@ -52,23 +49,21 @@ class Experience:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and response tokens."""
+        """The number of prompt and response tokens."""
         return len(self.batch["prompts"].values) + len(self.batch["responses"].values)
 
-    def actor_columns(
-        self, *, lacks_reference: bool = False, lacks_old: bool = False, draws_tokens: bool = False
-    ) -> Batch:
-        """What the actor's update needs beside what it has; it may lack the reference's or the old log-probs."""
-        others = {"ref_log_probs": lacks_reference, "old_log_probs": lacks_old, "seeds": draws_tokens}
+    def actor_columns(self, *, lacks_reference: bool = False, lacks_old: bool = False) -> Batch:
+        """Returns the columns that the actor's update needs and the actor does not have, the named ones among them."""
+        others = {"ref_log_probs": lacks_reference, "old_log_probs": lacks_old}
         lacking = (name for name, lacks in others.items() if lacks)
         return self._present("advantages", "response_mask", "rollout_is_weights", *lacking)
 
     @property
     def critic_columns(self) -> Batch:
-        """What the critic's update needs beside what the critic has; normalised, its values have another scale then."""
+        """The columns that the critic's update needs; values again if they are normalised, whose scale has moved."""
         if not (moments := self.running.returns).count:
             return self._present("returns", "response_mask")
-        scaled = {name: normalize(self.batch[name], self.learned, moments) for name in ("values", "returns")}
+        scaled = {name: moments.normalize(self.batch[name], self.learned) for name in ("values", "returns")}
         return self._present("response_mask").merge(Batch(self.batch.num_rows, scaled))
 
     def _present(self, *names: str) -> Batch:
@@ -81,101 +76,107 @@ def assemble_experience(
     scores: Scores,
     *,
     num_samples: int,
+    greedy_scores_P: Float32s | None = None,
     normalization: Normalization = NO_NORMALIZATION,
 ) -> Experience:
     """Corrects rollouts, puts scores on tokens, subtracts the KL penalty, estimates advantages and returns.
 
     A rejected token gets no advantage and no return, and the estimators bridge it. A response keeps its score as long
-    as one token is left, on the last of those; one that is rejected as a whole still counts in its group's baseline.
-    With mask_truncated_completions so it is with those that were cut off.
+    as one token is left, on the last of those; a response that is rejected as a whole still counts in its group's
+    baseline. With `mask_truncated_completions`, truncated responses are treated like rejected ones.
 
-    `rollouts` come with whatever the services computed for them; the `num_samples` of one prompt are neighbours.
-    `algorithm` is what holds in this step, `kl_coef` included.
-    `normalization` has the statistics of the steps before: on their scale the values come.
+    Args:
+        algorithm: the configuration in this step, `kl_coef` included.
+        rollouts: with all columns that the services computed.
+        scores: of all rollouts.
+        num_samples: responses per prompt; those of one prompt are neighbours.
+        greedy_scores_P: of a greedy response to each prompt, if they are the baseline (ReMax).
+        normalization: with the statistics of the steps before; the values are on their scale.
     """
-    mask = _counting(rollouts)
-    corrected = correct_rollouts(algorithm.rollout_correction, rollouts, mask)
-    learned = _learned(algorithm, corrected.kept, mask, scores.truncated)
+    response_mask = _response_mask(rollouts)
+    corrected = correct_rollouts(algorithm.rollout_correction, rollouts, response_mask)
+    learned = _learned(algorithm, corrected.learned, response_mask, scores.is_truncated)
     rollouts = normalization.denormalized(_with_policy_that_sampled(algorithm, rollouts))
 
-    normalization = normalization.including_scores(scores.responses)
-    placed = shape_scores(normalization, PlacedScores.split(scores.responses, scores.tokens))
-    rewards = token_rewards(placed, _kept_or_all(learned, mask))
-    kl = subtract_kl(algorithm, rollouts, rewards, mask) if algorithm.use_kl_in_reward else None
-    rewards = whiten_rewards(normalization.shaping, rewards, mask)
+    shaping, score_moments = normalization.shaping, normalization.scores_including(scores.scores)
+    ends_B, token_scores = shaped_parts(shaping, scores, std=score_moments.std)
+    rewards = token_rewards(ends_B, token_scores, _rewarded(learned, response_mask))
+    kl = subtract_kl(algorithm, rollouts, rewards, response_mask) if algorithm.use_kl_in_reward else None
+    if shaping.whiten_rewards:
+        rewards = whiten_rewards(rewards, response_mask)
 
+    if greedy_scores_P is not None:  # on the scale of the rewards that they are subtracted from
+        greedy_scores_P = shape_scores(shaping, greedy_scores_P, std=score_moments.std).astype(np.float32)
     advantages, returns = estimate(
         algorithm,
         rollouts,
         rewards,
-        scored=mask,
+        response_mask=response_mask,
         learned=learned,
         num_samples=num_samples,
-        greedy_scores_B=_baseline(normalization, scores.greedy, num_samples),
-        components_KB=scores.components,
+        greedy_scores_B=None if greedy_scores_P is None else np.repeat(greedy_scores_P, num_samples),
+        components_KB=scores.components(algorithm.gdpo_reward_keys),
     )
-    normalization = normalization.including_returns(returns.values[learned.values])
+    return_moments = normalization.returns_including(returns.values[learned.values])
+    running = RunningMoments(scores=score_moments, returns=return_moments)
 
     columns = {"advantages": advantages, "returns": returns, **_of_losses(algorithm, corrected, learned)}
     batch = rollouts.merge(Batch(rollouts.num_rows, columns))
-    metrics = {**corrected.metrics, **normalization.metrics}
+    metrics = {**corrected.metrics, **running_metrics(running)}
     if kl is not None:
         metrics |= {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": algorithm.kl_coef}
-    return Experience(batch, scores.responses, rewards, learned, kl, metrics, normalization.running)
+    return Experience(batch, scores.scores, rewards, learned, kl, metrics, running)
 
 
-def _counting(rollouts: Batch) -> Column:
-    """Bool, of all response tokens those that count."""
+def _response_mask(rollouts: Batch) -> Column:
+    """Returns the response tokens that count, bool: all of them without a column that says so."""
     lengths = rollouts["responses"].lengths
     if "response_mask" in rollouts:
         return Column(rollouts["response_mask"].values.astype(np.bool_), lengths)
     return Column(np.ones(len(rollouts["responses"].values), np.bool_), lengths)
 
 
-def _learned(algorithm: AlgorithmConfig, kept: Column, mask: Column, truncated_B: Mask | None) -> Column:
-    """What was kept, without the responses that are left out because they were cut off."""
-    kept_N = kept.values
-    if algorithm.mask_truncated_completions and truncated_B is not None:
-        kept_N = kept_N & ~np.repeat(truncated_B, kept.lengths)
-    return Column(_enough_to_learn(kept_N, mask.values), kept.lengths)
+def _learned(algorithm: AlgorithmConfig, not_rejected: Column, response_mask: Column, is_truncated_B: Mask) -> Column:
+    """Returns the tokens to learn from: those not rejected, without truncated responses if these are masked.
 
-
-def _enough_to_learn(kept_N: Mask, mask_N: Mask) -> Mask:
-    """What was kept, or nothing if a single token is left, which no statistic can be made of."""
-    kept, total = kept_N.sum(), mask_N.sum()
-    if kept >= 2 or total < 2:
-        return kept_N
-    log.warning("%d of %d response tokens are left to learn from: nothing is learned in this step", kept, total)
-    return np.zeros_like(kept_N)
+    No tokens, if a single one is left, which no statistic can be made of.
+    """
+    learned_N, lengths = not_rejected.values, not_rejected.lengths
+    if algorithm.mask_truncated_completions:
+        learned_N = learned_N & ~np.repeat(is_truncated_B, lengths)
+    num_learned, total = learned_N.sum(), response_mask.values.sum()
+    if num_learned < 2 <= total:
+        log.warning(
+            "%d of %d response tokens are left to learn from: nothing is learned in this step", num_learned, total
+        )
+        learned_N = np.zeros_like(learned_N)
+    return Column(learned_N, lengths)
 
 
 def _with_policy_that_sampled(algorithm: AlgorithmConfig, rollouts: Batch) -> Batch:
-    """With bypass_mode the rollout backend's log-probs are the old ones.
+    """Returns the rollouts with the rollout backend's log-probs as the old ones, if bypass_mode is on.
 
-    In checked steps too, where both are known: whether a step is checked must not change what is learned.
+    In checked steps too, where both are there: whether a step is checked must not change what is learned.
     """
     if not (algorithm.rollout_correction.bypasses and "rollout_log_probs" in rollouts):
         return rollouts
     return rollouts.merge(Batch(rollouts.num_rows, {"old_log_probs": rollouts["rollout_log_probs"]}))
 
 
-def _kept_or_all(learned: Column, mask: Column) -> Column:
-    """What is learned from; of a response that is rejected as a whole, all that counts."""
+def _rewarded(learned: Column, response_mask: Column) -> Column:
+    """Returns the tokens that may carry a score: `learned`, or all that count if the whole response is rejected."""
     is_rejected_B = learned.sums() == 0
-    return Column(learned.values | (mask.values & np.repeat(is_rejected_B, mask.lengths)), mask.lengths)
-
-
-def _baseline(normalization: Normalization, greedy_scores: Float32s | None, num_samples: int) -> Float32s | None:
-    """[B], of each response the greedy score of its prompt, on the scale of the rewards that it is subtracted from."""
-    if greedy_scores is None:
-        return None
-    return np.repeat(shape_scores(normalization, PlacedScores(greedy_scores)).of_ends, num_samples).astype(np.float32)
+    return Column(learned.values | (response_mask.values & np.repeat(is_rejected_B, learned.lengths)), learned.lengths)
 
 
 def _of_losses(algorithm: AlgorithmConfig, corrected: CorrectedRollouts, learned: Column) -> dict[str, Column]:
-    """What leaves tokens out of the losses, where any may be, and what weighs them, where anything does."""
+    """Returns the wire's columns that leave tokens out of the losses, if any may be, and that weigh them, if any are.
+
+    The wire's `response_mask` carries `learned`.
+    """
     columns = {}
-    if algorithm.rollout_correction.rejections or algorithm.mask_truncated_completions:
+    correction = algorithm.rollout_correction
+    if (correction.is_active and correction.rejections) or algorithm.mask_truncated_completions:
         columns["response_mask"] = Column(learned.values.astype(np.uint8), learned.lengths)
     if corrected.weights is not None:
         columns["rollout_is_weights"] = corrected.weights

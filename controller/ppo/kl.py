@@ -17,21 +17,21 @@ MAX_LOG_RATIO = 20.0  # nats; log-ratios are clamped to it before they are expon
 
 
 def k1(d: Float64s) -> Float64s:
-    """k1 = d: unbiased, of either sign."""
+    """Returns k1 = d: unbiased, of either sign."""
     return d
 
 
 def k2(d: Float64s) -> Float64s:
-    """k2 = d^2 / 2: biased, never negative."""
+    """Returns k2 = d^2 / 2: biased, never negative."""
     return np.asarray(0.5 * d**2)
 
 
 def k3(d: Float64s) -> Float64s:
-    """k3 = exp(-d) + d - 1: unbiased, never negative."""
+    """Returns k3 = exp(-d) + d - 1: unbiased, never negative."""
     return np.asarray(np.exp(-d) + d - 1.0)
 
 
-# By verl's name and the short one; the same names as in splitppo/config/algorithm.py.
+# By verl's name and the short one; the same names as in splitppo/config/sections/algorithm.py.
 KL_ESTIMATORS: Mapping[str, Callable[[Float64s], Float64s]] = {
     "kl": k1,
     "k1": k1,
@@ -44,12 +44,12 @@ KL_ESTIMATORS: Mapping[str, Callable[[Float64s], Float64s]] = {
 
 
 def clamp_log_ratio(log_ratio: Float64s) -> Float64s:
-    """`log_ratio` within +-MAX_LOG_RATIO."""
+    """Clamps `log_ratio` to +-MAX_LOG_RATIO."""
     return np.asarray(np.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def kl_divergence(log_probs_BT: Float32s, ref_log_probs_BT: Float32s, mask_BT: Mask, *, kl_penalty: str) -> Float64s:
-    """KL of the policy, which sampled, from the reference: per token, [B, T], in nats, zero outside the mask.
+    """Estimates the KL of the policy, which sampled, from the reference: [B, T], in nats, zero outside the mask.
 
     d of k3 is clamped, and its value to +-10. A "+" at the end of kl_penalty is of the gradient that a loss has.
     """
@@ -59,7 +59,7 @@ def kl_divergence(log_probs_BT: Float32s, ref_log_probs_BT: Float32s, mask_BT: M
 
 
 def next_kl_coef(config: AlgorithmConfig, kl_coef: float, current_kl: float | None, *, num_samples: int) -> float:
-    """The coefficient after a step: as it was (fixed), or moved so that the KL is held near a target (adaptive).
+    """Returns the coefficient after a step: as it was (fixed), or moved to keep the KL near a target (adaptive).
 
     Adaptive (Ziegler et al., 2019, section 2.2): kl_coef * (1 + clip(kl / target - 1, +-0.2) * num_samples / horizon),
     where kl is the step's mean KL in nats (None: it had none; ValueError: not finite), num_samples its responses.

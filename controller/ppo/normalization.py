@@ -1,49 +1,122 @@
-"""What of a step is scaled, and by which statistics of the run: the scores, and the values that the critic learns."""
+"""Statistics over all steps of a run, by which scores are scaled, and the values that the critic learns.
 
+The critic learns returns minus their mean, over their standard deviation. Both are of all returns that it has learned
+so far (as ValueNorm of MAPPO; Yu et al., 2022):
+
+    step k:  V = v * std_{k-1} + mean_{k-1}             v: the critic's output; its weights know step k-1's scale
+             R = A + V                                  GAE, on the scale of the rewards
+             mean_k, std_k: with the R of step k
+             it learns  (R - mean_k) / std_k,  its old values are  (V - mean_k) / std_k
+
+so that values, advantages and returns mean the same whether values are normalised or not. Before the first update, and
+where nothing is normalised, mean is 0 and std is 1.
+"""
+
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
-from controller.ppo.masked_stats import Floats
-from controller.ppo.running_moments import Moments, RunningMoments
-from controller.ppo.value_normalization import denormalize, value_std
-from splitppo.batch import Batch
-from splitppo.config.reward_shaping import RewardShapingConfig
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from controller.ppo.masked_stats import Floats, variance
+from splitppo.batch import Batch, Column
+from splitppo.config.subsections.reward_shaping import RewardShapingConfig
+
+MIN_VARIANCE = 1e-2  # as in ValueNorm: returns that hardly differ are not blown up
+
+
+class Moments(BaseModel):
+    """Mean and variance of all values so far; immutable. float64, so that JSON gives back the same bits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    count: int = Field(0, ge=0)
+    mean: float = 0.0
+    squares: float = Field(0.0, ge=0.0, description="sum of (x - mean)^2")
+
+    @property
+    def variance(self) -> float:
+        """The sum of squares over the count; 0 without values."""
+        return self.squares / max(self.count, 1)
+
+    @property
+    def std(self) -> float:
+        """The square root of the variance."""
+        return math.sqrt(self.variance)
+
+    @property
+    def value_std(self) -> float:
+        """The divisor of normalised values: the standard deviation, at least sqrt(MIN_VARIANCE); 1 without values."""
+        return max(self.variance, MIN_VARIANCE) ** 0.5 if self.count else 1.0
+
+    def including(self, values: Floats) -> Self:
+        """Returns the moments with further values (Chan et al., 1979, "Updating formulae and a pairwise algorithm").
+
+        d = mean of the values - mean so far:
+        mean' = mean + d * n / (count + n),  squares' = squares + sum of (x - mean of the values)^2 + d^2 * count * n
+        / (count + n)
+        """
+        if not (num_values := values.size):
+            return self
+        count = self.count + num_values
+        distance = float(np.mean(values, dtype=np.float64)) - self.mean
+        squares = variance(values) * num_values + distance**2 * self.count * num_values / count
+        mean = self.mean + distance * num_values / count
+        return self.model_copy(update={"count": count, "mean": mean, "squares": self.squares + squares})
+
+    def normalize(self, values: Column, learned: Column) -> Column:
+        """Returns (x - mean) / std, zero on tokens that are not `learned`; float32, float64 inside."""
+        scaled = (values.values - np.float64(self.mean)) / self.value_std
+        return Column(np.where(learned.values, scaled, 0.0).astype(np.float32), values.lengths)
+
+    def denormalize(self, values: Column) -> Column:
+        """Returns x * std + mean; float32, float64 inside."""
+        scaled = values.values * np.float64(self.value_std) + self.mean
+        return Column(scaled.astype(np.float32), values.lengths)
+
+
+class RunningMoments(BaseModel):
+    """Statistics of the run so far, stored with every checkpoint; empty if nothing is normalised."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scores: Moments = Field(Moments(), description="of responses, as they were given: reward.shaping.running_scale")
+    returns: Moments = Field(Moments(), description="of learned tokens, as of the critic: critic.normalize_values")
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """Sections of the configuration, and the statistics, which become those of the step as it goes on."""
+    """The configuration's sections about scaling, and the statistics of the run before this step."""
 
     shaping: RewardShapingConfig = field(default_factory=RewardShapingConfig)
     normalize_values: bool = False  # critic.normalize_values
     running: RunningMoments = field(default_factory=RunningMoments)
 
-    def including_scores(self, scores_B: Floats) -> Self:
-        """With the scores of the step, as they were given."""
-        scores = self.running.scores.including(scores_B) if self.shaping.running_scale else Moments()
-        return replace(self, running=RunningMoments(scores=scores, returns=self.running.returns))
+    def scores_including(self, scores_B: Floats) -> Moments:
+        """Returns the statistics of scores with those of the step, as they were given."""
+        return self.running.scores.including(scores_B) if self.shaping.running_scale else Moments()
 
-    def including_returns(self, returns_N: Floats) -> Self:
-        """With the returns that the critic learns in the step."""
-        returns = self.running.returns.including(returns_N) if self.normalize_values else Moments()
-        return replace(self, running=RunningMoments(scores=self.running.scores, returns=returns))
+    def returns_including(self, returns_N: Floats) -> Moments:
+        """Returns the statistics of returns with those that the critic learns in the step."""
+        return self.running.returns.including(returns_N) if self.normalize_values else Moments()
 
     def denormalized(self, rollouts: Batch) -> Batch:
-        """The same with the critic's values, if there are any, on the scale of the rewards."""
+        """Returns the same rollouts with the critic's values, if there are any, on the scale of the rewards."""
         if "values" not in rollouts or not self.running.returns.count:
             return rollouts
-        values = denormalize(rollouts["values"], self.running.returns)
+        values = self.running.returns.denormalize(rollouts["values"])
         return rollouts.merge(Batch(rollouts.num_rows, {"values": values}))
 
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """The statistics that are in use."""
-        scores, returns = self.running.scores, self.running.returns
-        metrics = {"reward/running_std": scores.std} if scores.count else {}
-        if returns.count:
-            metrics |= {"critic/value_norm/mean": returns.mean, "critic/value_norm/std": value_std(returns)}
-        return metrics
+
+def running_metrics(running: RunningMoments) -> Mapping[str, float]:
+    """Returns reward/running_std and critic/value_norm/..., as far as they are in use."""
+    scores, returns = running.scores, running.returns
+    metrics = {"reward/running_std": scores.std} if scores.count else {}
+    if returns.count:
+        metrics |= {"critic/value_norm/mean": returns.mean, "critic/value_norm/std": returns.value_std}
+    return metrics
 
 
 # Scores and values as they are.

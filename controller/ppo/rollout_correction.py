@@ -14,30 +14,63 @@ from dataclasses import dataclass
 import numpy as np
 
 from controller.ppo.kl import KL_ESTIMATORS, clamp_log_ratio
-from controller.ppo.masked_stats import Float32s, Float64s, Floats, Mask
-from controller.ppo.rollout_mismatch import mismatch_metrics
+from controller.ppo.masked_stats import Float32s, Float64s, Floats, Mask, blocks
+from controller.ppo.rollout_mismatch import Mismatch, mismatch_metrics
+from splitppo.batch import Batch, Column
 from splitppo.config import RolloutCorrectionConfig
-from splitppo.config.rejection import Rejection
+from splitppo.config.subsections.rejection import Rejection
+
+# Padded tokens that are measured at a time.
+_TOKENS = 1 << 17
 
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """What a step's experience becomes, and metrics: rollout_corr/... and training/rollout_...
+    """Tokens to learn from, their weights, and metrics: rollout_corr/... and training/rollout_...
 
     Attributes:
-        kept: [B, T] bool, tokens to learn from: the mask without what was rejected.
+        learned: [B, T] bool, the tokens to learn from: the mask without what was rejected.
         weights: [B, T] float32, what multiplies the policy loss of a token, 0 outside the mask; None: nothing does.
     """
 
-    kept: Mask
+    learned: Mask
     weights: Float32s | None
     metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class CorrectedRollouts:
+    """A `Correction` of ragged rows."""
+
+    learned: Column
+    weights: Column | None
+    metrics: Mapping[str, float]
+
+
+def correct_rollouts(config: RolloutCorrectionConfig, rollouts: Batch, response_mask: Column) -> CorrectedRollouts:
+    """Corrects a step's rollouts if correction is on; else every token is learned as it is.
+
+    Metrics come with both log-probs, corrected or not. ValueError if the correction needs log-probs that are not there.
+    """
+    if not ("old_log_probs" in rollouts and "rollout_log_probs" in rollouts):
+        if config.is_active:
+            raise ValueError("rollout correction needs old_log_probs and rollout_log_probs")
+        return CorrectedRollouts(response_mask, None, {})
+    columns = rollouts["old_log_probs"], rollouts["rollout_log_probs"], response_mask
+    if config.is_active:
+        correction = correct_rollout(config, *(column.pad() for column in columns))
+        weights = None if correction.weights is None else response_mask.unpad(correction.weights)
+        return CorrectedRollouts(response_mask.unpad(correction.learned), weights, correction.metrics)
+    mismatch = Mismatch()
+    for start, stop in blocks(response_mask.lengths, _TOKENS):
+        mismatch.add(*(column.between(start, stop).pad() for column in columns))
+    return CorrectedRollouts(response_mask, None, mismatch.metrics())
 
 
 def correct_rollout(
     config: RolloutCorrectionConfig, old_log_probs_BT: Floats, rollout_log_probs_BT: Floats, mask_BT: Mask
 ) -> Correction:
-    """Weights, rejection and metrics of a batch, from log p and log q; without any token, no metrics.
+    """Returns weights, rejection and metrics of a batch, from log p and log q; without any token, no metrics.
 
     Weights are computed, and normalised, over all tokens, also over those that are rejected.
     """
@@ -47,44 +80,55 @@ def correct_rollout(
     if config.rollout_is is not None:
         weights_BT, weight_metrics = importance_weights(config, log_ratio_BT, mask_BT)
         metrics |= weight_metrics
-    kept_BT, rejection_metrics = reject(config.rejections, -log_ratio_BT, mask_BT)
-    return Correction(kept_BT, weights_BT, metrics | rejection_metrics)
+    learned_BT, rejection_metrics = reject(config.rejections, -log_ratio_BT, mask_BT)
+    return Correction(learned_BT, weights_BT, metrics | rejection_metrics)
 
 
 def importance_weights(
     config: RolloutCorrectionConfig, log_ratio_BT: Float64s, mask_BT: Mask
 ) -> tuple[Float32s, dict[str, float]]:
-    """Truncated importance weights min(w, threshold) (Ionides, 2008, "Truncated Importance Sampling").
+    """Returns truncated importance weights min(w, threshold) (Ionides, 2008, "Truncated Importance Sampling").
 
         token:    w_t = p_t / q_t
         sequence: w_t = prod_s p_s / q_s, over the response's tokens s
 
-    so that E_q[w f] = E_p[f] but for the truncation. With rollout_is_batch_normalize the truncated weights are divided
-    by their mean over tokens (`token`) or over responses (`sequence`). log r is 0 outside the mask.
+    so that E_q[w f] = E_p[f] but for the truncation. With two bounds a weight outside of them is 0 (Ling Team, 2025,
+    "IcePop"). With rollout_is_batch_normalize these weights are divided by their mean over tokens (`token`) or over
+    responses (`sequence`). log r is 0 outside the mask.
 
     Returns:
-        (weights [B, T] float32, 0 outside the mask, metrics of w before the truncation).
+        (weights [B, T] float32, 0 outside the mask, metrics). Metrics are verl's since 0.8: of the weights before they
+        are divided; shares beyond the bounds, and the extremes of `sequence`, are of w itself.
     """
     if not mask_BT.any():
         return np.zeros(mask_BT.shape, np.float32), {}
-    by_response, threshold = config.rollout_is == "sequence", config.rollout_is_threshold
+    by_response, (lower, upper) = config.rollout_is == "sequence", config.weight_bounds
     log_w_BT = log_ratio_BT.sum(axis=1, keepdims=True) if by_response else log_ratio_BT
     w_BT = np.where(mask_BT, np.exp(clamp_log_ratio(log_w_BT)), 0.0)
-    metrics = _spread(w_BT, mask_BT, low=1.0 / threshold, high=threshold, centre=1.0, by_response=by_response)
+    is_outside_BT = mask_BT & (w_BT > upper) if lower is None else mask_BT & ((w_BT < lower) | (w_BT > upper))
+    weights_BT = np.where(is_outside_BT, upper if lower is None else 0.0, w_BT)
+    low = 1.0 / upper if lower is None else lower
+    raw = _spread(w_BT, mask_BT, low=low, high=upper, centre=1.0, by_response=by_response)
+    metrics = _spread(weights_BT, mask_BT, low=0.0, high=upper, centre=1.0, by_response=by_response)
+    metrics |= {name: raw[name] for name in ("seq_fraction_high", "seq_fraction_low")}
+    metrics |= {name: raw[name] for name in ("max", "min")} if by_response else {}
     for share in ("fraction_high", "fraction_low"):
-        metrics[f"ratio_{share}"] = metrics.pop(share)
-    bounded_N = np.clip(w_BT[mask_BT], 1.0 / threshold, threshold)
-    metrics["eff_sample_size"] = float(bounded_N.mean() ** 2 / (bounded_N**2).mean())
-    weights_BT = np.minimum(w_BT, threshold)
+        del metrics[share]
+        metrics[f"ratio_{share}"] = raw[share]
+    weights_N = weights_BT[mask_BT]
+    mean_square = float((weights_N**2).mean())
+    metrics["eff_sample_size"] = float(weights_N.mean() ** 2 / mean_square) if mean_square else 0.0
+    if lower is not None:
+        metrics["oob_ratio"] = float(is_outside_BT[mask_BT].mean())
     if config.rollout_is_batch_normalize:
-        factor = float((_response_means(weights_BT, mask_BT) if by_response else weights_BT[mask_BT]).mean())
+        factor = float((_response_means(weights_BT, mask_BT) if by_response else weights_N).mean()) or 1.0
         weights_BT = weights_BT / factor
         metrics["batch_norm_factor"] = factor
     return weights_BT.astype(np.float32), _named("rollout_is", metrics)
 
 
 def reject(rejections: tuple[Rejection, ...], d_BT: Float64s, mask_BT: Mask) -> tuple[Mask, dict[str, float]]:
-    """The tokens that pass all criteria, each lower <= statistic <= upper; metrics of each and of all together.
+    """Returns the tokens that pass all criteria, each lower <= statistic <= upper; and metrics.
 
     The statistic is k1, k2 or k3 (controller/ppo/kl.py) of a token, or their sum, mean or maximum over a response, of
     which all tokens are then rejected together. d = log q - log p, 0 outside the mask, is clamped for k2 and k3.
@@ -92,19 +136,19 @@ def reject(rejections: tuple[Rejection, ...], d_BT: Float64s, mask_BT: Mask) -> 
     if not rejections or not mask_BT.any():
         return mask_BT, {}
     metrics: dict[str, float] = {}
-    kept_BT = mask_BT
+    learned_BT = mask_BT
     for rejection in rejections:
         low, high = -np.inf if rejection.lower is None else rejection.lower, rejection.upper
         statistic_BT, by_response = _statistic(rejection, d_BT, mask_BT), rejection.over != "token"
         passes_BT = mask_BT & (low <= statistic_BT) & (statistic_BT <= high)
         spread = _spread(statistic_BT, mask_BT, low=low, high=high, centre=0.0, by_response=by_response)
         metrics |= _named(f"rollout_rs_{rejection.option}", spread | _masked_fractions(passes_BT, mask_BT))
-        kept_BT = kept_BT & passes_BT
-    return kept_BT, metrics | _named("rollout_rs", _masked_fractions(kept_BT, mask_BT))
+        learned_BT = learned_BT & passes_BT
+    return learned_BT, metrics | _named("rollout_rs", _masked_fractions(learned_BT, mask_BT))
 
 
 def _statistic(rejection: Rejection, d_BT: Float64s, mask_BT: Mask) -> Float64s:
-    """[B, T], what a criterion looks at; that of a response stands on each of its tokens."""
+    """Returns [B, T], the statistic of a criterion; that of a response stands on each of its tokens."""
     d_BT = d_BT if rejection.estimate == "k1" else clamp_log_ratio(d_BT)
     estimate_BT = np.where(mask_BT, KL_ESTIMATORS[rejection.estimate](d_BT), 0.0)
     match rejection.over:
@@ -122,7 +166,7 @@ def _statistic(rejection: Rejection, d_BT: Float64s, mask_BT: Mask) -> Float64s:
 def _spread(
     values_BT: Float64s, mask_BT: Mask, *, low: float, high: float, centre: float, by_response: bool
 ) -> dict[str, float]:
-    """How a weight or a statistic lies over tokens and, as means over their tokens, over responses (seq_).
+    """Measures how a weight or a statistic lies over tokens and, as means over their tokens, over responses (seq_).
 
     `std` is of the tokens' values clipped to [low, high]; `by_response`: the extremes and the shares beyond the bounds
     are of responses.
@@ -147,9 +191,9 @@ def _spread(
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _masked_fractions(kept_BT: Mask, mask_BT: Mask) -> dict[str, float]:
-    """The share of tokens that are rejected, and of responses that lose one."""
-    rejected_BT = mask_BT & ~kept_BT
+def _masked_fractions(learned_BT: Mask, mask_BT: Mask) -> dict[str, float]:
+    """Returns the share of tokens that are rejected, and of responses that lose a token."""
+    rejected_BT = mask_BT & ~learned_BT
     return {
         "masked_fraction": float(rejected_BT.sum() / mask_BT.sum()),
         "seq_masked_fraction": float(rejected_BT.any(axis=1).sum() / mask_BT.any(axis=1).sum()),
@@ -157,7 +201,7 @@ def _masked_fractions(kept_BT: Mask, mask_BT: Mask) -> dict[str, float]:
 
 
 def _response_means(values_BT: Float64s, mask_BT: Mask) -> Float64s:
-    """[R], means over the tokens of each response that has any."""
+    """Returns [R], means over the tokens of each response that has any."""
     rows = mask_BT.any(axis=1)
     return np.asarray(np.where(mask_BT, values_BT, 0.0)[rows].sum(axis=1) / mask_BT[rows].sum(axis=1))
 

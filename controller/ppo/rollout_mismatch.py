@@ -1,4 +1,4 @@
-"""How far the trainer's and the rollout backend's probabilities of the same sampled tokens differ, as metrics.
+"""Metrics of the difference between the trainer's and the rollout backend's probabilities of sampled tokens.
 
 B responses, T response tokens, right-padded; N tokens inside the mask, R responses that have any. p is the trainer's
 probability of a token, q the rollout backend's, r = p / q; exponents are clamped. float64 throughout.
@@ -13,14 +13,14 @@ from controller.ppo.masked_stats import Float64s, Floats, Mask
 
 
 def mismatch_metrics(old_log_probs_BT: Floats, rollout_log_probs_BT: Floats, mask_BT: Mask) -> dict[str, float]:
-    """The metrics of `Mismatch`, of a batch in one piece."""
+    """Returns the metrics of `Mismatch` for a batch in one piece."""
     mismatch = Mismatch()
     mismatch.add(old_log_probs_BT, rollout_log_probs_BT, mask_BT)
     return mismatch.metrics()
 
 
 class Mismatch:
-    """training/rollout_... and rollout_corr/..., in every step in which log p and log q are known, corrected or not.
+    """Metrics training/rollout_... and rollout_corr/... of a step with both log p and log q, corrected or not.
 
     Rows may come in several pieces: what is kept of them is a few numbers of each response.
     """
@@ -61,7 +61,7 @@ class Mismatch:
         self._add_moments(np.stack([diff_N, p_N, q_N]))
 
     def _add_moments(self, values_3N: Float64s) -> None:
-        """Means and products of deviations, of what was there and what is new (Chan et al., 1983)."""
+        """Merges means and products of deviations with those of further tokens (Chan et al., 1983)."""
         before, added = self._num_tokens, values_3N.shape[1]
         means_3 = values_3N.mean(axis=1)
         deviations_3N, shift_3 = values_3N - means_3[:, None], means_3 - self._means_3
@@ -71,7 +71,7 @@ class Mismatch:
         self._num_tokens += added
 
     def metrics(self) -> dict[str, float]:
-        """Of all rows so far; empty without any token."""
+        """Returns the metrics of all rows so far; none without any token."""
         if not self._num_tokens:
             return {}
         old_R, rollout_R, tokens_R = map(np.concatenate, zip(*self._responses, strict=True))
@@ -97,7 +97,7 @@ class Mismatch:
 
 
 def _by_response(old_R: Float64s, rollout_R: Float64s, tokens_R: Float64s) -> dict[str, float]:
-    """Means over responses, from the sums of their log-probs; a perplexity is exp of minus the mean of them."""
+    """Returns means over responses, from sums of log-probs; a perplexity is exp of minus the mean log-prob."""
     training_R, sampled_R = -old_R / tokens_R, -rollout_R / tokens_R
     diff_R = training_R - sampled_R
     log_ratio_R = clamp_log_ratio(old_R - rollout_R)

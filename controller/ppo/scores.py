@@ -1,25 +1,154 @@
-"""What a step's responses are worth, as the experience takes it."""
+"""The scores of a step's responses, as arrays: `controller/scoring` makes them, `controller/ppo` learns from them."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
 
 from controller.ppo.masked_stats import Float32s, Mask
 from splitppo.batch import Column
+from splitppo.config import ConfigError
+
+Objects = NDArray[np.object_]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A decoded response with its prompt and its ground truth, for the rollout files and the log."""
+
+    prompt: str
+    response: str
+    ground_truth: Any
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Of B responses to P prompts, in the order of the rollouts.
+    """The scores of B responses, in the order of the rollouts. Every column has one row per response.
 
     Attributes:
-        responses: [B], of each response, that of its tokens included.
-        tokens: float32, aligned with responses: the part of the scores that is placed; None: all belongs to the ends.
-        truncated: [B], whether the response was cut off; None: none was.
-        components: [K, B], the parts of the scores that the estimator asks for.
-        greedy: [P], of a greedy response to each prompt, where they are the baseline.
+        scores: float32, the sum of all parts; 0 if the scorer failed.
+        rule_scores: float32, the part of the scorers; NaN if the data source has no scorer.
+        model_scores: float32, the scores of the reward model; None if it was not asked.
+        token_scores: float32, the part of `scores` that is placed on tokens: one number per response token, or an empty
+            row if nothing of the response's score is placed.
+        rule_token_scores: float32, likewise of `rule_scores`.
+        has_eos: bool, True if the response ends with an EOS token.
+        has_stopped: bool, True if the response contains a text of `rollout.stop`.
+        is_truncated: bool, True if the response was cut off at `data.max_response_length`.
+        data_sources: str.
+        prompt_indices: int64, the index of the prompt's row in the table of prompts.
+        places: str, where the prompt's row stands, e.g. "train.parquet, row 3".
+        failures: the reason why a scorer gave no score, or None.
+        messages: str, the failure in a sentence.
+        extra: mappings, the other fields of the scorer's dict.
+        texts: `Text`; nothing is computed from them.
     """
 
-    responses: Float32s
-    tokens: Column | None = None
-    truncated: Mask | None = None
-    components: Float32s | None = None
-    greedy: Float32s | None = None
+    scores: Float32s
+    rule_scores: Float32s
+    model_scores: Float32s | None
+    token_scores: Column
+    rule_token_scores: Column
+    has_eos: Mask
+    has_stopped: Mask
+    is_truncated: Mask
+    data_sources: Objects
+    prompt_indices: NDArray[np.int64]
+    places: Objects
+    failures: Objects
+    messages: Objects
+    extra: Objects
+    texts: Objects
+
+    @classmethod
+    def of(cls, scores_B: Float32s, **columns: Any) -> Self:
+        """Returns scores with the given columns; the others say: scoring succeeded, and EOS ended every response."""
+        num_rows = len(scores_B)
+        no_tokens = Column(np.empty(0, np.float32), np.zeros(num_rows, np.int32))
+        nothing, no = np.full(num_rows, "", np.object_), np.zeros(num_rows, np.bool_)
+        neutral: dict[str, Any] = {
+            "rule_scores": scores_B,
+            "model_scores": None,
+            "token_scores": columns.get("rule_token_scores", no_tokens),
+            "rule_token_scores": no_tokens,
+            "has_eos": ~no,
+            "has_stopped": no,
+            "is_truncated": no,
+            "data_sources": nothing,
+            "prompt_indices": np.arange(num_rows),
+            "places": nothing,
+            "failures": np.full(num_rows, None, np.object_),
+            "messages": nothing,
+            "extra": np.full(num_rows, {}, np.object_),
+            "texts": np.full(num_rows, Text("", "", None), np.object_),
+        }
+        return cls(scores_B, **neutral | columns)
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Returns the responses of all parts, one part after the other."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: _joined([getattr(part, name) for part in parts]) for name in names})
+
+    def take(self, rows: NDArray[np.int64]) -> "Scores":
+        """Returns the responses at `rows`, in that order."""
+        columns = vars(self).items()
+        taken: dict[str, Any] = {name: None if column is None else column.take(rows) for name, column in columns}
+        return Scores(**taken)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of responses, B."""
+        return len(self.scores)
+
+    @property
+    def extra_columns(self) -> dict[str, list[Any]]:
+        """The B values of each field in `extra`; None where a response lacks the field."""
+        names = {name: None for extra in self.extra for name in extra}
+        return {name: [extra.get(name) for extra in self.extra] for name in names}
+
+    def components(self, names: Sequence[str]) -> Float32s | None:
+        """Returns [K, B], the named parts of the scores: fields of `extra`, or `score`; None without names.
+
+        A response that lacks a field has 0 there, for instance where its scorer failed.
+
+        Raises:
+            ConfigError: no response has the field, or a response has no finite number there.
+        """
+        if not names:
+            return None
+        columns = {"score": self.scores.tolist(), **self.extra_columns}
+        return np.array([self._component(name, columns) for name in names], np.float32)
+
+    def _component(self, name: str, columns: dict[str, list[Any]]) -> list[float]:
+        key, values = "key 'algorithm.gdpo_reward_keys'", columns.get(name, [])
+        if all(value is None for value in values):
+            numeric = ", ".join(field for field, some in columns.items() if any(map(is_numeric, some)))
+            raise ConfigError(f"{key}: no response has the field {name!r}; known: {numeric}")
+        for value, place, source in zip(values, self.places, self.data_sources, strict=True):
+            if value is not None and not (is_numeric(value) and np.isfinite(value)):
+                got = f"got {value!r} for {place}, data_source {source!r}"
+                raise ConfigError(f"{key}: expected a finite number in the field {name!r}, {got}")
+        return [0.0 if value is None else float(value) for value in values]
+
+
+def objects(values: Iterable[Any]) -> Objects:
+    """Returns Python objects as an array, also where they are sequences themselves."""
+    return np.fromiter(values, np.dtype(np.object_))
+
+
+def is_numeric(value: object) -> TypeGuard[float]:
+    """Returns True if a scorer's field can be a metric."""
+    return isinstance(value, bool | int | float)
+
+
+def _joined(columns: Sequence[Any]) -> Any:
+    """Returns the rows of columns of the same name, one column after the other; None if one of them is missing."""
+    if any(column is None for column in columns):
+        return None
+    if isinstance(columns[0], Column):
+        values, lengths = zip(*((column.values, column.lengths) for column in columns), strict=True)
+        return Column(np.concatenate(values), np.concatenate(lengths))
+    return np.concatenate(columns)

@@ -1,46 +1,71 @@
-"""Token rewards: the scores where they belong, and the KL penalty that keeps the policy near the reference.
+"""Token rewards: shaped scores on their tokens, less the KL penalty that keeps the policy near the reference.
 
 B sequences, T response tokens, right-padded; N of them, ragged. float32 in and out, float64 inside.
 """
 
 import numpy as np
 
-from controller.ppo.blocks import blocks
 from controller.ppo.kl import kl_divergence
-from controller.ppo.masked_stats import Float32s, Float64s, Mask, masked_mean
-from controller.ppo.reward_shaping import PlacedScores
+from controller.ppo.masked_stats import Float32s, Float64s, Floats, Mask, blocks, masked_mean, masked_whiten
+from controller.ppo.scores import Scores
 from splitppo.batch import Batch, Column
 from splitppo.config import AlgorithmConfig
+from splitppo.config.subsections.reward_shaping import RewardShapingConfig
 
 # Padded tokens that are worked on at a time.
 _TOKENS = 1 << 19
 
 
-def token_rewards(scores: PlacedScores, kept: Column) -> Column:
-    """The scores on the tokens that are kept: that of a response on its last one, that of a token on itself.
+def shape_scores(shaping: RewardShapingConfig, scores: Floats, *, std: float) -> Floats:
+    """Returns clip(score * scale / std), element by element.
 
-    The score of a token that is not kept moves to the next one of its response, else to the last one before. The scores
-    of a response without any have no place. `kept` is bool, of all response tokens.
+    `std` is that of the whole scores of the run's responses, this step's included (as trlX scales rewards; Engstrom et
+    al., 2020, section 3). With 0 (there is none, or all scores were equal) nothing is divided.
     """
-    offsets, rows = kept.offsets, np.flatnonzero(kept.lengths)
-    places, scores_K = offsets[rows + 1] - 1, scores.of_ends[rows]
-    if scores.of_tokens is not None:
-        tokens = np.flatnonzero(scores.of_tokens.values)
-        places = np.concatenate([places, tokens])
-        scores_K = np.concatenate([scores_K, scores.of_tokens.values[tokens]])
-        rows = np.concatenate([rows, np.searchsorted(offsets, tokens, side="right") - 1])
-    rewards, kept_at = np.zeros(len(kept.values), np.float32), np.flatnonzero(kept.values)
-    if len(kept_at):
-        index = np.searchsorted(kept_at, places)
-        following, previous = kept_at[np.minimum(index, len(kept_at) - 1)], kept_at[np.maximum(index - 1, 0)]
+    factor = shaping.scale / (std or 1.0)
+    if factor == 1.0 and shaping.clip_range is None:
+        return scores
+    low, high = shaping.clip_range or (-np.inf, np.inf)
+    return np.clip(scores * np.float64(factor), low, high).astype(np.float32)
+
+
+def shaped_parts(shaping: RewardShapingConfig, scores: Scores, *, std: float) -> tuple[Floats, Column]:
+    """Returns both parts of the scores, each shaped by itself: [B] of the responses' ends, and `token_scores`.
+
+    Tokens without a score have none afterwards.
+    """
+    tokens = scores.token_scores.values
+    shaped = np.where(tokens == 0.0, np.float32(0.0), shape_scores(shaping, tokens, std=std))
+    ends_B = shape_scores(shaping, scores.scores - scores.token_scores.sums(), std=std)
+    return ends_B, Column(shaped, scores.token_scores.lengths)
+
+
+def token_rewards(ends_B: Floats, token_scores: Column, rewarded: Column) -> Column:
+    """Returns the scores on the tokens that are `rewarded` (bool, of all response tokens).
+
+    The score of a response's end stands on its last token, the score of a token on that token. Where the token is not
+    rewarded, the score moves to the next one of the response that is, else to the last one before. The scores of a
+    response without any rewarded token have no place.
+    """
+    offsets, ended = rewarded.offsets, np.flatnonzero(rewarded.lengths)
+    placed = np.flatnonzero(token_scores.values)
+    placed_rows = np.searchsorted(token_scores.offsets, placed, side="right") - 1
+    rows = np.concatenate([ended, placed_rows])
+    scores_K = np.concatenate([ends_B[ended], token_scores.values[placed]])
+    places = np.concatenate([offsets[ended + 1] - 1, offsets[placed_rows] + placed - token_scores.offsets[placed_rows]])
+    rewards, rewarded_at = np.zeros(len(rewarded.values), np.float32), np.flatnonzero(rewarded.values)
+    if len(rewarded_at):
+        index = np.searchsorted(rewarded_at, places)
+        following = rewarded_at[np.minimum(index, len(rewarded_at) - 1)]
+        previous = rewarded_at[np.maximum(index - 1, 0)]
         moved = np.where((following >= places) & (following < offsets[rows + 1]), following, previous)
         is_inside = (offsets[rows] <= moved) & (moved < offsets[rows + 1])
         np.add.at(rewards, moved[is_inside], scores_K[is_inside])
-    return Column(rewards, kept.lengths)
+    return Column(rewards, rewarded.lengths)
 
 
 def penalise_kl(rewards_BT: Float32s, kl_BT: Float64s, mask_BT: Mask, *, kl_coef: float) -> tuple[Float32s, Float64s]:
-    """r_t - kl_coef * KL_t on every token inside the mask.
+    """Subtracts kl_coef * KL_t from the reward of every token inside the mask.
 
     Returns:
         (rewards [B, T], KL [B]: each row's mean over its tokens; that of an empty row is 0).
@@ -49,14 +74,25 @@ def penalise_kl(rewards_BT: Float32s, kl_BT: Float64s, mask_BT: Mask, *, kl_coef
     return np.where(mask_BT, rewards_BT - kl_coef * kl_BT, 0.0).astype(np.float32), kl_B
 
 
-def subtract_kl(algorithm: AlgorithmConfig, rollouts: Batch, rewards: Column, mask: Column) -> float:
+def subtract_kl(algorithm: AlgorithmConfig, rollouts: Batch, rewards: Column, response_mask: Column) -> float:
     """Takes the KL penalty from the rewards, in place; returns the mean KL of the responses, in nats."""
     kl_B = np.zeros(rollouts.num_rows)
-    for start, stop in blocks(mask.lengths, _TOKENS):
-        columns = (rollouts["old_log_probs"], rollouts["ref_log_probs"], mask, rewards)
-        log_probs_BT, ref_log_probs_BT, mask_BT, rewards_BT = (one.between(start, stop).pad() for one in columns)
+    for start, stop in blocks(response_mask.lengths, _TOKENS):
+        columns = (rollouts["old_log_probs"], rollouts["ref_log_probs"], response_mask, rewards)
+        log_probs_BT, ref_log_probs_BT, mask_BT, rewards_BT = (column.between(start, stop).pad() for column in columns)
         kl_BT = kl_divergence(log_probs_BT, ref_log_probs_BT, mask_BT, kl_penalty=algorithm.kl_penalty)
         rewards_BT, kl_B[start:stop] = penalise_kl(rewards_BT, kl_BT, mask_BT, kl_coef=algorithm.kl_coef)
         part = rewards.between(start, stop)
         part.values[:] = part.unpad(rewards_BT).values
     return float(kl_B.mean()) if len(kl_B) else 0.0
+
+
+def whiten_rewards(rewards: Column, response_mask: Column) -> Column:
+    """Returns (r - mean) / sqrt(var + 1e-8) + mean over the mask, zero outside it (TRL's whiten_rewards).
+
+    ValueError for fewer than two tokens.
+    """
+    rewards_N, mask_N = rewards.values, response_mask.values
+    mean = float(masked_mean(rewards_N, mask_N))
+    whitened_N = np.where(mask_N, masked_whiten(rewards_N, mask_N) + mean, 0.0)
+    return Column(whitened_N.astype(np.float32), rewards.lengths)

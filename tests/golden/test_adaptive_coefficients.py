@@ -11,7 +11,7 @@ import pytest
 from controller.ppo.entropy import entropy_coeff_in_force, next_entropy_coeff
 from controller.ppo.kl import next_kl_coef
 from splitppo.config import AlgorithmConfig
-from splitppo.config.phases import AdaptiveEntropy
+from splitppo.config.subsections.phases import AdaptiveEntropy
 
 
 def test_the_kl_coefficient_follows_ziegler_2019_over_a_run() -> None:

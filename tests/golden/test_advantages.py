@@ -16,7 +16,7 @@ from controller.ppo.advantages.gae import gae
 from controller.ppo.advantages.registry import ESTIMATORS, compute_advantages, over_batch
 from splitppo.batch import Column
 from splitppo.config import AlgorithmConfig, Config
-from splitppo.config.estimator import INPUTS, NEEDS
+from splitppo.config.subsections.estimator import INPUTS, NEEDS
 
 Rows = list[list[float]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import get_scheduler
+from transformers import get_scheduler, get_wsd_schedule
 
 from services.engine.batching.loss_aggregation import masked_lengths, response_mask, row_weights
 from services.engine.batching.packing import collate
@@ -21,6 +21,7 @@ MASKED = Batch.from_rows(responses=[[7, 7, 7, 7], [], [7, 7]], response_mask=[[1
     ("mode", "expected"),
     [
         ("token-mean", [1 / 4, 0, 1 / 4, 1 / 4, 0, 1 / 4]),
+        ("token-sum", [1, 0, 1, 1, 0, 1]),
         ("seq-mean-token-sum", [1 / 2, 0, 1 / 2, 1 / 2, 0, 1 / 2]),
         ("seq-mean-token-mean", [1 / 6, 0, 1 / 6, 1 / 6, 0, 1 / 2]),
         ("seq-mean-token-sum-norm", [1 / 20, 0, 1 / 20, 1 / 20, 0, 1 / 20]),
@@ -84,6 +85,20 @@ def test_after_the_warm_up_rates_are_those_of_transformers_schedulers(schedule: 
     actual = rates(range(1, 12), lr_schedule=schedule, lr_warmup_steps=3, lr_decay_steps=11)
     np.testing.assert_allclose(actual[3:], expected[3:], rtol=1e-12)
     assert min(actual) > 0.0
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_stable_steps_keep_the_peak_before_the_decay_as_in_wsd(schedule: str) -> None:
+    """Warm-up, stable, decay (Hu et al., 2024, MiniCPM, eq. 1), against transformers' schedule and the closed form."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=8.0)
+    scheduler = get_wsd_schedule(optimizer, 3, 5, num_stable_steps=4, decay_type=schedule, min_lr_ratio=0.25)
+    theirs = [scheduler.lr_lambdas[0](done) * 8.0 for done in range(14)]
+    settings = {"lr_warmup_steps": 3, "lr_stable_steps": 4, "lr_decay_steps": 12, "lr_min_ratio": 0.25}
+    actual = rates(range(1, 15), lr_schedule=schedule, **settings)
+    np.testing.assert_allclose(actual[3:], theirs[3:], rtol=1e-12)
+    decay = [1 - k / 5 if schedule == "linear" else (1 + np.cos(np.pi * k / 5)) / 2 for k in range(5)]
+    expected = [8.0] * 5 + [8.0 * (0.25 + 0.75 * share) for share in decay] + [2.0, 2.0]
+    np.testing.assert_allclose(actual[2:], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])

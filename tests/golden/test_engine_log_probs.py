@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from services.engine.model.forward import policy_forward, value_forward
 from services.engine.model.log_probs import log_probs_and_entropy
-from tests.engines import make_batch, make_engine, silent
-from tests.models import save_policy, save_value_model
+from tests.support.engines import make_batch, make_engine, silent
+from tests.support.models import save_policy, save_value_model
 
 BATCH = make_batch(8)
 

@@ -1,14 +1,12 @@
 """Every policy loss, aggregation and KL estimate against float64 references that walk over the tokens one by one.
 
-A reference is a function of a row's log-probs and of the same log-probs frozen, where the formula stops the gradient:
-its value is the loss, and its finite differences in the first argument are the gradient.
+The references are those of tests/support/policy_losses.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -16,181 +14,34 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from services.actor.covariance_selection import select_tokens
 from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.registry import POLICY_LOSSES
 from services.engine.batching.mini_batches import plan_mini_batches
 from services.engine.batching.packing import MicroBatchLimits, collate
 from splitppo.batch import Batch
 from splitppo.config import ActorConfig
-from splitppo.config.models import KlLossType, LossAggMode
-from splitppo.config.policy_loss import COVARIANCE_LOSSES, LOSS_MODES
-from tests.engines import CPU, MAX_RESPONSE
+from splitppo.config.section import KlEstimator
+from splitppo.config.sections.models import LossAggMode
+from splitppo.config.subsections.policy_loss import COVARIANCE_LOSSES, LOSS_MODES
+from splitppo.config.subsections.rejection import REJECTION_OPTIONS
+from tests.support.engines import CPU, MAX_RESPONSE, prepared
+from tests.support.policy_losses import (
+    CLIP,
+    HIGH,
+    LOW,
+    REFERENCES,
+    SCALE,
+    Row,
+    aggregated,
+    bounded,
+    clipped_surrogate,
+    dppo,
+    gpg,
+    is_kept,
+    kl,
+)
 
 Array = NDArray[np.float64]
-LOW, HIGH, DUAL = 0.15, 0.3, 1.4
-CLIP = {"clip_ratio_low": LOW, "clip_ratio_high": HIGH, "clip_ratio_c": DUAL}
-SCALE = 17
-
-
-@dataclass(frozen=True)
-class Row:
-    """One response; `now` are the log-probs that the gradient is of, `frozen` the same numbers without one."""
-
-    now: list[float]
-    frozen: list[float]
-    old: list[float]
-    ref: list[float]
-    advantages: list[float]
-    mask: list[bool]
-    selected: list[bool]
-
-    def ratio(self, t: int, *, of_frozen: bool = False) -> float:
-        return math.exp((self.frozen if of_frozen else self.now)[t] - self.old[t])
-
-    def mean(self, values: list[float]) -> float:
-        """Over the tokens that count."""
-        counted = [value for value, counts in zip(values, self.mask, strict=True) if counts]
-        return sum(counted) / len(counted)
-
-    def every(self, of_token: Callable[[int], float]) -> list[float]:
-        return [of_token(t) for t in range(len(self.now))]
-
-
-def bounded(x: float, low: float, high: float) -> float:
-    return min(max(x, low), high)
-
-
-def clipped_surrogate(ratio: float, advantage: float) -> float:
-    return -min(ratio * advantage, bounded(ratio, 1 - LOW, 1 + HIGH) * advantage)
-
-
-def vanilla(row: Row, t: int) -> float:
-    loss = clipped_surrogate(row.ratio(t), row.advantages[t])
-    return min(loss, -DUAL * row.advantages[t]) if row.advantages[t] < 0 else loss
-
-
-def gspo(row: Row, t: int) -> float:
-    mean = row.mean([new - old for new, old in zip(row.frozen, row.old, strict=True)])
-    return clipped_surrogate(math.exp(mean + row.now[t] - row.frozen[t]), row.advantages[t])
-
-
-def geo_mean(row: Row, _t: int) -> float:
-    advantage = row.mean(row.advantages)
-    logs = []
-    for new, old in zip(row.now, row.old, strict=True):
-        limited = bounded(new - old, -LOW, HIGH)
-        logs.append(min(new - old, limited) if advantage > 0 else max(new - old, limited))
-    return -advantage * math.exp(row.mean(logs))
-
-
-def cispo(row: Row, t: int) -> float:
-    return -bounded(row.ratio(t, of_frozen=True), 1 - LOW, 1 + HIGH) * row.advantages[t] * row.now[t]
-
-
-def sapo(row: Row, t: int) -> float:
-    tau = 1.0 if row.advantages[t] > 0 else 1.05
-    return -row.advantages[t] * (4 / tau) / (1 + math.exp(-tau * (row.ratio(t) - 1)))
-
-
-def clip_cov(row: Row, t: int) -> float:
-    return 0.0 if row.selected[t] else clipped_surrogate(row.ratio(t), row.advantages[t])
-
-
-def kl_cov(row: Row, t: int) -> float:
-    penalty = 0.1 * abs(row.now[t] - row.old[t]) if row.selected[t] else 0.0
-    return -row.advantages[t] * row.ratio(t) + penalty
-
-
-def gpg(row: Row, t: int) -> float:
-    return -row.advantages[t] * row.now[t]
-
-
-def dppo(row: Row, t: int, divergence: float, *, largest: float = DUAL) -> float:
-    new, old = math.exp(row.frozen[t]), math.exp(row.old[t])
-    rises_too_far, falls_too_far = new > old and divergence > HIGH, new < old and divergence > LOW
-    return (
-        0.0
-        if (rises_too_far if row.advantages[t] > 0 else falls_too_far)
-        else -row.advantages[t] * min(row.ratio(t, of_frozen=True), largest) * row.now[t]
-    )
-
-
-def dppo_tv(row: Row, t: int) -> float:
-    return dppo(row, t, abs(math.exp(row.frozen[t]) - math.exp(row.old[t])))
-
-
-def dppo_kl(row: Row, t: int) -> float:
-    new, old = math.exp(row.frozen[t]), math.exp(row.old[t])
-    return dppo(row, t, old * math.log(old / new) + (1 - old) * math.log((1 - old) / (1 - new)))
-
-
-def dro(row: Row, t: int) -> float:
-    return -(row.advantages[t] * row.now[t] - 0.5 * 0.1 * (row.now[t] - row.old[t]) ** 2)
-
-
-def reinforce(row: Row, t: int) -> float:
-    return -row.advantages[t] * row.now[t]
-
-
-def reinforce_by_token(row: Row, t: int) -> float:
-    return -row.advantages[t] * min(row.ratio(t, of_frozen=True), 1.3) * row.now[t]
-
-
-def reinforce_by_sequence(row: Row, t: int) -> float:
-    weight = math.exp(sum(row.frozen[u] - row.old[u] for u in range(len(row.now)) if row.mask[u]))
-    return -row.advantages[t] * min(weight, 1.3) * row.now[t]
-
-
-# name -> (loss_mode, settings of actor.policy_loss, reference)
-REFERENCES: dict[str, tuple[str, dict[str, Any], Callable[[Row, int], float]]] = {
-    **{
-        one.__name__: (one.__name__, {}, one)
-        for one in (vanilla, gspo, geo_mean, cispo, sapo, clip_cov, kl_cov, gpg, dppo_tv, dppo_kl, dro, reinforce)
-    },
-    "reinforce_by_token": (
-        "reinforce",
-        {"reinforce_is": "token", "reinforce_is_threshold": 1.3},
-        reinforce_by_token,
-    ),
-    "reinforce_by_sequence": (
-        "reinforce",
-        {"reinforce_is": "sequence", "reinforce_is_threshold": 1.3},
-        reinforce_by_sequence,
-    ),
-}
-
-
-def kl(row: Row, t: int, name: str) -> float:
-    """Schulman's estimates of KL(policy, reference); with a + the value of one and the gradient of k2."""
-    if name.endswith("+"):
-        d, frozen = row.now[t] - row.ref[t], row.frozen[t] - row.ref[t]
-        return kl(Row(**{**vars(row), "now": row.frozen}), t, name[:-1]) + d**2 / 2 - frozen**2 / 2
-    d = row.now[t] - row.ref[t]
-    match name:
-        case "kl" | "k1":
-            return d
-        case "abs":
-            return abs(d)
-        case "mse" | "k2":
-            return d**2 / 2
-    return bounded(math.exp(bounded(-d, -20, 20)) + bounded(d, -20, 20) - 1, -10, 10)
-
-
-def aggregated(mode: str, rows: list[list[float]], masks: list[list[bool]]) -> float:
-    """One number of the losses of all rows, from the definition of each mode."""
-    counted = [
-        [x for x, counts in zip(row, mask, strict=True) if counts] for row, mask in zip(rows, masks, strict=True)
-    ]
-    counted = [row for row in counted if row]
-    match mode:
-        case "token-mean":
-            return sum(map(sum, counted)) / sum(map(len, counted))
-        case "seq-mean-token-sum":
-            return sum(map(sum, counted)) / len(counted)
-        case "seq-mean-token-mean":
-            return sum(sum(row) / len(row) for row in counted) / len(counted)
-    return sum(sum(row) / SCALE for row in counted) / len(counted)
 
 
 def make_experience(seed: int, lengths: list[int]) -> Batch:
@@ -284,17 +135,33 @@ def test_value_and_gradient_of_every_loss_in_every_aggregation(name: str, mode: 
     loss_mode, settings, reference = REFERENCES[name]
     shares = {"clip_cov_ratio": 0.3, "clip_cov_lb": 0.05, "kl_cov_ratio": 0.2}
     config = actor_config(loss_agg_mode=mode, policy_loss={"loss_mode": loss_mode, **shares, **settings})
-    batch = BATCH
-    if loss_mode in COVARIANCE_LOSSES:
-        selected = select_tokens(config, batch)
-        assert selected.values.any()
-        batch = batch.merge(Batch(batch.num_rows, {"selected_tokens": selected}))
+    batch = prepared(config, BATCH)
+    assert loss_mode not in COVARIANCE_LOSSES or batch["selected_tokens"].values.any()
 
     compare(config, batch, reference)
 
 
+@pytest.mark.parametrize(
+    ("name", "option"), [*(("vanilla", option) for option in REJECTION_OPTIONS), ("reinforce_by_token", "seq_mean_k1")]
+)
+def test_what_is_rejected_against_the_policy_in_training_has_no_loss(name: str, option: str) -> None:
+    is_k1 = option.endswith("k1")
+    bounds = (math.log(0.9), math.log(1.2)) if is_k1 else (-math.inf, 0.02)
+    other = "token_k3" if option == "token_k2" else "token_k2"
+    rejects = {"rollout_rs": f"{option},{other}", "rollout_rs_threshold": f"{'0.9_1.2' if is_k1 else 0.02},0.2"}
+    loss_mode, settings, reference = REFERENCES[name]
+
+    def kept(row: Row, t: int) -> bool:
+        return is_kept(row, t, option, *bounds) and is_kept(row, t, other, -math.inf, 0.2)
+
+    counted = [kept(row, t) for row in rows_of(BATCH) for t in range(len(row.now)) if row.mask[t]]
+    assert 0 < sum(counted) < len(counted)
+    config = actor_config(policy_loss={"loss_mode": loss_mode, **settings, **rejects})
+    compare(config, BATCH, lambda row, t: reference(row, t) if kept(row, t) else 0.0)
+
+
 @pytest.mark.parametrize("mode", get_args(LossAggMode))
-@pytest.mark.parametrize("name", get_args(KlLossType))
+@pytest.mark.parametrize("name", get_args(KlEstimator))
 def test_value_and_gradient_of_every_kl_estimate_in_every_aggregation(name: str, mode: str) -> None:
     settings = {"use_kl_loss": True, "kl_loss_coef": 0.7, "kl_loss_type": name}
     config = actor_config(loss_agg_mode=mode, policy_loss={"loss_mode": "gpg"}, **settings)
@@ -380,16 +247,28 @@ def test_tokens_are_selected_of_each_mini_batch_of_each_epoch(loss_mode: str, ra
     assigned = [[0, 0, 1], [1, 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 1], [1, 1, 0], [0, 1, 1]]
     batch = BATCH.merge(Batch.from_rows(mini_batches=assigned))
 
-    selected = select_tokens(config, batch)
+    selected = prepared(config, batch)["selected_tokens"]
 
     for epoch in range(3):
         found = {
             (index, t)
             for index, row in enumerate(selected.rows())
-            for t, bits in enumerate(row.tolist())
-            if bits >> epoch & 1
+            for t, of_epochs in enumerate(row.reshape(-1, 3).tolist())
+            if of_epochs[epoch]
         }
         wanted = [reference_selection(config, loss_mode, batch, epoch, mini_batch) for mini_batch in range(2)]
         assert found == wanted[0] | wanted[1]
         assert all(wanted)
-    assert not (selected.values >> 3).any()
+
+
+@pytest.mark.parametrize("loss_mode", COVARIANCE_LOSSES)
+def test_a_micro_batch_has_the_tokens_that_were_selected_for_its_epoch(loss_mode: str) -> None:
+    config = actor_config(ppo_epochs=40, policy_loss={"loss_mode": loss_mode, "clip_cov_lb": 0.02})
+    batch = prepared(config, BATCH.merge(Batch.from_rows(mini_batches=[[0] * 40] * BATCH.num_rows)))
+
+    for epoch in (0, 1, 39):
+        tokens = collate(batch, None, packed=True, device=CPU, epoch=epoch).tokens
+        rows = [index for index, row in enumerate(BATCH["responses"].rows()) for _ in row]
+        starts = BATCH["responses"].offsets
+        found = {(row, index - starts[row]) for index, row in enumerate(rows) if tokens.selected[index]}
+        assert found == reference_selection(config, loss_mode, batch.select(BATCH.columns), epoch, 0)

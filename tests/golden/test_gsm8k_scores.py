@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewards.gsm8k import compute_flexible_score, compute_score
+from rewards.scorers.gsm8k import compute_flexible_score, compute_score
 
 # response, ground truth, score, why
 STRICT = [
@@ -55,6 +55,13 @@ STRICT = [
     ("#### 3 + 4 = 7", "7", 0, "the answer alone is wanted behind the marker"),
     ("#### 10-12", "10", 0, "a range"),
     ("#### 7:30", "7", 0, "a time"),
+    ("#### 5 million", "5", 0, "a word goes on with the number"),
+    ("#### 5k", "5", 0, "the same"),
+    ("#### 5, 6, 7", "5", 0, "a list of guesses"),
+    ("#### 5, 6, 7", "7", 0, "a list of guesses, whichever is right"),
+    ("#### 5; 6", "5", 0, "two guesses"),
+    ("#### 5 or 6", "5", 0, "two guesses"),
+    ("#### 5 to 6", "5", 0, "a range in words"),
     ("#### 1e3", "1", 0, "an exponent"),
     ("#### 2^5", "2", 0, "a power"),
     ("#### 72.0", "72", 0, "strings are compared, as verl does: integers are wanted"),
@@ -96,6 +103,7 @@ FLEXIBLE = [
     ("it is −7", "-7", 1, "a typographic minus"),
     ("1200 on day 2", "1200", 0, "the last number is another"),
     ("1200.50", "1200", 0, "the point counts"),
+    ("1200 million", "1200", 0, "a word goes on with the number"),
     ("1/1200", "1200", 0, "a fraction is not its denominator"),
     ("it is −7", "7", 0, "the sign counts"),
     ("none", "1200", 0, "no number"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewards.competition_math import compute_score
+from rewards.scorers.competition_math import compute_score
 
 # answer, ground truth, score, why
 NUMBERS = [
@@ -26,11 +26,11 @@ NUMBERS = [
     ("1 2", "12", 0, "two numbers"),
     (r"1.5\times10^3", "1500", 1, "scientific notation"),
     ("2^{10}", "1024", 1, "a power"),
-    ("10!", "3628800", 1, "a factorial"),
-    (r"\binom{5}{2}", "10", 1, "a binomial coefficient"),
-    (r"\log_2 8", "3", 1, "a logarithm"),
-    (r"\lfloor 3.5\rfloor", "3", 1, "rounded down"),
-    ("|-3|", "3", 1, "an absolute value"),
+    ("10!", "3628800", 0, "work is left: a factorial"),
+    (r"\binom{5}{2}", "10", 0, "work is left: a binomial coefficient"),
+    (r"\log_2 8", "3", 0, "work is left: a logarithm"),
+    (r"\lfloor 3.5\rfloor", "3", 0, "work is left: rounded down"),
+    ("|-3|", "3", 0, "work is left: an absolute value"),
     (r"\text{four}", r"\mbox{four}", 1, "in words, typeset otherwise"),
     (r"\text{five}", r"\mbox{four}", 0, "another word"),
 ]
@@ -92,7 +92,7 @@ EXPRESSIONS = [
     ("x", "X", 0, "another variable"),
     ("3+4i", "4i+3", 1, "complex"),
     ("3-4i", "3+4i", 0, "its conjugate"),
-    (r"\sin^2 x+\cos^2 x", "1", 1, "an identity"),
+    (r"\sin^2 x+\cos^2 x", "1", 0, "work is left: an identity"),
     (r"\sqrt{x^2}", "x", 0, "x may be negative"),
     ("x=5", "5", 1, "a named value"),
     ("5", "x=5", 1, "a value whose name is known"),
@@ -103,7 +103,7 @@ EXPRESSIONS = [
     (r"\sqrt{x}=5", "5", 0, "not solved"),
     ("x^2+y^2=25", "25", 0, "an equation is no number"),
     ("0", "x+y+z=0", 0, "a number is no equation"),
-    ("2+3=5", "5", 1, "worked out"),
+    ("2+3=5", "5", 0, "no name stands before it"),
     ("2x-y+3=0", "y=2x+3", 1, "the same line"),
     ("2x+2y=4", "x+y=2", 1, "the same line, twice"),
     ("y=-2x+1", "y=-2x", 0, "a parallel"),
@@ -133,7 +133,37 @@ SETS = [
     (r"\emptyset", r"\{\}", 1, "the empty set"),
     (r"\begin{bmatrix}1\\2\end{bmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", 1, "a vector, typeset otherwise"),
     (r"\begin{pmatrix}2\\1\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", 0, "its entries swapped"),
+    (r"\begin{pmatrix} 7 \\ 4 \end{pmatrix}", r"\begin{pmatrix} 4 \\ 7 \end{pmatrix}", 0, "rows with spaces"),
+    (r"\begin{pmatrix}4\\7\end{pmatrix}", r"\begin{pmatrix} 4 \\ 7 \end{pmatrix}", 1, "rows without spaces"),
+    ("[√10,∞)", r"[\sqrt{10},\infty)", 1, "signs of Unicode"),
+    ("3 + 2√2", r"3+2\sqrt2", 1, "a sign of Unicode"),
     (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", 0, "its transpose"),
+]
+RESTATED = [
+    (r"\neq 5", "5", 0, "a relation"),
+    (r"\leq 5", "5", 0, "a relation"),
+    (r"\neg 5", "5", 0, "a negation"),
+    (r"5\approx 7", "5", 0, "a relation"),
+    (r"7\to 5", "5", 0, "an arrow"),
+    ("3=5", "5", 0, "no name stands before it"),
+    ("1=2=3=4=5", "5", 0, "a chain of equations"),
+    (r"5\text{ or 7}", "5", 0, "two answers"),
+    (r"\xcancel{7} 5", "5", 0, "crossed out"),
+    ("10_2", "10", 0, "two, in base 2"),
+    (r"\binom{16}{15}", "16", 0, "a binomial coefficient"),
+    (r"\sum_{k=1}^{10} k", "55", 0, "a sum"),
+    (r"\int_0^1 x dx", r"\frac12", 0, "an integral"),
+    (r"\gcd(12,18)", "6", 0, "a common divisor"),
+    (r"17 \mod 5", "2", 0, "a remainder"),
+    ("3+7", "10", 0, "a sum of numbers"),
+    ("7!", "5040", 0, "a factorial"),
+    (r"\sum_{i=1}^{5} 4", "20", 0, "an index is no name"),
+    (r"5\text{ million}", "5", 0, "a word that makes another value"),
+    (r"5\text{ minus one}", "5", 0, "a word that makes another value"),
+    ("10 base two", "10", 0, "a word that makes another value"),
+    (r"5\text{ and seven}", "5", 0, "two answers"),
+    (r"5\text{ is wrong}", "5", 0, "a statement"),
+    (r"5\text{ }^2", "5", 0, "an exponent of nothing but the number"),
 ]
 WORDS = [
     (r"\text{ Evelyn}", r"\text{Evelyn}", 1, "a name"),
@@ -148,7 +178,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize(
-    ("answer", "truth", "score", "why"), [*NUMBERS, *FRACTIONS, *UNITS, *EXPRESSIONS, *SETS, *WORDS]
+    ("answer", "truth", "score", "why"), [*NUMBERS, *FRACTIONS, *UNITS, *EXPRESSIONS, *SETS, *WORDS, *RESTATED]
 )
 def test_scores_are_those_decided_by_hand(answer: str, truth: str, score: float, why: str) -> None:
     assert compute_score("lighteval/MATH", rf"Hence it is $\boxed{{{answer}}}$.", truth) == score, why

@@ -17,9 +17,9 @@ from services.actor.losses.policy_loss import PolicyTokens
 from services.actor.losses.registry import POLICY_LOSSES
 from services.engine.token_metrics import MetricSums, reduce_metrics
 from splitppo.config import ActorConfig
-from splitppo.config.models import KlLossType
-from splitppo.config.policy_loss import LOSS_MODES
-from tests.engines import response_tokens
+from splitppo.config.section import KlEstimator
+from splitppo.config.subsections.policy_loss import COVARIANCE_LOSSES, LOSS_MODES
+from tests.support.engines import response_tokens
 
 Array = NDArray[np.float64]
 
@@ -264,7 +264,9 @@ def test_a_batch_without_any_counting_token_gives_zero_not_nan() -> None:
 
 def test_the_configuration_knows_every_loss_and_every_estimate() -> None:
     assert set(LOSS_MODES) == set(POLICY_LOSSES)
-    assert set(get_args(KlLossType)) == set(KL_ESTIMATES)
+    reads_old = {name for name, loss in POLICY_LOSSES.items() if "old_log_probs" in loss.prepared_from}
+    assert reads_old == set(COVARIANCE_LOSSES)
+    assert set(get_args(KlEstimator)) == set(KL_ESTIMATES)
 
 
 def test_an_unknown_kl_estimate_is_an_error_that_lists_the_known_ones() -> None:

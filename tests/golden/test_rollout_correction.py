@@ -12,7 +12,7 @@ from controller.ppo.rollout_correction import Correction, correct_rollout
 from controller.ppo.rollout_mismatch import mismatch_metrics
 from controller.tracking.metric_names import check_declared
 from splitppo.config import RolloutCorrectionConfig
-from splitppo.config.rejection import REJECTION_OPTIONS
+from splitppo.config.subsections.rejection import REJECTION_OPTIONS
 
 BearerTokens = list[list[tuple[float, float]]]
 
@@ -47,7 +47,7 @@ def test_what_is_measured_without_any_correction_by_hand() -> None:
     correction = correct(PROBABILITIES)
 
     assert correction.weights is None
-    assert correction.kept.tolist() == [[True, True, False], [True, False, False], [False] * 3]
+    assert correction.learned.tolist() == [[True, True, False], [True, False, False], [False] * 3]
     differences = [0.2, 0.2, 0.6]
     mean_sq = np.mean([4.0, 0.25, 16.0])
     # Mean log-probs: -1.2629 both (row 0: p and q are each other's), ln 0.8 and ln 0.2.
@@ -85,21 +85,22 @@ def test_token_weights_are_truncated_ratios_by_hand() -> None:
     np.testing.assert_allclose(correction.weights, [[2.0, 0.5, 0.0], [3.0, 0.0, 0.0], [0.0] * 3], rtol=1e-6)
     assert correction.weights is not None
     assert correction.weights.dtype == np.float32
-    bounded = np.array([2.0, 0.5, 3.0])
+    # Of the weights as they are applied; the fractions are of those before the truncation: 2, 0.5 | 4.
+    applied = np.array([2.0, 0.5, 3.0])
     assert short(correction, "rollout_corr/rollout_is_") == pytest.approx(
         {
-            "mean": 6.5 / 3,
-            "max": 4.0,
+            "mean": 5.5 / 3,
+            "max": 3.0,
             "min": 0.5,
-            "std": bounded.std(),
+            "std": applied.std(),
             "ratio_fraction_high": 1 / 3,
             "ratio_fraction_low": 0.0,
-            "eff_sample_size": bounded.mean() ** 2 / (bounded**2).mean(),
-            "seq_mean": np.mean([1.25, 4.0]),
-            "seq_std": np.std([1.25, 4.0], ddof=1),
-            "seq_max": 4.0,
+            "eff_sample_size": applied.mean() ** 2 / (applied**2).mean(),
+            "seq_mean": np.mean([1.25, 3.0]),
+            "seq_std": np.std([1.25, 3.0], ddof=1),
+            "seq_max": 3.0,
             "seq_min": 1.25,
-            "seq_max_deviation": 3.0,
+            "seq_max_deviation": 2.0,
             "seq_fraction_high": 0.5,
             "seq_fraction_low": 0.0,
         },
@@ -107,11 +108,30 @@ def test_token_weights_are_truncated_ratios_by_hand() -> None:
     )
 
 
+def test_weights_outside_of_two_bounds_are_0_by_hand() -> None:
+    correction = correct(PROBABILITIES, rollout_is="token", rollout_is_threshold="0.6_3.0")
+
+    np.testing.assert_allclose(correction.weights, [[2.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0] * 3], rtol=1e-6)
+    assert correction.learned.sum() == 3  # nothing is rejected
+    metrics = short(correction, "rollout_corr/rollout_is_")
+    assert metrics["oob_ratio"] == pytest.approx(2 / 3)
+    assert (metrics["ratio_fraction_low"], metrics["ratio_fraction_high"]) == pytest.approx((1 / 3, 1 / 3))
+    assert (metrics["mean"], metrics["max"], metrics["min"]) == pytest.approx((2 / 3, 2.0, 0.0))
+    assert metrics["eff_sample_size"] == pytest.approx((2 / 3) ** 2 / (4 / 3))
+    by_response = correct(PROBABILITIES, rollout_is="sequence", rollout_is_threshold="0.6_3.0").weights
+    np.testing.assert_allclose(by_response, [[1.0, 1.0, 0.0], [0.0] * 3, [0.0] * 3], rtol=1e-6)
+    nothing = correct(PROBABILITIES, rollout_is="token", rollout_is_threshold="8_9", rollout_is_batch_normalize=True)
+    assert nothing.weights is not None
+    assert not nothing.weights.any()
+
+
 def test_sequence_weights_are_the_truncated_product_on_every_token_by_hand() -> None:
     correction = correct([[(0.4, 0.2), (0.3, 0.4)], [(0.8, 0.2)], []], rollout_is="sequence")
 
     np.testing.assert_allclose(correction.weights, [[1.5, 1.5, 0.0], [2.0, 0.0, 0.0], [0.0] * 3], rtol=1e-6)
+    # The extremes of responses are those before the truncation, the mean is not.
     assert correction.metrics["rollout_corr/rollout_is_max"] == pytest.approx(4.0)
+    assert correction.metrics["rollout_corr/rollout_is_mean"] == pytest.approx(5.0 / 3)
     assert correction.metrics["rollout_corr/rollout_is_ratio_fraction_high"] == 0.5
 
 
@@ -132,7 +152,7 @@ def test_normalised_weights_are_divided_by_their_mean_by_hand(
 def test_a_token_is_rejected_where_its_ratio_leaves_the_bounds_by_hand() -> None:
     correction = correct(PROBABILITIES, rollout_rs="token_k1", rollout_rs_threshold="0.3_3.0")
 
-    assert correction.kept.tolist() == [[True, True, False], [False] * 3, [False] * 3]
+    assert correction.learned.tolist() == [[True, True, False], [False] * 3, [False] * 3]
     metrics = short(correction, "rollout_corr/rollout_rs_")
     assert metrics["masked_fraction"] == metrics["token_k1_masked_fraction"] == pytest.approx(1 / 3)
     assert metrics["seq_masked_fraction"] == 0.5
@@ -149,7 +169,7 @@ def test_the_bounds_of_k1_are_of_the_rollout_engines_probability_over_the_traine
     rows = [[(0.5, 0.2)], [(0.5, 0.3)], [(0.1, 0.3)], [(0.1, 0.5)]]
     correction = correct(rows, rollout_rs=option, rollout_rs_threshold="0.5_4.0")
 
-    assert correction.kept[:, 0].tolist() == [False, True, True, False]
+    assert correction.learned[:, 0].tolist() == [False, True, True, False]
     assert correction.metrics[f"rollout_corr/rollout_rs_{option}_fraction_low"] == 0.25
     assert correction.metrics[f"rollout_corr/rollout_rs_{option}_fraction_high"] == 0.25
 
@@ -158,7 +178,7 @@ def test_a_response_is_rejected_as_a_whole_by_its_mean_k3_by_hand() -> None:
     # Mean k3: of row 0 (0.307 + 0.193) / 2 = 0.25, of row 1 1.614.
     correction = correct(PROBABILITIES, rollout_rs="seq_mean_k3", rollout_rs_threshold=0.26)
 
-    assert correction.kept.tolist() == [[True, True, False], [False] * 3, [False] * 3]
+    assert correction.learned.tolist() == [[True, True, False], [False] * 3, [False] * 3]
     assert correction.metrics["rollout_corr/rollout_rs_seq_mean_k3_seq_mean"] == pytest.approx((0.25 + 3 - 2 * LN2) / 2)
 
 
@@ -166,7 +186,7 @@ def test_of_several_criteria_all_must_be_passed() -> None:
     correction = correct(PROBABILITIES, rollout_rs="token_k1,seq_max_k2", rollout_rs_threshold="0.6_3.0, 0.3")
 
     # -log 2 is under log 0.6 (first token of row 0); row 1 has k2 = (log 4)^2 / 2 = 0.96.
-    assert correction.kept.tolist() == [[False, True, False], [False] * 3, [False] * 3]
+    assert correction.learned.tolist() == [[False, True, False], [False] * 3, [False] * 3]
     metrics = short(correction, "rollout_corr/rollout_rs_")
     assert metrics["token_k1_masked_fraction"] == pytest.approx(2 / 3)
     assert metrics["seq_max_k2_masked_fraction"] == pytest.approx(1 / 3)
@@ -185,7 +205,7 @@ def test_weights_do_not_depend_on_what_is_rejected() -> None:
     )
 
     np.testing.assert_array_equal(alone.weights, both.weights)
-    assert both.kept.sum() == 2
+    assert both.learned.sum() == 2
 
 
 # An independent reference.
@@ -224,8 +244,8 @@ def test_rejection_equals_the_reference(option: str, seed: int) -> None:
     low, high = (math.log(0.8), math.log(1.3)) if option.endswith("k1") else (-math.inf, 0.05)
     statistics = [reference_statistic(option, row) for row in rows]
     for index, statistic in enumerate(statistics):
-        assert correction.kept[index, : len(statistic)].tolist() == [low <= value <= high for value in statistic]
-        assert not correction.kept[index, len(statistic) :].any()
+        assert correction.learned[index, : len(statistic)].tolist() == [low <= value <= high for value in statistic]
+        assert not correction.learned[index, len(statistic) :].any()
     of_tokens = [value for statistic in statistics for value in statistic]
     of_rows = [sum(statistic) / len(statistic) for statistic in statistics if statistic]
     counted = of_tokens if option.startswith("token") else of_rows
@@ -247,15 +267,17 @@ def test_rejection_equals_the_reference(option: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_weights_equal_the_reference(level: str, seed: int) -> None:
+@pytest.mark.parametrize("lower", [None, 0.8])
+def test_weights_equal_the_reference(level: str, lower: float | None, seed: int) -> None:
     rows = random_rows(seed)
 
-    correction = correct(rows, rollout_is=level, rollout_is_threshold=1.2)
+    correction = correct(rows, rollout_is=level, rollout_is_threshold=1.2 if lower is None else f"{lower}_1.2")
 
     assert correction.weights is not None
     for index, row in enumerate(rows):
         product = math.prod(p / q for p, q in row)
-        expected = [min(p / q if level == "token" else product, 1.2) for p, q in row]
+        ratios = [p / q if level == "token" else product for p, q in row]
+        expected = [min(r, 1.2) if lower is None else r if lower <= r <= 1.2 else 0.0 for r in ratios]
         np.testing.assert_allclose(correction.weights[index, : len(row)], expected, rtol=1e-5)
         assert not correction.weights[index, len(row) :].any()
 
@@ -267,7 +289,7 @@ def test_without_any_token_there_is_no_metric_and_nothing_to_learn() -> None:
     correction = correct([[], []], rollout_is="token", rollout_rs="token_k1", rollout_rs_threshold=2.0)
 
     assert correction.metrics == {}
-    assert not correction.kept.any()
+    assert not correction.learned.any()
     assert correction.weights is not None
     assert not correction.weights.any()
 

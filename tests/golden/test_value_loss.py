@@ -9,7 +9,7 @@ import torch
 from services.critic.losses import clipped_value_loss, critic_loss
 from services.engine.token_metrics import MetricSums, reduce_metrics
 from splitppo.config import CriticConfig
-from tests.engines import response_tokens
+from tests.support.engines import response_tokens
 
 
 def reference_token(value: float, old: float, target: float, clip_range: float) -> tuple[float, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewards import exact_match, math_dapo, numina
+from rewards.scorers import exact_match, math_dapo, numina
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,7 @@ def test_exact_match_says_which_ground_truth_it_needs(truth: object) -> None:
         ("Answer: 4\nDone", "4", 1.0),
         ("The answer is 3. No, the answer is **4**.", "4", 1.0),
         (r"The answers are \(2\)", "2", 1.0),
+        ("The answer is 5}{7", "5", 0.0),  # a brace ends nothing there
         ("The answer is B", r"\text{B}", 1.0),
         ("The answer is 50", "0.5", 0.0),  # verl: also a hundredth, and a hundred times the truth
         ("The answer is 3.14", r"\pi", 0.0),  # verl: pi may be 3.14

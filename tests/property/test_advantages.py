@@ -35,7 +35,8 @@ def advantages_of(name: str, batch: dict[str, np.ndarray]) -> tuple[np.ndarray, 
     keys = {"adv_estimator": name, "gamma": 0.9, "lam": 0.8, "adaptive_lam_alpha": 0.5}
     parts = {"gdpo_reward_keys": ["a", "b"]} if name == "gdpo" else {}
     algorithm, mask_BT = AlgorithmConfig.model_validate(keys | parts), batch["mask_BT"]
-    advantages_BT, returns_BT = compute_advantages(algorithm, **batch)
+    others = {name: array for name, array in batch.items() if name != "mask_BT"}
+    advantages_BT, returns_BT = compute_advantages(algorithm, learned_BT=mask_BT, **others)
     column = Column(advantages_BT.reshape(-1), np.full(len(mask_BT), mask_BT.shape[1], np.int32))
     scores_B = np.where(mask_BT, batch["rewards_BT"], 0.0).sum(axis=1)
     done_N = over_batch(algorithm, column, mask_BT.reshape(-1), scores_B)

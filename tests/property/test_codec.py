@@ -50,9 +50,9 @@ def test_what_is_received_is_what_was_sent_bit_for_bit(sent: Batch) -> None:
             yield chunk
 
     call = receive_batch(parts(), sent.num_bytes, message_type=worker_pb2.GetBatchResponse)
-    wire_header, received = asyncio.run(call)
+    sent_slot, received = asyncio.run(call)
 
-    assert wire_header.slot == slot
+    assert sent_slot == slot
     assert_identical(received, sent)
 
 

@@ -17,7 +17,7 @@ from services.actor.losses.kl import KL_ESTIMATES, kl_estimate
 from services.critic.losses import critic_loss
 from services.engine.token_metrics import LossOutput, MetricSums, reduce_metrics
 from splitppo.config import ActorConfig, CriticConfig
-from tests.engines import response_tokens
+from tests.support.engines import response_tokens
 
 BearerTokens = dict[str, Tensor]
 COLUMNS = ("old_log_probs", "ref_log_probs", "advantages", "values", "returns")

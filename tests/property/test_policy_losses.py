@@ -8,19 +8,18 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.actor.covariance_selection import select_tokens
 from services.actor.losses.actor_loss import actor_loss
 from services.engine.batching.mini_batches import plan_mini_batches
 from services.engine.batching.packing import MicroBatchLimits, collate
 from splitppo.batch import Batch
 from splitppo.config import ActorConfig
-from splitppo.config.models import LossAggMode
-from splitppo.config.policy_loss import COVARIANCE_LOSSES, LOSS_MODES
-from tests.engines import CPU, MAX_RESPONSE
+from splitppo.config.sections.models import LossAggMode
+from splitppo.config.subsections.policy_loss import LOSS_MODES
+from tests.support.engines import CPU, MAX_RESPONSE, prepared
 
 OWN = """
 def own(tokens, config):
@@ -57,14 +56,6 @@ def make_experience(seed: int, num_rows: int) -> Batch:
         seeds=[[int(rng.integers(2**62))] for _ in lengths],
         mini_batches=[[0]] * num_rows,
     )
-
-
-def prepared(config: ActorConfig, batch: Batch) -> Batch:
-    """The batch as rank 0 hands it on."""
-    loss_mode = config.policy_loss.loss_mode
-    if loss_mode not in COVARIANCE_LOSSES:
-        return batch
-    return batch.merge(Batch(batch.num_rows, {"selected_tokens": select_tokens(config, batch)}))
 
 
 def loss_of_parts(
@@ -104,10 +95,14 @@ def relative_error(actual: dict[int, Any], expected: dict[int, Any]) -> float:
     loss_mode=st.sampled_from([*LOSS_MODES, "own"]),
     agg_mode=st.sampled_from(get_args(LossAggMode)),
     reinforce_is=st.sampled_from([None, "token", "sequence"]),
+    rollout_rs=st.sampled_from([None, "token_k2", "seq_max_k2"]),
     packed=st.booleans(),
 )
+# A part with fewer tokens than rows, by a loss and a rejection over rows.
+@example(5190, 11, [6, 8], "gspo", "token-mean", None, None, False)
+@example(5190, 11, [6, 8], "vanilla", "token-mean", None, "seq_max_k2", False)
 def test_micro_batches_ranks_padding_and_the_order_of_rows_change_no_loss(
-    own_file, seed, num_rows, cuts, loss_mode, agg_mode, reinforce_is, packed
+    own_file, seed, num_rows, cuts, loss_mode, agg_mode, reinforce_is, rollout_rs, packed
 ) -> None:
     shares = {"clip_cov_ratio": 0.2, "clip_cov_lb": 0.0, "kl_cov_ratio": 0.2}
     config = ActorConfig.model_validate(
@@ -120,6 +115,8 @@ def test_micro_batches_ranks_padding_and_the_order_of_rows_change_no_loss(
                 "loss_mode": loss_mode,
                 "custom_path": str(own_file),
                 "reinforce_is": reinforce_is,
+                "rollout_rs": rollout_rs,
+                "rollout_rs_threshold": None if rollout_rs is None else 0.02,
                 **shares,
             },
         }

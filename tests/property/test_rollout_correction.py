@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from controller.ppo.rollout_correction import correct_rollout
 from controller.tracking.metric_names import check_declared
 from splitppo.config import RolloutCorrectionConfig
-from splitppo.config.rejection import REJECTION_OPTIONS
+from splitppo.config.subsections.rejection import REJECTION_OPTIONS
 
 few = settings(max_examples=80)
 
@@ -44,11 +44,11 @@ def test_rejection_only_removes_tokens_and_every_number_is_finite_and_declared(b
     old, rollout, mask = batch
     correction = correct_rollout(config, old, rollout, mask)
 
-    assert not (correction.kept & ~mask).any()
+    assert not (correction.learned & ~mask).any()
     assert np.isfinite(list(correction.metrics.values())).all()
     check_declared(correction.metrics)
     if not config.rejections:
-        np.testing.assert_array_equal(correction.kept, mask)
+        np.testing.assert_array_equal(correction.learned, mask)
 
 
 @few
@@ -85,7 +85,7 @@ def test_equal_log_probs_weigh_one_are_all_kept_and_have_no_kl(batch, config) ->
     old, _, mask = batch
     correction = correct_rollout(config, old, old, mask)
 
-    np.testing.assert_array_equal(correction.kept, mask)
+    np.testing.assert_array_equal(correction.learned, mask)
     if correction.weights is not None:
         np.testing.assert_array_equal(correction.weights[mask], 1.0)
     if mask.any():
@@ -102,6 +102,6 @@ def test_what_stands_outside_the_mask_does_not_matter(batch, config) -> None:
     correction = correct_rollout(config, old, rollout, mask)
     other = correct_rollout(config, np.where(mask, old, np.nan), np.where(mask, rollout, -np.inf), mask)
 
-    np.testing.assert_array_equal(correction.kept, other.kept)
+    np.testing.assert_array_equal(correction.learned, other.learned)
     np.testing.assert_array_equal(correction.weights, other.weights)
     assert correction.metrics == other.metrics

@@ -1,4 +1,4 @@
-"""Advantages and returns of a step's ragged rows: the estimator's formula in blocks, then what is over the batch.
+"""Advantages and returns of a step's ragged rows: the estimator's formula in blocks, then the step over the batch.
 
 B responses (the samples of a prompt are neighbours), T response tokens, right-padded.
 """
@@ -6,8 +6,7 @@ B responses (the samples of a prompt are neighbours), T response tokens, right-p
 import numpy as np
 
 from controller.ppo.advantages.registry import compute_advantages, estimator_of, over_batch
-from controller.ppo.blocks import blocks
-from controller.ppo.masked_stats import Float32s
+from controller.ppo.masked_stats import Float32s, blocks
 from splitppo.batch import Batch, Column
 from splitppo.config import AlgorithmConfig
 
@@ -20,35 +19,36 @@ def estimate(
     rollouts: Batch,
     rewards: Column,
     *,
-    scored: Column,
+    response_mask: Column,
     learned: Column,
     num_samples: int,
     greedy_scores_B: Float32s | None = None,
     components_KB: Float32s | None = None,
 ) -> tuple[Column, Column]:
-    """(advantages, returns), float32, 0 where a token is not `learned` from; `scored` are those that count.
+    """Returns (advantages, returns), float32, 0 on tokens that are not `learned`; `response_mask`: tokens that count.
 
     Whole groups of samples at a time, where the estimator takes a batch in pieces.
     """
-    lengths, num_rows = scored.lengths, rollouts.num_rows
-    advantages, returns = (Column(np.empty(len(scored.values), np.float32), lengths) for _ in range(2))
+    lengths, num_rows = response_mask.lengths, rollouts.num_rows
+    advantages, returns = (Column(np.empty(len(response_mask.values), np.float32), lengths) for _ in range(2))
     in_pieces = estimator_of(algorithm).takes_pieces
     for start, stop in blocks(lengths, _TOKENS, num_samples=num_samples) if in_pieces else [(0, num_rows)]:
         rows = rollouts.between(start, stop)
-        rewards_BT, scored_BT, learned_BT = (one.between(start, stop).pad() for one in (rewards, scored, learned))
+        columns = (rewards, response_mask, learned)
+        rewards_BT, response_mask_BT, learned_BT = (column.between(start, stop).pad() for column in columns)
         estimated = compute_advantages(
             algorithm,
             rewards_BT,
             learned_BT,
             groups_B=np.arange(rows.num_rows) // num_samples,
             values_BT=rows["values"].pad() if "values" in rows else None,
-            scored_BT=scored_BT,
+            response_mask_BT=response_mask_BT,
             greedy_scores_B=None if greedy_scores_B is None else greedy_scores_B[start:stop],
             components_KB=None if components_KB is None else components_KB[:, start:stop],
         )
         is_token_BT = rows["responses"].mask()
         for column, of_rows_BT in zip((advantages, returns), estimated, strict=True):
             column.between(start, stop).values[:] = of_rows_BT[is_token_BT]
-    if learned.values.any() or not scored.values.any():
+    if learned.values.any() or not response_mask.values.any():
         advantages = Column(over_batch(algorithm, advantages, learned.values, rewards.sums()), lengths)
     return advantages, returns

@@ -107,28 +107,21 @@ def opo(
     return on_every_token(scores_B - np.where(groups.count_G > 1, baseline_G, 0.0)[groups.index_B], mask_BT)
 
 
-def gpg(
+def less_group_mean(
     rewards_BT: Float32s, groups_B: Integers, mask_BT: Mask, *, scored_BT: Mask | None = None
 ) -> AdvantagesAndReturns:
-    """GPG (Chu et al., 2025), not yet scaled: the batch's alpha comes afterwards (registry.py).
+    """REINFORCE++-baseline (Hu, 2025), and GPG (Chu et al., 2025), before their batch steps (registry.py).
 
-    A = alpha * (s - mean(s of the prompt's samples)), alpha = B / max(1, number of s that are not 0)
-    """
-    return grpo(rewards_BT, groups_B, mask_BT, norm_adv_by_std=False, scored_BT=scored_BT)
+        A = s - mean(s of the prompt's samples)
 
-
-def reinforce_plus_plus_baseline(
-    rewards_BT: Float32s, groups_B: Integers, mask_BT: Mask, *, scored_BT: Mask | None = None
-) -> AdvantagesAndReturns:
-    """REINFORCE++-baseline (Hu, 2025), not whitened.
-
-    A = s - mean(s of the prompt's samples)
+    REINFORCE++-baseline whitens A over the tokens of the batch. GPG multiplies it by alpha = B / max(1, number of s
+    that are not 0).
     """
     return grpo(rewards_BT, groups_B, mask_BT, norm_adv_by_std=False, scored_BT=scored_BT)
 
 
 class _Groups:
-    """Which rows belong together: the group of each row, from 0, and how many rows each group has."""
+    """The group of each row, counted from 0, and the number of rows in each group."""
 
     def __init__(self, groups_B: Integers, mask_BT: Mask) -> None:
         if groups_B.shape != mask_BT.shape[:1]:
@@ -136,16 +129,16 @@ class _Groups:
         _, self.index_B, self.count_G = np.unique(groups_B, return_inverse=True, return_counts=True)
 
     def sums(self, values_B: Float64s | Integers) -> Float64s:
-        """[G], over the rows of each group."""
+        """Returns [G], sums over the rows of each group."""
         return np.bincount(self.index_B, values_B, minlength=len(self.count_G)).astype(np.float64)
 
     def centred(self, values_B: Float64s) -> Float64s:
-        """[B], less the mean of its group; as it is in a group of one."""
+        """Returns [B], each value less the mean of its group; in a group of one, the value itself."""
         mean_G = np.where(self.count_G > 1, self.sums(values_B) / self.count_G, 0.0)
         return np.asarray(values_B - mean_G[self.index_B])
 
     def std(self, values_B: Float64s) -> Float64s:
-        """[B], the unbiased standard deviation of its group; 1 in a group of one."""
+        """Returns [B], the unbiased standard deviation of each row's group; 1 in a group of one."""
         variance_G = self.sums(self.centred(values_B) ** 2) / np.maximum(self.count_G - 1, 1)
         return np.where(self.count_G > 1, np.sqrt(variance_G), 1.0)[self.index_B]
 

@@ -1,4 +1,4 @@
-"""Estimators by name, a user's own among them; what each is given, and what is done over the batch afterwards."""
+"""Estimators by name, a user's own among them: the inputs of each, and its step over the batch afterwards."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -11,26 +11,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.ppo.advantages.arrays import AdvantagesAndReturns, Integers, float32
-from controller.ppo.advantages.gae import gae, reinforce_plus_plus, remax
-from controller.ppo.advantages.groups import gdpo, gpg, grpo, grpo_passk, opo, reinforce_plus_plus_baseline, rloo
+from controller.ppo.advantages.decoupled_gae import configured_gae
+from controller.ppo.advantages.gae import reinforce_plus_plus, remax
+from controller.ppo.advantages.groups import gdpo, grpo, grpo_passk, less_group_mean, opo, rloo
 from controller.ppo.masked_stats import Float32s, Float64s, Mask, masked_whiten
 from splitppo.batch import Column
 from splitppo.config import AlgorithmConfig, ConfigError
-from splitppo.config.estimator import INPUTS
-from splitppo.config.user_object import load_object
-from splitppo.user_file import describe
+from splitppo.config.subsections.estimator import INPUTS
+from splitppo.user_file import describe, load_from_file
 
 # Advantages of a batch, of its N tokens those that are learned from, and s of its B responses, to advantages.
 OverBatch = Callable[[Column, Mask, Float64s], NDArray[Any]]
 
 
 def whiten_tokens(advantages: Column, learned_N: Mask, _: Float64s) -> NDArray[Any]:
-    """(A - mean) / sqrt(var + 1e-8) over all tokens of the batch; ValueError if fewer than two are there."""
+    """Returns (A - mean) / sqrt(var + 1e-8) over all tokens of the batch; ValueError for fewer than two."""
     return masked_whiten(advantages.values, learned_N)
 
 
 def whiten_responses(advantages: Column, learned_N: Mask, _: Float64s) -> NDArray[Any]:
-    """The same over responses, each counted once whatever its length; a single one gets 0."""
+    """Whitens over responses, each counted once whatever its length; a single response gets 0."""
     row_N = np.repeat(np.arange(advantages.num_rows), advantages.lengths)[learned_N]
     _, first_R, response_N = np.unique(row_N, return_index=True, return_inverse=True)
     learned = advantages.values[learned_N]
@@ -41,14 +41,14 @@ def whiten_responses(advantages: Column, learned_N: Mask, _: Float64s) -> NDArra
 
 
 def scale_by_nonzero_scores(advantages: Column, _: Mask, scores_B: Float64s) -> NDArray[Any]:
-    """GPG's alpha * A, alpha = B / max(1, number of s that are not 0)."""
+    """Returns GPG's alpha * A, alpha = B / max(1, number of s that are not 0)."""
     alpha = len(scores_B) / max(1, int(np.count_nonzero(scores_B)))
     return (advantages.values * alpha).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """A function that is given, by name, those of INPUTS that it takes; and what is done over the batch afterwards.
+    """A function, which is given by name those of INPUTS that it takes, and the step over the batch afterwards.
 
     Rows of different prompts do not meet in the functions here, so that a batch may come to them in pieces; a user's
     gets all of it at once.
@@ -60,27 +60,27 @@ class Estimator:
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """The names of what it is given."""
+        """The names of the inputs that the function takes."""
         return tuple(name for name in inspect.signature(self.function).parameters if name in INPUTS)
 
 
-# By the names of splitppo/config/estimator.py.
+# By the names of splitppo/config/subsections/estimator.py.
 ESTIMATORS: Mapping[str, Estimator] = {
-    "gae": Estimator(gae, whiten_tokens),
+    "gae": Estimator(configured_gae, whiten_tokens),
     "grpo": Estimator(grpo),
     "grpo_passk": Estimator(grpo_passk),
     "gdpo": Estimator(gdpo, whiten_responses),
     "rloo": Estimator(rloo),
     "opo": Estimator(opo),
-    "gpg": Estimator(gpg, scale_by_nonzero_scores),
+    "gpg": Estimator(less_group_mean, scale_by_nonzero_scores),
     "reinforce_plus_plus": Estimator(reinforce_plus_plus, whiten_tokens),
-    "reinforce_plus_plus_baseline": Estimator(reinforce_plus_plus_baseline, whiten_tokens),
+    "reinforce_plus_plus_baseline": Estimator(less_group_mean, whiten_tokens),
     "remax": Estimator(remax),
 }
 
 
 def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
-    """By `algorithm.adv_estimator`; ConfigError if a user's file cannot be imported or lacks the function."""
+    """Returns `algorithm.adv_estimator`; ConfigError if a user's file cannot be imported or lacks the function."""
     if algorithm.custom_path is None:
         return ESTIMATORS[algorithm.adv_estimator]
     return _custom(algorithm.custom_path, algorithm.adv_estimator)
@@ -89,21 +89,48 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
 @lru_cache
 def _custom(path: Path, name: str) -> Estimator:
     keys = {"path_key": "algorithm.custom_path", "name_key": "algorithm.adv_estimator"}
-    return Estimator(load_object(path, name, **keys), takes_pieces=False)
+    return Estimator(load_from_file(path, name, **keys), takes_pieces=False)
+
+
+def try_estimator(algorithm: AlgorithmConfig, *, num_samples: int) -> None:
+    """Calls a user's estimator with two prompts' responses of three tokens each, before anything is started.
+
+    Raises:
+        ConfigError: its file cannot be imported or lacks the function; it fails, or what it returns does not fit.
+    """
+    if algorithm.custom_path is None:
+        return
+    groups_B = np.repeat(np.arange(2), num_samples)
+    zeros_BT = np.zeros((len(groups_B), 3), np.float32)
+    rewards_BT, mask_BT = zeros_BT.copy(), np.ones_like(zeros_BT, np.bool_)
+    rewards_BT[::2, -1] = 1.0
+    components_KB = np.tile(rewards_BT[:, -1], (len(algorithm.gdpo_reward_keys), 1))
+    compute_advantages(
+        algorithm,
+        rewards_BT,
+        mask_BT,
+        groups_B=groups_B,
+        values_BT=zeros_BT,
+        response_mask_BT=mask_BT,
+        greedy_scores_B=zeros_BT[:, 0],
+        components_KB=components_KB,
+    )
 
 
 def compute_advantages(
     algorithm: AlgorithmConfig,
     rewards_BT: Float32s,
-    mask_BT: Mask,
+    learned_BT: Mask,
     *,
     groups_B: Integers,
     values_BT: Float32s | None = None,
-    scored_BT: Mask | None = None,
+    response_mask_BT: Mask | None = None,
     greedy_scores_B: Float32s | None = None,
     components_KB: Float32s | None = None,
 ) -> AdvantagesAndReturns:
-    """(advantages, returns), [B, T], before what is done over the batch; rewards include the KL penalty.
+    """Returns (advantages, returns), [B, T], before what is done over the batch; rewards include the KL penalty.
+
+    The estimators' arguments `mask_BT` and `scored_BT` are `learned_BT` and `response_mask_BT`.
 
     Raises:
         ValueError: an argument does not fit or is missing.
@@ -112,10 +139,10 @@ def compute_advantages(
     weights = algorithm.gdpo_reward_weights or (1.0,) * len(algorithm.gdpo_reward_keys)
     given = {
         "rewards_BT": rewards_BT,
-        "mask_BT": mask_BT,
+        "mask_BT": learned_BT,
         "values_BT": values_BT,
         "groups_B": groups_B,
-        "scored_BT": scored_BT,
+        "scored_BT": response_mask_BT,
         "greedy_scores_B": greedy_scores_B,
         "components_KB": components_KB,
         "component_weights_K": np.array(weights, np.float64),
@@ -133,7 +160,7 @@ def compute_advantages(
     if algorithm.custom_path is None:
         return estimator.function(**inputs)
     try:
-        advantages_BT, returns_BT = (_checked(result, mask_BT) for result in estimator.function(**inputs))
+        advantages_BT, returns_BT = (_checked(result, learned_BT) for result in estimator.function(**inputs))
     except Exception as error:
         name = f"{algorithm.adv_estimator} of {algorithm.custom_path}"
         raise ConfigError(f"key 'algorithm.custom_path': {name} failed: {describe(error)}") from error
@@ -141,7 +168,7 @@ def compute_advantages(
 
 
 def over_batch(algorithm: AlgorithmConfig, advantages: Column, learned_N: Mask, scores_B: Float64s) -> NDArray[Any]:
-    """[N], the advantages of a whole batch as the loss takes them: whitened or scaled where the estimator says so.
+    """Returns [N], the advantages of a whole batch as the loss takes them: whitened or scaled if the estimator says so.
 
     They come for all response tokens, 0 where nothing is learned; `learned_N` are those that are learned from, and
     `scores_B` the sums of the responses' rewards.
@@ -151,7 +178,7 @@ def over_batch(algorithm: AlgorithmConfig, advantages: Column, learned_N: Mask, 
 
 
 def _checked(result: Any, mask_BT: Mask) -> Float32s:
-    """What a user's estimator returns, zero outside the mask; ValueError if it is not [B, T], or not finite inside."""
+    """Returns a user's result, zero outside the mask; ValueError if it is not [B, T], or not finite inside."""
     values_BT = np.asarray(result)
     if values_BT.shape != mask_BT.shape:
         raise ValueError(f"expected advantages and returns of shape {mask_BT.shape}, got {values_BT.shape}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 from controller.ppo.advantages.registry import ESTIMATORS
 from controller.ppo.experience import Experience, assemble_experience
 from controller.ppo.normalization import NO_NORMALIZATION, Normalization
-from controller.ppo.scores import Scores
+from controller.ppo.scores import Scores, objects
 from splitppo.batch import Batch
-from splitppo.config.reward_shaping import RewardShapingConfig
-from tests.fake_services import make_config
+from splitppo.config.subsections.reward_shaping import RewardShapingConfig
+from tests.support.fake_services import make_config
 
 # Four responses to two prompts: of 3, 1, 0 and 2 tokens.
 RESPONSES = [[5, 6, 7], [5], [], [5, 6]]
@@ -27,7 +28,7 @@ def assemble(
     *,
     num_samples: int = 2,
     greedy_scores: list[float] | None = None,
-    components: list[list[float]] | None = None,
+    extra: Sequence[dict[str, Any]] = ({}, {}, {}, {}),
     normalization: Normalization = NO_NORMALIZATION,
     **changes: Any,
 ) -> Experience:
@@ -35,12 +36,9 @@ def assemble(
     return assemble_experience(
         make_config(tmp_path, algorithm__kl_coef=0.5, **changes).algorithm,
         rollouts,
-        Scores(
-            SCORES,
-            greedy=None if greedy_scores is None else np.array(greedy_scores, np.float32),
-            components=None if components is None else np.array(components, np.float32),
-        ),
+        Scores.of(SCORES, extra=objects(extra)),
         num_samples=num_samples,
+        greedy_scores_P=None if greedy_scores is None else np.array(greedy_scores, np.float32),
         normalization=normalization,
     )
 
@@ -123,9 +121,8 @@ def test_greedy_scores_are_scaled_and_clipped_as_scores_are(tmp_path: Path) -> N
 
 def test_gdpo_is_normalised_over_responses_however_long_they_are(tmp_path: Path) -> None:
     changes = {"algorithm__adv_estimator": "gdpo", "algorithm__gdpo_reward_keys": ["right", "short"]}
-    experience = assemble(
-        tmp_path, {}, components=[[1, 0, 1, 1], [0, 4, 0, 0]], algorithm__norm_adv_by_std_in_grpo=False, **changes
-    )
+    extra = [{"right": right, "short": short} for right, short in [(1, 0), (0, 4), (1, 0), (1, 0)]]
+    experience = assemble(tmp_path, {}, extra=extra, algorithm__norm_adv_by_std_in_grpo=False, **changes)
     # 0.5 - 2 and 2 - 0.5 in the first group, 0 in the second; the empty response is not among the three that count.
     rows = [row.tolist() for row in experience.batch["advantages"].rows()]
     assert [len(row) for row in rows] == [3, 1, 0, 2]
@@ -183,10 +180,9 @@ def test_where_too_little_is_left_nothing_is_learned(tmp_path: Path, estimator: 
     rollout = like_responses(-9.0)
     rollout[1] = [-1.0] * num_left or [-9.0]
     changes = {"algorithm__adv_estimator": estimator, "algorithm__rollout_correction": correction}
-    needed: dict[str, Any] = {"greedy_scores": [0.5, 0.5], "components": [SCORES.tolist()]}
     if estimator == "gdpo":
         changes["algorithm__gdpo_reward_keys"] = ["score"]
-    experience = assemble(tmp_path, {**OFF, "rollout_log_probs": rollout}, **needed, **changes)
+    experience = assemble(tmp_path, {**OFF, "rollout_log_probs": rollout}, greedy_scores=[0.5, 0.5], **changes)
     for name in ("advantages", "returns", "response_mask"):
         assert not experience.batch[name].values.any()
     assert experience.rewards.values.sum() == 7.0
@@ -200,7 +196,7 @@ TRUNCATED = np.array([False, False, False, True])
 def assemble_truncated(tmp_path: Path, columns: dict[str, Any], **changes: Any) -> Experience:
     rollouts = Batch.from_rows(prompts=[[1], [1], [2, 3], [2, 3]], responses=RESPONSES, **columns)
     algorithm = make_config(tmp_path, **changes).algorithm
-    return assemble_experience(algorithm, rollouts, Scores(SCORES, truncated=TRUNCATED), num_samples=2)
+    return assemble_experience(algorithm, rollouts, Scores.of(SCORES, is_truncated=TRUNCATED), num_samples=2)
 
 
 def test_a_response_that_was_cut_off_is_learned_from_unless_it_is_masked(tmp_path: Path) -> None:
@@ -286,10 +282,12 @@ def test_a_batch_of_several_blocks_is_what_its_rows_are_alone(tmp_path: Path) ->
     rollouts = Batch.from_rows(prompts=[[1]] * 6, responses=[np.arange(n) for n in lengths], **rows)
     algorithm = make_config(tmp_path, algorithm__use_kl_in_reward=True, algorithm__kl_coef=0.5).algorithm
     scores = np.arange(6, dtype=np.float32)
-    together = assemble_experience(algorithm, rollouts, Scores(scores), num_samples=2)
+    together = assemble_experience(algorithm, rollouts, Scores.of(scores), num_samples=2)
     for start in (0, 2, 4):
         pair = slice(start, start + 2)
-        alone = assemble_experience(algorithm, rollouts.take(np.arange(6)[pair]), Scores(scores[pair]), num_samples=2)
+        alone = assemble_experience(
+            algorithm, rollouts.take(np.arange(6)[pair]), Scores.of(scores[pair]), num_samples=2
+        )
         for column, expected in (
             (together.rewards, alone.rewards),
             (together.batch["returns"], alone.batch["returns"]),

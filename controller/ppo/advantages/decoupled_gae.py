@@ -1,0 +1,57 @@
+"""GAE for long responses: a lambda of its own for the critic, and one for the policy that grows with the response."""
+
+import numpy as np
+
+from controller.ppo.advantages.arrays import AdvantagesAndReturns, check, float32
+from controller.ppo.advantages.gae import discounted_deltas, gae
+from controller.ppo.masked_stats import Float32s, Float64s, Mask
+
+
+def configured_gae(
+    rewards_BT: Float32s,
+    values_BT: Float32s,
+    mask_BT: Mask,
+    *,
+    gamma: float,
+    lam: float,
+    lam_critic: float | None = None,
+    adaptive_lam_alpha: float | None = None,
+) -> AdvantagesAndReturns:
+    """Estimates as the configuration's `gae`: as the textbook does, unless a further key asks for another lambda.
+
+    With `lam_critic` the returns have a lambda of their own, see `decoupled_gae`. With `adaptive_lam_alpha` the
+    policy's lambda is `length_adaptive_lambda` instead of `lam`.
+    """
+    lam_critic = lam if lam_critic is None else lam_critic
+    check(rewards_BT, mask_BT, lam, lam_critic)
+    if adaptive_lam_alpha is None and lam_critic == lam:
+        return gae(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam)
+    policy_lam = lam if adaptive_lam_alpha is None else length_adaptive_lambda(mask_BT, alpha=adaptive_lam_alpha)
+    return decoupled_gae(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=policy_lam, lam_critic=lam_critic)
+
+
+def decoupled_gae(
+    rewards_BT: Float32s,
+    values_BT: Float32s,
+    mask_BT: Mask,
+    *,
+    gamma: float,
+    lam: float | Float64s,
+    lam_critic: float,
+) -> AdvantagesAndReturns:
+    """Decoupled GAE (VC-PPO; Yuan et al., 2025): the advantages of `gae` with `lam`, its returns with `lam_critic`.
+
+    With a lam_critic of 1 the critic learns Monte-Carlo returns, which carry a reward at the end back undiminished.
+    """
+    advantages_BT = discounted_deltas(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam)
+    towards_returns_BT = discounted_deltas(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam_critic)
+    return float32(advantages_BT, mask_BT), float32(towards_returns_BT + values_BT, mask_BT)
+
+
+def length_adaptive_lambda(mask_BT: Mask, *, alpha: float) -> Float64s:
+    """Returns [B], the lambda of each response of l tokens (length-adaptive GAE; VAPO, Yue et al., 2025).
+
+    lam = max(0, 1 - 1 / (alpha * l))
+    """
+    lengths_B = np.maximum(mask_BT.sum(axis=1), 1)
+    return np.asarray(np.maximum(0.0, 1.0 - 1.0 / (alpha * lengths_B)))

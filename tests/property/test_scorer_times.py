@@ -1,0 +1,25 @@
+"""The built-in scorers take time that grows with a response's length, whatever it repeats."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import rewards
+from benchmarks.scorers import MARKS
+
+LIMIT_S = 2  # of CPU time; a rule that looks back and forth takes 8 s and more
+
+
+def test_every_scorer_is_tried() -> None:
+    (folder,) = rewards.__path__
+    modules = {path.stem for path in Path(folder).glob("*.py") if "\ndef compute_score(" in path.read_text()}
+    assert modules < set(MARKS)
+
+
+def test_no_repeated_marks_of_64_kb_keep_a_scorer_busy() -> None:
+    command = [sys.executable, "-m", "benchmarks.scorers", "--limit-s", str(LIMIT_S)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    last_response = finished.stdout[-200:]
+    assert finished.returncode == 0, f"{last_response}\n{finished.stderr[-1000:]}"
