@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from controller.from_verl.keys import ROWS, SECTIONS, VERL_DEFAULTS
 from controller.from_verl.row import Row
@@ -14,20 +14,26 @@ _HEAD = """# From verl
 Data files, reward functions, models and dashboards stay as they are. This page is made by `python -m tools.docs` from
 the table that translates (`controller/from_verl/keys.py`).
 
-    python -m controller from-verl run_ppo.sh -o my.yaml                  # a launch script: evaluated, never run
+    python -m controller from-verl run_ppo.sh -o my.yaml                  # a launch script
     python -m controller from-verl outputs/.../.hydra/config.yaml -o my.yaml
     python -m controller --config my.yaml --check
 
-It reads what a script passes to `verl.trainer.main_ppo` (variables and their defaults, arrays, branches, `"$@"`,
-`+key=`, `++key=`, `~key`, `--config-name`), or a Hydra configuration, resolved or with interpolations, and says for
-each key what becomes of it: taken, changed (how), not needed (why), not supported (what instead). `my.yaml` has what
-differs from the defaults here, with a comment where a value is not the one of the script. Keys are those of verl
-0.9's `ppo_trainer.yaml`; older names of most are known, too.
+It reads what a script passes to `verl.trainer.main_ppo`, or a Hydra configuration, resolved or with interpolations,
+and says for each key what becomes of it: taken, changed (how), not needed (why), not supported (what instead).
+`my.yaml` has what differs from the defaults here, with a comment where a value is not the one of the script. Keys are
+those of verl 0.9's `ppo_trainer.yaml`; older names of most are known, too.
 
 * `key=value` behind the file's name are verl's keys, as behind the script's own name. `MODEL_PATH=/models/mine python
   -m controller from-verl ...` gives a script its variables.
-* No command in a script is run. Where a word or a branch depends on a command's output, one sentence says so, with
-  its line, and which key or variable to give.
+* Bash itself runs a script, in bubblewrap ([ADR 047](adr/047-bash-is-asked.md)): with tools such as `basename` and
+  `sed`, without a network, and what it writes is gone afterwards. No other command runs: they are passed over.
+  Where a word or a branch depends on one, or on a variable that nobody has set, one sentence says so, with its line,
+  and which key or variable to give.
+* Without bubblewrap (`apt-get install bubblewrap`), paste what follows `main_ppo`: `from-verl - key=value ...`.
+* verl's defaults are those of the version that its keys tell, or of `--verl-version`, which is asked for where no key
+  does (exit code 1): up to 0.3 the KL was in the reward unless `use_kl_loss`, `entropy_coeff` was 0.001, and there was
+  no dual clip. In 0.5 the learning rate of Megatron's critic decayed to 0 unless told otherwise, in 0.4.1 the
+  actor's, too: the report says so, and `--verl-version` takes it.
 * `--gpus 6:2`: GPUs of actor and critic. verl puts both models on all GPUs; here each has its own, so that both work
   at the same time. By default the actor, which also generates, gets three of four, in whole vLLM engines; `python -m
   controller plan RUN_DIR` says what another split would take, once a few steps are measured.
@@ -52,7 +58,10 @@ _NAMES = (
         "`actor_rollout_ref`",
         "the actor's group: policy, rollouts, and by default the reference (`placement.reference`)",
     ),
-    ("`reward_model`, reward loop", "`reward` (functions) and `reward_model` (a model), added up"),
+    (
+        "`reward_model`, reward loop",
+        "`reward` (functions) and `reward_model` (a model), added up; the model alone with `reward_model.rule_coef: 0`",
+    ),
     ("`ppo_micro_batch_size_per_gpu`, dynamic batches", "the same; dynamic unless the first is set"),
     ("`trainer.default_local_dir/global_step_N/{actor,critic}`", "`run.dir/checkpoints/global_step_N/{actor,critic}`"),
     ("logger `file`", "`run.dir/metrics.jsonl`, always"),
@@ -63,11 +72,11 @@ _NAMES = (
 
 # verl's metrics, and ours where the name is another one or there is none.
 METRICS = (
-    ("critic/{score,rewards,advantages,returns,values}/{mean,max,min}", "the same"),
+    ("critic/{score,rewards,advantages,returns,values}/{mean,max,min}", "the same; scores of all responses"),
     ("critic/{vf_explained_var,vf_loss,vf_clipfrac,vpred_mean,grad_norm,lr}", "the same"),
     ("actor/{pg_loss,pg_clipfrac,pg_clipfrac_lower,ppo_kl,entropy,kl_loss,kl_coef,grad_norm,lr}", "the same"),
     ("actor/{reward_kl_penalty,reward_kl_penalty_coeff}", "the same"),
-    ("{response_length,prompt_length}/{mean,max,min,clip_ratio}", "the same"),
+    ("{response_length,response_length_non_aborted,prompt_length}/{mean,max,min,clip_ratio}", "the same"),
     ("response/aborted_ratio", "the same"),
     ("global_seqlen/{min,max,minmax_diff,balanced_min,balanced_max,mean}", "the same, over the actor's ranks"),
     ("timing_s/{step,gen,reward,old_log_prob,ref,values,adv,update_actor,update_critic,update_weights}", "the same"),
@@ -78,10 +87,9 @@ METRICS = (
     ("perf/{max_memory_allocated_gb,max_memory_reserved_gb,cpu_memory_used_gb}", "the same, of each group"),
     ("training/{global_step,epoch}", "the same"),
     ("training/rollout_probs_diff_{max,mean,std}", "the same"),
-    ("rollout_corr/*", "the same, [rollout_correction.md](rollout_correction.md)"),
+    ("rollout_corr/*", "the same as verl 0.8 and newer, [rollout_correction.md](rollout_correction.md)"),
     ("val-core/<source>/<variable>/*, val-aux/<source>/<variable>/*", "the same"),
     ("{actor,critic}/mfu", "`perf/mfu/{actor,critic}`"),
-    ("response_length_non_aborted/*", "none: `response/aborted_ratio` has those without a token"),
     ("{num_turns,tool_call_counts,training/num_turns}/*", "none: one turn"),
     ("training/filter_groups/*", "the same; `evicted_samples` also by what was alike"),
     ("train/num_gen_batches", "the same"),
@@ -89,43 +97,60 @@ METRICS = (
     ("rollout/*", "none"),
 )
 
-# Title, and how the keys of a section begin; the first that fits.
-_SECTIONS = (
-    ("data", ("data.",)),
-    (
-        "actor_rollout_ref.actor and .model",
-        ("actor_rollout_ref.actor", "actor_rollout_ref.model", "{actor_rollout_ref.actor"),
-    ),
-    ("actor_rollout_ref.ref", ("actor_rollout_ref.ref",)),
-    ("actor_rollout_ref.rollout", ("actor_rollout_ref.rollout",)),
-    ("critic", ("critic", "{critic")),
-    ("reward, reward_model, custom_reward_function", ("reward", "custom_reward", "{reward", "{sandbox")),
-    ("algorithm", ("algorithm",)),
-    ("trainer", ("trainer",)),
-    ("the rest", ("",)),
-)
+# Pages of the keys, each with its sections: title, and how the keys of the section begin. A key belongs to the first
+# section that fits.
+KEY_PAGES = {
+    "from-verl/models": {
+        "data": ("data.",),
+        "actor_rollout_ref.actor and .model": (
+            "actor_rollout_ref.actor",
+            "actor_rollout_ref.model",
+            "{actor_rollout_ref.actor",
+        ),
+        "actor_rollout_ref.ref": ("actor_rollout_ref.ref",),
+        "actor_rollout_ref.rollout": ("actor_rollout_ref.rollout",),
+        "critic": ("critic", "{critic"),
+    },
+    "from-verl/run": {
+        "reward, reward_model, custom_reward_function": ("reward", "custom_reward", "{reward", "{sandbox"),
+        "algorithm": ("algorithm",),
+        "trainer": ("trainer",),
+        "the rest": ("",),
+    },
+}
 
 
 def from_verl_page() -> str:
-    """Everything, with the keys by verl's sections."""
-    lines = [_HEAD, "## Names", "", "| verl | here |", "|---|---|"]
+    """Returns the page on the translation as a whole, with the names that are no keys."""
+    lines = [_HEAD, "## Keys", "", "| page | verl's keys |", "|---|---|"]
+    lines += [f"| [{page}]({page}.md) | {'; '.join(sections)} |" for page, sections in KEY_PAGES.items()]
+    lines += ["", "## Names", "", "| verl | here |", "|---|---|"]
     lines += [f"| {theirs} | {ours} |" for theirs, ours in _NAMES]
-    lines += ["", "## Defaults that differ", "", "Set by the translation, where the file does not say otherwise.", ""]
+    lines += ["", "## Defaults that differ", "", "The translation sets them where the file does not say otherwise.", ""]
     lines += ["| verl | there | here |", "|---|---|---|", *_defaults()]
-    rows = [row for row in ROWS if not _is_like_the_actors(row)]
-    for title, beginnings in _SECTIONS:
-        mine = [row for row in rows if row.key.startswith(beginnings)]
-        rows = [row for row in rows if row not in mine]
-        lines += ["", f"## {title}", ""]
-        if title == "critic":
-            lines += [
-                "The keys that the actor has, too, are converted as the actor's; FSDP's are under `critic.fsdp`.",
-                "",
-            ]
-        lines += ["| verl | here |", "|---|---|", *(f"| `{_cell(row.key)}` | {_cell(_what(row))} |" for row in mine)]
     lines += ["", "## Metrics", "", "Dashboards stay; [metrics.md](metrics.md) has the ones that are new.", ""]
     lines += ["| verl | here |", "|---|---|", *(f"| `{theirs}` | {ours} |" for theirs, ours in METRICS)]
     return "\n".join(lines) + "\n"
+
+
+def from_verl_keys_page(page: str) -> str:
+    """Returns a page with the keys of some of verl's sections, and what becomes of each."""
+    lines = [f"# From verl: {', '.join(KEY_PAGES[page])}", ""]
+    lines += ["Made by `python -m tools.docs`; [from-verl.md](../from-verl.md) says how a run is translated."]
+    rows = [row for row in ROWS if not _is_like_the_actors(row)]
+    for sections_page, sections in KEY_PAGES.items():
+        for title, beginnings in sections.items():
+            mine = [row for row in rows if row.key.startswith(beginnings)]
+            rows = [row for row in rows if row not in mine]
+            if sections_page == page:
+                lines += ["", f"## {title}", "", *_table(title, mine)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(title: str, rows: Sequence[Row]) -> list[str]:
+    note = "The keys that the actor has, too, are converted as the actor's; FSDP's are under `critic.fsdp`."
+    table = ["| verl | here |", "|---|---|", *(f"| `{_cell(row.key)}` | {_cell(_what(row))} |" for row in rows)]
+    return [note, "", *table] if title == "critic" else table
 
 
 def _what(row: Row) -> str:

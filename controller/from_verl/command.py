@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from controller.from_verl.ages import age_of_release, age_of_words, age_of_yaml, engine_of_words
 from controller.from_verl.keys import SECTIONS, VERL_DEFAULTS
 from controller.from_verl.report import report_text
-from controller.from_verl.script import read_script
+from controller.from_verl.script import Launch, Word, read_script
 from controller.from_verl.settings import Settings
-from controller.from_verl.shell_words import Unknown, Word
 from controller.from_verl.translation import Translation, translate
 from controller.from_verl.yaml_file import yaml_text
 from splitppo.atomic_write import write_atomically
@@ -21,30 +21,39 @@ from splitppo.config.batch_plan import batch_plan
 from splitppo.config.load import validate
 
 _OPTION = re.compile(r"--?(config-path|config-name|config-dir|cp|cn|cd)(?:=(.*))?$")
+_NO_FILE = Path("-")
 
 
 def from_verl(arguments: Sequence[str]) -> int:
     """0: translated; 1: something that changes results must be decided first; ConfigError for input that is none."""
     parser = argparse.ArgumentParser(
         prog="python -m controller from-verl",
-        description="Says a verl configuration in this project's keys; runs nothing.",
+        allow_abbrev=False,
+        description="Says a verl configuration in this project's keys; a script runs in a sandbox, and no training.",
     )
-    parser.add_argument("source", type=Path, metavar="SCRIPT_OR_YAML", help="launch script, or Hydra configuration")
+    parser.add_argument(
+        "source", type=Path, metavar="SCRIPT_OR_YAML", help="launch script, or Hydra configuration; -: neither"
+    )
     parser.add_argument("--gpus", type=_gpus, metavar="A:C", help="GPUs of actor and critic; default: verl's, 3:1")
     parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="default: standard output")
     parser.add_argument(
         "--drop", action="append", default=[], metavar="KEY", help="leave it out, though results change"
     )
+    parser.add_argument("--verl-version", dest="version", default="", help="whose defaults to take, as 0.3")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="verl's keys; behind the script's own")
     options = parser.parse_intermixed_args([*arguments])
-    settings = read_settings(options.source, options.overrides, os.environ, datetime.now().astimezone())
+    settings = read_settings(
+        options.source, options.overrides, os.environ, datetime.now().astimezone(), options.version
+    )
     translation = translate(settings, gpus=options.gpus, drop=options.drop)
-    name = options.source.name
-    report = report_text(translation, name, settings.from_environment)
+    name = settings.source
+    report = report_text(translation, settings)
     out = sys.stderr if options.output is None else sys.stdout
     out.write(report)
-    if translation.stopping:
-        sys.stderr.write(f"error: {_what_to_decide(translation)}\n")
+    if translation.stopping or settings.asks_age:
+        asked = [settings.age] if settings.asks_age else []
+        decide = [_what_to_decide(translation)] if translation.stopping else []
+        sys.stderr.write("".join(f"error: {sentence}\n" for sentence in (*asked, *decide)))
         return 1
     text = translated_yaml(translation, name)
     if options.output is None:
@@ -58,29 +67,38 @@ def from_verl(arguments: Sequence[str]) -> int:
     return 0
 
 
-def read_settings(source: Path, overrides: Sequence[str], environment: Mapping[str, str], now: datetime) -> Settings:
-    """Of a YAML file, or of what a shell script would pass to verl; `overrides` come last in both.
+def read_settings(
+    source: Path, overrides: Sequence[str], environment: Mapping[str, str], now: datetime, verl_version: str = ""
+) -> Settings:
+    """Reads a YAML file, or what a shell script would pass to verl; `overrides` come last in both.
+
+    Defaults are those of verl's version as given, or as the keys tell, or of the latest.
 
     Raises:
         ConfigError: the file cannot be read, or not be understood.
     """
-    text = _read(source)
-    settings = Settings(source.name, VERL_DEFAULTS, SECTIONS)
-    if source.suffix in (".yaml", ".yml"):
-        settings.add_yaml(text, source.name)
-        words = [Word(override, 0) for override in overrides]
-    else:
-        launch = read_script(source, text, environment, now)
-        settings.from_environment = launch.from_environment
-        words = [*launch.words, *(Word(override, 0) for override in overrides)]
+    name = "the command line" if source == _NO_FILE else source.name
+    text = "" if source == _NO_FILE else _read(source)
+    is_yaml = source.suffix in (".yaml", ".yml")
+    launch = Launch([], ()) if is_yaml or not text else read_script(source, text, environment, now)
+    words = [*launch.words, *(Word(override, 0) for override in overrides)]
+    texts = [word.text for word in words]
+    age = age_of_release(verl_version) if verl_version else age_of_yaml(text) if is_yaml else age_of_words(texts)
+    engine = engine_of_words(texts)
+    settings = Settings(name, VERL_DEFAULTS | age.defaults(engine), SECTIONS)
+    settings.from_environment = launch.from_environment
+    if is_yaml:
+        settings.add_yaml(text, name)
     _add_words(settings, _take_options(settings, source, words))
     if not settings.given:
-        raise ConfigError(f"{source} sets none of verl's keys")
+        raise ConfigError(f"{name} sets none of verl's keys")
+    settings.age = age.text(settings, engine)
+    settings.asks_age = age.version is None and bool(settings.age)
     return settings
 
 
 def translated_yaml(translation: Translation, name: str) -> str:
-    """The configuration as a file, after it has passed the checks of one.
+    """Returns the text of the configuration file, after it has passed the checks of a configuration.
 
     Raises:
         ConfigError: its numbers do not fit together here.
@@ -99,20 +117,20 @@ def _read(file: Path) -> str:
 
 
 def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> list[Word]:
-    """The overrides; a configuration that the script names beside verl's own is read first."""
+    """Returns the overrides; reads a configuration that the script names beside verl's own."""
     rest: list[Word] = []
     options: dict[str, str] = {}
     waiting = ""
     for word in words:
         if waiting:
             options[waiting], waiting = _known(settings, word), ""
-        elif isinstance(word.text, str) and (found := _OPTION.match(word.text)):
+        elif found := _OPTION.match(word.text):
             name = {"cp": "config-path", "cn": "config-name"}.get(found[1], found[1])
             if found[2] is None:
                 waiting = name
             else:
                 options[name] = found[2]
-        elif isinstance(word.text, str) and word.text.startswith("-"):
+        elif word.text.startswith("-"):
             raise ConfigError(f"{settings.source}, line {word.line}: option {word.text} is not understood here")
         else:
             rest.append(word)
@@ -127,22 +145,23 @@ def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> li
 
 
 def _add_words(settings: Settings, words: Sequence[Word]) -> None:
-    """Later ones win; one whose value only a command could give must be given again."""
-    names = [word.text.partition("=")[0].lstrip("+") for word in words if isinstance(word.text, str)]
+    """Adds the overrides; later ones win, and a value that only a command could give must be given again."""
+    names = [_key(word) for word in words if not word.unknown]
     for word in words:
-        if isinstance(word.text, Unknown) and word.text.before.partition("=")[0].lstrip("+") in names:
-            continue
-        settings.add_override(_known(settings, word), word.line)
+        if not word.unknown or _key(word) not in names:
+            settings.add_override(_known(settings, word), word.line)
 
 
 def _known(settings: Settings, word: Word) -> str:
-    if isinstance(word.text, str):
+    if not word.unknown:
         return word.text
-    key = word.text.before.partition("=")[0].lstrip("+")
-    give = f"give {key}=... here" if "=" in word.text.before else "set it in the environment"
-    raise ConfigError(
-        f"{settings.source}, line {word.line}: {key or 'a word'} is not known, as {word.text.why}; {give}"
-    )
+    key = _key(word) if "=" in word.text else ""
+    give = f"give {key}=... here" if key else "set it in the environment"
+    raise ConfigError(f"{settings.source}, line {word.line}: {key or 'a word'} is not known, as {word.unknown}; {give}")
+
+
+def _key(word: Word) -> str:
+    return word.text.partition("=")[0].lstrip("+")
 
 
 def _what_to_decide(translation: Translation) -> str:

@@ -23,5 +23,5 @@ SECTIONS = tuple(row.key for row in ROWS if row.is_section)
 
 
 def row_of(key: str) -> Row | None:
-    """The first row that matches; None: neither verl's PPO trainer nor this table knows the key."""
+    """Returns the first row that matches; None if neither verl's PPO trainer nor this table knows the key."""
     return next((row for row in ROWS if row.matches(key)), None)

@@ -3,18 +3,19 @@
 from collections.abc import Iterator
 from typing import Any
 
-from controller.from_verl.row import NotNeeded, NotSupported, Row, changed, not_needed, taken, unsupported
+from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, needless, same_as
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 
-_MANAGERS = "naive, dapo, prime and batch are not needed, others not supported"
+_FUNCTIONS = "functions are chosen by data_source, each response is scored in a process of its own"
+_FIRST_ROWS = "the first ones; with data.shuffle a random choice there"
 _LENGTH = "not needed where it is data.max_response_length, else not supported"
 _OWN_CLASS = "a class of yours; what it must have: docs/running.md"
 _TEXT_ONLY = "text only: prompts with images, videos or sounds are not read"
 
 
 def _files(value: Any, _: VerlRun) -> Any:
-    """A list, or the one file."""
+    """Returns a list, or the only file."""
     names = value if isinstance(value, list) else [value]
     if remote := [name for name in names if "://" in str(name)]:
         raise NotSupported(f"copy {remote[0]} here first")
@@ -31,24 +32,6 @@ def _gen_batch(value: Any, run: VerlRun) -> Any:
     if not run.value("algorithm.filter_groups.enable"):
         raise NotSupported("without filter_groups.enable a step trains on all that it generates: data.train_batch_size")
     return value
-
-
-def _sources(value: Any, _: VerlRun) -> Any:
-    if value == "data_source":
-        raise NotNeeded("the column has this name")
-    raise NotSupported("rename the column to data_source")
-
-
-def _same_length(value: Any, run: VerlRun) -> Any:
-    if value == run.value("data.max_response_length"):
-        raise NotNeeded("data.max_response_length says it")
-    raise NotSupported("the penalty ends at data.max_response_length")
-
-
-def _reward_manager(value: Any, _: VerlRun) -> Any:
-    if value in (None, "naive", "dapo", "prime", "batch"):
-        raise NotNeeded("functions are chosen by data_source, each response is scored in a process of its own")
-    raise NotSupported("reward.custom_function_path: a function of your own scores each response")
 
 
 def _reward_model(value: Any, run: VerlRun) -> Any:
@@ -70,113 +53,101 @@ def _pool(value: Any, run: VerlRun) -> Any:
     return "reward" if run.groups.reward else "critic"
 
 
-def _data() -> Iterator[Row]:
-    yield taken("data.train_files", "data.train_files", "~/data/rlhf/gsm8k/train.parquet", convert=_files)
-    yield taken("data.val_files", "data.val_files", "~/data/rlhf/gsm8k/test.parquet", convert=_files)
-    yield taken("data.train_batch_size", "data.train_batch_size", 1024)
-    yield changed("data.gen_batch_size", "data.gen_batch_size", "only with algorithm.filter_groups.enable", _gen_batch)
-    yield taken("data.max_prompt_length", "data.max_prompt_length", 512)
-    yield taken("data.max_response_length", "data.max_response_length", 512)
-    yield taken("data.prompt_key", "data.prompt_key", "prompt")
-    yield changed("data.reward_fn_key", "", "not needed where it is data_source, else not supported", _sources)
-    yield changed(
-        "data.train_max_samples",
-        "data.max_samples",
-        "the first ones; with data.shuffle a random choice there",
-        _limit,
-        -1,
-    )
-    yield changed(
-        "data.val_max_samples",
-        "data.val_max_samples",
-        "the first ones; with data.shuffle a random choice there",
-        _limit,
-        -1,
-    )
-    yield taken("data.shuffle", "data.shuffle", True)
-    yield changed("data.seed", "run.seed", "seeds prompt order, sampling and new model heads", default=None)
-    yield taken("data.filter_overlong_prompts", "data.filter_overlong_prompts", False)
-    yield taken("data.truncation", "data.truncation", "error")
-    yield taken("data.tokenizer", "data.tokenizer", None)
-    yield taken("data.apply_chat_template_kwargs", "data.apply_chat_template_kwargs", {}, is_section=True)
-    yield changed(
-        "data.val_batch_size",
-        "evaluation.batch_size",
-        "prompts per Generate call; all of them there, by default",
-        default=None,
-    )
+def _data(data: Section) -> Iterator[Row]:
+    yield data.taken("train_files", "~/data/rlhf/gsm8k/train.parquet", _files)
+    yield data.taken("val_files", "~/data/rlhf/gsm8k/test.parquet", _files)
+    yield data.taken("train_batch_size", 1024)
+    yield data.changed("gen_batch_size", "gen_batch_size", "only with algorithm.filter_groups.enable", _gen_batch)
+    yield data.taken("max_prompt_length", 512)
+    yield data.taken("max_response_length", 512)
+    yield data.taken("prompt_key", "prompt")
+    sources = needless(["data_source"], "the column has this name", "rename the column to data_source")
+    yield data.checked("reward_fn_key", "not needed where it is data_source, else not supported", sources)
+    yield data.changed("train_max_samples", "max_samples", _FIRST_ROWS, _limit, -1)
+    yield data.changed("val_max_samples", "val_max_samples", _FIRST_ROWS, _limit, -1)
+    yield data.taken("shuffle", True)
+    elsewhere = Section("data")
+    yield elsewhere.changed("seed", "run.seed", "seeds prompt order, sampling and new model heads", default=None)
+    yield data.taken("filter_overlong_prompts", False)
+    yield data.taken("truncation", "error")
+    yield data.taken("tokenizer", None)
+    yield data.taken("apply_chat_template_kwargs", {}, is_section=True)
+    prompts = "prompts per Generate call; all of them there, by default"
+    yield elsewhere.changed("val_batch_size", "evaluation.batch_size", prompts, default=None)
     for key in ("custom_cls.path", "custom_cls.name", "sampler.class_path", "sampler.class_name"):
-        yield changed(f"data.{key}", f"data.{key}", _OWN_CLASS, default=None)
-    yield unsupported("data.datagen.**", "no data is made in a run")
-    yield unsupported("data.{tool_config_path,function_tool_path}", "one turn: a prompt, a response")
-    yield unsupported(
-        "data.{image_key,video_key,audio_key,mm_processor_kwargs}", _TEXT_ONLY, "images", "videos", "audios"
-    )
-    yield unsupported("data.mm_processor_kwargs.**", _TEXT_ONLY)
-    yield not_needed("data.{image_patch_size,return_multi_modal_inputs}", _TEXT_ONLY)
-    yield not_needed(
-        "data.{validation_shuffle,dataloader_num_workers,filter_overlong_prompts_workers,use_shm}", "speed only"
-    )
-    yield not_needed(
-        "data.{return_raw_input_ids,return_raw_chat,return_full_prompt}", "rows keep their messages and columns"
-    )
-    yield not_needed("data.trust_remote_code", "a tokenizer is tokenizer.json, without code")
+        yield data.changed(key, key, _OWN_CLASS, default=None)
+    yield data.unsupported("datagen.**", "no data is made in a run")
+    yield data.not_needed("continuous_token.*", "one turn: the chat template's tokens are never encoded anew")
+    yield data.unsupported("{tool_config_path,function_tool_path}", "one turn: a prompt, a response")
+    for medium in ("image", "video", "audio"):
+        # A script that names the column has such data, be it under verl's default name.
+        is_given = needless((), "", _TEXT_ONLY)
+        yield data.checked(f"{medium}_key", f"not supported where it is given: {_TEXT_ONLY}", is_given, f"{medium}s")
+    yield data.unsupported("{image_keys,video_keys,audio_keys,mm_processor_kwargs,mm_processor_kwargs.**}", _TEXT_ONLY)
+    yield data.not_needed("{image_patch_size,return_multi_modal_inputs}", _TEXT_ONLY)
+    workers = "{validation_shuffle,dataloader_num_workers,filter_overlong_prompts_workers,use_shm}"
+    yield data.not_needed(workers, "speed only")
+    messages = "{return_raw_input_ids,return_raw_chat,return_full_prompt}"
+    yield data.not_needed(messages, "rows keep their messages and columns")
+    yield data.not_needed("trust_remote_code", "a tokenizer is tokenizer.json, without code")
 
 
-def _rewards() -> Iterator[Row]:
-    for section in ("reward.custom_reward_function", "custom_reward_function"):
-        yield taken(f"{section}.path", "reward.custom_function_path", None)
-        yield taken(f"{section}.name", "reward.custom_function_name", "compute_score" if "." in section else None)
-        yield taken(f"{section}.reward_kwargs", "reward.custom_function_kwargs", {}, is_section=True)
-    for section in ("reward", "reward_model"):
-        yield taken(f"{section}.num_workers", "reward.num_workers", 8 if section == "reward" else None)
+def _functions() -> Iterator[Row]:
+    for function in (Section("reward.custom_reward_function", "reward"), Section("custom_reward_function", "reward")):
+        name = "compute_score" if "." in function.verl else None
+        yield function.renamed("path", "custom_function_path", None)
+        yield function.renamed("name", "custom_function_name", name)
+        yield function.renamed("reward_kwargs", "custom_function_kwargs", {}, is_section=True)
+    for rewards in (Section("reward", "reward"), Section("reward_model", "reward")):
+        yield rewards.taken("num_workers", 8 if rewards.verl == "reward" else None)
         for buffer in ("reward_kwargs.overlong_buffer_cfg", "overlong_buffer"):
             for key in ("enable", "len", "penalty_factor", "log"):
-                yield changed(f"{section}.{buffer}.{key}", f"reward.overlong_buffer.{key}", "in training only")
-        yield changed(f"{section}.reward_kwargs.max_resp_len", "", _LENGTH, _same_length)
-        yield unsupported(f"{section}.reward_kwargs.**", "write the arguments into a reward function of your own")
-    yield changed("reward.reward_manager.name", "", _MANAGERS, _reward_manager)
-    yield changed("reward_model.reward_manager", "", _MANAGERS, _reward_manager)
-    yield unsupported(
-        "{reward.reward_manager.source,reward_model.reward_loop_source}", "reward.custom_function_path", "register"
-    )
-    yield not_needed(
-        "{reward.reward_manager.module.*,reward_model.reward_loop_*}", "only with a reward manager of your own"
-    )
-    both = "its score is added to that of a reward function, where the data_source has one"
-    yield changed("{reward.reward_model.model_path,reward_model.model.path}", "reward_model.model", both, _reward_model)
-    yield changed(
-        "{reward.reward_model,reward_model}.enable",
-        "placement.reward_model",
-        "the critic's group, or one of its own",
-        _pool,
-    )
-    yield changed(
-        "{reward.reward_model,reward_model}.rollout.dtype", "reward_model.dtype", "compute", _reward_model_dtype
-    )
-    yield not_needed(
-        "{reward.reward_model,reward_model}.{enable_resource_pool,n_gpus_per_node,nnodes}",
-        "placement.reward_model, services.reward",
-    )
-    yield not_needed("{reward.reward_model,reward_model}.rollout.**", "one forward pass per response, no engine")
-    yield taken("reward_model.max_length", "reward_model.max_length", None, convert=_reward_model)
-    yield not_needed(
-        "reward_model.model.input_tokenizer", "responses are encoded anew for the reward model, with its own template"
-    )
-    yield not_needed(
-        "reward_model.{strategy,micro_batch_size*,use_dynamic_bsz,forward_max_token_len_per_gpu,ulysses_sequence_parallel_size}",
+                yield rewards.changed(f"{buffer}.{key}", f"overlong_buffer.{key}", "in training only")
+        same_length = same_as("data.max_response_length", "the penalty ends at data.max_response_length")
+        yield rewards.checked("reward_kwargs.max_resp_len", _LENGTH, same_length)
+        yield rewards.unsupported("reward_kwargs.**", "write the arguments into a reward function of your own")
+    top = Section("")
+    own = "reward.custom_function_path: a function of your own scores each response"
+    managers = needless((None, "naive", "dapo", "prime", "batch"), _FUNCTIONS, own)
+    for key in ("reward.reward_manager.name", "{reward_model.reward_manager,reward_manager.name}"):
+        yield top.checked(key, "naive, dapo, prime and batch are not needed, others not supported", managers)
+    own_manager = "{reward.reward_manager.source,reward_manager.source,reward_model.reward_loop_source}"
+    yield top.unsupported(own_manager, "reward.custom_function_path", "register")
+    module = "{reward.reward_manager.module.*,reward_manager.module.*,reward_model.reward_loop_*}"
+    yield top.not_needed(module, "only with a reward manager of your own")
+    always = "functions are chosen by data_source, and always called here"
+    yield top.not_needed("reward_model.use_reward_loop", always)
+
+
+def _models(top: Section, model: Section) -> Iterator[Row]:
+    """Yields the rows of the reward model, and of the sandbox; `model` has verl's older names."""
+    alone = "its score alone, in training; reward_model.rule_coef 0. Validation is by reward functions"
+    path = "{reward.reward_model.model_path,reward_model.model.path}"
+    both = Section("{reward.reward_model,reward_model}")
+    yield top.changed(path, "reward_model.model", alone, _reward_model)
+    yield both.changed("enable", "placement.reward_model", "the critic's group, or one of its own", _pool)
+    yield both.changed("rollout.dtype", "reward_model.dtype", "compute", _reward_model_dtype)
+    pool = "{enable_resource_pool,n_gpus_per_node,nnodes}"
+    yield both.not_needed(pool, "placement.reward_model, services.reward")
+    yield both.not_needed("rollout.**", "one forward pass per response, no engine")
+    yield model.taken("max_length", None, _reward_model)
+    template = "responses are encoded anew for the reward model, with its own template"
+    yield model.not_needed("model.input_tokenizer", template)
+    yield model.not_needed(
+        "{strategy,micro_batch_size,micro_batch_size_per_gpu,use_dynamic_bsz,forward_max_token_len_per_gpu,"
+        "ulysses_sequence_parallel_size,megatron.**,param_offload,nccl_timeout,load_weight}",
         "speed and memory only",
     )
-    yield not_needed(
-        "reward_model.{launch_reward_fn_async,model.**,profiler.**}", "responses are scored while others are generated"
-    )
-    yield unsupported(
-        "{sandbox_fusion,reward.sandbox_fusion,reward_model.sandbox_fusion}.url",
-        "the same data sources run in sandboxes here (reward.code), with a limit for all tests of an answer",
-    )
-    yield not_needed(
-        "{sandbox_fusion,reward.sandbox_fusion,reward_model.sandbox_fusion}.*", "only with sandbox_fusion.url"
-    )
+    calls = "{launch_reward_fn_async,model.**,profiler.**}"
+    yield model.not_needed(calls, "responses are scored while others are generated")
+    sandbox = Section("{sandbox_fusion,reward.sandbox_fusion,reward_model.sandbox_fusion}")
+    limit = "the same data sources run in sandboxes here (reward.code), with a limit for all tests of an answer"
+    yield sandbox.unsupported("url", limit)
+    yield sandbox.not_needed("*", "only with sandbox_fusion.url")
 
 
-DATA_ROWS: tuple[Row, ...] = (*_data(), *_rewards())
+DATA_ROWS: tuple[Row, ...] = (
+    *_data(Section("data", "data")),
+    *_functions(),
+    *_models(Section(""), Section("reward_model", "reward_model")),
+)

@@ -3,43 +3,73 @@
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from controller.from_verl.row import NotNeeded, NotSupported, Row, changed, not_needed, slower, taken, unsupported
+from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, one_of, only_if
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
-from splitppo.config.algorithm import KL_ESTIMATOR_NAMES
-from splitppo.config.estimator import NEEDS
-from splitppo.config.tracking import TrackingConfig
+from splitppo.config.section import KlEstimator
+from splitppo.config.sections.tracking import TrackingConfig
+from splitppo.config.subsections.estimator import NEEDS
+from splitppo.config.subsections.rejection import parse_weight_bounds
 
 _CORRECTION = "algorithm.rollout_correction"
+_LOWER = "rollout_rs_threshold_lower"
+_OLD_REJECTIONS = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+_SAMPLES_ANEW = "every step samples anew"
+_SYNCHRONOUS = "synchronous PPO; run.schedule: overlap hides the critic's update"
+_TRACE = "trace.json has every call of a step, for Perfetto"
 _TRACKERS = get_args(get_args(TrackingConfig.model_fields["trackers"].annotation)[0])
+_KL_CONTROL = {  # our key and verl's default
+    "type": ("kl_ctrl", "fixed"),
+    "kl_coef": ("kl_coef", 0.001),
+    "horizon": ("kl_horizon", 10000),
+    "target_kl": ("kl_target", 0.1),
+}
 
 
-def _estimator(value: Any, _: VerlRun) -> Any:
+def _estimator(value: Any, run: VerlRun) -> Any:
     name = str(value).removesuffix("_vectorized")  # the same formula, computed in another way
-    if name not in NEEDS:
-        raise NotSupported(f"one of {', '.join(NEEDS)}, or one from a file of yours: docs/extending.md")
-    return name
+    known = f"one of {', '.join(NEEDS)}, or one from a file of yours: docs/extending.md"
+    return one_of(NEEDS, known)(name, run)
 
 
-def _components(value: Any, run: VerlRun) -> Any:
-    if run.value("algorithm.adv_estimator") != "gdpo":
-        raise NotNeeded("only gdpo has components")
-    return value
+def _reinforces(run: VerlRun) -> bool:
+    policy_gradient = run.value(f"{_CORRECTION}.use_policy_gradient")
+    return bool(policy_gradient) or run.value(f"{_CORRECTION}.loss_type") == "reinforce"
 
 
-def _kl_penalty(value: Any, _: VerlRun) -> Any:
-    if value not in KL_ESTIMATOR_NAMES:
-        raise NotSupported(f"one of {', '.join(KL_ESTIMATOR_NAMES)}")
+def _weights(value: Any, run: VerlRun) -> Any:
+    if run.value(f"{_CORRECTION}.bypass_mode") and not _reinforces(run):
+        raise NotNeeded("with bypass_mode and ppo_clip only measured there: the ratio has them")
     return value
 
 
 def _is_threshold(value: Any, run: VerlRun) -> Any:
+    if run.value(f"{_CORRECTION}.rollout_is") is None or value is None:
+        raise NotNeeded("only with rollout_is")
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        if run.value(f"{_CORRECTION}.rollout_is") is None:
-            raise NotNeeded("only with rollout_is") from None
-        raise NotSupported("one number, above which weights are truncated") from None
+        parse_weight_bounds(value)
+    except ValueError as error:
+        raise NotSupported(str(error)) from None
+    return value
+
+
+def _normalizes(value: Any, run: VerlRun) -> Any:
+    _weights(value, run)
+    if value and run.value(f"{_CORRECTION}.bypass_mode") and run.value(f"{_CORRECTION}.rollout_is"):
+        raise NotSupported("weights by the policy in training: there they are divided by the mean of a micro-batch")
+    return value
+
+
+def _rejects(value: Any, _: VerlRun) -> Any:
+    """Returns the name here; those of verl up to 0.7.0 are of ratios, of which k1 is minus the logarithm."""
+    return _OLD_REJECTIONS.get(value, value)
+
+
+def _rejection_bounds(value: Any, run: VerlRun) -> Any:
+    if value is None or run.value(f"{_CORRECTION}.rollout_rs") not in _OLD_REJECTIONS:
+        return value
+    upper, lower = num_of(value, f"{_CORRECTION}.rollout_rs_threshold"), run.value(f"{_CORRECTION}.{_LOWER}")
+    return f"{1.0 / upper!r}_{1.0 / num_of(lower, _LOWER) if lower is not None else upper!r}"
 
 
 def _bypass(value: Any, _: VerlRun) -> Any:
@@ -51,9 +81,13 @@ def _bypass(value: Any, _: VerlRun) -> Any:
 def _loss_type(value: Any, run: VerlRun) -> Any:
     if not run.value(f"{_CORRECTION}.bypass_mode"):
         raise NotNeeded("only with bypass_mode")
-    if value == "reinforce" and run.value(f"{_CORRECTION}.rollout_rs") is not None:
-        raise NotSupported("reinforce without rollout_rs: with bypass_mode nothing is rejected")
-    return value
+    return "reinforce" if _reinforces(run) else value
+
+
+def _policy_gradient(value: Any, run: VerlRun) -> Any:
+    if not value:
+        raise NotNeeded("loss_type says it")
+    return _loss_type(value, run)
 
 
 def _freq(value: Any, _: VerlRun) -> int:
@@ -65,15 +99,13 @@ def _warmup(value: Any, _: VerlRun) -> int:
 
 
 def _loggers(value: Any, _: VerlRun) -> list[Any]:
-    """Those that there are; a run with others learns the same."""
+    """Returns those that there are; a run with others learns the same."""
     return [name for name in (value if isinstance(value, list) else [value]) if name in _TRACKERS]
 
 
 def _gpus(_: Any, run: VerlRun) -> str:
-    """As the report says it; the keys are set for all groups at once."""
-    groups = run.groups
-    counts = {"actor": groups.actor, "critic": groups.critic, "reward": groups.reward}
-    return " + ".join(f"{count} {role}" for role, count in counts.items() if count)
+    """Returns the GPUs of each group for the report; the keys are set for all groups at once."""
+    return " + ".join(f"{count} {role}" for role, count in run.groups.ranks().items())
 
 
 def _machines(value: Any, run: VerlRun) -> str:
@@ -87,11 +119,10 @@ def _resume(value: Any, run: VerlRun) -> Any:
 
 
 def _keep(value: Any, run: VerlRun) -> Any:
-    kept = [run.value(f"trainer.max_{role}_ckpt_to_keep") for role in ("actor", "critic")]
-    numbers = [int(one) for one in kept if one is not None]
-    if value is None:
-        raise NotNeeded("checkpoint.keep")
-    return max(numbers)
+    """Returns the larger number of those that are given; None, for all, where one is null or not above 0."""
+    keys = [f"trainer.max_{role}_ckpt_to_keep" for role in ("actor", "critic")]
+    kept = [run.value(key) for key in keys if run.settings.is_given(key)] or [value]
+    return None if any(number is None or num_of(number, keys[0]) <= 0 for number in kept) else int(max(kept))
 
 
 def _dump(value: Any, _: VerlRun) -> bool:
@@ -101,129 +132,110 @@ def _dump(value: Any, _: VerlRun) -> bool:
 def _filter_metric(value: Any, run: VerlRun) -> Any:
     if value is None or not run.value("algorithm.filter_groups.enable"):
         raise NotNeeded("only with filter_groups.enable")
-    return value
+    return "score" if value == "reward" else value
 
 
 def _max_gen_batches(value: Any, _: VerlRun) -> Any:
     return int(max(num_of(value, "algorithm.filter_groups.max_num_gen_batches"), 0))
 
 
-def _algorithm() -> Iterator[Row]:
-    yield taken("algorithm.adv_estimator", "algorithm.adv_estimator", "gae", convert=_estimator)
-    for key, default in (("gamma", 1.0), ("lam", 1.0), ("norm_adv_by_std_in_grpo", True), ("use_kl_in_reward", False)):
-        yield taken(f"algorithm.{key}", f"algorithm.{key}", default)
+def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
+    yield algorithm.taken("adv_estimator", "gae", _estimator)
+    yield algorithm.taken("gamma", 1.0)
+    yield algorithm.taken("lam", 1.0)
+    yield algorithm.taken("norm_adv_by_std_in_grpo", True)
+    yield algorithm.taken("use_kl_in_reward", False)
+    gdpo = only_if(lambda run: run.value("algorithm.adv_estimator") == "gdpo", "only gdpo has components")
     for key in ("gdpo_reward_keys", "gdpo_reward_weights"):
-        yield taken(f"algorithm.{key}", f"algorithm.{key}", None, convert=_components)
-    yield taken("algorithm.kl_penalty", "algorithm.kl_penalty", "kl", convert=_kl_penalty)
-    for key, ours, value in (
-        ("type", "kl_ctrl", "fixed"),
-        ("kl_coef", "kl_coef", 0.001),
-        ("horizon", "kl_horizon", 10000),
-        ("target_kl", "kl_target", 0.1),
-    ):
-        yield taken(f"algorithm.kl_ctrl.{key}", f"algorithm.{ours}", value)
-    for key in ("rollout_is", "rollout_rs", "rollout_rs_threshold"):
-        yield taken(f"{_CORRECTION}.{key}", f"{_CORRECTION}.{key}", None)
-    yield taken(
-        f"{_CORRECTION}.rollout_is_threshold", f"{_CORRECTION}.rollout_is_threshold", 2.0, convert=_is_threshold
-    )
-    yield taken(f"{_CORRECTION}.rollout_is_batch_normalize", f"{_CORRECTION}.rollout_is_batch_normalize", False)
-    yield taken(f"{_CORRECTION}.bypass_mode", f"{_CORRECTION}.bypass_mode", False, convert=_bypass)
-    yield taken(f"{_CORRECTION}.loss_type", f"{_CORRECTION}.loss_type", "ppo_clip", convert=_loss_type)
-    yield taken("algorithm.filter_groups.enable", "algorithm.filter_groups.enable", False)
-    yield taken("algorithm.filter_groups.metric", "algorithm.filter_groups.metric", None, convert=_filter_metric)
-    yield taken(
-        "algorithm.filter_groups.max_num_gen_batches",
-        "algorithm.filter_groups.max_num_gen_batches",
-        0,
-        convert=_max_gen_batches,
-    )
-    yield unsupported("algorithm.use_pf_ppo", "every response is learned from once per epoch")
-    yield not_needed("algorithm.pf_ppo.*", "only with use_pf_ppo")
+        yield algorithm.taken(key, None, gdpo)
+    yield algorithm.taken("kl_penalty", "kl", one_of(get_args(KlEstimator)))
+    for key, (ours, default) in _KL_CONTROL.items():
+        yield algorithm.renamed(f"kl_ctrl.{key}", ours, default)
+    yield correction.taken("rollout_is", None, _weights)
+    yield correction.taken("rollout_is_threshold", 2.0, _is_threshold)
+    yield correction.taken("rollout_is_batch_normalize", False, _normalizes)
+    ratios = "of verl up to 0.7.0: token, sequence and geometric become k1, whose bounds are of the inverse ratio"
+    yield correction.changed("rollout_rs", "rollout_rs", ratios, _rejects, None)
+    yield correction.changed("rollout_rs_threshold", "rollout_rs_threshold", ratios, _rejection_bounds, None)
+    yield correction.not_needed(_LOWER, "a part of rollout_rs_threshold", None)
+    yield correction.unsupported("rollout_token_veto_threshold", "rollout_rs: token_k1, seq_max_k3", default=None)
+    yield correction.changed("use_policy_gradient", "loss_type", "loss_type reinforce", _policy_gradient, False)
+    yield correction.taken("bypass_mode", False, _bypass)
+    yield correction.taken("loss_type", "ppo_clip", _loss_type)
+    moved = "algorithm.rollout_correction: rollout_is is the level, rollout_rs what mask and veto reject"
+    yield algorithm.unsupported("rollout_is_threshold", moved)
+    yield algorithm.not_needed("{rollout_is,rollout_is_*}", "only with algorithm.rollout_is_threshold")
+    filters = Section("algorithm.filter_groups", "algorithm.filter_groups")
+    yield filters.taken("enable", False)
+    yield filters.taken("metric", None, _filter_metric)
+    yield filters.taken("max_num_gen_batches", 0, _max_gen_batches)
+    yield filters.slower("max_inflight_gen_batches", "a step's generations follow one another", 1)
+    yield algorithm.unsupported("use_pf_ppo", "every response is learned from once per epoch")
+    yield algorithm.not_needed("pf_ppo.*", "only with use_pf_ppo")
 
 
-def _trainer() -> Iterator[Row]:
-    yield taken("trainer.total_training_steps", "run.total_steps", None, note="with epochs, whichever ends first")
-    yield taken("trainer.total_epochs", "run.total_epochs", 30)
-    yield taken("trainer.experiment_name", "run.name", "gsm8k")
-    yield taken("trainer.project_name", "tracking.project", "verl_examples")
-    yield taken(
-        "trainer.default_local_dir",
-        "run.dir",
-        "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
-        note="checkpoints, metrics, logs, all of it",
-    )
-    yield changed(
-        "trainer.logger",
-        "tracking.trackers",
-        f"of {', '.join(_TRACKERS)}; console and metrics.jsonl are always written",
-        _loggers,
-    )
+def _trainer(trainer: Section) -> Iterator[Row]:
+    yield trainer.renamed("total_training_steps", "run.total_steps", None, note="with epochs, whichever ends first")
+    yield trainer.renamed("total_epochs", "run.total_epochs", 30)
+    yield trainer.renamed("experiment_name", "run.name", "gsm8k")
+    yield trainer.renamed("project_name", "tracking.project", "verl_examples")
+    folder = "checkpoints/${trainer.project_name}/${trainer.experiment_name}"
+    yield trainer.renamed("default_local_dir", "run.dir", folder, note="checkpoints, metrics, logs, all of it")
+    loggers = f"of {', '.join(_TRACKERS)}; console and metrics.jsonl are always written"
+    yield trainer.changed("logger", "tracking.trackers", loggers, _loggers)
     gpus = "both models have all GPUs there; each has its own here, three to one unless --gpus says otherwise"
-    yield changed("trainer.n_gpus_per_node", "services.*.devices", gpus, _gpus)
-    yield changed(
-        "trainer.nnodes",
-        "services.*.num_processes",
-        "with several machines you start the groups, with services.*.nnodes and master_addr: docs/deployment.md",
-        _machines,
-    )
-    yield changed(
-        "trainer.critic_warmup", "critic.warmup_steps", "max(0, N - 1): there the actor joins in step N", _warmup, 0
-    )
-    yield changed("trainer.save_freq", "checkpoint.save_freq", "-1: after the last step only, never there", _freq, -1)
-    yield changed("trainer.test_freq", "evaluation.test_freq", "-1: before and after the run only", _freq, -1)
-    yield taken("trainer.val_before_train", "evaluation.val_before_train", True)
-    yield taken("trainer.val_only", "evaluation.val_only", False)
-    yield taken("trainer.resume_mode", "run.resume", "auto", convert=_resume)
-    yield not_needed("trainer.resume_from_path", "only with resume_mode resume_path", None)
-    yield changed(
-        "trainer.max_{actor,critic}_ckpt_to_keep", "checkpoint.keep", "pairs; 3 unless given, all of them there", _keep
-    )
-    yield changed("trainer.rollout_data_dir", "tracking.dump_rollouts", "into run.dir", _dump)
-    yield changed("trainer.validation_data_dir", "evaluation.dump_generations", "into run.dir", _dump)
-    yield not_needed(
-        "trainer.{log_val_generations,val_generations_to_log_to_wandb}",
-        "evaluation.dump_generations writes all of them, evaluation.num_examine are printed",
-    )
-    yield slower("trainer.default_hdfs_dir", "copy run.dir/checkpoints")
-    yield slower("trainer.checkpoint_callback_class", "watch run.dir/checkpoints/latest")
-    yield slower("trainer.device", "NVIDIA GPUs or CPUs", "cuda", "cpu", default="cuda")
-    yield unsupported(
-        "trainer.v1.trainer_mode", "synchronous PPO; run.schedule: overlap hides the critic's update", "sync"
-    )
-    yield unsupported("trainer.v1.sampler.sync_refill_failed_groups", "a lost group is sampled again")
-    yield unsupported(
-        "trainer.v1.sampler.custom_sampler.{path,name}", "rollouts are learned from in the step that samples them"
-    )
-    yield not_needed("trainer.v1.**", "synchronous PPO")
-    yield not_needed("trainer.balance_batch", "rows are always divided evenly by tokens")
-    yield not_needed("trainer.{use_v1,use_legacy_worker_impl,ray_wait_register_center_timeout}", "no Ray")
-    yield not_needed(
-        "trainer.{del_local_ckpt_after_load,remove_previous_ckpt_in_save,esi_redundant_time}", "checkpoint.keep"
-    )
+    yield trainer.changed("n_gpus_per_node", "services.*.devices", gpus, _gpus)
+    several = "with several machines you start the groups, with services.*.nnodes and master_addr: docs/deployment.md"
+    yield trainer.changed("nnodes", "services.*.num_processes", several, _machines)
+    warmup = "max(0, N - 1): there the actor joins in step N"
+    yield trainer.changed("critic_warmup", "critic.warmup_steps", warmup, _warmup, 0)
+    yield trainer.changed("save_freq", "checkpoint.save_freq", "-1: after the last step only, never there", _freq, -1)
+    yield trainer.changed("test_freq", "evaluation.test_freq", "-1: before and after the run only", _freq, -1)
+    yield trainer.renamed("val_before_train", "evaluation.val_before_train", True)
+    yield trainer.renamed("val_only", "evaluation.val_only", False)
+    yield trainer.renamed("resume_mode", "run.resume", "auto", _resume)
+    yield trainer.not_needed("resume_from_path", "only with resume_mode resume_path", None)
+    for key in ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"):
+        yield trainer.changed(key, "checkpoint.keep", "pairs; null: all", _keep, None)
+    yield trainer.changed("rollout_data_dir", "tracking.dump_rollouts", "into run.dir", _dump)
+    yield trainer.changed("validation_data_dir", "evaluation.dump_generations", "into run.dir", _dump)
+    generations = "evaluation.dump_generations writes all of them, evaluation.num_examine are printed"
+    yield trainer.not_needed("{log_val_generations,val_generations_to_log_to_wandb}", generations)
+    yield trainer.slower("default_hdfs_dir", "copy run.dir/checkpoints")
+    yield trainer.slower("checkpoint_callback_class", "watch run.dir/checkpoints/latest")
+    yield trainer.slower("device", "NVIDIA GPUs or CPUs", "cuda", "cpu", default="cuda")
+    yield trainer.unsupported("v1.trainer_mode", _SYNCHRONOUS, "sync")
+    yield trainer.unsupported("v1.sampler.sync_refill_failed_groups", "a lost group is sampled again")
+    on_policy = "rollouts are learned from in the step that samples them"
+    yield trainer.unsupported("v1.sampler.custom_sampler.{path,name}", on_policy)
+    yield trainer.not_needed("v1.**", "synchronous PPO")
+    yield trainer.not_needed("balance_batch", "rows are always divided evenly by tokens")
+    yield trainer.not_needed("{use_v1,use_legacy_worker_impl,ray_wait_register_center_timeout}", "no Ray")
+    checkpoints = "{del_local_ckpt_after_load,remove_previous_ckpt_in_save,esi_redundant_time}"
+    yield trainer.not_needed(checkpoints, "checkpoint.keep")
 
 
-def _rest() -> Iterator[Row]:
-    yield not_needed("**_target_", "classes of verl")
-    yield not_needed("actor_rollout_ref.hybrid_engine", "rollouts are sampled on the actor's GPUs")
-    yield not_needed("actor_rollout_ref.nccl_timeout", "services.progress_timeout_s")
-    yield unsupported("distillation.enabled", "no distillation")
-    yield not_needed("distillation.**", "only with distillation.enabled")
-    yield unsupported("skip.{rollout,rollout_tq,async_rollout}.enable", "every step samples anew")
-    yield not_needed("skip.**", "every step samples anew")
-    yield not_needed("{ray_kwargs,ray_init}.**", "no Ray")
-    yield not_needed("transfer_queue.**", "columns go by gRPC, each worker is sent what it lacks")
-    yield not_needed("{global_profiler,profiler}.**", "trace.json has every call of a step, for Perfetto")
-    yield slower("{global_profiler,profiler}", "trace.json has every call of a step, for Perfetto")
-    yield not_needed("hydra.**", "no Hydra")
-    yield slower(
-        "{model_engine,actor@actor_rollout_ref.actor,critic@critic,ref@actor_rollout_ref.ref}",
-        "FSDP2 over all ranks of a group",
-        "dp",
-        "dp_actor",
-        "dp_critic",
-        "dp_ref",
-    )
+def _rest(top: Section) -> Iterator[Row]:
+    yield top.not_needed("**_target_", "classes of verl")
+    yield top.not_needed("actor_rollout_ref.hybrid_engine", "rollouts are sampled on the actor's GPUs")
+    yield top.not_needed("actor_rollout_ref.nccl_timeout", "services.progress_timeout_s")
+    yield top.unsupported("distillation.enabled", "no distillation")
+    yield top.not_needed("distillation.**", "only with distillation.enabled")
+    yield top.unsupported("skip.{rollout,rollout_tq,async_rollout}.enable", _SAMPLES_ANEW)
+    yield top.not_needed("skip.**", _SAMPLES_ANEW)
+    yield top.not_needed("{ray_kwargs,ray_init}.**", "no Ray")
+    yield top.not_needed("transfer_queue.**", "columns go by gRPC, each worker is sent what it lacks")
+    yield top.not_needed("{global_profiler,profiler,actor_rollout_ref.profiler,trainer.npu_profile}.**", _TRACE)
+    yield top.not_needed("trainer.{profile_steps,controller_nsight_options.**,worker_nsight_options.**}", _TRACE)
+    yield top.slower("{global_profiler,profiler}", _TRACE)
+    yield top.unsupported("{rollout,async_training}.**", _SYNCHRONOUS)
+    yield top.not_needed("hydra.**", "no Hydra")
+    engines = "{model_engine,actor@actor_rollout_ref.actor,critic@critic,ref@actor_rollout_ref.ref}"
+    yield top.slower(engines, "FSDP2 over all ranks of a group", "dp", "dp_actor", "dp_critic", "dp_ref")
 
 
-RUN_ROWS: tuple[Row, ...] = (*_rest(), *_algorithm(), *_trainer())
+RUN_ROWS: tuple[Row, ...] = (
+    *_rest(Section("")),
+    *_algorithm(Section("algorithm", "algorithm"), Section(_CORRECTION, _CORRECTION)),
+    *_trainer(Section("trainer")),
+)

@@ -1,8 +1,8 @@
-"""What a verl run is configured with: what was given, and verl's defaults for the rest."""
+"""The configuration of a verl run: what was given, and verl's defaults for the rest."""
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from splitppo.config import ConfigError
+from splitppo.dotted_keys import leaves, nested
 
 # A key that must be given in verl.
 MISSING = "???"
@@ -27,17 +28,21 @@ class Settings:
     Attributes:
         given: the keys that were set, in their order, with the line of the script; 0 where there is none.
         from_environment: variables that a script has read.
+        age: which of verl's versions the defaults are of, where that is not certain.
+        asks_age: True if the version must be given: no key tells it, and defaults that were not overridden differ.
     """
 
     def __init__(self, source: str, defaults: Mapping[str, Any], sections: Sequence[str] = ()) -> None:
         self.source = source
         self.given: dict[str, int] = {}
         self.from_environment: Collection[str] = ()
+        self.age = ""
+        self.asks_age = False
         self._defaults, self._sections = defaults, sections
         self._tree: DictConfig = OmegaConf.create(nested(defaults))
 
     def add_yaml(self, text: str, name: str) -> None:
-        """A primary configuration of Hydra's, resolved or not; what it leaves at verl's default counts as not given.
+        """Adds a primary configuration of Hydra's, resolved or not; what it leaves at verl's default is not given.
 
         Raises:
             ConfigError: it is no mapping in YAML, or its defaults list names a file that is not verl's.
@@ -50,7 +55,9 @@ class Settings:
             raise ConfigError(f"{name}: expected a mapping of verl's sections (data, actor_rollout_ref, ...)")
         plain = tree_of(tree)
         _check_defaults_list(plain.pop("defaults", []), name)
-        for key, value in _leaves(plain):
+        for key, value in leaves(plain):
+            if value == MISSING:
+                continue
             self._set(key, value)
             default = self._defaults.get(key, MISSING)
             if value != default and not (_is_interpolation(value) and _is_interpolation(default)):
@@ -71,12 +78,12 @@ class Settings:
             content = tree_of(parsed)
         except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"{where}the value of {text!r} cannot be read") from error
-        for inner, leaf in _leaves({key: content["value"]}):
+        for inner, leaf in leaves({key: content["value"]}):
             self._set(inner, leaf)
             self._note(inner, line)
 
     def value(self, key: str) -> Any:
-        """What a key is in the end, interpolations resolved; None where nobody has set it.
+        """Returns what a key is in the end, interpolations resolved; None where nobody has set it.
 
         Raises:
             ConfigError: it cannot be resolved.
@@ -90,6 +97,10 @@ class Settings:
                 raw = raw.get(part, {}) if isinstance(raw, dict) else {}
             why = str(error).splitlines()[0]
             raise ConfigError(f"{self.source}: {key} is {raw}, which cannot be resolved: {why}; give {key}") from error
+
+    def number(self, key: str) -> float:
+        """Returns what a key is in the end, for computing with it; ConfigError if that is no number."""
+        return num_of(self.value(key), key)
 
     def is_given(self, key: str) -> bool:
         return key in self.given
@@ -114,30 +125,9 @@ class Settings:
             del section[leaf]
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as sections."""
-    tree: dict[str, Any] = {}
-    for key, value in values.items():
-        *parents, leaf = key.split(".")
-        section = tree
-        for parent in parents:
-            section = section.setdefault(parent, {})
-        section[leaf] = value
-    return tree
-
-
 def tree_of(config: DictConfig) -> dict[str, Any]:
-    """Plain, interpolations as they were written."""
+    """Returns plain dictionaries, with interpolations as they were written."""
     return cast("dict[str, Any]", OmegaConf.to_container(config))
-
-
-def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        key = f"{path}.{name}" if path else str(name)
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, key)
-        else:
-            yield key, value
 
 
 def _is_interpolation(value: Any) -> bool:
@@ -145,7 +135,7 @@ def _is_interpolation(value: Any) -> bool:
 
 
 def _check_defaults_list(entries: Any, name: str) -> None:
-    """Files of verl's own are known; others would have to be read, too."""
+    """Raises ConfigError if a defaults list names a file that is not verl's own: it would have to be read, too."""
     for entry in entries if isinstance(entries, list) else [entries]:
         chosen = entry if isinstance(entry, str) else next(iter(entry.values()), None)
         if entry == "_self_" or chosen is None:
@@ -158,21 +148,21 @@ def _check_defaults_list(entries: Any, name: str) -> None:
 
 
 def _as_yaml(value: str) -> str:
-    """A value of Hydra's grammar: `{a:1}` needs a blank to be YAML; nothing at all is the empty text."""
+    """Returns a value of Hydra's grammar as YAML: `{a:1}` gets a blank; nothing at all is the empty text."""
     if value.startswith("{"):
         return re.sub(r"(?<=[\w'\"]):(?=[^\s/])", ": ", value)
     return value or "''"
 
 
 def num_of(value: Any, key: str) -> float:
-    """A number, for computing with it; ConfigError if it is something else."""
+    """Returns a value that is a number; ConfigError if it is something else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"{key}: expected a number, got {value!r}")
     return value
 
 
 def rows_in(files: Any) -> int | None:
-    """Rows of parquet files, where all of them are here."""
+    """Returns the rows of parquet files; None unless all of them are here."""
     paths = [Path(str(name)).expanduser() for name in (files if isinstance(files, list) else [files])]
     if not paths or not all(path.suffix == ".parquet" and path.is_file() for path in paths):
         return None

@@ -1,22 +1,25 @@
 """A verl run in this project's keys: the configuration, and what became of each key that was given."""
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from controller.from_verl.keys import ROWS, row_of
 from controller.from_verl.row import NO_DEFAULT, NotNeeded, NotSupported, Outcome, Row
-from controller.from_verl.run import GpuGroups, VerlRun, divide_gpus
-from controller.from_verl.settings import Settings, nested
+from controller.from_verl.run import VerlRun
+from controller.from_verl.settings import Settings
 from splitppo.config import Config, ConfigError
+from splitppo.dotted_keys import nested
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one key.
+    """The outcome for one key.
 
     Attributes:
         key, value: verl's.
@@ -40,6 +43,11 @@ class Finding:
     stops: bool = False
     is_dropped: bool = False
 
+    @property
+    def keeps_value(self) -> bool:
+        """True if our value is verl's; true and 1 are two values."""
+        return bool(self.new == self.value) and isinstance(self.new, bool) == isinstance(self.value, bool)
+
 
 @dataclass
 class Translation:
@@ -51,25 +59,25 @@ class Translation:
 
     @property
     def stopping(self) -> list[Finding]:
-        """Those that must be dropped by name, or be had otherwise, before there is a configuration."""
+        """The findings that must be dropped by name, or be had otherwise, before there is a configuration."""
         return [finding for finding in self.findings if finding.stops and not finding.is_dropped]
 
     def tree(self) -> dict[str, Any]:
-        """The configuration as nested sections."""
+        """Returns the configuration as nested sections."""
         return nested(self.values)
 
     def set(self, key: str, value: Any, comment: str = "") -> None:
-        """Unless it is our default, which is left out."""
+        """Sets a value, unless it is our default, which is left out."""
         self.values.pop(key, None)
         self.comments.pop(key, None)
-        if value is not None and not _is_default(key, value):
+        if (value is not None or _takes_null(key)) and not _is_default(key, value):
             self.values[key] = value
             if comment:
                 self.comments[key] = comment
 
 
 def translate(settings: Settings, *, gpus: tuple[int, int] | None, drop: Sequence[str]) -> Translation:
-    """Every given key by its row of the table, then verl's defaults where ours differ, then the GPUs.
+    """Translates every given key by its row of the table, then verl's defaults where ours differ, then the GPUs.
 
     `drop` names keys, or sections, that may be left out although the run learns something else without them.
 
@@ -79,26 +87,26 @@ def translate(settings: Settings, *, gpus: tuple[int, int] | None, drop: Sequenc
     for name in drop:
         if not any(key == name or key.startswith(f"{name}.") for key in settings.given):
             raise ConfigError(f"--drop {name}: {settings.source} sets no such key")
-    run = VerlRun(settings, divide_gpus(settings, gpus))
+    run = VerlRun(settings, gpus)
     result = Translation()
     given_rows = {row.key for key in settings.given if (row := row_of(key)) is not None}
     for row in ROWS:
         if row.to and row.default is not NO_DEFAULT and row.key not in given_rows and _applies(row.key, run):
-            _take_default(result, _convert(row, row.key, settings.value(row.key), run, 0))
+            _take_default(result, _convert(row, row.key, settings.value(row.key), run))
     for key, line in settings.given.items():
-        finding = _dropped(_finding(key, line, run), drop)
+        finding = replace(_dropped(_finding(key, run), drop), line=line)
         result.findings.append(finding)
         if finding.outcome in ("taken", "changed") and not finding.is_dropped and "*" not in finding.to:
             result.set(finding.to, finding.new, finding.note if finding.outcome == "changed" else "")
-    _place(result, run, requested=gpus is not None)
+    _place(result, run)
     return result
 
 
 def _take_default(result: Translation, finding: Finding) -> None:
-    """What nobody has given, where it is not our default, too."""
+    """Sets what nobody has given, where it is not our default, too."""
     if finding.stops:
         result.findings.append(finding)
-    elif finding.outcome in ("taken", "changed") and finding.new is not None:
+    elif finding.outcome in ("taken", "changed") and (finding.new is not None or _takes_null(finding.to)):
         note = f"verl's default{f': {finding.note}' if finding.note and finding.outcome == 'changed' else ''}"
         result.set(finding.to, finding.new, note)
         if finding.to in result.values:
@@ -109,39 +117,47 @@ def _applies(key: str, run: VerlRun) -> bool:
     return run.uses_critic or not (key.startswith("critic.") or key == "trainer.critic_warmup")
 
 
-def _finding(key: str, line: int, run: VerlRun) -> Finding:
+def _finding(key: str, run: VerlRun) -> Finding:
     row = row_of(key)
     if row is None:
-        known = [row.key for row in ROWS if not row.is_pattern]
-        close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
-        note = f"verl's PPO trainer has no such key{f'; did you mean {close[0]}?' if close else ''}"
-        return Finding(key, run.value(key), "not supported", note, line=line, stops=True)
+        return _unknown(key, run.value(key))
     if not _applies(key, run):
         estimator = run.value("algorithm.adv_estimator")
-        return Finding(
-            key, None, "not needed", f"algorithm.adv_estimator {estimator} has no critic", row=row.key, line=line
-        )
-    if row.outcome == "not needed":
-        return Finding(key, None, "not needed", row.note, row=row.key, line=line)
-    return _convert(row, key, run.value(key), run, line)
+        return Finding(key, None, "not needed", f"algorithm.adv_estimator {estimator} has no critic", row=row.key)
+    return _convert(row, key, None if row.outcome == "not needed" else run.value(key), run)
 
 
-def _convert(row: Row, key: str, value: Any, run: VerlRun, line: int) -> Finding:
-    if row.outcome == "not supported":
-        if row.is_off(value):
-            return Finding(key, value, "not needed", "off", row=row.key, line=line)
-        return Finding(key, value, "not supported", row.note, row=row.key, line=line, stops=row.changes_results)
-    if value is None and (row.default is None or row.default is NO_DEFAULT):
-        return Finding(key, value, "not needed", "off", row=row.key, line=line)
+def _unknown(key: str, value: Any) -> Finding:
+    if value in (None, [], {}):
+        return Finding(key, value, "not needed", "off")
+    close = difflib.get_close_matches(key, [row.key for row in ROWS if not row.is_pattern], n=1, cutoff=0.8)
+    note = f"verl's PPO trainer has no such key{f'; did you mean {close[0]}?' if close else ''}"
+    return Finding(key, value, "not supported", note, stops=True)
+
+
+def _convert(row: Row, key: str, value: Any, run: VerlRun) -> Finding:
+    """Returns what becomes of a value by its row; with an equal value here nothing is changed."""
     try:
-        new = row.convert(value, run) if row.convert else value
+        new = _new_value(row, value, run)
     except NotNeeded as why:
-        return Finding(key, value, "not needed", str(why), row=row.key, line=line)
+        return Finding(key, value, "not needed", str(why), row=row.key)
     except NotSupported as instead:
-        return Finding(key, value, "not supported", str(instead), row=row.key, line=line, stops=instead.changes_results)
-    # A conversion that gives back what it was given has changed nothing.
-    outcome: Outcome = "taken" if row.convert and new == value and type(new) is type(value) else row.outcome
-    return Finding(key, value, outcome, row.note, row.to, new, row.key, line)
+        return Finding(key, value, "not supported", str(instead), row=row.key, stops=instead.changes_results)
+    note = row.note if row.outcome == "changed" else ""
+    finding = Finding(key, value, row.outcome, note, row.to, new, row.key)
+    return replace(finding, outcome="taken") if finding.keeps_value else finding
+
+
+def _new_value(row: Row, value: Any, run: VerlRun) -> Any:
+    if row.outcome == "not needed":
+        raise NotNeeded(row.note)
+    is_unsupported = row.outcome == "not supported"
+    has_no_value = value is None and row.default in (None, NO_DEFAULT) and not _takes_null(row.to)
+    if row.is_off(value) if is_unsupported else has_no_value:
+        raise NotNeeded("off")
+    if is_unsupported:
+        raise NotSupported(row.note, changes_results=row.changes_results)
+    return row.convert(value, run) if row.convert else value
 
 
 def _dropped(finding: Finding, drop: Sequence[str]) -> Finding:
@@ -150,14 +166,16 @@ def _dropped(finding: Finding, drop: Sequence[str]) -> Finding:
     return replace(finding, outcome="not supported", note="dropped", to="", new=None, stops=True, is_dropped=True)
 
 
-def _place(result: Translation, run: VerlRun, *, requested: bool) -> None:
-    """Ranks and GPUs of each group; `--gpus`, or verl's number divided."""
+def _place(result: Translation, run: VerlRun) -> None:
+    """Sets ranks and GPUs of each group: `--gpus`, or verl's number divided."""
     groups, per_node, nodes = run.groups, run.value("trainer.n_gpus_per_node"), run.value("trainer.nnodes")
     total = f"{per_node}{f' on each of {nodes} machines' if nodes != 1 else ''}"
-    why = "--gpus" if requested else f"of {total}, which both models have in verl" if groups.critic else "as in verl"
-    on_cpu, several = run.value("trainer.device") == "cpu", nodes != 1 and not requested
+    why = (
+        "--gpus" if run.requested else f"of {total}, which both models have in verl" if groups.critic else "as in verl"
+    )
+    on_cpu, several = run.value("trainer.device") == "cpu", nodes != 1 and not run.requested
     start = 0
-    for role, count in _ranks(groups):
+    for role, count in groups.ranks().items():
         devices = list(range(start, start + count))
         start += 0 if groups.shared else count
         result.set(f"services.{role}.num_processes", count, why)
@@ -167,21 +185,33 @@ def _place(result: Translation, run: VerlRun, *, requested: bool) -> None:
         result.set("services.allow_shared_devices", True, "one GPU for both models")
     if several:
         result.set("services.launch", "external", "start the groups on your machines: docs/deployment.md")
-        for place, (role, _) in enumerate(_ranks(groups), 7001):
+        for place, role in enumerate(groups.ranks(), 7001):
             result.set(
                 f"services.{role}.address", f"127.0.0.1:{place}", "of its rank 0; elsewhere with services.security"
             )
     if groups.reward:
         result.set("placement.reward_model", "reward")
+    if "reward_model.model" in result.values:
+        result.set("reward_model.rule_coef", 0.0, "the model's score alone; 1 adds the reward function's")
 
 
-def _ranks(groups: GpuGroups) -> Iterator[tuple[str, int]]:
-    for role in ("actor", "critic", "reward"):
-        if count := getattr(groups, role):
-            yield role, count
+def _takes_null(key: str) -> bool:
+    """Returns True if null says something else there than our default."""
+    if not key or "*" in key:
+        return False
+    field_of = _field(key)
+    return field_of.default is not None and NoneType in get_args(field_of.annotation)
 
 
 def _is_default(key: str, value: Any) -> bool:
+    field_of = _field(key)
+    if field_of.is_required():
+        return False
+    default = field_of.get_default(call_default_factory=True)
+    return bool((list(default) if isinstance(default, tuple) else default) == value)
+
+
+def _field(key: str) -> FieldInfo:
     section: type[BaseModel] = Config
     *parents, leaf = key.split(".")
     for parent in parents:
@@ -189,8 +219,4 @@ def _is_default(key: str, value: Any) -> bool:
         assert isinstance(kind, type)
         assert issubclass(kind, BaseModel)
         section = kind
-    field_of = section.model_fields[leaf]
-    if field_of.is_required():
-        return False
-    default = field_of.get_default(call_default_factory=True)
-    return bool((list(default) if isinstance(default, tuple) else default) == value)
+    return section.model_fields[leaf]

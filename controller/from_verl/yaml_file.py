@@ -10,7 +10,7 @@ from splitppo.config import Config
 
 
 def yaml_text(values: Mapping[str, Any], comments: Mapping[str, str], header: str) -> str:
-    """The dotted keys as nested sections, a comment behind those that have one."""
+    """Returns the dotted keys as nested sections, a comment behind those that have one."""
     return f"# {header}\n" + "\n".join(_section(Config, "", values, comments)) + "\n"
 
 
@@ -32,6 +32,6 @@ def _section(
 
 
 def _inline(value: Any) -> str:
-    """A value on one line, as our loader reads it back."""
+    """Returns a value on one line, as our loader reads it back."""
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1 << 20).strip()
     return text.removesuffix("\n...").strip()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from controller.__main__ import main
-from controller.from_verl.command import read_settings
+from controller.from_verl.command import read_settings, translated_yaml
 from controller.from_verl.translation import translate
 from splitppo.config import ConfigError, load_config
-from tests.verl_launch import BASE, NOW
+from tests.support.verl_launch import BASE, NOW
+
+pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
 
 @pytest.fixture
@@ -19,7 +22,7 @@ def script(tmp_path: Path) -> Path:
     file.write_text(
         "LR=${LR:-1e-6}\npython -m verl.trainer.main_ppo "
         + " ".join(BASE)
-        + " actor_rollout_ref.actor.optim.lr=$LR $@\n"
+        + " actor_rollout_ref.actor.optim.lr=$LR trainer.val_before_train=True $@\n"
     )
     return file
 
@@ -69,6 +72,7 @@ def test_nothing_is_written_until_what_changes_results_is_decided(
         (("--drop", "data.gen_batch_size"), "--drop data.gen_batch_size: run.sh sets no such key"),
         (("--gpus", "8:0"), "--gpus 8:0: expected at least one GPU for each of actor and critic"),
         (("--gpus", "6:2", "algorithm.adv_estimator=grpo"), "has no critic; expected 8:0"),
+        (("--verl-version", "1.0"), "--verl-version: expected 0.1 to 0.9, got '1.0'"),
         (("no-override",), "'no-override' is no override of Hydra's"),
         (("trainer.critic_warmup=soon",), "trainer.critic_warmup: expected a number, got 'soon'"),
         (("data.max_prompt_length=-1",), "data.max_prompt_length"),
@@ -93,8 +97,129 @@ def test_a_value_that_only_a_command_knows_is_asked_for_and_can_be_given(
     assert run(file) == 2
     sentence = capsys.readouterr().err
     assert "run.sh, line 2: trainer.n_gpus_per_node is not known" in sentence
-    assert "in line 1 would have to be run; give trainer.n_gpus_per_node=... here" in sentence
-    assert run(file, "trainer.n_gpus_per_node=4") == 0
+    assert "nvidia-smi in line 1 would have to be run; give trainer.n_gpus_per_node=... here" in sentence
+    assert run(file, "trainer.n_gpus_per_node=4", "--verl-version=0.9") == 0
+    file.write_text(f"python -m verl.trainer.main_ppo {' '.join(BASE)} trainer.experiment_name=x-$D/y $MORE")
+    assert run(file, "trainer.experiment_name=x") == 2
+    assert "run.sh, line 1: a word is not known, as MORE is set nowhere; set it in the environment" in (
+        capsys.readouterr().err
+    )
+
+
+def test_the_version_is_asked_for_where_no_key_tells_it_and_defaults_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my.yaml"
+    assert run("-", *BASE, "-o", file) == 1
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("error: no key tells verl's version, and the defaults of algorithm.use_kl_in_reward, ")
+    assert sentence.endswith("were others up to 0.3: give --verl-version 0.3 or --verl-version 0.9")
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "expected", "sentence"),
+    [
+        pytest.param(("algorithm.use_kl_in_reward=False",), (), (False, 0.0), "", id="a key of today"),
+        pytest.param(
+            ("+trainer.val_before_train=False",),
+            (),
+            (True, 0.001),
+            "those of verl 0.3: it sets +trainer.val_before_train",
+            id="a key that was not there",
+        ),
+        pytest.param(
+            ("actor_rollout_ref.actor.fsdp_config.grad_offload=False", "actor_rollout_ref.actor.use_kl_loss=True"),
+            (),
+            (False, 0.001),
+            "those of verl 0.2: it sets actor_rollout_ref.actor.fsdp_config.grad_offload",
+            id="a key that is no more",
+        ),
+        pytest.param(
+            (), ("--verl-version", "v0.3.0"), (True, 0.001), "those of verl 0.3: as --verl-version", id="said"
+        ),
+        pytest.param(("trainer.val_only=False",), ("--verl-version=0.6",), (False, 0.0), "", id="said to be newer"),
+    ],
+)
+def test_defaults_are_those_of_the_version_of_verl(
+    overrides: tuple[str, ...],
+    options: tuple[str, ...],
+    expected: tuple[bool, float],
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("-", *options, "-o", tmp_path / "my.yaml", *BASE, *overrides) == 0
+    config = load_config(tmp_path / "my.yaml")
+    assert (config.algorithm.use_kl_in_reward, config.actor.entropy_coeff) == expected
+    printed = capsys.readouterr().out
+    assert sentence in printed
+    assert ("defaults are those of" in printed) == bool(sentence)
+
+
+def test_all_older_defaults_are_taken(tmp_path: Path) -> None:
+    clip = "actor_rollout_ref.actor.clip_ratio=0.3"
+    settings = read_settings(Path("-"), (*BASE, clip, "--config-name=ppo_megatron_trainer"), {}, NOW, "0.2")
+    (tmp_path / "my.yaml").write_text(translated_yaml(translate(settings, gpus=None, drop=()), "old"))
+    config = load_config(tmp_path / "my.yaml")
+    assert (config.actor.clip_ratio, config.actor.clip_ratio_low, config.actor.clip_ratio_c) == (0.3, None, None)
+    assert config.actor.shuffle
+    assert config.critic.shuffle
+    assert config.data.filter_overlong_prompts
+
+
+@pytest.mark.parametrize(
+    ("version", "actor", "critic"),
+    [
+        ("0.3", ("constant", 1e-6), ("constant", 1e-5)),
+        ("0.3.1", ("constant", 1e-6), ("constant", 1e-5)),
+        ("0.4.0", ("constant", 1e-6), ("constant", 1e-5)),
+        ("v0.4.1", ("linear", 1e-6), ("linear", 1e-6)),
+        ("0.5.0", ("constant", 1e-6), ("linear", 1e-6)),
+        ("0.6", ("constant", 1e-6), ("constant", 1e-5)),
+    ],
+)
+def test_learning_rates_of_megatron_decayed_by_default_in_two_versions(
+    version: str, actor: tuple[str, float], critic: tuple[str, float], tmp_path: Path
+) -> None:
+    words = (*BASE, "--config-name=ppo_megatron_trainer", "trainer.total_training_steps=50")
+    settings = read_settings(Path("-"), words, {}, NOW, version)
+    assert "lr_decay_style" not in settings.age
+    (tmp_path / "my.yaml").write_text(translated_yaml(translate(settings, gpus=None, drop=()), "megatron"))
+    config = load_config(tmp_path / "my.yaml")
+    assert (config.actor.lr_schedule, config.actor.lr) == actor
+    assert (config.critic.lr_schedule, config.critic.lr) == critic
+    assert (config.critic.lr_decay_steps == 50) == (critic[0] == "linear")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ((), "of actor_rollout_ref.actor.optim.lr_decay_style, critic.optim.lr_decay_style, critic.optim.lr were"),
+        (
+            ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=2"),
+            "of actor_rollout_ref.actor.optim.lr_decay_style were",
+        ),
+    ],
+)
+def test_it_says_which_defaults_of_megatron_hang_on_a_version_that_is_not_given(
+    overrides: tuple[str, ...], named: str
+) -> None:
+    words = (*BASE, *overrides, "trainer.val_before_train=False")
+    settings = read_settings(Path("-"), (*words, "--config-name=ppo_megatron_trainer"), {}, NOW)
+    assert named in settings.age
+    assert not settings.asks_age
+    assert not read_settings(Path("-"), words, {}, NOW).age
+
+
+def test_the_age_of_a_whole_configuration_is_told_by_its_keys(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("actor_rollout_ref: {hybrid_engine: true, actor: {entropy_coeff: 0}}")
+    settings = read_settings(file, BASE, {}, NOW)
+    assert "those of verl 0.3: it has no algorithm.use_kl_in_reward" in settings.age
+    values = translate(settings, gpus=None, drop=()).values
+    assert values["algorithm.use_kl_in_reward"] is True
+    assert "actor.entropy_coeff" not in values
 
 
 def test_a_configuration_that_the_script_names_is_read_first(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,35 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from controller.from_verl.command import read_settings, translated_yaml
-from controller.from_verl.translation import Finding, Translation, translate
-from splitppo.config import Config, ConfigError, load_config
-from tests.verl_launch import BASE, NOW
-
-
-def translated(
-    tmp_path: Path, *overrides: str, gpus: tuple[int, int] | None = None, drop: tuple[str, ...] = ()
-) -> Translation:
-    script = tmp_path / "run.sh"
-    script.write_text("python -m verl.trainer.main_ppo " + " ".join(f"'{one}'" for one in (*BASE, *overrides)))
-    return translate(read_settings(script, (), {}, NOW), gpus=gpus, drop=drop)
-
-
-def config_of(
-    tmp_path: Path, *overrides: str, gpus: tuple[int, int] | None = None, drop: tuple[str, ...] = ()
-) -> Config:
-    """What a run would read: through the file that is written."""
-    translation = translated(tmp_path, *overrides, gpus=gpus, drop=drop)
-    assert translation.stopping == []
-    file = tmp_path / "my.yaml"
-    file.write_text(translated_yaml(translation, "run.sh"))
-    return load_config(file)
-
-
-def finding(translation: Translation, key: str) -> Finding:
-    return next(one for one in translation.findings if one.key == key)
-
-
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+from controller.from_verl.report import report_text
+from controller.from_verl.translation import translate
+from tests.support.verl_launch import ACTOR, BASE, NOW, ROLLOUT, config_of, finding, translated
 
 
 @pytest.mark.parametrize(
@@ -54,6 +29,20 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         ("critic.optim.lr_warmup_steps_ratio=0.015", "critic.lr_warmup_steps", 3),
         (f"{ACTOR}.optim.lr_scheduler_type=cosine", "actor.lr_decay_steps", 200),
         (f"{ACTOR}.optim.warmup_style=cosine", "actor.lr_schedule", "cosine"),
+        ("model_engine=veomni", "actor.lr_schedule", "cosine"),
+        ("model_engine=torchtitan", "critic.lr_schedule", "linear"),
+        ("model_engine=megatron", "critic.lr_schedule", "constant"),
+        (f"{ACTOR}.optim={{decay_type: cosine, min_lr_factor: 0.5}}", "actor.lr_min_ratio", 0.5),
+        (f"{ACTOR}.mindspeed.mcore_kwargs.spec=mindspeed_llm", "actor.lr_schedule", "constant"),
+        (f"{ROLLOUT}.engine_kwargs.vllm.max_model_len=4096", "rollout.vllm.max_model_len", 4096),
+        (f"{ACTOR}.optim={{lr: 2e-6, lr_decay_style: cosine, min_lr: 5e-7}}", "actor.lr_min_ratio", 0.25),
+        (f"{ACTOR}.optim={{lr_decay_style: linear, lr_decay_steps: 50}}", "actor.lr_decay_steps", 50),
+        (
+            f"{ACTOR}.optim={{lr_decay_style: WSD, lr_wsd_decay_style: cosine, lr_warmup_steps: 20,"
+            " lr_wsd_decay_steps: 30}",
+            "actor.lr_stable_steps",
+            150,
+        ),
         (f"{ACTOR}.clip_ratio=0.3", "actor.clip_ratio_high", 0.2),
         (f"{ACTOR}.clip_ratio_high=0.28", "actor.clip_ratio_high", 0.28),
         (f"{ACTOR}.use_adaptive_entropy_adjustment=True", "algorithm.adaptive_entropy.enable", True),
@@ -94,7 +83,22 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         (f"{ACTOR}.policy_loss.loss_mode=gspo", "actor.loss_agg_mode", "seq-mean-token-mean"),
         (f"{ACTOR}.policy_loss.loss_mode=cispo", "actor.loss_agg_mode", "token-mean"),
         (f"{ACTOR}.policy_loss.kl_cov_ratio=0.01", "actor.policy_loss.kl_cov_ratio", 0.01),
+        (
+            "+actor_rollout_ref.model.override_config={max_position_embeddings: 32768, attn_implementation: sdpa}",
+            "actor.override_config",
+            {"max_position_embeddings": 32768},
+        ),
+        (
+            "+critic.model.override_config.model_config.max_position_embeddings=99",
+            "critic.override_config",
+            {"max_position_embeddings": 99},
+        ),
+        ("+actor_rollout_ref.model.override_config.attention_dropout=0.", "actor.override_config", {}),
         (f"{ACTOR}.tau_neg=1.1", "actor.policy_loss.tau_neg", 1.1),
+        (f"{ACTOR}.policy_loss.tau_pos=0.9", "actor.policy_loss.tau_pos", 0.9),
+        (f"{ACTOR}.clip_ratio_low=10", "actor.clip_ratio_low", 10.0),
+        (f"{ACTOR}.fsdp_config.mixed_precision.param_dtype=float32", "actor.dtype", "fp32"),
+        (f"+{ACTOR}.optim.eps=1e-6", "actor.eps", 1e-6),
         (f"{ACTOR}.loss_scale_factor=900", "actor.loss_scale_factor", 900),
         (f"{ACTOR}.kl_loss_type=k3+", "actor.kl_loss_type", "k3+"),
         ("algorithm.kl_penalty=k1+", "algorithm.kl_penalty", "k1+"),
@@ -102,6 +106,26 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
             "algorithm.rollout_correction={bypass_mode: True, loss_type: reinforce, rollout_is: token}",
             "actor.policy_loss.reinforce_is",
             "token",
+        ),
+        (
+            "algorithm.rollout_correction={rollout_is: token, rollout_is_threshold: 0.5_4.0}",
+            "algorithm.rollout_correction.rollout_is_threshold",
+            "0.5_4.0",
+        ),
+        (
+            "algorithm.rollout_correction={bypass_mode: True, rollout_rs: seq_mean_k3, rollout_rs_threshold: 0.01}",
+            "actor.policy_loss.rollout_rs",
+            "seq_mean_k3",
+        ),
+        (
+            "algorithm.rollout_correction={bypass_mode: True, rollout_is: token}",
+            "algorithm.rollout_correction.rollout_is",
+            None,
+        ),
+        (
+            "+algorithm.rollout_correction={bypass_mode: True, use_policy_gradient: True}",
+            "actor.policy_loss.loss_mode",
+            "reinforce",
         ),
         ("data.max_response_length=30000", "actor.ppo_max_token_len_per_gpu", 16384),
     ],
@@ -171,7 +195,28 @@ def test_dynamic_sampling_is_taken_with_its_generations(tmp_path: Path) -> None:
     keys = [f"algorithm.filter_groups.{key}={value}" for key, value in filters.items()]
     config = config_of(tmp_path, *keys, "data.gen_batch_size=1536", f"{ROLLOUT}.n=4")
     assert config.algorithm.filter_groups.model_dump() == {**filters, "max_num_gen_batches": 0}
+    rewards = config_of(tmp_path, *keys, "algorithm.filter_groups.metric=reward", f"{ROLLOUT}.n=4")
+    assert rewards.algorithm.filter_groups.metric == "score"
     assert (config.data.draw_size, config.data.train_batch_size) == (1536, 512)
+
+
+@pytest.mark.parametrize(
+    ("level", "option"), [("token", "token_k1"), ("sequence", "seq_sum_k1"), ("geometric", "seq_mean_k1")]
+)
+def test_rejection_of_older_verl_bounds_the_inverse_ratio(tmp_path: Path, level: str, option: str) -> None:
+    section = f"rollout_rs: {level}, rollout_rs_threshold: 1.25, rollout_rs_threshold_lower: 0.5"
+    [rejection] = config_of(
+        tmp_path, f"algorithm.rollout_correction={{{section}}}"
+    ).algorithm.rollout_correction.rejections
+    assert rejection.option == option
+    assert (rejection.lower, rejection.upper) == pytest.approx((math.log(0.8), math.log(2.0)))
+
+
+def test_with_bypass_verl_ignores_the_loss_mode(tmp_path: Path) -> None:
+    bypass = "algorithm.rollout_correction.bypass_mode=True"
+    (stopping,) = translated(tmp_path, bypass, f"{ACTOR}.policy_loss.loss_mode=gspo").stopping
+    assert "loss_mode=vanilla" in stopping.note
+    assert translated(tmp_path, bypass, f"{ACTOR}.policy_loss.loss_mode=vanilla").stopping == []
 
 
 def test_a_reward_model_of_a_pool_has_a_group(tmp_path: Path) -> None:
@@ -182,64 +227,23 @@ def test_a_reward_model_of_a_pool_has_a_group(tmp_path: Path) -> None:
     assert config.services.reward.devices == (8, 9)
 
 
-@pytest.mark.parametrize(
-    ("override", "instead"),
-    [
-        ("algorithm.use_pf_ppo=True", "once per epoch"),
-        ("data.gen_batch_size=1024", "without filter_groups.enable"),
-        ("algorithm.adv_estimator=optimal_token_baseline", "grpo"),
-        (f"{ACTOR}.policy_loss.loss_mode=cppo", "vanilla"),
-        (f"{ACTOR}.optim.optimizer=AdamW8bit", "AdamW"),
-        ("actor_rollout_ref.model.lora_rank=32", "full fine-tuning"),
-        (f"{ROLLOUT}.multi_turn.enable=True", "one turn"),
-        (f"{ROLLOUT}.do_sample=False", "sampled"),
-        ("data.reward_fn_key=source", "data_source"),
-        ("data.train_files=hdfs://a/b.parquet", "copy"),
-        ("trainer.v1.trainer_mode=separate_async", "run.schedule"),
-        ("algorithm.rollout_correction.rollout_is_threshold=0.5_2.0", "one number"),
-        ("data.train_batch_sise=4", "did you mean data.train_batch_size?"),
-    ],
-)
-def test_what_changes_results_and_is_not_supported_must_be_decided(tmp_path: Path, override: str, instead: str) -> None:
-    correction = ("algorithm.rollout_correction.rollout_is=token",) if "threshold" in override else ()
-    key = override.partition("=")[0]
-    (stopping,) = translated(tmp_path, *correction, override).stopping
-    assert stopping.key == key
-    assert stopping.outcome == "not supported"
-    assert instead in stopping.note
-    assert translated(tmp_path, *correction, override, drop=(key,)).stopping == []
+def test_a_reward_model_scores_alone_and_the_report_says_so(tmp_path: Path) -> None:
+    model = ("reward_model.enable=True", "reward_model.model.path=rm")
+    assert config_of(tmp_path, *model).reward_model.rule_coef == 0.0
+    settings = read_settings(Path("-"), (*BASE, *model), {}, NOW)
+    text = report_text(translate(settings, gpus=None, drop=()), settings)
+    assert "reward_model.model.path rm -> reward_model.model: its score alone" in text
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        f"{ACTOR}.ulysses_sequence_parallel_size=2",
-        f"{ACTOR}.fsdp_config.param_offload=True",
-        "trainer.default_hdfs_dir=hdfs://x",
-        f"{ACTOR}.strategy=megatron",
-    ],
-)
-def test_what_changes_no_result_is_only_said(tmp_path: Path, override: str) -> None:
-    translation = translated(tmp_path, override)
-    assert finding(translation, override.partition("=")[0]).outcome == "not supported"
-    assert translation.stopping == []
+def test_all_checkpoints_are_kept_unless_a_number_is_given(tmp_path: Path) -> None:
+    def keep(*numbers: str) -> int | None:
+        return config_of(tmp_path, *(f"trainer.max_{number}" for number in numbers)).checkpoint.keep
 
-
-@pytest.mark.parametrize(
-    ("override", "why"),
-    [
-        ("algorithm.use_pf_ppo=False", "off"),
-        ("algorithm.filter_groups.metric=acc", "only with filter_groups.enable"),
-        (f"{ACTOR}.fsdp_config.optimizer_offload=False", "off"),
-        ("data.gen_batch_size=512", "data.train_batch_size says it"),
-        ("+reward_model.reward_kwargs.max_resp_len=512", "data.max_response_length says it"),
-        ("ray_kwargs.ray_init.num_cpus=8", "no Ray"),
-        (f"{ROLLOUT}.prompt_length=512", "data.max_prompt_length says it"),
-    ],
-)
-def test_what_is_not_needed_says_why(tmp_path: Path, override: str, why: str) -> None:
-    found = finding(translated(tmp_path, override), override.partition("=")[0].lstrip("+"))
-    assert (found.outcome, found.note) == ("not needed", why)
+    assert keep() is None
+    assert keep("actor_ckpt_to_keep=null") is None
+    assert keep("actor_ckpt_to_keep=1") == 1
+    assert keep("actor_ckpt_to_keep=1", "critic_ckpt_to_keep=5") == 5
+    assert keep("actor_ckpt_to_keep=1", "critic_ckpt_to_keep=null") is None
 
 
 def test_estimators_and_their_keys_are_taken(tmp_path: Path) -> None:
@@ -267,61 +271,21 @@ def test_the_file_has_what_differs_and_says_what_was_changed(tmp_path: Path) -> 
     assert "  dtype: bf16  # verl's default" in text
 
 
+def test_an_equal_value_is_taken_with_its_remark_and_has_no_comment_in_the_file(tmp_path: Path) -> None:
+    words = (*BASE, "trainer.critic_warmup=0", f"{ACTOR}.optim.lr_warmup_steps=7", f"{ROLLOUT}.free_cache_engine=True")
+    settings = read_settings(Path("-"), words, {}, NOW)
+    translation = translate(settings, gpus=None, drop=())
+    outcomes = [finding(translation, word.partition("=")[0]).outcome for word in words[-3:]]
+    assert outcomes == ["taken", "taken", "changed"]
+    assert "lr_warmup_steps 7 -> actor.lr_warmup_steps: the first step has lr / steps here" in (
+        report_text(translation, settings)
+    )
+    assert "  lr_warmup_steps: 7\n" in translated_yaml(translation, "run.sh")
+
+
 def test_later_words_win_and_a_tilde_takes_a_key_away(tmp_path: Path) -> None:
     config = config_of(tmp_path, "algorithm.gamma=0.5", "algorithm.gamma=0.9", "algorithm.lam=0.5", "~algorithm.lam")
     assert (config.algorithm.gamma, config.algorithm.lam) == (0.9, 1.0)
-
-
-HYDRA = """
-defaults: [ppo_trainer, _self_]
-data: {train_files: t.parquet, val_files: "${data.train_files}", train_batch_size: 512, max_response_length: 700}
-actor_rollout_ref:
-  model: {path: my/model}
-  actor: {ppo_epochs: 2, optim: {lr: 2e-6}, ppo_mini_batch_size: "${oc.select:data.train_batch_size,1}"}
-  rollout: {name: vllm, n: 4, response_length: "${oc.select:data.max_response_length,512}"}
-critic: {ppo_epochs: "${actor_rollout_ref.actor.ppo_epochs}", optim: {lr: 1.0e-05}}
-trainer:
-  total_training_steps: 9
-  project_name: p
-  default_local_dir: "out/${trainer.project_name}/${trainer.experiment_name}"
-"""
-
-
-def yaml_settings(tmp_path: Path, text: str, *overrides: str) -> Translation:
-    file = tmp_path / "config.yaml"
-    file.write_text(text)
-    return translate(read_settings(file, overrides, {}, NOW), gpus=None, drop=())
-
-
-def test_interpolations_are_resolved_with_verls_defaults_behind_them(tmp_path: Path) -> None:
-    translation = yaml_settings(tmp_path, HYDRA, "trainer.experiment_name=e")
-    assert translation.values["data.val_files"] == "t.parquet"
-    assert translation.values["actor.ppo_mini_batch_size"] == 512
-    assert translation.values["critic.ppo_epochs"] == 2
-    assert translation.values["run.dir"] == "out/p/e"
-
-
-def test_what_a_yaml_leaves_at_verls_default_is_not_listed(tmp_path: Path) -> None:
-    given = {one.key for one in yaml_settings(tmp_path, HYDRA).findings if not one.is_default}
-    assert "critic.optim.lr" not in given
-    assert "actor_rollout_ref.actor.optim.lr" in given
-
-
-@pytest.mark.parametrize(
-    ("text", "fact"),
-    [
-        ("data: {train_files: '${no.such}'}", "data.train_files is ${no.such}, which cannot be resolved"),
-        ("data: {train_batch_size: '${env:X}'}", "data.train_batch_size is ${env:X}, which cannot be resolved"),
-        ("data: [1", "config.yaml is not valid YAML"),
-        ("- 1", "expected a mapping of verl's sections"),
-        ("defaults: [my_base]\ndata: {shuffle: false}", "its defaults list names 'my_base'"),
-        ("trainer: {n_gpus_per_node: many}", "trainer.n_gpus_per_node: expected a number, got 'many'"),
-    ],
-)
-def test_a_yaml_that_cannot_be_used_is_one_sentence(tmp_path: Path, text: str, fact: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        yaml_settings(tmp_path, text)
-    assert fact in str(caught.value)
 
 
 def test_arguments_of_a_reward_function_are_taken_as_a_whole(tmp_path: Path) -> None:
@@ -331,13 +295,8 @@ def test_arguments_of_a_reward_function_are_taken_as_a_whole(tmp_path: Path) -> 
 
 def test_steps_are_counted_where_the_files_are_here(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["a"] * 25}), tmp_path / "t.parquet")
-    given = (
-        "~trainer.total_training_steps",
-        f"data.train_files={tmp_path}/t.parquet",
-        "data.train_batch_size=8",
-        f"{ACTOR}.ppo_mini_batch_size=8",
-        "trainer.total_epochs=4",
-    )
-    config = config_of(tmp_path, *given, f"{ACTOR}.optim.lr_warmup_steps_ratio=0.5")
+    sizes = ("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=8", f"{ACTOR}.optim.lr_warmup_steps_ratio=0.5")
+    run = ("~trainer.total_training_steps", f"data.train_files={tmp_path}/t.parquet", "trainer.total_epochs=4")
+    config = config_of(tmp_path, *sizes, *run)
     assert (config.run.total_steps, config.run.total_epochs) == (None, 4)
     assert config.actor.lr_warmup_steps == 6

@@ -1,0 +1,142 @@
+"""verl's older defaults, and from which of its versions a launch is.
+
+Hydra refuses a key that a version does not have, and a `+` before one that it has: so keys tell the version.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from controller.from_verl.run import VerlRun
+from controller.from_verl.settings import Settings
+from splitppo.config import ConfigError
+
+Version = tuple[int, ...]  # 0.4.0 is (0, 4)
+LATEST: Version = (0, 9)
+# The last one with other defaults for what is learned.
+_LAST_OLD: Version = (0, 3)
+_ACTOR = "actor_rollout_ref.actor"
+OmegaConf.register_resolver("verl_not", lambda value: not value, replace=True)
+
+_FIRST: Version = (0, 1)
+# Defaults other than those of the latest version, by engine ("": all), first and last version.
+_OTHERS: tuple[tuple[str, Version, Version, dict[str, Any]], ...] = (
+    (
+        "",
+        _FIRST,
+        _LAST_OLD,
+        {
+            "algorithm.use_kl_in_reward": f"${{verl_not:${{{_ACTOR}.use_kl_loss}}}}",
+            f"{_ACTOR}.entropy_coeff": 0.001,
+            f"{_ACTOR}.clip_ratio_low": f"${{{_ACTOR}.clip_ratio}}",
+            f"{_ACTOR}.clip_ratio_high": f"${{{_ACTOR}.clip_ratio}}",
+            f"{_ACTOR}.clip_ratio_c": None,
+        },
+    ),
+    ("", _FIRST, (0, 2), {"data.filter_overlong_prompts": True}),
+    ("", _FIRST, (0, 1), {f"{_ACTOR}.shuffle": True, "trainer.test_freq": 2}),
+    ("ppo_megatron_trainer", _FIRST, _LAST_OLD, {f"{_ACTOR}.shuffle": True, "trainer.test_freq": 2}),
+    ("ppo_megatron_trainer", (0, 4, 1), (0, 4), {f"{_ACTOR}.optim.lr_decay_style": "linear"}),
+    ("ppo_megatron_trainer", (0, 4, 1), (0, 5), {"critic.optim.lr_decay_style": "linear", "critic.optim.lr": 1e-6}),
+    ("veomni", (0, 7), LATEST, {f"{model}.optim.lr_scheduler_type": "cosine" for model in (_ACTOR, "critic")}),
+    ("torchtitan", (0, 7), LATEST, {f"{model}.optim.decay_type": "linear" for model in (_ACTOR, "critic")}),
+)
+
+# Since 0.4. Of verl's own scripts of 0.4 to 0.9, one in a hundred sets none of them.
+_NEW = (
+    r"algorithm\.(use_kl_in_reward|norm_adv_by_std_in_grpo|rollout_correction\..*|rollout_is.*)",
+    r"trainer\.(val_before_train|device|log_val_generations|use_v1)",
+    rf"{_ACTOR}\.(loss_agg_mode|clip_ratio_(low|high|c)|policy_loss\..*|checkpoint\.save_contents)",
+    r"actor_rollout_ref\.(rollout\.calculate_log_probs|ref\.use_torch_compile)",
+    r"actor_rollout_ref\.model\.(trust_remote_code|use_fused_kernels|lora_rank)|critic\.fsdp\..*|reward\..*",
+)
+_OLD = (r"trainer\.val_generations_to_log_to_wandb|\+trainer\.val_before_train",)
+# Gone since 0.3.
+_OLDER = (
+    r"(actor_rollout_ref\.actor|critic\.model)\.fsdp_config\.grad_offload",
+    r"trainer\.remove_previous_ckpt_in_save",
+)
+
+
+@dataclass(frozen=True)
+class Age:
+    """A version of verl, and how it is known; None: any may have taken these keys, and the latest is assumed."""
+
+    version: Version | None
+    why: str = ""
+    is_given: bool = False
+
+    def defaults(self, engine: str = "") -> dict[str, Any]:
+        """Returns the defaults of this version and engine that differ from those of the latest version with FSDP."""
+        version = self.version or LATEST
+        defaults: dict[str, Any] = {}
+        for name, since, until, values in _OTHERS:
+            defaults |= values if name in ("", engine) and since <= version and version[:2] <= until else {}
+        return defaults
+
+    def text(self, settings: Settings, engine: str = "") -> str:
+        """Returns a sentence on whose defaults are taken; "" where nothing hangs on it."""
+        if self.version and self.version[:2] <= _LAST_OLD:
+            return f"defaults are those of verl {_name(self.version)}: {self.why} (--verl-version says another)"
+        last = (0, 4, 1) if self.version else _LAST_OLD
+        others = Age(last).defaults(engine)
+        keys = ", ".join(key for key in others if key not in settings.given and _counts(key, settings))
+        if not keys or self.is_given:
+            return ""
+        if self.version:
+            return (
+                f"defaults are those of verl {_name(LATEST)}; those of {keys} were others in 0.4.1 or 0.5, which"
+                " --verl-version says"
+            )
+        return (
+            f"no key tells verl's version, and the defaults of {keys} were others up to {_name(_LAST_OLD)}: give"
+            f" --verl-version {_name(_LAST_OLD)} or --verl-version {_name(LATEST)}"
+        )
+
+
+def age_of_release(text: str) -> Age:
+    """Returns the release that its numbers name.
+
+    Raises:
+        ConfigError: there are none, or verl has no such version.
+    """
+    found = re.match(r"v?0\.(\d+)(?:\.(\d+)|\.|$)", text)
+    if not found or not 1 <= int(found[1]) <= LATEST[1]:
+        raise ConfigError(f"--verl-version: expected 0.1 to {_name(LATEST)}, got {text!r}")
+    patch = int(found[2] or 0)
+    return Age((0, int(found[1]), patch) if patch else (0, int(found[1])), "as --verl-version says", is_given=True)
+
+
+def age_of_words(words: Sequence[str]) -> Age:
+    """Returns the last version that may have taken these overrides."""
+    keys = [word.partition("=")[0] for word in words]
+    for version, patterns in (((0, 2), _OLDER), (_LAST_OLD, _OLD), (LATEST, _NEW)):
+        if found := next((key for key in keys if any(re.fullmatch(pattern, key) for pattern in patterns)), ""):
+            return Age(version, f"it sets {found}")
+    return Age(None)
+
+
+def engine_of_words(words: Sequence[str]) -> str:
+    """Returns the engine whose defaults hold; Megatron's older configuration is ppo_megatron_trainer."""
+    if names := [word.removeprefix("model_engine=") for word in words if word.startswith("model_engine=")]:
+        return names[-1]
+    is_megatron = any("ppo_megatron_trainer" in word or word.endswith("actor.strategy=megatron") for word in words)
+    return "ppo_megatron_trainer" if is_megatron else "dp"
+
+
+def age_of_yaml(text: str) -> Age:
+    """Returns the last version that may have written this configuration, if it has all keys of the trainer."""
+    if "use_kl_in_reward" in text:
+        return Age(LATEST)
+    return Age(_LAST_OLD, "it has no algorithm.use_kl_in_reward") if "hybrid_engine" in text else Age(None)
+
+
+def _counts(key: str, settings: Settings) -> bool:
+    return VerlRun(settings).uses_critic or not key.startswith("critic.")
+
+
+def _name(version: Version) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,268 @@
+"""verl's keys that policy and value model have in common: optimizer, batches, loss, engine, model."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, mapped, none_if_same_as
+from controller.from_verl.run import VerlRun
+from controller.from_verl.settings import num_of
+from splitppo.config.sections.models import is_dropout
+from splitppo.config.subsections.policy_loss import SEQUENCE_LOSSES
+
+ACTOR = "actor_rollout_ref.actor"
+MORE_GPUS = "nothing is moved to the host: more GPUs share the model; `--check` prints the memory"
+COMPUTE = "compute; master weights and optimizer are fp32"
+SHARDED = "FSDP2 shards as it needs to: speed and memory only"
+_FSDP2 = "FSDP2 over all ranks of a group"
+_SPEED = "speed and memory only"
+_EVERYTHING = ["model", "optimizer", "extra"]
+# Of forward and backward passes.
+compute_dtype = mapped({"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}, "bf16 or fp32")
+
+
+def _steps_or_refuse(run: VerlRun, for_what: str) -> int:
+    steps = run.num_steps()
+    if steps is None:
+        raise NotSupported(
+            f"{for_what} needs the number of steps, and data.train_files are not here to be counted: add"
+            " trainer.total_training_steps=N"
+        )
+    return steps
+
+
+class _Trained:
+    """Converts the keys of one trained model."""
+
+    def __init__(self, section: Section) -> None:
+        self.verl, self.ours = section.verl, section.ours
+
+    def _of(self, run: VerlRun, key: str) -> Any:
+        return run.value(f"{self.verl}.{key}")
+
+    def _number(self, run: VerlRun, key: str) -> float:
+        return run.settings.number(f"{self.verl}.{key}")
+
+    def mini_batch(self, value: Any, run: VerlRun) -> Any:
+        """Returns None if the critic uses the actor's value (the default here), else the value."""
+        return none_if_same_as(f"{ACTOR}.ppo_mini_batch_size")(value, run) if self.ours == "critic" else value
+
+    def micro_batch(self, value: Any, run: VerlRun) -> Any:
+        if self._of(run, "use_dynamic_bsz"):
+            raise NotNeeded("use_dynamic_bsz takes micro-batches by tokens")
+        return value
+
+    def token_budget(self, value: Any, run: VerlRun) -> Any:
+        if not self._of(run, "use_dynamic_bsz"):
+            raise NotNeeded("only with use_dynamic_bsz")
+        return max(int(num_of(value, f"{self.verl}.ppo_max_token_len_per_gpu")), run.longest_row)
+
+    def grad_clip(self, value: Any, run: VerlRun) -> Any:
+        """Takes what older workers of verl read, unless optim.clip_grad is given, which its engines read."""
+        if run.settings.is_given(f"{self.verl}.optim.clip_grad"):
+            raise NotNeeded("optim.clip_grad is given, too, and is the one that verl's engines read")
+        return value
+
+    def warmup_steps(self, value: Any, _: VerlRun) -> Any:
+        if value is None or num_of(value, "lr_warmup_steps") <= 0:
+            raise NotNeeded("lr_warmup_steps_ratio says it")
+        return int(value)
+
+    def warmup_ratio(self, value: Any, run: VerlRun) -> Any:
+        steps = self._of(run, "optim.lr_warmup_steps")
+        if steps is not None and num_of(steps, "lr_warmup_steps") > 0:
+            raise NotNeeded("lr_warmup_steps is given, too, and wins")
+        if not num_of(value, f"{self.verl}.optim.lr_warmup_steps_ratio"):
+            return 0
+        return int(value * _steps_or_refuse(run, "a share of the steps"))
+
+    def _schedule(self, run: VerlRun) -> Any:
+        """Returns the schedule by FSDP's name, or Megatron's, or Torchtitan's."""
+        names = (self._of(run, f"optim.{key}") for key in ("warmup_style", "lr_decay_style", "decay_type"))
+        style = next(filter(None, names), None)
+        if style == "WSD":
+            return self._of(run, "optim.lr_wsd_decay_style") or "exponential"
+        return style or self._of(run, "optim.lr_scheduler_type")
+
+    def schedule(self, value: Any, run: VerlRun) -> Any:
+        if value not in ("WSD", self._schedule(run)):
+            raise NotNeeded("another key says it: lr_scheduler_type, or Megatron's lr_decay_style")
+        if self._schedule(run) not in ("constant", "cosine", "linear"):
+            raise NotSupported("constant, cosine or linear, or WSD with lr_wsd_decay_style cosine or linear")
+        return self._schedule(run)
+
+    def _must_decay(self, run: VerlRun) -> None:
+        if self._schedule(run) == "constant":
+            raise NotNeeded("only with a learning rate that decays")
+
+    def decay_steps(self, _: Any, run: VerlRun) -> Any:
+        self._must_decay(run)
+        return self._of(run, "optim.lr_decay_steps") or _steps_or_refuse(run, "a decay over the whole run")
+
+    def stable_steps(self, _: Any, run: VerlRun) -> Any:
+        if self._of(run, "optim.lr_decay_style") != "WSD":
+            raise NotNeeded("only with lr_decay_style WSD")
+        warmup = max(0, int(self._number(run, "optim.lr_warmup_steps")))
+        return int(self.decay_steps(None, run)) - warmup - int(self._number(run, "optim.lr_wsd_decay_steps"))
+
+    def min_ratio(self, value: Any, run: VerlRun) -> Any:
+        self._must_decay(run)
+        return value or 0.0
+
+    def min_lr(self, _: Any, run: VerlRun) -> Any:
+        self._must_decay(run)
+        return self._number(run, "optim.min_lr") / self._number(run, "optim.lr")
+
+    def aggregation(self, value: Any, run: VerlRun) -> Any:
+        """Returns the aggregation; in verl losses over sequences use that of their papers, as here by default."""
+        if self.ours == "actor" and run.value(f"{ACTOR}.policy_loss.loss_mode") in SEQUENCE_LOSSES:
+            raise NotNeeded(
+                f"{', '.join(SEQUENCE_LOSSES)} are aggregated by seq-mean-token-mean here and, whatever is set, there;"
+                " but verl 0.9.1 aggregates gspo as it is set"
+            )
+        return value
+
+
+def _override_config(value: Any, _: VerlRun) -> dict[str, Any]:
+    """Returns the attributes of the config; Megatron's workers have them in model_config."""
+    attributes = {**(value or {})}
+    if any((attributes.pop("moe_config", None) or {}).values()):
+        raise NotSupported("moe_config: the router learns, too")
+    attributes |= attributes.pop("model_config", None) or {}
+    attributes.pop("attn_implementation", None)
+    if any(attributes[name] for name in attributes if is_dropout(name)):
+        raise NotSupported("all dropout is 0")
+    return {name: attribute for name, attribute in attributes.items() if not is_dropout(name)}
+
+
+def _hf_model(value: Any, _: VerlRun) -> bool:
+    contents = value if isinstance(value, list) else [value]
+    return "hf_model" in contents
+
+
+def trained(section: Section, *, model: str, engine: str) -> Iterator[Row]:
+    """Yields the rows that the sections of actor and critic share.
+
+    `model` and `engine` are verl's sections of the model and of FSDP's keys.
+    """
+    of = _Trained(section)
+    yield from _optimizer(section, of)
+    yield from _batches(section, of)
+    yield from _engine(section, Section(model, section.ours), Section(engine, section.ours))
+    yield from _model(section.ours, Section(model, section.ours))
+
+
+def _optimizer(trained: Section, of: _Trained) -> Iterator[Row]:
+    optim, ours = Section(f"{trained.verl}.optim", trained.ours), trained.ours
+    yield optim.taken("lr", 1e-6 if ours == "actor" else 1e-5)
+    first_step = "the first step has lr / steps here, 0 there"
+    yield optim.changed("lr_warmup_steps", "lr_warmup_steps", first_step, of.warmup_steps, -1)
+    share = "the share times the number of steps, rounded down"
+    yield optim.changed("lr_warmup_steps_ratio", "lr_warmup_steps", share, of.warmup_ratio, 0.0)
+    yield optim.renamed("lr_scheduler_type", "lr_schedule", "constant", of.schedule)
+    old_name = "the old name of lr_scheduler_type"
+    yield optim.changed("warmup_style", "lr_schedule", old_name, of.schedule, None)
+    run_steps = "the run's steps, as verl sets it itself"
+    yield optim.changed("total_training_steps", "lr_decay_steps", run_steps, of.decay_steps, -1)
+    for key in ("lr_decay_style", "decay_type"):
+        yield optim.renamed(key, "lr_schedule", None, of.schedule)
+    yield optim.taken("lr_decay_steps", None, of.decay_steps)
+    stable = "what warm-up and decay leave of the decay's steps"
+    yield optim.changed("lr_wsd_decay_steps", "lr_stable_steps", stable, of.stable_steps, None)
+    yield optim.changed("min_lr", "lr_min_ratio", "as a share of lr", of.min_lr, None)
+    yield optim.renamed("min_lr_ratio", "lr_min_ratio", 0.0, of.min_ratio)
+    yield optim.renamed("min_lr_factor", "lr_min_ratio", None, of.min_ratio)
+    yield optim.taken("weight_decay", 0.01)
+    yield optim.taken("betas", [0.9, 0.999])
+    yield optim.renamed("clip_grad", "grad_clip", 1.0)
+    workers = "FSDP's workers read it up to verl 0.7, engines read optim.clip_grad alone"
+    yield trained.taken("grad_clip", 1.0, of.grad_clip, note=workers)
+    yield optim.taken("eps", None)
+    yield optim.unsupported("optimizer", "AdamW", "AdamW", "adamw", "adam", default="AdamW")
+    yield optim.unsupported("name", "AdamW", "AdamW")
+    yield optim.unsupported("optimizer_impl", "torch.optim's AdamW", "torch.optim", default="torch.optim")
+    yield optim.not_needed(
+        "override_optimizer_config.{optimizer_cpu_offload,optimizer_offload_fraction,"
+        "overlap_cpu_optimizer_d2h_h2d,use_precision_aware_optimizer,use_torch_optimizer_for_cpu_offload}",
+        _SPEED,
+    )
+    overridden = "{override_optimizer_config,override_optimizer_config.**}"
+    yield optim.unsupported(overridden, "betas, eps and weight_decay are keys of their own")
+    yield optim.unsupported("num_cycles", "half a cosine", 0.5, default=0.5)
+    yield optim.unsupported("zero_indexed_step", "the decay begins at lr", True, default=True)
+    megatrons = "{lr_warmup_init,lr_min,lr_start,weight_decay_incr_style}"
+    yield optim.unsupported(megatrons, "lr_scheduler_type, lr_warmup_steps, min_lr_ratio", 0.0, "constant")
+    yield optim.unsupported("lr_decay_ratio", "the decay is over the whole run", 1.0)
+    yield optim.not_needed("{muon_*,lr_wsd_decay_style,*_dtype,use_*}", "only with Megatron's optimizers")
+
+
+def _batches(trained: Section, of: _Trained) -> Iterator[Row]:
+    ours = trained.ours
+
+    def inherited(key: str, value: Any) -> Any:
+        """Returns verl's default; the critic's is what the actor has."""
+        return f"${{{ACTOR}.{key}}}" if ours == "critic" else value
+
+    mini_batch = "ppo_mini_batch_size"
+    yield trained.taken(mini_batch, inherited(mini_batch, 256), of.mini_batch, note="prompts, in both")
+    yield trained.taken("ppo_micro_batch_size_per_gpu", None, of.micro_batch)
+    by_tokens = f"{ours}.ppo_micro_batch_size_per_gpu, or none: micro-batches are then taken by tokens"
+    yield trained.slower("ppo_micro_batch_size", by_tokens)
+    dynamic = f"the rule here, unless {ours}.ppo_micro_batch_size_per_gpu is set"
+    yield trained.not_needed("use_dynamic_bsz", dynamic, inherited("use_dynamic_bsz", False))
+    longest, budget = "at least the longest row: rows are not cut over GPUs", 16384 if ours == "actor" else 32768
+    yield trained.changed("ppo_max_token_len_per_gpu", "ppo_max_token_len_per_gpu", longest, of.token_budget, budget)
+    yield trained.taken("ppo_epochs", inherited("ppo_epochs", 1))
+    yield trained.taken("shuffle", inherited("shuffle", False))
+    yield trained.not_needed("data_loader_seed", "run.seed seeds all")
+    yield trained.taken("loss_agg_mode", inherited("loss_agg_mode", "token-mean"), of.aggregation)
+    yield trained.taken("loss_scale_factor", None)
+
+
+def _engine(trained: Section, model: Section, engine: Section) -> Iterator[Row]:
+    yield model.renamed("enable_gradient_checkpointing", "gradient_checkpointing", True)
+    yield engine.changed("dtype", "dtype", COMPUTE, compute_dtype, "bfloat16")
+    checkpoint, always = Section(f"{trained.verl}.checkpoint"), "model, optimizer and the rest are always saved"
+    yield checkpoint.changed("save_contents", "checkpoint.save_hf_model", always, _hf_model, _EVERYTHING)
+    whole = "a checkpoint is loaded as a whole"
+    yield checkpoint.slower("load_contents", whole, _EVERYTHING, [*_EVERYTHING, "hf_model"])
+    yield checkpoint.not_needed("**", "always written in the background, whole or not at all")
+    yield engine.unsupported("model_dtype", "master weights are fp32", "fp32", "float32", default="fp32")
+    yield engine.renamed("mixed_precision.param_dtype", "dtype", None, compute_dtype)
+    reduced = "gradients are reduced in fp32"
+    yield engine.slower("mixed_precision.{reduce_dtype,buffer_dtype}", reduced, "fp32", "float32")
+    yield engine.unsupported("mixed_precision.**", f"{trained.ours}.dtype; {reduced}")
+    yield engine.slower("{param_offload,optimizer_offload,offload_policy,grad_offload}", MORE_GPUS)
+    both = Section(f"{{{engine.verl},{trained.verl}}}")
+    yield both.unsupported("qat.enable", "no quantization in training")
+    uncut = "rows are not cut over GPUs: lower ppo_max_token_len_per_gpu"
+    yield both.slower("ulysses_sequence_parallel_size", uncut, 1)
+    yield engine.not_needed("{seed,full_determinism}", "a run is a function of run.seed")
+    for section in (engine, trained):
+        yield section.slower("strategy", _FSDP2, "fsdp", "fsdp2", default="fsdp")
+    yield trained.not_needed("{megatron,veomni,torchtitan,automodel,mindspeed,engine}.**", _FSDP2)
+    yield engine.not_needed("**", SHARDED)
+    yield trained.not_needed("{fsdp_config,fsdp,qat}.**", _SPEED)
+    yield trained.not_needed("{profiler,profile}.**", "trace.json has every call of a step, for Perfetto")
+    always_loaded = "rollout.n; services.progress_timeout_s; always loaded"
+    yield trained.not_needed("{rollout_n,nccl_timeout,load_weight}", always_loaded)
+    chunks = "{entropy_from_logits_with_chunking,entropy_from_logits_chunk_size,entropy_checkpointing}"
+    yield trained.not_needed(chunks, "logits are always taken in pieces")
+    kernels = "{pad_to_length,use_remove_padding,use_torch_compile,use_fused_kernels,use_prefix_grouper}"
+    yield trained.not_needed(kernels, _SPEED)
+
+
+def _model(ours: str, model: Section) -> Iterator[Row]:
+    yield model.unsupported("{lora_rank,lora.rank}", "full fine-tuning", 0)
+    yield model.unsupported("{lora_adapter_path,lora.adapter_path}", "merge the adapter into a model folder first")
+    yield model.not_needed("{lora_alpha,target_modules,exclude_modules,lora.*}", "only with LoRA")
+    without = "but dropout, which is 0, and attn_implementation: the fastest one of model and machine"
+    yield model.taken("override_config", {}, _override_config, note=without, is_section=True)
+    yield model.unsupported("hf_config_path", "write it into the model folder's config.json")
+    yield model.unsupported("external_lib", "models are those of transformers")
+    yield model.unsupported("mtp.{enable,enable_train,enable_rollout}", "no multi-token prediction")
+    yield model.not_needed("mtp.**", "only with multi-token prediction")
+    yield model.not_needed("trust_remote_code", "a model that brings its own code is refused when it is loaded")
+    activations = f"{ours}.gradient_checkpointing, lower {ours}.ppo_max_token_len_per_gpu"
+    yield model.slower("{enable_activation_offload,tiled_mlp.enabled}", activations)
+    kernels = "{use_shm,use_remove_padding,use_liger,use_fused_kernels,fused_kernel_options.**,tiled_mlp.num_shards}"
+    yield model.not_needed(kernels, _SPEED)

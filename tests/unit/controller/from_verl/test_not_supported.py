@@ -1,0 +1,92 @@
+"""What a translation refuses, and what it leaves out because it changes no result or is not needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.verl_launch import ACTOR, ROLLOUT, finding, translated
+
+
+@pytest.mark.parametrize(
+    ("override", "instead"),
+    [
+        ("data.image_key=images", "text only"),
+        ("+data.image_keys=[images]", "text only"),
+        ("algorithm.use_pf_ppo=True", "once per epoch"),
+        ("data.gen_batch_size=1024", "without filter_groups.enable"),
+        ("algorithm.adv_estimator=optimal_token_baseline", "grpo"),
+        (f"{ACTOR}.policy_loss.loss_mode=cppo", "vanilla"),
+        (f"{ACTOR}.optim.optimizer=AdamW8bit", "AdamW"),
+        (f"+{ACTOR}.optim.lr_decay_style=inverse-square-root", "constant, cosine or linear"),
+        ("actor_rollout_ref.model.lora_rank=32", "full fine-tuning"),
+        (f"{ROLLOUT}.multi_turn.enable=True", "one turn"),
+        (f"{ROLLOUT}.do_sample=False", "sampled"),
+        ("data.reward_fn_key=source", "data_source"),
+        ("actor_rollout_ref.model.override_config={attention_dropout: 0.1}", "dropout is 0"),
+        ("actor_rollout_ref.model.override_config={moe_config: {freeze_moe_router: True}}", "moe_config"),
+        ("+rollout.nnodes=1", "synchronous"),
+        ("+data.no_such_key=1", "no such key"),
+        (f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype=fp8", "rollout.vllm"),
+        ("data.train_files=hdfs://a/b.parquet", "copy"),
+        ("trainer.v1.trainer_mode=separate_async", "run.schedule"),
+        ("algorithm.rollout_is_threshold=2.0", "algorithm.rollout_correction: rollout_is is the level"),
+        ("algorithm.rollout_correction.rollout_is_threshold=-1", "at least 1"),
+        ("algorithm.rollout_correction.rollout_token_veto_threshold=1e-4", "rollout_rs"),
+        ("data.train_batch_sise=4", "did you mean data.train_batch_size?"),
+    ],
+)
+def test_what_changes_results_and_is_not_supported_must_be_decided(tmp_path: Path, override: str, instead: str) -> None:
+    correction = ("algorithm.rollout_correction.rollout_is=token",) if "is_threshold" in override else ()
+    key = override.partition("=")[0].lstrip("+")
+    (stopping,) = translated(tmp_path, *correction, override).stopping
+    assert stopping.key == key
+    assert stopping.outcome == "not supported"
+    assert instead in stopping.note
+    assert translated(tmp_path, *correction, override, drop=(key,)).stopping == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"{ACTOR}.ulysses_sequence_parallel_size=2",
+        f"{ACTOR}.fsdp_config.param_offload=True",
+        "trainer.default_hdfs_dir=hdfs://x",
+        f"{ACTOR}.strategy=megatron",
+    ],
+)
+def test_what_changes_no_result_is_only_said(tmp_path: Path, override: str) -> None:
+    translation = translated(tmp_path, override)
+    assert finding(translation, override.partition("=")[0]).outcome == "not supported"
+    assert translation.stopping == []
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("algorithm.use_pf_ppo=False", "off"),
+        ("+data.no_such_key=null", "off"),
+        ("data.continuous_token.enable=True", "one turn: the chat template's tokens"),
+        ("algorithm.filter_groups.max_inflight_gen_batches=1", "off"),
+        ("reward_model.micro_batch_size=null", "speed and memory only"),
+        ("reward_model.megatron.tensor_model_parallel_size=4", "speed and memory only"),
+        ("reward_model.use_reward_loop=True", "functions are chosen by data_source"),
+        ("reward_manager.name=naive", "functions are chosen by data_source"),
+        ("actor_rollout_ref.profiler.discrete=True", "trace.json has every call of a step, for Perfetto"),
+        ("trainer.profile_steps=[1]", "trace.json has every call of a step, for Perfetto"),
+        (f"+{ROLLOUT}.engine_kwargs.vllm.compilation_config.cudagraph_mode=FULL", "speed and memory only"),
+        (f"+{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload=True", "speed and memory only"),
+        ("algorithm.filter_groups.metric=acc", "only with filter_groups.enable"),
+        ("+algorithm.rollout_is_level=token", "only with algorithm.rollout_is_threshold"),
+        (f"{ACTOR}.fsdp_config.optimizer_offload=False", "off"),
+        ("data.gen_batch_size=512", "data.train_batch_size says it"),
+        ("+reward_model.reward_kwargs.max_resp_len=512", "data.max_response_length says it"),
+        ("ray_kwargs.ray_init.num_cpus=8", "no Ray"),
+        (f"{ROLLOUT}.prompt_length=512", "data.max_prompt_length says it"),
+    ],
+)
+def test_what_is_not_needed_says_why(tmp_path: Path, override: str, why: str) -> None:
+    found = finding(translated(tmp_path, override), override.partition("=")[0].lstrip("+"))
+    assert found.outcome == "not needed"
+    assert found.note.startswith(why)
