@@ -56,7 +56,7 @@ def main() -> None:
 
 def time_group(way: str, folder: str) -> float:
     """The largest peak of a rank, MiB; prints what its ranks say."""
-    torchrun = (sys.executable, "-m", "services.runtime.torchrun", "--nproc-per-node", str(NUM_RANKS))
+    torchrun = (sys.executable, "-m", "services.runtime.group.torchrun", "--nproc-per-node", str(NUM_RANKS))
     said = subprocess.run(
         [*torchrun, "-m", "benchmarks.loading", "--rank-of", way, folder], check=True, stdout=subprocess.PIPE, text=True
     ).stdout

@@ -3,6 +3,8 @@
 Three models of random weights, each as actor and as critic, fp32, one rank in a process of its own: an update of two
 mini-batches of two micro-batches, then log-probs (values), then, as the actor, generation. Growth of anonymous memory
 (RssAnon) since before the model was loaded, at the peak of each; the estimate is without its term for the process.
+`saving` is a checkpoint of which all is written while the engine does what takes its peak, an update.
+--only 0.5B measures a model of Qwen2.5-0.5B's sizes, which takes up to 13 GiB and some minutes.
 
 What the C library keeps of freed memory depends on the history of its heap, so freed tensors are given back at once
 (MALLOC_MMAP_THRESHOLD_); --keep-freed measures what ranks hold, which keep it for the next step.
@@ -34,9 +36,10 @@ from services.engine.train_engine import TrainEngine
 from services.rollout.hf_backend.backend import HfRollout
 from services.rollout.protocol import Sampling
 from services.rollout.stopping import StopRule
-from services.runtime.closed_group import KEPT_MEMORY
+from services.runtime.group.closed_group import KEPT_MEMORY
 from splitppo.batch import Batch
 from splitppo.config import Config
+from splitppo.config.load import validate
 from splitppo.config.section import RoleName
 
 # hidden, intermediate, layers, query heads, key-value heads, vocabulary, tied; rows of a micro-batch.
@@ -44,7 +47,9 @@ MODELS = {
     "vocabulary": ((384, 1024, 4, 6, 2, 60_000, True), 2),
     "deep": ((512, 1408, 12, 8, 2, 2_000, True), 4),
     "wide": ((1024, 4096, 3, 16, 16, 12_000, False), 2),
+    "0.5B": ((896, 4864, 24, 14, 2, 151_936, True), 2),
 }
+DEFAULT_MODELS = ("vocabulary", "deep", "wide")
 PROMPT, RESPONSE = 64, 96
 MICRO_BATCHES, MINI_BATCHES = 2, 2
 CPU = torch.device("cpu")
@@ -67,7 +72,7 @@ def main() -> None:
     more = ["--gradient-checkpointing"] if options.gradient_checkpointing else []
     environment = os.environ | (KEPT_MEMORY if options.keep_freed else GIVE_BACK)
     started_s, worst = time.perf_counter(), 0.0
-    for name in [options.only] if options.only else MODELS:
+    for name in [options.only] if options.only else DEFAULT_MODELS:
         with tempfile.TemporaryDirectory("-memory") as folder:
             save_model(Path(folder), name)
             for role in ("actor", "critic"):
@@ -114,7 +119,7 @@ def make_config(name: str, folder: str, *, checkpointing: bool) -> Config:
         "actor": trained,
         "critic": trained,
     }
-    return Config.model_validate(tree)
+    return validate(tree, "benchmark")
 
 
 def measure(name: str, role: RoleName, folder: str, *, checkpointing: bool) -> None:
@@ -133,7 +138,10 @@ def measure(name: str, role: RoleName, folder: str, *, checkpointing: bool) -> N
         report(name, role, phase, peak, estimate_of(memory, phase))
     print(f"{name:12s}{role:8s}process {before:.0f} MiB")
     process = memory.peak.process
-    report(name, role, "peak", max(peaks.values()), (memory.peak.total - process) / 2**20)
+    saving = peaks.pop("saving")
+    highest = max(peaks.values())
+    print(f"{name:12s}{role:8s}saving / peak {saving / highest:.2f}")
+    report(name, role, "peak", highest, (memory.peak.total - process) / 2**20)
 
 
 def phases_of(config: Config, role: RoleName, engine: TrainEngine) -> dict[str, Callable[[], object]]:
@@ -150,6 +158,13 @@ def phases_of(config: Config, role: RoleName, engine: TrainEngine) -> dict[str, 
     }
     if role == "actor":
         calls["generate"] = lambda: list(rollout.generate(batch, sampling, lambda: False))
+
+    def save_and_update() -> None:
+        saved = engine.save_checkpoint(Path(config.run.dir) / "checkpoint", b"", with_hf_model=False)
+        calls["update"]()
+        saved.result()
+
+    calls["saving"] = save_and_update
     return calls
 
 
@@ -177,6 +192,8 @@ def peak_of(call: Callable[[], object]) -> float:
 
 def estimate_of(memory: GroupMemory, phase: str) -> float:
     """MiB of a phase, without the process."""
+    if phase == "saving" and memory.saving is not None:
+        return (memory.saving.total - memory.saving.process) / 2**20
     names = ("backward", "optimizer step") if phase == "update" else (phase,)
     return max(memory.phases[name].total - memory.phases[name].process for name in names) / 2**20
 

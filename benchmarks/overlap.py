@@ -23,15 +23,16 @@ import uvloop
 
 from controller.data.prompts import PromptBatch, PromptDataset, load_prompts
 from controller.data.tokenizer import load_tokenizer
-from controller.rollout.evaluation import Evaluator
-from controller.rollout.scoring import Scorer
+from controller.planner.part_shares import part_shares
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.folder import RunFolder
 from controller.run.state import RunState
+from controller.scoring.scorer import Scorer
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.trainer import Trainer
+from controller.validation.evaluation import Evaluator
 from controller.workers.client import Caller
 from controller.workers.concurrency import gather_calls
 from controller.workers.worker_groups import WorkerGroups, Workers
@@ -39,7 +40,7 @@ from recipes.sort_letters.prepare import prepare
 from rewards.manager import RewardManager
 from splitppo.batch import Batch
 from splitppo.config import Config, load_config
-from splitppo.config.streaming import AUTO_PARTS, part_shares
+from splitppo.config.resolve import AUTO_PARTS
 
 RECIPE = Path("recipes/sort_letters/cpu.yaml")
 CRITIC_FREE = "critic-free"

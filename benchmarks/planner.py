@@ -32,8 +32,8 @@ from controller.data.tokenizer import load_tokenizer
 from controller.planner.measured import Measurement, measurement_of
 from controller.planner.plans import make_plans
 from controller.planner.step_model import Layout
-from controller.rollout.scoring import Scorer
 from controller.run.folder import RunFolder
+from controller.scoring.scorer import Scorer
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.tracking.timeline import read_trace
 from controller.workers.client import Caller

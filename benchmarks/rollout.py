@@ -36,6 +36,7 @@ from services.rollout.protocol import RolloutBackend, Sampling
 from services.runtime.context import RankContext
 from splitppo.batch import Batch
 from splitppo.config import Config
+from splitppo.config.load import validate
 
 GENERATE = "generate"  # Hugging Face's own
 VOCABULARY, PAD, NUM_STOP_TOKENS = 4096, 0, 82
@@ -195,7 +196,7 @@ def save_model(folder: Path, setting: Setting) -> Path:
 
 def make_config(folder: Path, model: Path, setting: Setting) -> Config:
     """The run that the actor would belong to."""
-    return Config.model_validate(
+    return validate(
         {
             "run": {"dir": str(folder), "total_steps": 1},
             "data": {
@@ -207,7 +208,8 @@ def make_config(folder: Path, model: Path, setting: Setting) -> Config:
             "rollout": {"max_batch_size": setting.rows, "vllm": {"max_num_seqs": setting.rows}},
             "actor": {"model": str(model), "lr": 0.0},
             "critic": {"lr": 0.0},
-        }
+        },
+        "benchmark",
     )
 
 

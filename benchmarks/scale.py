@@ -39,16 +39,16 @@ from benchmarks.sleeping_engine import SETTINGS, VARIED
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptDataset
 from controller.data.tokenizer import load_tokenizer
-from controller.rollout.evaluation import Evaluator
-from controller.rollout.results import ScoredResponses, ScoredSample
-from controller.rollout.scoring import Scorer
+from controller.ppo.scores import Scores, objects
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.folder import RunFolder
 from controller.run.state import RunState
+from controller.scoring.scorer import Scorer
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.trainer import Trainer
+from controller.validation.evaluation import Evaluator
 from controller.workers.client import Caller
 from controller.workers.worker_groups import WorkerGroups, Workers
 from recipes.qwen2_tokenizer import save_tokenizer, train_tokenizer
@@ -92,14 +92,14 @@ class StandInScorer(Scorer):
     def __init__(self) -> None:
         self.last: tuple[PromptBatch, Batch] | None = None
 
-    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> ScoredResponses:  # noqa: ARG002
+    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> Scores:  # noqa: ARG002
         """Every other response is right."""
         self.last = prompts, rollouts
-        return ScoredResponses(
-            [
-                ScoredSample("", "", float(row % 2), None, "gsm8k", prompt_index=int(index), has_ended=True)
-                for row, index in enumerate(prompts.row_indices)
-            ]
+        num_rows = len(prompts.row_indices)
+        return Scores.of(
+            (np.arange(num_rows) % 2).astype(np.float32),
+            data_sources=objects("gsm8k" for _ in range(num_rows)),
+            prompt_indices=prompts.row_indices,
         )
 
 
@@ -154,7 +154,7 @@ def sleeping_groups(config: Config) -> Iterator[Config]:
     groups = []
     try:
         for role in config.roles:
-            torchrun = [sys.executable, "-m", "services.runtime.torchrun", "--nproc-per-node", "1"]
+            torchrun = [sys.executable, "-m", "services.runtime.group.torchrun", "--nproc-per-node", "1"]
             module = ["-m", "benchmarks.sleeping_engine", role, "--config", str(file), "--lifeline"]
             with (run_dir / f"{role}.out").open("wb") as output:
                 groups.append(

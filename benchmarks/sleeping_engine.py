@@ -1,6 +1,6 @@
 """Actor and critic whose engines only sleep and answer, behind the real runtime: what is left is what surrounds them.
 
-    python -m services.runtime.torchrun --nproc-per-node 1 -m benchmarks.sleeping_engine ROLE --config FILE
+    python -m services.runtime.group.torchrun --nproc-per-node 1 -m benchmarks.sleeping_engine ROLE --config FILE
 
 The seconds of each command are in `<run.dir>/engine_s.json`, by method. Answers are noise of the right lengths: those
 of responses are drawn from max_response_length / 16 up (varied), or all as long as that (fixed).

@@ -28,7 +28,7 @@ from benchmarks.overlap import Row, SamePrompts, median, run_block
 from controller.data.prompts import load_prompts
 from controller.data.reward_rows import load_reward_tokenizer
 from controller.data.tokenizer import load_tokenizer
-from controller.rollout.scoring import Scorer
+from controller.scoring.scorer import Scorer
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.workers.concurrency import gather_calls
 from rewards.manager import RewardManager

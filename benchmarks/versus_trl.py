@@ -40,11 +40,11 @@ from benchmarks.forced_lengths import (
 from benchmarks.overlap import Row, SamePrompts, median, run_block
 from controller.data.prompts import load_prompts
 from controller.data.tokenizer import load_tokenizer
-from controller.rollout.scoring import Scorer
+from controller.scoring.scorer import Scorer
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.workers.concurrency import gather_calls
 from rewards.manager import RewardManager
-from splitppo.config.streaming import AUTO_PARTS
+from splitppo.config.resolve import AUTO_PARTS
 
 MAX_RESPONSE = 128
 LENGTHS = {

@@ -8,27 +8,56 @@
 
 import argparse
 import asyncio
+import difflib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from splitppo.config import Config, ConfigError, dump_config, load_config
-from splitppo.config.batch_plan import batch_plan
-from splitppo.config.phase_plan import phase_plan
-from splitppo.config.threads import crowding, permitted_cores
+_NO_PACKAGE = "error: {} has no package {}: `make setup` makes an environment, `. .venv/bin/activate` enters it\n"
+
+try:
+    from splitppo.config import Config, ConfigError, dump_changes, dump_config, load_config
+    from splitppo.config.batch_plan import batch_plan
+    from splitppo.config.phase_plan import phase_plan
+    from splitppo.config.threads import crowding
+    from splitppo.machine.cores import permitted_cores
+except ModuleNotFoundError as missing:
+    sys.stderr.write(_NO_PACKAGE.format(sys.executable, missing.name))
+    sys.exit(1)
 
 
-def main(arguments: list[str]) -> int:
-    """Runs the command and returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted."""
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command and returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted.
+
+    Without `arguments` those of the command line count: `splitppo`, which a wheel installs, calls it so.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
     commands = {"doctor": _doctor, "plan": _plan, "sync": _sync, "from-verl": _from_verl}
     try:
         if arguments and (command := commands.get(arguments[0])):
             return command(arguments[1:])
+        if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
+            raise ConfigError(_unknown_command(arguments[0], commands))
         return _run(arguments)
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except ModuleNotFoundError as error:
+        sys.stderr.write(_NO_PACKAGE.format(sys.executable, error.name))
+        return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _unknown_command(name: str, commands: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(name, commands, n=1)
+    meant = f"did you mean {nearest[0]}? " if nearest else ""
+    return f"unknown command {name!r}: {meant}Expected one of {', '.join(commands)}, or --config FILE for a run"
+
+
+def _parser(command: str, description: str) -> argparse.ArgumentParser:
+    prog = f"python -m controller {command}".rstrip()
+    return argparse.ArgumentParser(prog=prog, allow_abbrev=False, description=description)
 
 
 # Whatever a command needs is imported when it is called: a mistake is reported at once, without loading the rest.
@@ -36,48 +65,46 @@ def main(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     """Without a command: trains, or checks what it would train with."""
-    parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
+    parser = _parser("", str(__doc__))
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
     parser.add_argument(
         "--check", action="store_true", help="check config, models, data, rewards; print batch plan and memory; exit"
     )
+    parser.add_argument("-v", "--verbose", action="store_true", help="with --check: also keys at their defaults")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the configuration")
     options = parser.parse_intermixed_args(arguments)
     config = load_config(options.config, options.overrides)
     if options.check:
-        return _check(config)
+        return _check(config, with_defaults=options.verbose)
     from controller.session import run_session
 
     return run_session(config)
 
 
-def _check(config: Config) -> int:
+def _check(config: Config, *, with_defaults: bool) -> int:
     """`--check`: reads and starts what can be without a group; prints the resolved configuration and its plans."""
-    from controller.memory.gpus import check_fits, visible_gpus
+    from controller.memory.gpus import visible_gpus
     from controller.memory.plan import memory_plan
     from controller.preflight import check_rewards, load_inputs
     from controller.run.folder import RunFolder
-    from splitppo.rpc.credentials import load_credentials
 
     inputs = load_inputs(config)
     asyncio.run(check_rewards(config, inputs))
-    load_credentials(config.services.security, "controller")
     config = inputs.with_last_step(RunFolder(config).resolve())
     if warning := crowding(config, permitted_cores()):
         sys.stderr.write(f"warning: {warning}\n")
-    gpus = visible_gpus(config)
-    memory = memory_plan(config, gpus)
-    check_fits(config, memory.groups, gpus)
+    memory = memory_plan(config, visible_gpus(config))
+    if memory.misfit:
+        raise ConfigError(memory.misfit)
     run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
-    sys.stdout.write(f"{dump_config(config)}\n{batch_plan(config)}\n{run}\n{memory}\n")
+    shown = dump_config(config) if with_defaults else dump_changes(config)
+    sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{run}\n{memory}\n")
     return 0
 
 
 def _plan(arguments: list[str]) -> int:
     """The command `plan`: 0, or 2 for a folder or a number that cannot be used."""
-    parser = argparse.ArgumentParser(
-        prog="python -m controller plan", description="Predicts the step of other layouts."
-    )
+    parser = _parser("plan", "Predicts the step of other layouts.")
     parser.add_argument(
         "run_dir", type=Path, nargs="+", metavar="RUN_DIR", help="run folder; more of them: other numbers of devices"
     )
@@ -92,12 +119,12 @@ def _plan(arguments: list[str]) -> int:
 
 def _sync(arguments: list[str]) -> int:
     """The command `sync`: 0; 1 where something could not be sent, 2 for a folder or a tracker that cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m controller sync", description="Sends trackers what they lack.")
+    parser = _parser("sync", "Sends trackers what they lack.")
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run folder")
     parser.add_argument("--to", nargs="+", default=[], metavar="TRACKER", help="default: the trackers of the run")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="how long it may take")
     options = parser.parse_args(arguments)
-    from controller.sync import sync
+    from controller.run.sync import sync
 
     done = sync(options.run_dir, options.to, options.timeout)
     sys.stdout.write(f"{done}\n" if done else "")
@@ -119,4 +146,4 @@ def _from_verl(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,19 +1,22 @@
-"""What a run reads, loaded and checked before any group is started: models, tokenizer, prompts, their rewards."""
+"""The inputs of a run, loaded and checked before any group is started: models, tokenizer, prompts, their rewards."""
 
 import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from controller.data.model_folder import model_folder, read_json
+from controller.data.model_folder import read_description
 from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch, PromptDataset, PromptSource, load_prompts
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from controller.data.sampled_prompts import SampledPrompts
 from controller.data.tokenizer import Tokenizer, load_tokenizer
-from controller.ppo.advantages.registry import estimator_of
+from controller.memory.model_shape import read_tensor_shapes
+from controller.ppo.advantages.registry import try_estimator
 from controller.tracking.trackers.process import check_trackers
 from rewards.code.cases import parse_cases
 from rewards.manager import RewardManager
@@ -21,6 +24,8 @@ from rewards.terms import check_scorers, runs_code, scored_sources
 from splitppo.config import Config, ConfigError, RewardConfig
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.rollout_packages import check_rollout_packages
+from splitppo.rpc.credentials import load_credentials
+from splitppo.weight_files import EXPECTED
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +54,7 @@ class Inputs:
         return config.model_copy(update={"run": run})
 
     def scored_sources(self, config: RewardConfig) -> frozenset[str]:
-        """Those that need a reward function: all, but for the ones that have none where a reward model scores."""
+        """Returns the data sources that need a reward function: beside a reward model only those that have one."""
         return self.data_sources if self.reward_tokenizer is None else scored_sources(config, self.data_sources)
 
 
@@ -57,27 +62,27 @@ def check_config(config: Config) -> None:
     """Checks what goes beyond single keys.
 
     Raises:
-        ConfigError: numbers that do not divide or fit, or a rollout backend or a file with a policy loss that ranks
-            started here would not find.
+        ConfigError: numbers that do not divide or fit; an estimator that fails on three tokens; certificates or tokens
+            that cannot be used; a rollout backend or a file with a policy loss that ranks started here would not find.
     """
     batch_plan(config)
+    load_credentials(config.services.security, "controller")
+    for phase in config.in_every_phase:
+        try_estimator(phase.algorithm, num_samples=phase.rollout.n)
     if config.services.launch == "local":
         check_rollout_packages(config)
-        try:
-            for phase in config.in_every_phase:
-                phase.actor.policy_loss.check_file()
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        for phase in config.in_every_phase:
+            phase.actor.policy_loss.check_file()
 
 
 def load_inputs(config: Config) -> Inputs:
     """Reads what the config names; ConfigError if something is missing, unreadable or does not fit together."""
     check_config(config)
     check_trackers(config.tracking)
-    estimator_of(config.algorithm)  # a user's file is imported now
     data, vocab_size = config.data, check_models(config)
+    assert data.tokenizer is not None, "load resolves it"
     tokenizer = load_tokenizer(
-        data.tokenizer or config.actor.model,
+        data.tokenizer,
         chat_template=data.chat_template,
         chat_template_kwargs=data.apply_chat_template_kwargs,
     )
@@ -124,7 +129,7 @@ def _prompt_source(config: Config, table: PromptBatch) -> PromptSource:
 
 
 def check_validation_metrics(config: Config, data_sources: frozenset[str]) -> None:
-    """What can be said before the first validation of the metrics that the configuration names.
+    """Checks the metrics that the configuration names, as far as that is possible before the first validation.
 
     Raises:
         ConfigError: there is no validation, or it has no such data source, or too few responses per prompt.
@@ -171,37 +176,45 @@ def check_models(config: Config) -> int | None:
     """The size of the vocabulary of actor and critic; None where it is not known: the models need not be here.
 
     Raises:
-        ConfigError: a model is missing; actor and critic have other vocabularies; rows may be longer than a model has
-            positions; vLLM's ranks cannot share the attention heads of the actor.
+        ConfigError: a model is missing, has no weights or torn ones; actor and critic have other vocabularies; rows
+            may be longer than a model has positions; vLLM's ranks cannot share the attention heads of the actor.
     """
     if config.services.launch == "external":
         return None
-    actor = _read_sizes(config, config.actor.model, "actor.model")
+    if config.reward_model_host is not None:
+        _check_weights(config.reward_model.model, "reward_model.model")
+    actor = _read_sizes(config, config.actor.model, "actor.model", config.actor.override_config)
     if config.rollout.backend == "vllm":
         _check_vllm(config, actor)
     vocab_size = actor.get("vocab_size")
     if config.uses_critic:
-        critic_size = _read_sizes(config, config.critic.model, "critic.model").get("vocab_size", vocab_size)
+        critic = _read_sizes(config, config.critic.model, "critic.model", config.critic.override_config)
+        critic_size = critic.get("vocab_size", vocab_size)
         if vocab_size is not None and critic_size != vocab_size:
             raise ConfigError(f"actor.model has a vocabulary of {vocab_size} tokens, critic.model one of {critic_size}")
     return vocab_size
 
 
-def _read_sizes(config: Config, model: str, key: str) -> Mapping[str, int]:
+def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any]) -> Mapping[str, int]:
     """The integers of a model's config.json, those of its text_config too. ConfigError if rows do not fit into it."""
-    file = model_folder(model, key) / "config.json"
-    if not file.is_file():
-        raise ConfigError(f"{key}: {file.parent} has no config.json")
-    description = read_json(file)
-    entries = description.get("text_config", {}) | description
+    entries = {**read_description(model, key), **override}
+    _check_weights(model, key)
     sizes = {name: value for name, value in entries.items() if isinstance(value, int)}
     longest = config.data.longest_row
     if longest > sizes.get("max_position_embeddings", longest):
         raise ConfigError(
             f"{key} has max_position_embeddings {sizes['max_position_embeddings']}, fewer than data.max_prompt_length +"
-            f" data.max_response_length ({longest} tokens); lower data.max_prompt_length or data.max_response_length"
+            f" data.max_response_length ({longest} tokens); lower one of them, or"
+            f" raise it in {key.replace('model', 'override_config')}"
         )
     return sizes
+
+
+def _check_weights(model: str, key: str) -> None:
+    """ConfigError if the weights of a local folder are missing or torn; those of the hub are not here yet."""
+    folder = Path(model).expanduser()
+    if folder.is_dir() and not read_tensor_shapes(folder, key):
+        raise ConfigError(f"{key}: {folder} has no weights: expected {EXPECTED}")
 
 
 def _check_vllm(config: Config, actor: Mapping[str, int]) -> None:

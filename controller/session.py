@@ -1,32 +1,32 @@
-"""One run of the controller from start to exit: set up, train, recover, and leave a summary on every way out."""
+"""One run of the controller from start to exit: it sets up, trains, recovers, and leaves a summary on every way out."""
 
 import asyncio
 import logging
 import os
 import signal
-import sys
-import time
 from typing import Literal, NoReturn
 
 import uvloop
 
+from controller.memory.gpus import visible_gpus
+from controller.memory.plan import memory_plan
+from controller.outcome import RunOutcome, sentence
 from controller.preflight import Inputs, load_inputs
-from controller.rollout.evaluation import Evaluator
-from controller.rollout.kept_groups import GroupsRanOut
-from controller.rollout.log_prob_check import RolloutMismatch
-from controller.rollout.results import ScoringFailed
-from controller.rollout.scoring import Scorer
-from controller.run.checkpoint_writer import CheckpointFailed, CheckpointWriter
+from controller.run.checkpoint_writer import CheckpointWriter
+from controller.run.end import RunEnd
 from controller.run.folder import RunFolder
 from controller.run.restore import RestorePoint
 from controller.run.state import RunState
+from controller.scoring.scorer import Scorer, ScoringFailed
+from controller.step.kept_groups import GroupsRanOut
+from controller.step.log_prob_check import RolloutMismatch
 from controller.tracking.display import open_display
 from controller.tracking.logs import log_to
-from controller.tracking.plots import write_report
 from controller.tracking.recorder import Recorder
-from controller.tracking.summary import ExitReason, Summary, Validation, WeightsDigests
+from controller.tracking.summary import Summary, WeightsDigests
 from controller.tracking.trackers.process import TrackerProcess
 from controller.trainer import Trainer
+from controller.validation.evaluation import Evaluator
 from controller.workers.client import Caller
 from controller.workers.concurrency import run_watched
 from controller.workers.launcher import GroupFailed
@@ -36,14 +36,16 @@ from rewards.manager import RewardManager
 from splitppo import failpoints
 from splitppo.config import Config, ConfigError
 from splitppo.config.batch_plan import batch_plan
-from splitppo.config.threads import crowding, permitted_cores
+from splitppo.config.threads import crowding
 from splitppo.logs import FILE_ONLY
+from splitppo.machine.cores import permitted_cores
 from splitppo.rpc.errors import WireError
 from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
-EXIT_STATUS: dict[ExitReason, int] = {"completed": 0, "failed": 1, "bad_input": 2}
+# Keys of the section `run` that end a run.
+_LIMITS = ("total_steps", "total_epochs", "stop_after_step")
 
 
 def run_session(config: Config) -> int:
@@ -60,7 +62,9 @@ class Session:
         self._config = config = folder.config
         self._folder = folder
         self._display = open_display()
+        self._outcome = RunOutcome(folder, self._display)
         log_to(folder.path, self._display)
+        log.info("run %s, epoch %d", folder.lease.run_id, folder.lease.epoch, extra=FILE_ONLY)
         caller = Caller(folder.lease.run_id, folder.lease.epoch, nonce=folder.lease.nonce)
         self._groups = WorkerGroups(config, folder.config_file, caller, self._on_progress)
         self._trackers = TrackerProcess(config, folder.path, folder.lease.run_id)
@@ -68,12 +72,6 @@ class Session:
         self._trainer: Trainer | None = None
         self._restored = RunState.initial(config)
         self._phase: Literal["preparing", "training", "closing"] = "preparing"
-        self._signal: signal.Signals | None = None
-        self._reason: ExitReason = "failed"
-        self._summary: Summary
-        self._digests = WeightsDigests()
-        self._storage_has_failed = False
-        self._started_s = time.monotonic()
 
     async def run(self) -> int:
         """Trains; whatever happens, the groups are ended and summary.json is written."""
@@ -83,34 +81,27 @@ class Session:
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt, number, task)
         try:
             await self._train()
-            self._reason = "completed" if self._signal is None else "interrupted"
+            self._outcome.reason = "completed" if self._outcome.signal is None else "interrupted"
         except asyncio.CancelledError:
-            self._reason = "interrupted"
+            self._outcome.reason = "interrupted"
             task.uncancel()
         except (ConfigError, GroupFailed, GroupsRanOut, RolloutMismatch, ScoringFailed, WireError, OSError) as error:
-            self._reason = self._reason_of(error)
-            self._explain(error)
+            self._outcome.fail(error)
         except Exception:
             log.exception("the run failed")
         finally:
             self._phase = "closing"
             await self._abandon()
             await self._groups.close()
-            self._finish()
+            self._outcome.finish(self._trainer, self._recorder, self._restored)
             await asyncio.to_thread(self._trackers.finish)  # may be cut short by a signal
-        return self._exit_status()
-
-    def _reason_of(self, error: Exception) -> ExitReason:
-        if isinstance(error, ConfigError) or (isinstance(error, GroupFailed) and error.is_bad_input):
-            return "bad_input"
-        # Whoever stops the controller may stop the groups as well, before the step is done.
-        return "failed" if self._signal is None or isinstance(error, GroupFailed) else "interrupted"
+        return self._outcome.exit_status()
 
     def _interrupt(self, number: signal.Signals, task: asyncio.Task[object]) -> None:
         """The first signal lets the running step be finished and saved; the second one leaves at once."""
-        if self._signal is not None or self._phase == "closing":
+        if self._outcome.signal is not None or self._phase == "closing":
             self._leave_at_once()
-        self._signal, self._reason = number, "interrupted"
+        self._outcome.signal, self._outcome.reason = number, "interrupted"
         if self._phase == "training" and self._trainer is not None:
             step = self._trainer.state.step
             log.info("%s: finishing step %d, then saving; once more leaves at once", number.name, step)
@@ -121,11 +112,11 @@ class Session:
     def _leave_at_once(self) -> NoReturn:
         try:
             self._groups.kill()
-            self._finish(with_report=False)
+            self._outcome.finish(self._trainer, self._recorder, self._restored, with_report=False)
             self._folder.release()
             logging.shutdown()
         finally:
-            os._exit(self._exit_status())
+            os._exit(self._outcome.exit_status())
 
     async def _train(self) -> None:
         """Reads what the run needs, then trains on from the step at which it resumes."""
@@ -134,30 +125,61 @@ class Session:
         self._restored = point.state
         inputs = load_inputs(config)
         config = self._config = inputs.with_last_step(config)
+        if self._is_completed(inputs):
+            folder.put_config_back()
+            return
+        for change in folder.changes:
+            log.info("changed since the last start: %s", change)
         self._display.start(batch_plan(config), config, step=point.step)
         if warning := crowding(config, permitted_cores()):
             log.warning("%s", warning)
+        gpus = visible_gpus(config)
+        if gpus and (misfit := memory_plan(config, gpus).misfit):  # an estimate ends no run
+            log.warning("%s", misfit)
         sources, answers = inputs.scored_sources(config.reward), folder.path / "judge.jsonl"
         async with RewardManager(config.reward, sources, answers) as manager:
-            scorer = Scorer(inputs.tokenizer, manager, inputs.reward_tokenizer)
+            scorer = Scorer(inputs.tokenizer, manager, inputs.reward_tokenizer, stop=config.rollout.stop)
             await self._train_recovering(point, inputs, scorer)
 
+    def _is_completed(self, inputs: Inputs) -> bool:
+        """True if an earlier start of this run has done its last step, and its summary, kept as it is, says so."""
+        config, state = self._config, self._restored
+        summary = Summary.read(self._folder.path / "summary.json")
+        if config.evaluation.val_only or summary is None or not summary.finished:
+            return False
+        has_stagnated = state.has_stagnated(config)
+        is_at_its_end = has_stagnated or RunEnd.of(config, inputs.prompts).is_reached(state)
+        if summary.global_step != state.step or not is_at_its_end:
+            return False
+        self._outcome.summary = summary
+        if has_stagnated and state.stagnation:
+            log.info("%s", state.stagnation.reason)
+        limits = [f"run.{key}" for key in _LIMITS if getattr(self._folder.config.run, key) is not None]
+        log.info(
+            "the run in %s was completed with step %d, nothing is left to do: it goes on with a larger %s,"
+            " evaluation.val_only=true validates it, and another run.dir begins a new run",
+            *(self._folder.path, state.step),
+            "evaluation.early_stop.patience" if has_stagnated else " or ".join(limits),
+        )
+        return True
+
     async def _train_recovering(self, point: RestorePoint, inputs: Inputs, scorer: Scorer) -> None:
+        """Trains; after the loss of a group again, from the checkpoint that is then the newest whole one."""
         services = self._config.services
         budget = RestartBudget(services.max_restarts, services.restart_backoff_s)
         while True:
             try:
                 return await self._train_from(point, inputs, scorer)
             except (WireError, GroupFailed) as error:
-                if self._signal is not None or not self._groups.can_recover(error):
+                if self._outcome.signal is not None or not self._groups.can_recover(error):
                     raise
-                pause_s = budget.take(self._recorder.last_step)
-                if pause_s is None:
-                    error.add_note(
-                        f"services.max_restarts ({services.max_restarts}) recoveries without a new step are spent"
-                    )
+                if killed := await self._groups.oom_kill():
+                    error.add_note(killed)
+                pause_s = budget.take(self._recorder.last_step, is_oom_kill=killed is not None)
+                if isinstance(pause_s, str):
+                    error.add_note(pause_s)
                     raise
-                log.warning("recovering in %g s: %s", pause_s, error)
+                log.warning("recovering in %g s: %s", pause_s, sentence(error))
                 await self._abandon()
                 await self._groups.recover(error)
                 await asyncio.sleep(pause_s)
@@ -167,7 +189,10 @@ class Session:
         config, folder, recorder = self._config, self._folder, self._recorder
         workers = await self._groups.connect()
         folder.write_processes(workers.clients)
+        incomplete_step = max(folder.checkpoints.incomplete_steps(), default=0)
         spans = await point.restore(self._groups)
+        if self._trainer is not None:
+            _log_way_back(point.step, self._trainer.state.step, incomplete_step)
         recorder.restart_at(point.step, workers.clients, point.metrics, spans)
         self._restored = point.state
         evaluator = Evaluator(config, workers.actor, inputs.val_prompts, scorer)
@@ -179,14 +204,15 @@ class Session:
         self._phase = "training"
         try:
             await run_watched(self._trainer.fit(), self._groups.watch())
-        except GroupsRanOut:  # nothing is lost: what is due of the steps before is completed
+        except GroupsRanOut as error:  # nothing is lost: what is due of the steps before is completed
             await run_watched(self._trainer.join(), self._groups.watch())
+            error.add_note(folder.checkpoints.last_good())
             raise
         finally:
             self._phase = "preparing"
         if (stagnation := self._trainer.state.stagnation) and stagnation.ends(config.evaluation.early_stop):
             log.info("%s", stagnation.reason)
-        self._digests = WeightsDigests(**await self._groups.weights_digests())
+        self._outcome.digests = WeightsDigests(**await self._groups.weights_digests())
 
     def _on_progress(self, role: str, method: str, progress: worker_pb2.Progress) -> None:
         self._display.phase(role, progress.phase or method, progress.done, progress.total)
@@ -195,60 +221,9 @@ class Session:
         if self._trainer is not None:
             await self._trainer.abandon()
 
-    def _finish(self, *, with_report: bool = True) -> None:
-        """Writes the last lines, summary and report; what cannot be written is said, and the run counts as failed."""
-        state = self._trainer.state if self._trainer else self._restored
-        wall_s = time.monotonic() - self._started_s
-        after = state.validation_after if state.validated_step > 0 else None
-        self._summary = Summary(
-            global_step=self._recorder.last_step if self._trainer else state.step,
-            validation=Validation(before=state.validation_before, after=after),
-            wall_s=wall_s,
-            train_s=state.train_s,
-            tokens=state.tokens,
-            overlap=self._recorder.overlap(),
-            weights_sha256=self._digests,
-            exit_reason=self._reason,
-            stopped_early=state.has_stagnated(self._config),
-            best=state.best,
-        )
-        try:
-            self._recorder.release_all()
-            self._summary.write(self._folder.path / "summary.json")
-        except OSError as error:
-            self._reason = "failed"
-            self._explain(error)
-        if self._trainer is not None and with_report:
-            run = self._config.run
-            try:
-                write_report(self._folder.path, name=run.name, schedule=run.schedule, wall_s=wall_s)
-            except Exception as error:  # noqa: BLE001 - a picture does not cost a finished run its exit status
-                log.warning("report.png could not be drawn: %s", error)
-        self._display.finish(self._summary)
 
-    def _explain(self, error: Exception) -> None:
-        """One sentence for the user; where it happened is in the log file of the group that it names.
-
-        Storage that fails once fails again while the run is closed: only the first time is told.
-        """
-        if isinstance(error, OSError | GroupsRanOut) and not isinstance(error, CheckpointFailed):
-            error.add_note(self._folder.checkpoints.last_good())
-        sentence = "; ".join([str(error), *getattr(error, "__notes__", ())])
-        log.error("%s", sentence, extra=FILE_ONLY)
-        self._display.close()
-        if not (isinstance(error, OSError) and self._storage_has_failed):
-            sys.stderr.write(f"error: {sentence}\n")
-        self._storage_has_failed |= isinstance(error, OSError)
-
-    def _exit_status(self) -> int:
-        """The process's exit status; a completed run fails if it stays under `evaluation.min_accuracy`."""
-        if self._reason == "interrupted":
-            return 128 + (self._signal or signal.SIGINT)
-        minimum = self._config.evaluation.min_accuracy
-        if self._reason == "completed" and minimum > 0.0:
-            after = self._summary.validation.after
-            if after is None or after.overall < minimum:
-                reached = "nothing was validated" if after is None else f"the final accuracy is {after.overall:.3f}"
-                sys.stderr.write(f"error: {reached}, expected evaluation.min_accuracy ({minimum:g}) or more\n")
-                return EXIT_STATUS["failed"]
-        return EXIT_STATUS[self._reason]
+def _log_way_back(step: int, lost_step: int, incomplete_step: int) -> None:
+    """Says what a recovery costs: from `lost_step`, the one that was worked on, back to the checkpoint of `step`."""
+    why = f": the checkpoint of step {incomplete_step} was not complete" if incomplete_step > step else ""
+    start = f"the checkpoint of step {step}" if step else "step 0, the initial models"
+    log.warning("back to %s%s; steps made again: %d", start, why, lost_step - step)

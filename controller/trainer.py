@@ -2,8 +2,7 @@
 
     prompts -> generate -> { old/ref log-probs | values | scores } -> advantages -> { update actor | update critic }
 
-With `rollout.stream_groups` values and scores of the responses that end first are computed while others are still
-generated; the log-probs need the actor, which generates. Dynamic sampling generates in controller/step_prompts.py.
+With `rollout.stream_groups` values and scores of the responses that end first come while others are generated.
 The schedules (controller/schedule.py) change only what may run at the same time, never what is computed.
 """
 
@@ -12,15 +11,17 @@ from functools import partial
 
 from controller.data.prompts import PromptSource
 from controller.ppo.experience import Experience, assemble_experience
-from controller.rollout.evaluation import Evaluator
-from controller.rollout.log_prob_check import LogProbCheck
-from controller.rollout.scoring import Scorer
 from controller.run.checkpoint_writer import CheckpointWriter
+from controller.run.end import RunEnd
 from controller.run.state import RunState
 from controller.schedule import run_calls
-from controller.step_calls import StepCalls
-from controller.step_prompts import StepPrompts
+from controller.scoring.scorer import Scorer
+from controller.step.calls import StepCalls
+from controller.step.context import StepContext
+from controller.step.dynamic_sampling import StepRollouts
+from controller.step.log_prob_check import LogProbCheck
 from controller.tracking.recorder import Recorder
+from controller.validation.evaluation import Evaluator
 from controller.workers.concurrency import BackgroundTask
 from controller.workers.worker_groups import Workers
 from splitppo.config import Config
@@ -41,15 +42,16 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.schedule = self.config.run.schedule
-        self.step_prompts = StepPrompts(self.config, self.workers, self.prompts, self.scorer, self.join_critic)
+        self.step_rollouts = StepRollouts(self.prompts)
+        self.end = RunEnd.of(self.config, self.prompts)
         self.log_prob_check = LogProbCheck(self.config.rollout, first_step=self.state.step + 1)
         self.critic_update = BackgroundTask(on_done=self.recorder.complete_oldest)
         self.is_stopping = self.config.evaluation.val_only or self.state.has_stagnated(self.config)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the last step is done, or dynamic sampling has drawn all prompts of `run.total_epochs` before it."""
-        return self.state.step >= self.config.last_step or self.step_prompts.are_used_up(self.state.draw)
+        """True if the last step is done, or dynamic sampling has drawn all prompts of `run.total_epochs` before it."""
+        return self.end.is_reached(self.state)
 
     def stop(self) -> None:
         """Lets `fit` return, and save, after the step that is being worked on."""
@@ -76,19 +78,21 @@ class Trainer:
         await self.checkpoints.join()
 
     async def train_step(self) -> None:
-        """One PPO step."""
-        record, config = self.recorder.begin(self.state.step), self.state.config_at_step(self.config)
-        rollouts = await self.step_prompts.rollouts(record, self.state.draw)
-        calls = StepCalls(config, self.workers, self.scorer, self.log_prob_check, rollouts, record, self.join_critic)
+        """Makes one PPO step."""
+        config, record = self.state.config_at_step(self.config), self.recorder.begin(self.state.step)
+        step = StepContext(config, self.workers, self.scorer, self.log_prob_check, record, self.join_critic)
+        calls = StepCalls(step, await self.step_rollouts.draw(step, self.state.draw))
         experience = await self.collect(calls)
         await self.update(calls, experience)
         self.recorder.close(record)
-        draws = (rollouts.num_draws, self.prompts.state_after(rollouts.answered(experience.scores)))
-        self.state = self.state.after(experience, self.config, record.step_s, *draws, entropy=record.entropy)
+        drawn = calls.rollouts.answered(experience.scores)
+        self.state = self.state.after(
+            experience, self.config, record.step_s, len(drawn), self.prompts.state_after(drawn), entropy=record.entropy
+        )
 
     async def collect(self, calls: StepCalls) -> Experience:
-        """Everything that the updates learn from; each call starts as soon as its input has arrived."""
-        rollouts, greedy, old, ref, values, scored = await run_calls(
+        """Returns what the updates learn from; each call starts as soon as its input has arrived."""
+        rollouts, greedy, old, ref, values, scores = await run_calls(
             self.schedule,
             calls.generate,  # hands on the responses that have ended, part by part
             calls.greedy_scores,  # actor and reward processes, where they are the baseline (ReMax)
@@ -97,13 +101,14 @@ class Trainer:
             calls.values,  # critic, once its update of the step before is done
             calls.scores,  # reward processes; whichever hosts the reward model
         )
-        record, algorithm = calls.record, calls.config.algorithm
+        record, algorithm = calls.step.record, calls.step.config.algorithm
         with record.timed("adv"), record.span("controller", "adv"):
             record.experience = experience = assemble_experience(
                 algorithm,
                 rollouts.merge(old).merge(ref).merge(values),
-                scored.as_scores(rollouts["responses"].lengths, algorithm.gdpo_reward_keys, greedy),
+                scores,
                 num_samples=self.config.rollout.n,
+                greedy_scores_P=greedy,
                 normalization=self.state.normalization(self.config),
             )
         self.log_prob_check.check(record.step, experience.metrics)
@@ -111,13 +116,13 @@ class Trainer:
 
     async def update(self, calls: StepCalls, experience: Experience) -> None:
         """Updates both models; under `overlap` the critic's update goes on while the next step generates."""
-        with calls.record.timed("update_actor_critic"):
+        update_actor, update_critic = partial(calls.update_actor, experience), partial(calls.update_critic, experience)
+        with calls.step.record.timed("update_actor_critic"):
             if self.schedule == "overlap" and self.workers.critic is not None:
-                self.critic_update.start(calls.update_critic(experience))
-                await calls.update_actor(experience)
+                self.critic_update.start(update_critic())
+                await update_actor()
             else:
-                updates = (partial(update, experience) for update in (calls.update_actor, calls.update_critic))
-                await run_calls(self.schedule, *updates)
+                await run_calls(self.schedule, update_actor, update_critic)
 
     async def join_critic(self) -> None:
         """Waits for the critic's update of the step before, where it was left to go on, and completes that step."""

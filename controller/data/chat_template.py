@@ -27,7 +27,7 @@ def as_messages(prompt: Prompt) -> Messages:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """How a model wants its prompts.
+    """The form in which a model wants its prompts.
 
     Attributes:
         template: None for a base model without one.
@@ -38,7 +38,7 @@ class ChatTemplate:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Whether the rendered prompt has its special tokens already."""
+        """Returns True if the rendered prompt has its special tokens already."""
         return self.template is not None and not isinstance(prompt, str)
 
     def render(self, prompt: Prompt) -> str:

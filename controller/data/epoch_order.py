@@ -10,7 +10,7 @@ Indices = NDArray[np.int64]
 
 
 def quotas(weights: Sequence[float], num_prompts: int) -> list[int]:
-    """How many of `num_prompts` each weight gets: its share, rounded by largest remainder; the sum is exact."""
+    """Returns each weight's share of `num_prompts`, rounded by largest remainder; the sum is exact."""
     shares = np.asarray(weights, np.float64) / np.sum(weights) * num_prompts
     counts = np.floor(shares).astype(np.int64)
     missing = num_prompts - int(counts.sum())

@@ -47,3 +47,12 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: expected a JSON object, got {type(content).__name__}")
     return content
+
+
+def read_description(source: str, key: str) -> dict[str, Any]:
+    """Reads a model's config.json, with the entries of its text_config. ConfigError if there is none to be read."""
+    file = model_folder(source, key) / "config.json"
+    if not file.is_file():
+        raise ConfigError(f"{key}: {file.parent} has no config.json")
+    description = read_json(file)
+    return {**description.get("text_config", {}), **description}

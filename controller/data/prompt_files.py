@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from splitppo.config import ConfigError, DataConfig
-from splitppo.config.row_filters import Condition, ValueRange, passes
-from splitppo.config.user_object import load_object
+from splitppo.config.subsections.row_filters import Condition, ValueRange, passes
 from splitppo.jsonl import read_jsonl
-from splitppo.user_file import describe
+from splitppo.user_file import describe, load_from_file
 
 Split = Literal["train", "val"]
+# Columns of what is no text, and how a prompt stands for it, as in verl's data.
+_MEDIA_COLUMNS = ("images", "videos", "audios")
+_MEDIA_SIGNS = ("<image>", "<video>", "<audio>")
 _Contents = Iterator[tuple[str, Mapping[str, Any]]]  # (place, columns by name)
 
 
@@ -62,7 +64,7 @@ def read_rows(config: DataConfig, split: Split) -> list[PromptRow]:
 
 
 def _sources(config: DataConfig, split: Split, filters: Mapping[str, Condition]) -> Iterator[tuple[str, _Contents]]:
-    """What rows come from, by name: every file of the split, or the user's class."""
+    """Yields the origins of rows, by name: every file of the split, or the user's class."""
     files = config.train_files if split == "train" else config.val_files
     if config.custom_cls.path is not None and config.custom_cls.name is not None:
         name = f"{config.custom_cls.name} of {config.custom_cls.path}"
@@ -76,7 +78,7 @@ def _sources(config: DataConfig, split: Split, filters: Mapping[str, Condition])
 
 def _custom_rows(path: Path, name: str, config: DataConfig, split: Split) -> _Contents:
     """The rows of a user's class: what iterating over it gives, or its items where it has only those."""
-    make = load_object(path, name, path_key="data.custom_cls.path", name_key="data.custom_cls.name")
+    make = load_from_file(path, name, path_key="data.custom_cls.path", name_key="data.custom_cls.name")
     try:
         files = config.train_files if split == "train" else config.val_files
         dataset = make(data_files=list(files), data_config=config, split=split)
@@ -111,7 +113,8 @@ def _parquet_rows(file: Path, wanted: Sequence[str]) -> _Contents:
 
     try:
         with pq.ParquetFile(file) as table:
-            of_all = {"data_source", "reward_model", "extra_info", *wanted, *(name.split(".")[0] for name in wanted)}
+            of_all = {"data_source", "reward_model", "extra_info", *_MEDIA_COLUMNS, *wanted}
+            of_all |= {name.split(".")[0] for name in wanted}
             columns = [name for name in table.schema_arrow.names if name in of_all]
             batches = table.iter_batches(batch_size=4096, columns=columns)
             for number, content in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
@@ -131,9 +134,12 @@ def _checked(content: Mapping[str, Any], place: str, prompt_key: str, file_index
     reward_model = column("reward_model", dict, "a mapping with 'ground_truth'")
     if "ground_truth" not in reward_model and reward_model.get("style") != "model":
         raise ConfigError(f"{place}: column 'reward_model' has no 'ground_truth', got {_shown(reward_model)}")
+    prompt = column(prompt_key, (str, list), "chat messages or text")
+    if medium := _medium_in(content, prompt):
+        raise ConfigError(f"{place}: {medium}; models are trained on text alone here")
     return PromptRow(
         place=place,
-        prompt=column(prompt_key, (str, list), "chat messages or text"),
+        prompt=prompt,
         data_source=column("data_source", str, "text"),
         ground_truth=reward_model.get("ground_truth"),
         extra_info=column("extra_info", dict, "a mapping") if content.get("extra_info") is not None else {},
@@ -141,8 +147,23 @@ def _checked(content: Mapping[str, Any], place: str, prompt_key: str, file_index
     )
 
 
+def _medium_in(content: Mapping[str, Any], prompt: str | list[Any]) -> str:
+    """A clause that says where the row has images, videos or sounds; empty for text."""
+    for name in _MEDIA_COLUMNS:
+        if content.get(name) is not None and len(content[name]):
+            return f"column {name!r} is not empty"
+    messages = [{"content": prompt}] if isinstance(prompt, str) else [one for one in prompt if isinstance(one, Mapping)]
+    for parts in (message.get("content") for message in messages):
+        for part in parts if isinstance(parts, list) else [parts]:
+            if isinstance(part, Mapping) and part.get("type", "text") != "text":
+                return f"the prompt has a part of type {part['type']!r}"
+            if sign := next((sign for sign in _MEDIA_SIGNS if sign in str(part)), None):
+                return f"the prompt has {sign!r}"
+    return ""
+
+
 def _value(content: Mapping[str, Any], place: str, column: str) -> Any:
-    """What a filter looks at; `a.b` is b inside of a, where no column has the whole name."""
+    """Returns the value that a filter looks at; `a.b` is b inside of a, where no column has the whole name."""
     value: Any = content
     for name in [column] if column in content else column.split("."):
         if not isinstance(value, Mapping) or name not in value:

@@ -17,7 +17,7 @@ from splitppo.splitmix import splitmix64
 
 log = logging.getLogger(__name__)
 
-_NO_ROWS = np.empty(0, np.int64)
+NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +72,8 @@ class PromptBatch:
         for start in range(0, self.num_prompts, num_prompts):
             yield self.take(np.arange(start, min(start + num_prompts, self.num_prompts)))
 
-    def to_batch(self, run_seed: int, step: int, num_samples: int, *, earlier: NDArray[np.int64] = _NO_ROWS) -> Batch:
-        """What Generate reads: one row per prompt with `prompts` and `num_samples` sampling `seeds`.
+    def to_batch(self, run_seed: int, step: int, num_samples: int, *, earlier: NDArray[np.int64] = NO_ROWS) -> Batch:
+        """Returns what Generate reads: one row per prompt with `prompts` and `num_samples` sampling `seeds`.
 
         A prompt that is there again, or among the row indices drawn `earlier` for this step, gets further seeds.
         """
@@ -93,7 +93,7 @@ Answered: TypeAlias = tuple[PromptBatch, NDArray[np.float32]]
 
 
 class PromptSource(Protocol):
-    """Which prompts of a table come when. A batch of them is a step's, or that of one generation of a step."""
+    """The order of the prompts of a table. A batch of them is a step's, or that of one generation of a step."""
 
     @property
     def table(self) -> PromptBatch:
@@ -111,7 +111,7 @@ class PromptSource(Protocol):
         """The data epoch, from 0, that the batch which was asked for last belongs to."""
 
     def state_after(self, answered: Sequence[Answered]) -> Mapping[str, Any] | None:
-        """What the next batches depend on beside seed and number, as JSON, after a step that drew these."""
+        """Returns what the next batches depend on beside seed and number, as JSON, after a step that drew these."""
 
     def restored(self, state: Mapping[str, Any] | None) -> Self:
         """The same source, going on from such a state; None: from the start."""
@@ -221,7 +221,7 @@ def response_seeds(run_seed: int, step: int, prompt_index: ArrayLike, sample: Ar
 
 
 def _occurrences(row_indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How often each entry stood there before: [5, 7, 5] gives [0, 0, 1]."""
+    """Counts how often each entry stood there before: [5, 7, 5] gives [0, 0, 1]."""
     order = np.argsort(row_indices, kind="stable")
     starts = np.flatnonzero(np.diff(row_indices[order], prepend=-1))
     lengths = np.diff(starts, append=len(order))

@@ -1,14 +1,13 @@
-"""What the reward model reads: the messages of a prompt and a response, in its own chat template and tokens."""
+"""The rows of the reward model: the messages of a prompt and a response, in its own chat template and tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from controller.data.chat_template import Prompt
-from controller.data.model_folder import model_folder, read_json
+from controller.data.model_folder import read_description
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import Tokenizer, load_tokenizer
 from splitppo.batch import Batch
@@ -85,19 +84,13 @@ def _with_response(prompt: Prompt, response: str) -> Prompt:
 
 
 def _checked_max_length(config: RewardModelConfig, tokenizer: Tokenizer) -> int | None:
-    """What the config says, by default the model's positions."""
-    file = model_folder(config.model, "reward_model.model") / "config.json"
-    if not file.is_file():
-        raise ConfigError(f"reward_model.model: {file.parent} has no config.json")
-    description = read_json(file)
-    entries: dict[str, Any] = description.get("text_config", {}) | description
+    """Returns the configured length, by default the model's positions. ConfigError if they do not fit together."""
+    entries = read_description(config.model, "reward_model.model")
     num_labels = len(entries.get("id2label") or range(entries.get("num_labels", _HF_NUM_LABELS)))
     if num_labels != 1:
         raise ConfigError(f"reward_model.model: expected a sequence classifier with one label, it has {num_labels}")
-    vocab_size, positions = (
-        entries.get("vocab_size"),
-        entries.get("max_position_embeddings", entries.get("n_positions")),
-    )
+    vocab_size = entries.get("vocab_size")
+    positions = entries.get("max_position_embeddings", entries.get("n_positions"))
     if isinstance(vocab_size, int) and tokenizer.vocab_size > vocab_size:
         raise ConfigError(
             f"the tokenizer of the reward model (reward_model.tokenizer) has {tokenizer.vocab_size} tokens,"

@@ -9,12 +9,11 @@ import numpy as np
 
 from controller.data.prompts import Answered, PromptBatch
 from splitppo.config import ConfigError, DataConfig
-from splitppo.config.user_object import load_object
-from splitppo.user_file import describe
+from splitppo.user_file import describe, load_from_file
 
 
 class SampledPrompts:
-    """The prompts that a user's sampler names; docs/extending.md has one of each kind.
+    """The prompts that a user's sampler names; docs/extending/prompts.md has one of each kind.
 
         Sampler(data_source=rows, data_config=config.data, seed=run.seed)
 
@@ -93,7 +92,7 @@ class SampledPrompts:
         path, name = self._config.sampler.class_path, self._config.sampler.class_name
         assert path is not None
         assert name is not None
-        make = load_object(path, name, path_key="data.sampler.class_path", name_key="data.sampler.class_name")
+        make = load_from_file(path, name, path_key="data.sampler.class_path", name_key="data.sampler.class_name")
         rows, config, seed = self.table.rows, self._config, self._seed
         made = self._call("the constructor", lambda: make(data_source=rows, data_config=config, seed=seed))
         with_state = [name for name in ("next_batch", "state_dict", "load_state_dict") if hasattr(made, name)]
@@ -137,7 +136,7 @@ class SampledPrompts:
         return [int(index) for index in indices]
 
     def _state(self) -> dict[str, Any]:
-        """As it will be read back: JSON has no tuples, and its keys are text."""
+        """Returns the state as it will be read back: JSON has no tuples, and its keys are text."""
         own = None
         if self._has_state:
             own = self._call("state_dict", lambda: json.loads(json.dumps(self._sampler.state_dict())))

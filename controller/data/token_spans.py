@@ -1,4 +1,4 @@
-"""Which characters of a decoded response each of its tokens holds.
+"""The characters of a decoded response that each of its tokens holds.
 
 The spans of a response's tokens are neighbours and make up its text: a character belongs to one token, of several that
 hold bytes of it to the one that completes it. A token without a character of its own (a special one, the first bytes of
@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise, takewhile
 from operator import eq
-from typing import Any, overload
+from typing import Any
 
 from numpy.typing import NDArray
 
 from controller.data.tokenizer import Tokenizer
-
-Span = tuple[int, int]
+from rewards.samples import Span
 
 
 class TokenSpans(Sequence[Span]):
@@ -30,13 +29,7 @@ class TokenSpans(Sequence[Span]):
     def __len__(self) -> int:
         return len(self._ids)
 
-    @overload
-    def __getitem__(self, index: int) -> Span: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Span]: ...
-
-    def __getitem__(self, index: int | slice) -> Span | Sequence[Span]:
+    def __getitem__(self, index: Any) -> Any:
         return self._spans[index]
 
     def __iter__(self) -> Iterator[Span]:
@@ -48,7 +41,7 @@ class TokenSpans(Sequence[Span]):
 
 
 def token_ends(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Sequence[int]:
-    """Where the characters of each token end in `text`, which is what the tokens decode to."""
+    """Returns where the characters of each token end in `text`, which the tokens decode to."""
     pieces = tokenizer.pieces(ids)
     if "".join(pieces) == text:
         return tuple(accumulate(map(len, pieces)))
@@ -58,7 +51,7 @@ def token_ends(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Sequence[
 
 
 def _ends_by_windows(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Iterator[int]:
-    """As `token_ends`: each token is decoded behind the last ones whose text is known, and compared with `text`.
+    """Yields the same: each token is decoded behind the last ones whose text is known, and compared with `text`.
 
     ids[known:open] are decoded as text[:base] ends; what ids[open:] add grows until it is the text that follows.
     """

@@ -72,7 +72,7 @@ class Tokenizer:
 
     @cached_property
     def _pieces(self) -> dict[int, str]:
-        """Those that were asked for so far."""
+        """The texts of single tokens that were asked for so far."""
         return {}
 
 

@@ -14,6 +14,7 @@ def doctor(arguments: Sequence[str]) -> int:
     """Prints what it finds; 0: healthy, 1: something is wrong. ConfigError for a configuration that cannot be used."""
     parser = argparse.ArgumentParser(
         prog="python -m controller doctor",
+        allow_abbrev=False,
         description="Asks every group of a run how it is, without disturbing it; says what is wrong and what to do.",
     )
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")

@@ -17,11 +17,15 @@ from controller.doctor.probe import examine
 from controller.memory.model_shape import Kind, UnknownShape, read_model_shape
 from controller.run.checkpoint_store import CheckpointStore
 from controller.run.folder import NONCE_PREFIX, RunFolder, is_held
+from controller.tracking.step_file import METRICS_FILE, read_metrics
+from controller.tracking.summary import Summary
 from controller.workers.worker_groups import configured_addresses
 from splitppo.config import Config, ConfigError, load_stored_config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.section import RoleName
 from splitppo.config.worker_digest import worker_digest, worker_sections
+from splitppo.dotted_keys import leaves
+from splitppo.machine.process_tree import is_stopped
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import Credentials, load_credentials, load_server_credentials
 
@@ -30,8 +34,10 @@ _CHECKPOINT_BYTES, _HF_BYTES = 12, 4
 
 
 async def examine_run(config: Config) -> Facts:
-    """What can be found out within seconds; ConfigError for a configuration or a folder that cannot be used."""
+    """Finds out what it can within seconds; ConfigError for a configuration or a folder that cannot be used."""
     batch_plan(config)
+    if config.services.launch == "local" and not config.run.dir.is_dir():
+        raise ConfigError(f"run.dir: there is no run folder {config.run.dir}, so no run was started with it")
     config = RunFolder(config).resolve()
     facts = Facts(_run_facts(config), time.time())
     credentials = _credentials(config, facts)
@@ -41,6 +47,7 @@ async def examine_run(config: Config) -> Facts:
         if not group.address:
             group.failure_code = "not_announced"
             group.failure = f"it has not announced itself in {_announcement(config, role)}"
+        group.stopped_pids = _stopped_pids(config.run.dir, role)
     if credentials is not None:
         await _examine_groups(facts, credentials)
         _compare_configs(config, facts)
@@ -50,6 +57,8 @@ async def examine_run(config: Config) -> Facts:
         facts.notes.append(
             f"no run is live in {config.run.dir}, so there are no groups to ask (services.launch: local)"
         )
+    if awaited := [role for role, group in facts.groups.items() if facts.run.is_awaited(group)]:
+        facts.notes.append(f"the run is starting: waiting for {' and '.join(awaited)}; {config.run.dir}/logs say more")
     facts.run.is_live = bool(facts.groups)
     return facts
 
@@ -72,7 +81,7 @@ def _compare_configs(config: Config, facts: Facts) -> None:
         stored = load_stored_config(RunFolder(config).config_file)
         for role, group in facts.groups.items():
             if group.config_digest == worker_digest(stored, role):
-                there, here = (dict(_leaves(worker_sections(one, role))) for one in (stored, config))
+                there, here = (dict(leaves(worker_sections(one, role))) for one in (stored, config))
                 group.config_differences = [
                     f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"
                     for key in sorted({**there, **here})
@@ -80,17 +89,9 @@ def _compare_configs(config: Config, facts: Facts) -> None:
                 ]
 
 
-def _leaves(tree: object, path: str = "") -> Iterator[tuple[str, object]]:
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(value, f"{path}.{key}".lstrip("."))
-    else:
-        yield path, tree
-
-
 @contextmanager
 def _nonce(run_dir: Path, facts: Facts) -> Iterator[Path | None]:
-    """A file in the run folder that groups must see, as long as the block lasts; None where it cannot be written."""
+    """Makes a file in the run folder that groups must see, for the time of the block; None if it cannot be written."""
     nonce = run_dir / f"{NONCE_PREFIX}{secrets.token_hex(8)}"
     try:
         nonce.touch()
@@ -108,7 +109,7 @@ def _nonce(run_dir: Path, facts: Facts) -> Iterator[Path | None]:
 
 
 def _addresses(config: Config, facts: Facts) -> dict[RoleName, str]:
-    """Where the groups are: configured, or announced in the run folder by those that the controller has started.
+    """Returns where the groups are: configured, or announced in the run folder by groups that the controller started.
 
     Empty for one that has not announced itself; none at all where they cannot be asked from here, which is then said.
     """
@@ -127,14 +128,21 @@ def _announcement(config: Config, role: RoleName) -> Path:
     return config.run.dir / "services" / f"{role}.json"
 
 
+def _stopped_pids(run_dir: Path, role: RoleName) -> dict[int, int]:
+    """Returns the pids, by rank, of the role's processes in processes.json that are stopped on this machine."""
+    rows = _read_json(run_dir / "processes.json") or []
+    here = [row for row in rows if row.get("role") == role and row.get("host") == os.uname().nodename]
+    return {row["rank"]: row["pid"] for row in here if is_stopped(row["pid"])}
+
+
 def _controllers_host(run_dir: Path) -> str:
-    """By processes.json; empty where it does not say."""
+    """Returns the controller's machine by processes.json; empty if that does not say."""
     rows = _read_json(run_dir / "processes.json") or []
     return next((str(row.get("host", "")) for row in rows if row.get("role") == "controller"), "")
 
 
 def _credentials(config: Config, facts: Facts) -> Credentials | None:
-    """The controller's; None where its files cannot be used, which is then said."""
+    """Returns the controller's credentials; None, and a finding, if its files cannot be used."""
     security, token_file = config.services.security, config.run.dir / "services" / "token"
     # Only of groups on this machine are the files here.
     for role in config.roles if config.services.launch == "local" and security.tls else ():
@@ -159,7 +167,7 @@ def _mistakes_of(facts: Facts, about: str) -> Iterator[None]:
     try:
         yield
     except (ConfigError, OSError) as error:
-        advice = "docs/operations.md, Security, says how certificates and tokens are made and replaced"
+        advice = "docs/security.md says how certificates and tokens are made and replaced"
         facts.mistakes.append(Finding("credentials", about, str(error), advice))
 
 
@@ -167,7 +175,12 @@ def _run_facts(config: Config) -> RunFacts:
     run_dir = config.run.dir
     facts = RunFacts(str(run_dir), config.services.launch, tls=config.services.security.tls)
     facts.controller_runs = is_held(run_dir)
+    facts.is_starting = facts.controller_runs and facts.launch == "local" and _has_new_epoch(run_dir)
     facts.epoch = (_read_json(run_dir / "controller.epoch") or {}).get("epoch")
+    if lines := read_metrics(run_dir / METRICS_FILE):
+        facts.step = lines[-1]["step"]
+        summary = Summary.read(run_dir / "summary.json")
+        facts.is_completed = summary is not None and summary.finished and summary.global_step == facts.step
     store = CheckpointStore(run_dir / "checkpoints")
     facts.last_checkpoint_step = store.latest_step() or None
     facts.next_checkpoint_bytes = _size_of_last(store) or _size_by_models(config)
@@ -176,6 +189,14 @@ def _run_facts(config: Config) -> RunFacts:
         disk = shutil.disk_usage(existing)
         facts.disk_free_bytes, facts.disk_total_bytes = disk.free, disk.total
     return facts
+
+
+def _has_new_epoch(run_dir: Path) -> bool:
+    """Returns True if a controller has taken the folder, and has not listed the processes of its groups since."""
+    record, processes = run_dir / "controller.epoch", run_dir / "processes.json"
+    if not record.exists():
+        return False
+    return not processes.exists() or processes.stat().st_mtime_ns < record.stat().st_mtime_ns
 
 
 def _size_of_last(store: CheckpointStore) -> int | None:
@@ -188,7 +209,7 @@ def _size_of_last(store: CheckpointStore) -> int | None:
 
 
 def _size_by_models(config: Config) -> int | None:
-    """What the trained models and their optimizers take; None where the models are not here."""
+    """Returns the bytes of the trained models and their optimizers; None if the models are not here."""
     num_parameters = 0
     for role in config.trained_roles:
         try:
@@ -200,7 +221,7 @@ def _size_by_models(config: Config) -> int | None:
 
 
 def _read_json(file: Path) -> Any:
-    """None where it is not there, or not (yet) whole."""
+    """Returns the content of a file; None if it is not there, or not (yet) whole."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,9 +1,10 @@
-"""What is known of a run and its groups, as plain values; their names are the keys of `--json`."""
+"""The facts about a run and its groups, as plain values; their names are the keys of `--json`."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import numpy as np
 
 from splitppo.config.section import RoleName
 from splitppo.v1 import worker_pb2
@@ -24,6 +25,8 @@ Code = (
         "run_folder",
         "silent_rank",
         "state",
+        "stopped",
+        "unfinished",
         "version",
     ]
 )
@@ -54,6 +57,7 @@ class GroupFacts:
         role: what it says it is.
         expected_config_digest: what this configuration asks of it.
         config_differences: keys that differ, with both values, where the run folder has the other configuration.
+        stopped_pids: processes of its ranks on this machine that a signal or a debugger has stopped, by rank.
     """
 
     address: str
@@ -83,6 +87,7 @@ class GroupFacts:
     clock_offset_s: float | None = None
     is_diagnosed: bool = False
     ranks: list[RankFacts] = field(default_factory=list)
+    stopped_pids: dict[int, int] = field(default_factory=dict)
     run_dir: str | None = None
     shares_run_dir: bool | None = None
     is_run_dir_writable: bool | None = None
@@ -90,7 +95,7 @@ class GroupFacts:
     certificate_ends_unix_s: int | None = None
 
     def note_status(self, status: worker_pb2.GetStatusResponse) -> None:
-        """What a worker says of itself."""
+        """Takes over what a worker says of itself."""
         self.is_reached = True
         self.role = _name(worker_pb2.Role, status.role, "ROLE_")
         self.state = _name(worker_pb2.WorkerState, status.state, "WORKER_STATE_")
@@ -104,14 +109,14 @@ class GroupFacts:
         self.config_digest = status.config_digest
 
     def note_round_trips(self, round_trips_s: Sequence[float], clock_offset_s: float | None) -> None:
-        """The seconds of each, at least one."""
-        ordered = sorted(round_trips_s)
-        self.num_round_trips, self.round_trip_min_s = len(ordered), ordered[0]
-        self.round_trip_p50_s, self.round_trip_p99_s = (_quantile(ordered, share) for share in (0.5, 0.99))
+        """Takes over the seconds of each round trip, of which there is at least one."""
+        self.num_round_trips, self.round_trip_min_s = len(round_trips_s), min(round_trips_s)
+        p50_s, p99_s = np.quantile(round_trips_s, (0.5, 0.99), method="inverted_cdf")
+        self.round_trip_p50_s, self.round_trip_p99_s = float(p50_s), float(p99_s)
         self.clock_offset_s = clock_offset_s
 
     def note_diagnosis(self, diagnosis: worker_pb2.DiagnoseResponse, *, asked_for_nonce: bool) -> None:
-        """Where its ranks run and what they have."""
+        """Takes over where the ranks run and what they have."""
         self.is_diagnosed = True
         self.ranks = [_rank(one) for one in diagnosis.ranks]
         self.run_dir, self.is_run_dir_writable = diagnosis.run_dir, diagnosis.is_writable
@@ -126,7 +131,10 @@ class RunFacts:
 
     Attributes:
         controller_runs: whether a controller holds the run folder.
+        is_starting: True if this controller has not reached all its groups yet (services.launch: local).
         is_live: whether there are groups to ask.
+        step: the last one that was recorded.
+        is_completed: True if the run has done its last step and said so.
         next_checkpoint_bytes: size of the last one, else by the models.
         certificate_ends_unix_s: of the controller's own, or the authority behind it.
     """
@@ -135,7 +143,10 @@ class RunFacts:
     launch: str
     is_live: bool = False
     controller_runs: bool = False
+    is_starting: bool = False
     epoch: int | None = None
+    step: int | None = None
+    is_completed: bool = False
     last_checkpoint_step: int | None = None
     disk_free_bytes: int | None = None
     disk_total_bytes: int | None = None
@@ -143,6 +154,10 @@ class RunFacts:
     tls: bool = False
     token: bool = False
     certificate_ends_unix_s: int | None = None
+
+    def is_awaited(self, group: GroupFacts) -> bool:
+        """Returns True if a group does not answer because the run is starting."""
+        return self.is_starting and not group.is_reached
 
 
 @dataclass(frozen=True)
@@ -167,7 +182,7 @@ class Facts:
 
 
 def _name(enum: Any, number: int, prefix: str) -> str:
-    """In small letters; the number itself where a worker of another version says what is not known here."""
+    """Returns a name in small letters; the number if a worker of another version says what is not known here."""
     return enum.Name(number).removeprefix(prefix).lower() if number in enum.values() else str(number)
 
 
@@ -181,8 +196,3 @@ def _rank(one: worker_pb2.RankDiagnosis) -> RankFacts:
         total_bytes=one.total_bytes or None,
         silent_s=one.silent_s,
     )
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that this share of all values does not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -1,10 +1,10 @@
-"""What is wrong, from the facts alone: a sentence, and what to do."""
+"""The faults that follow from the facts alone: a sentence for each, and what to do."""
 
 import datetime as dt
 from collections.abc import Iterator, Mapping
 
 from controller.doctor.facts import Facts, Finding, GroupFacts, RunFacts
-from controller.doctor.units import size
+from controller.tracking.plain_text import size
 from splitppo.config.section import RoleName
 from splitppo.rpc.software_version import why_versions_differ
 from splitppo.v1 import worker_pb2
@@ -24,15 +24,15 @@ _STATES = {
     ),
     "failed": ("has failed and ends", "its log says why; start it again"),
 }
-_CERTIFICATES = "python -m tools.certs makes new ones (docs/operations.md, Rotation); copy them and restart it"
+_CERTIFICATES = "python -m tools.certs makes new ones (docs/security.md); copy them and restart it"
 
 
 def find(facts: Facts) -> list[Finding]:
-    """Everything that is wrong, the run's own mistakes first; empty where all is well."""
+    """Returns everything that is wrong, the run's own mistakes first; nothing if all is well."""
     found = [*facts.mistakes, *_of_run(facts.run, facts.now_unix_s)]
     for role, group in facts.groups.items():
         found += _of_group(role, group, facts)
-    return [*found, *_restarted(facts.groups)]
+    return found if facts.run.is_starting else [*found, *_restarted(facts.groups)]
 
 
 def _of_run(run: RunFacts, now_unix_s: float) -> Iterator[Finding]:
@@ -44,12 +44,25 @@ def _of_run(run: RunFacts, now_unix_s: float) -> Iterator[Finding]:
             f"the disk of {run.dir} has {size(free)} free, and the next checkpoint takes about {size(needed)}",
             "make room there, lower checkpoint.keep and remove old checkpoints, or move run.dir to a larger disk",
         )
+    if run.step is not None and not run.is_completed and not run.controller_runs:
+        saved = run.last_checkpoint_step
+        where = f"goes on from the checkpoint of step {saved}" if saved else "starts again: there is no checkpoint"
+        yield Finding(
+            "unfinished",
+            "run",
+            f"the run is not finished: step {run.step} is its last one so far, and no controller runs",
+            f"the command that started it {where}; {run.dir}/logs/controller_0.log may say why it ended",
+        )
     yield from _certificate("run", "the controller's certificate", run.certificate_ends_unix_s, now_unix_s)
 
 
 def _of_group(role: str, group: GroupFacts, facts: Facts) -> Iterator[Finding]:
     the = f"the {role} at {group.address}" if group.address else f"the {role}"
-    if group.failure is not None and group.failure_code is not None and group.failure_code != "storage":
+    if facts.run.is_awaited(group):
+        return
+    yield from _stopped_ranks(role, group)
+    is_explained = group.failure_code == "silent" and group.stopped_pids
+    if group.failure is not None and group.failure_code not in (None, "storage") and not is_explained:
         lost = "stopped answering" if group.is_reached else "cannot be asked"
         advice = _advice(role, group.failure_code, facts.run)
         yield Finding(group.failure_code, role, f"{the} {lost}: {group.failure}", advice)
@@ -88,15 +101,15 @@ def _differences(role: str, group: GroupFacts) -> str:
 
 
 def _advice(role: str, code: str, run: RunFacts) -> str:
-    """What helps against a group that does not answer."""
+    """Returns what helps against a group that does not answer."""
     log = f"{run.dir}/logs/{role}_0.log"
     again = "the controller starts it again, or ends and says why" if run.launch == "local" else "start it again"
     return {
         "down": f"{log} says why it ended, if it ran; {again}; see whether services.{role}.address is right",
-        "not_announced": f"it is being started, or has ended: {log} says more",
+        "not_announced": f"it is being started again, or has ended: {log} says more",
         "address": f"correct the host in services.{role}.address, or its entry in the name service",
         "tls": "the same services.security and ca.pem on both sides; the certificate must name the host of"
-        f" services.{role}.address (docs/operations.md, Security)",
+        f" services.{role}.address (docs/security.md)",
         "token": "the first token of this side must be in the other side's file; restart the group if that has changed",
         "not_a_worker": f"correct services.{role}.address: another program has this port",
         "silent": f"see whether services.{role}.address is right, the machine is up and its firewall lets this one in;"
@@ -129,9 +142,19 @@ def _run_folder(role: str, the: str, group: GroupFacts, run: RunFacts) -> Iterat
         yield Finding("run_folder", role, sentence, "its user needs the right to write there, on storage that has it")
 
 
+def _stopped_ranks(role: str, group: GroupFacts) -> Iterator[Finding]:
+    for rank, pid in group.stopped_pids.items():
+        yield Finding(
+            "stopped",
+            role,
+            f"rank {rank} of the {role} (pid {pid} on this machine) is stopped (state T), by a signal or a debugger",
+            f"kill -CONT {pid} lets it go on; kill -KILL {pid} ends its group, which is then started again",
+        )
+
+
 def _silent_ranks(role: str, group: GroupFacts) -> Iterator[Finding]:
     for rank in group.ranks:
-        if rank.silent_s > MAX_SILENCE_S:
+        if rank.silent_s > MAX_SILENCE_S and rank.rank not in group.stopped_pids:
             where = f"pid {rank.pid} on {rank.host}"
             yield Finding(
                 "silent_rank",
@@ -154,7 +177,7 @@ def _certificate(about: str, what: str, ends_unix_s: int | None, now_unix_s: flo
 
 
 def _restarted(groups: Mapping[RoleName, GroupFacts]) -> Iterator[Finding]:
-    """A group that knows no controller, beside one that works for one. Steps may differ while all is well."""
+    """Finds groups that know no controller beside one that works for one. Steps may differ while all is well."""
     epoch = max((group.epoch or 0 for group in groups.values()), default=0)
     for role, group in groups.items():
         if group.is_reached and not group.epoch and epoch:

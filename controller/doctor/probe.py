@@ -50,7 +50,7 @@ async def examine(group: GroupFacts, credentials: Credentials, nonce: str, turn:
 
 
 async def _diagnose(group: GroupFacts, worker: Any, nonce: str) -> None:
-    """A worker of another make may not know the question."""
+    """Asks for a diagnosis; a worker of another make may not know the question."""
     try:
         answer = await worker.Diagnose(worker_pb2.DiagnoseRequest(nonce=nonce), timeout=_ANSWER_S)
     except grpc.aio.AioRpcError as error:
@@ -114,7 +114,7 @@ async def _download(worker: Any) -> float | None:
 
 
 def _explain(error: grpc.RpcError, *, has_tls: bool) -> tuple[FailureCode, str]:
-    """(code of the finding, the end of a sentence) for a call that did not succeed."""
+    """Returns (code of the finding, the end of a sentence) for a call that did not succeed."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return "token", error_from_rpc(error).message

@@ -1,11 +1,11 @@
 """The examination as tables for people, or as JSON for programs."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from controller.doctor.facts import Facts, Finding, GroupFacts
-from controller.doctor.units import size, span
+from controller.tracking.plain_text import columns, size, span
 
 # Raised when a key of the JSON changes its meaning or goes; new ones may come at any time.
 FORMAT = 1
@@ -14,7 +14,7 @@ _DIGEST_CHARACTERS = 12
 
 
 def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
-    """Everything, by the names of the facts."""
+    """Returns everything, by the names of the facts."""
     content = {
         "format": FORMAT,
         "healthy": not findings,
@@ -28,13 +28,9 @@ def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
 
 
 def as_text(facts: Facts, findings: Sequence[Finding]) -> str:
-    """The run, a column for each group, a line for each rank, and what is wrong."""
-    blocks = [list(_columns(_of_run(facts)))]
-    if facts.groups:
-        rows = zip(_HEADINGS, *(_cells(role, group, facts) for role, group in facts.groups.items()), strict=True)
-        blocks.append(list(_columns(rows)))
-    if ranks := list(_ranks(facts)):
-        blocks.append(list(_columns(ranks)))
+    """Returns the run, a column for each group, a line for each rank, and what is wrong."""
+    tables: list[list[tuple[str, ...]]] = [[*_of_run(facts)], [*_groups(facts)], [*_ranks(facts)]]
+    blocks = [columns(table, gap=3) for table in tables if table]
     blocks.append([*facts.notes, *_verdict(findings)])
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
@@ -47,13 +43,6 @@ def _verdict(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings:
         yield f"* {finding.sentence}"
         yield f"  -> {finding.advice}"
-
-
-def _columns(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    table = list(rows)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        yield "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _of_run(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -90,10 +79,16 @@ _HEADINGS = (
 )
 
 
+def _groups(facts: Facts) -> Iterator[tuple[str, ...]]:
+    if facts.groups:
+        yield from zip(_HEADINGS, *(_cells(role, group, facts) for role, group in facts.groups.items()), strict=True)
+
+
 def _cells(role: str, group: GroupFacts, facts: Facts) -> tuple[str, ...]:
-    """What stands under the headings; a dash for what is not known."""
+    """Returns what stands under the headings; a dash for what is not known."""
     if not group.is_reached:
         return (role, group.address or "-", "-", "not reached", *["-"] * (len(_HEADINGS) - 4))
+    rates = group.upload_bytes_per_s, group.download_bytes_per_s
     return (
         role,
         group.address,
@@ -104,7 +99,7 @@ def _cells(role: str, group: GroupFacts, facts: Facts) -> tuple[str, ...]:
         _configuration(group),
         _run_folder(group),
         _round_trip(group),
-        ", ".join("-" if rate is None else f"{size(rate)}/s" for rate in _rates(group)),
+        ", ".join("-" if rate is None else f"{size(rate)}/s" for rate in rates),
         "-"
         if group.clock_offset_s is None
         else f"{'+' if group.clock_offset_s >= 0 else ''}{span(group.clock_offset_s)}",
@@ -137,10 +132,6 @@ def _round_trip(group: GroupFacts) -> str:
     if group.round_trip_p50_s is None or group.round_trip_p99_s is None:
         return "-"
     return f"{span(group.round_trip_p50_s)}, p99 {span(group.round_trip_p99_s)}"
-
-
-def _rates(group: GroupFacts) -> tuple[float | None, float | None]:
-    return group.upload_bytes_per_s, group.download_bytes_per_s
 
 
 def _days(ends_unix_s: int, facts: Facts) -> str:

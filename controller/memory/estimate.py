@@ -12,23 +12,18 @@ from math import ceil
 from controller.memory.model_shape import ModelShape
 from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
 from splitppo.config.section import RoleName, TrainedRoleName
+from splitppo.machine.memory_limits import KEEP_GATHERED_BYTES, KV_ROOM, MAX_FILE_BYTES, MAX_LOGITS
 
 GIB = 1 << 30
 # Of a rank, before there is a model: Python, torch and transformers in anonymous memory, as benchmarks.memory measures
 # it. On a GPU: the CUDA context, the libraries' work space and NCCL's buffers, which nobody has measured.
 CPU_PROCESS_BYTES, GPU_PROCESS_BYTES = 300 << 20, GIB
-# As services.engine.parallel has it: fp32 weights up to here stay gathered between forward and backward.
-KEEP_GATHERED_BYTES = 4 << 30
-# As services.engine.model.log_probs has it: logits that exist at once.
-MAX_LOGITS = 1 << 27
-# As services.rollout.hf_backend.kv_cache has it: positions of room that are made at once.
-KV_ROOM = 64
 _LAYERS_IN_FLIGHT = 2  # one computes, the next is gathered meanwhile
 _LABELS = {"kv_cache": "KV cache", "vllm": "vLLM"}
 
 
 def label(term: str) -> str:
-    """What a term is called where people read it."""
+    """Returns the name of a term where people read it."""
     return _LABELS.get(term, term.replace("_", " "))
 
 
@@ -46,6 +41,7 @@ class Terms:
     activations: int = 0
     logits: int = 0
     vllm: int = 0
+    checkpoint: int = 0
     process: int = 0
 
     @property
@@ -63,12 +59,13 @@ class Terms:
 
 @dataclass(frozen=True)
 class GroupMemory:
-    """What each rank of a group needs in each phase."""
+    """The memory of each rank of a group in each phase; of its GPU if it has one."""
 
     role: RoleName
     num_ranks: int
     devices: tuple[int, ...]  # GPU indices, one per rank; none: CPU
     phases: Mapping[str, Terms]
+    saving: Terms | None = None  # of main memory, on GPUs too; None: nothing is saved
 
     @property
     def peak_phase(self) -> str:
@@ -102,9 +99,9 @@ def estimate_group(
         weights 4 P / R,   optimizer 8 P / R,   reference c P_ref / R,   reward_model c P_rm / R
 
     Phases are "generate" (the actor), "log-probs" (the critic: "values"), "reference", "reward", "backward" (a
-    micro-batch of an update, from its forward pass on) and "optimizer step". Rows are as long as data.max_prompt_length
-    and max_response_length allow, those of the reward model too. Attention is taken to be computed without its scores
-    in memory.
+    micro-batch of an update, from its forward pass on) and "optimizer step". A checkpoint is written beside any of
+    them: `saving` is the peak and its buffer. Rows are as long as data.max_prompt_length and max_response_length allow,
+    those of the reward model too. Attention is taken to be computed without its scores in memory.
 
     `model` is the role's, `reference` and `reward_model` are the frozen models that its group hosts (None: none), and
     `gpu_bytes` is the memory of the group's smallest GPU, if it is known: vLLM takes a share of it.
@@ -128,15 +125,14 @@ def estimate_group(
         kept = replace(kept, vllm=0 if sleeps else vllm)
     wraps = num_ranks > 1 or trained.dtype == "bf16"
     gathered = training_gathered(model, bytes_each) if wraps else 0
-    everything = _micro_batch(config, role, trained, config.data.train_batch_size)
-    phases["log-probs" if role == "actor" else "values"] = replace(
-        kept, gathered_weights=gathered, **_forward_only(model, everything, bytes_each, has_logits=role == "actor")
-    )
+    forward = _forward_phase(config, role, trained, model, kept, has_logits=role == "actor")
+    phases["log-probs" if role == "actor" else "values"] = replace(forward, gathered_weights=gathered)
     if reference:
-        phases["reference"] = _frozen_forward(config, role, config.actor, reference, kept, has_logits=True)
+        phases["reference"] = _forward_phase(config, role, config.actor, reference, kept, has_logits=True)
     if reward_model:
-        phases["reward"] = _frozen_forward(config, role, config.reward_model, reward_model, kept, has_logits=False)
-    mini_batch = _micro_batch(config, role, trained, trained.ppo_mini_batch_size or config.data.train_batch_size)
+        phases["reward"] = _forward_phase(config, role, config.reward_model, reward_model, kept, has_logits=False)
+    assert trained.ppo_mini_batch_size is not None, "load resolves it"
+    mini_batch = _micro_batch(config, role, trained, trained.ppo_mini_batch_size)
     phases["backward"] = max(
         (
             replace(kept, gathered_weights=gathered, **terms)
@@ -145,7 +141,25 @@ def estimate_group(
         key=lambda terms: terms.total,
     )
     phases["optimizer step"] = replace(kept, gradients=4 * model.num_parameters // num_ranks)
-    return GroupMemory(role, num_ranks, service.devices, phases)
+    memory = GroupMemory(role, num_ranks, service.devices, phases)
+    training = Terms(process=CPU_PROCESS_BYTES) if service.devices else memory.peak
+    saving = replace(
+        training, checkpoint=_checkpoint_bytes(model, num_ranks, with_hf_model=config.checkpoint.save_hf_model)
+    )
+    return replace(memory, saving=saving)
+
+
+def _checkpoint_bytes(model: ModelShape, num_ranks: int, *, with_hf_model: bool) -> int:
+    """Main memory of rank 0 for what it writes and reads back while training goes on; other ranks need no more.
+
+    a tensor at a time:  4 T / R, T the weights of the embedding or of a layer, whichever is more
+    huggingface/:        min(4 P, max(MAX_FILE_BYTES, 4 T)), and where R > 1 the tensor whose shards are joined, 4 T
+    """
+    largest = 4 * max(model.vocabulary * model.hidden, model.layer_parameters)
+    if not with_hf_model:
+        return largest // num_ranks
+    joined = largest if num_ranks > 1 else 0
+    return min(4 * model.num_parameters, max(MAX_FILE_BYTES, largest)) + joined
 
 
 def estimate_reward_group(config: Config, model: ModelShape) -> GroupMemory:
@@ -155,15 +169,16 @@ def estimate_reward_group(config: Config, model: ModelShape) -> GroupMemory:
         reward_model=bytes_each * model.num_parameters // service.num_processes,
         process=GPU_PROCESS_BYTES if service.devices else CPU_PROCESS_BYTES,
     )
-    phase = _frozen_forward(config, "reward", config.reward_model, model, kept, has_logits=False)
+    phase = _forward_phase(config, "reward", config.reward_model, model, kept, has_logits=False)
     return GroupMemory("reward", service.num_processes, service.devices, {"reward": phase})
 
 
-def _frozen_forward(
-    config: Config, role: RoleName, frozen: ComputedModelConfig, model: ModelShape, kept: Terms, *, has_logits: bool
+def _forward_phase(
+    config: Config, role: RoleName, computed: ComputedModelConfig, model: ModelShape, kept: Terms, *, has_logits: bool
 ) -> Terms:
-    """While a frozen model computes on every rank of the group that hosts it."""
-    bytes_each, everything = _compute_bytes(frozen), _micro_batch(config, role, frozen, config.data.train_batch_size)
+    """Returns the terms while a model computes without a gradient, gathered if it is frozen and on several ranks."""
+    bytes_each = _compute_bytes(computed)
+    everything = _micro_batch(config, role, computed, config.data.train_batch_size)
     is_gathered = config.services.of(role).num_processes > 1
     return replace(
         kept,
@@ -183,7 +198,7 @@ def training_gathered(model: ModelShape, bytes_each: int) -> int:
 
 
 def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
-    """What one decoder layer keeps for its backward pass, in bytes.
+    """Returns the bytes that one decoder layer keeps for its backward pass.
 
         T (8 D + c (4 D + 2 H + 2 K + 4 I))       2 I in place of 4 I where the MLP has no gate
 
@@ -196,7 +211,7 @@ def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
 
 
 def saved_activations(model: ModelShape, tokens: int, bytes_each: int, *, checkpointing: bool) -> int:
-    """What is kept of all layers at the end of a forward pass, in bytes, the last norm included.
+    """Returns the bytes that all layers and the last norm keep at the end of a forward pass.
 
     layers:                  L x layer_activations        last norm: T D (4 + c)
     gradient_checkpointing:  L c T D + layer_activations of the layer that is computed again

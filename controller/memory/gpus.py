@@ -1,49 +1,35 @@
-"""The GPUs of this machine, and refusal of what cannot fit on them."""
+"""The GPUs of this machine that a run uses, and what cannot fit on them."""
 
-import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from controller.memory.estimate import GIB, GroupMemory, label
-from splitppo.config import ComputedModelConfig, Config, ConfigError, TrainedModelConfig
-
-_QUERY = ("--query-gpu=index,memory.total", "--format=csv,noheader,nounits")
-_TIMEOUT_S = 20.0
+from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
+from splitppo.machine.gpus import total_bytes_of_gpus
 
 
 def visible_gpus(config: Config) -> dict[int, int]:
-    """Bytes of memory by index of the GPUs that nvidia-smi sees.
+    """Returns the bytes of memory of this machine's GPUs by index.
 
-    Empty where it cannot be asked, and where nothing asks: the groups run elsewhere (services.launch: external), or
-    none has devices.
+    Empty where nobody asks: the groups run elsewhere (services.launch: external), or none has devices.
     """
     uses_gpus = any(config.services.of(role).devices for role in config.roles)
-    command = shutil.which("nvidia-smi")
-    if config.services.launch != "local" or not uses_gpus or command is None:
-        return {}
-    try:
-        listed = subprocess.run([command, *_QUERY], capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    rows = [line.split(",") for line in listed.stdout.splitlines()]
-    # A GPU that shares the machine's memory has no number here.
-    numbers = [[cell.strip() for cell in row] for row in rows if len(row) == 2]
-    return {int(index): int(mib) << 20 for index, mib in numbers if index.isdigit() and mib.isdigit()}
+    return total_bytes_of_gpus() if config.services.launch == "local" and uses_gpus else {}
 
 
-def check_fits(config: Config, groups: Iterable[GroupMemory], gpus: Mapping[int, int]) -> None:
-    """Refuses groups whose peaks, added up where ranks share a GPU, are more than a GPU of `gpus` has.
+def find_misfit(config: Config, groups: Iterable[GroupMemory], gpus: Mapping[int, int]) -> str | None:
+    """Returns a sentence on the first GPU whose groups need more than it has; None if all fit.
 
-    Raises:
-        ConfigError: it names the GPU, both numbers, the largest term and the key that lowers it.
+    Peaks are added up where ranks share a GPU. The sentence names the GPU, both numbers, the largest term and the key
+    that lowers it.
     """
     groups = list(groups)
     for device, available in gpus.items():
         here = [(group, count) for group in groups if (count := Counter(group.devices)[device])]
         needed = sum(group.peak.total * count for group, count in here)
         if needed > available:
-            raise ConfigError(_sentence(config, here, device, available, needed))
+            return _sentence(config, here, device, available, needed)
+    return None
 
 
 def _sentence(config: Config, here: Iterable[tuple[GroupMemory, int]], device: int, available: int, needed: int) -> str:
@@ -59,7 +45,7 @@ def _sentence(config: Config, here: Iterable[tuple[GroupMemory, int]], device: i
 
 
 def way_out(config: Config, group: GroupMemory, term: str) -> str:
-    """What lowers a term of a group's peak: a key, and how to change it."""
+    """Returns a way to lower a term of a group's peak: a key, and how to change it."""
     # The reference computes in the micro-batches of the actor's section.
     section = {"reference": "actor", "reward": "reward_model"}.get(group.peak_phase, group.role)
     computed: ComputedModelConfig = getattr(config, section)

@@ -1,26 +1,25 @@
-"""What the memory of a model depends on, from its folder alone: config.json and the headers of its safetensors files.
+"""Reads what the memory of a model depends on: config.json, and the headers of its safetensors files.
 
-A safetensors file begins with the length of its header (8 bytes, little endian) and the header, a JSON object of dtype,
-shape and data_offsets by tensor. No weight is read.
+No weight is read.
 """
 
-import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
+from safetensors import SafetensorError, safe_open
+
 from controller.data.model_folder import read_json
 from splitppo.config import ConfigError
+from splitppo.weight_files import weight_files
 
 Kind = Literal["policy", "value"]
 Shapes = Mapping[str, tuple[int, ...]]
 
-_SINGLE_FILE, _INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-_MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 _OUTPUT_LAYERS, _VALUE_HEADS = ("lm_head.", "embed_out."), ("score.", "classifier.")
 # What config.json calls a size; the first one that is there.
 _NAMES = {
@@ -77,46 +76,27 @@ def read_model_shape(source: str, kind: Kind, key: str) -> ModelShape:
 
 
 def read_tensor_shapes(folder: Path, key: str) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in the safetensors files of a model; empty where there are none.
+    """Returns the shape of every tensor in the safetensors files of a model by its name; none where there are no files.
 
     Raises:
         ConfigError: a file is torn, or the index names one that is not there.
     """
-    index = read_json(folder / _INDEX_FILE)
-    if index:
-        weight_map = index.get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise ConfigError(f"{key}: {folder / _INDEX_FILE} has no weight_map of file names")
-        files = sorted(set(weight_map.values()))
-    else:
-        files = [_SINGLE_FILE] if (folder / _SINGLE_FILE).is_file() else []
     shapes: dict[str, tuple[int, ...]] = {}
-    for name in files:
-        if not (folder / name).is_file():
-            raise ConfigError(f"{key}: {folder / _INDEX_FILE} names {name}, which is not there")
-        shapes.update(_read_header(folder / name, key))
+    try:
+        for file in weight_files(folder):
+            shapes.update(_shapes_in(file))
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
     return shapes
 
 
-def _read_header(file: Path, key: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of each tensor of one safetensors file."""
-    file_bytes = file.stat().st_size
-    with file.open("rb") as opened:
-        header_bytes = int.from_bytes(opened.read(8), "little")
-        if file_bytes < 8 or not 0 < header_bytes <= min(_MAX_HEADER_BYTES, file_bytes - 8):
-            raise ConfigError(f"{key}: {file} is torn: it has {file_bytes} bytes, too few for its header")
-        header = opened.read(header_bytes)
-    end = 0
+def _shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes in one file; ValueError if its header cannot be read, or tells of more than the file has."""
     try:
-        tensors = json.loads(header)
-        for name, tensor in tensors.items():
-            if name != "__metadata__":
-                end = max(end, int(tensor["data_offsets"][1]))
-                yield name, tuple(map(int, tensor["shape"]))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise ConfigError(f"{key}: {file} is torn: its header is no JSON object of tensors") from error
-    if file_bytes < 8 + header_bytes + end:
-        raise ConfigError(f"{key}: {file} is torn: it has {file_bytes} of {8 + header_bytes + end} bytes")
+        with safe_open(file, framework="numpy") as tensors:  # type: ignore[no-untyped-call]
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{file} is torn: it has {file.stat().st_size} bytes ({error})") from error
 
 
 def _model_shape(description: Mapping[str, Any], config: Mapping[str, Any], shapes: Shapes, kind: Kind) -> ModelShape:

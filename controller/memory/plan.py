@@ -1,20 +1,22 @@
-"""The memory plan that --check prints: the estimate of every group as a table."""
+"""The memory plan that --check prints: the estimate of every group as a table, and what does not fit on a GPU."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from controller.memory.estimate import GIB, GroupMemory, estimate_group, estimate_reward_group, label
-from controller.memory.model_shape import Kind, ModelShape, UnknownShape, read_model_shape
+from controller.memory.gpus import find_misfit
+from controller.memory.model_shape import UnknownShape, read_model_shape
 from splitppo.config import Config
 from splitppo.config.section import RoleName
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The groups whose memory can be estimated, and why that of the others cannot."""
+    """The groups whose memory can be estimated, why that of the others cannot, and which GPU has too little of it."""
 
     groups: tuple[GroupMemory, ...]
     unknown: Mapping[RoleName, str]
+    misfit: str | None = None
 
     def __str__(self) -> str:
         tables = ["\n".join(_table(group)) for group in self.groups]
@@ -31,48 +33,51 @@ def memory_plan(config: Config, gpus: Mapping[int, int]) -> MemoryPlan:
     """
     groups: list[GroupMemory] = []
     unknown: dict[RoleName, str] = {}
-    for role in config.trained_roles:
-        sizes = [gpus[device] for device in config.services.of(role).devices if device in gpus]
-        kind: Kind = "policy" if role == "actor" else "value"
+    for role in config.roles:
         try:
-            model = read_model_shape(config.model_of(role).model, kind, f"{role}.model")
-            has_reference = role == config.reference_host
-            reference = read_model_shape(config.actor.model, "policy", "actor.model") if has_reference else None
-            reward_model = _reward_model_shape(config) if role == config.reward_model_host else None
+            groups.append(_estimate(config, role, gpus))
         except UnknownShape as reason:
             unknown[role] = str(reason)
-            continue
-        gpu_bytes = min(sizes, default=None)
-        frozen = {"reference": reference, "reward_model": reward_model}
-        groups.append(estimate_group(config, role, model, **frozen, gpu_bytes=gpu_bytes))
-    if "reward" in config.roles:
-        try:
-            groups.append(estimate_reward_group(config, _reward_model_shape(config)))
-        except UnknownShape as reason:
-            unknown["reward"] = str(reason)
-    return MemoryPlan(tuple(groups), unknown)
+    return MemoryPlan(tuple(groups), unknown, find_misfit(config, groups, gpus))
 
 
-def _reward_model_shape(config: Config) -> ModelShape:
-    """As of a value model: a base model with one label."""
-    return read_model_shape(config.reward_model.model, "value", "reward_model.model")
+def _estimate(config: Config, role: RoleName, gpus: Mapping[int, int]) -> GroupMemory:
+    """Estimates one group; UnknownShape where one of its models is not known."""
+    reward_model = None
+    if role == config.reward_model_host:  # like a value model: a base model with one label
+        reward_model = read_model_shape(config.reward_model.model, "value", "reward_model.model")
+    if role == "reward":
+        assert reward_model is not None, "only a run with a reward model has this group"
+        return estimate_reward_group(config, reward_model)
+    model = read_model_shape(config.model_of(role).model, "policy" if role == "actor" else "value", f"{role}.model")
+    reference = None
+    if role == config.reference_host:
+        reference = read_model_shape(config.actor.model, "policy", "actor.model")
+    sizes = [gpus[device] for device in config.services.of(role).devices if device in gpus]
+    return estimate_group(
+        config, role, model, reference=reference, reward_model=reward_model, gpu_bytes=min(sizes, default=None)
+    )
 
 
 def _table(group: GroupMemory) -> Iterator[str]:
     """A line for each term that is not 0, a column for each phase."""
     place = f"GPU {', '.join(map(str, group.devices))}" if group.devices else "CPU"
     yield f"memory of each of {group.num_ranks} ranks of the {group.role} ({place}), GiB, estimated:"
-    widths = [max(9, len(name)) for name in group.phases]
-    yield _line("", group.phases, widths)
-    by_term = {name: [terms.by_name()[name] for terms in group.phases.values()] for name in group.peak.by_name()}
-    totals = [terms.total for terms in group.phases.values()]
+    columns = dict(group.phases)
+    if group.saving:
+        columns["saving (host)" if group.devices else "saving"] = group.saving
+    widths = [max(9, len(name)) for name in columns]
+    yield _line("", columns, widths)
+    by_term = {name: [terms.by_name()[name] for terms in columns.values()] for name in group.peak.by_name()}
+    totals = [terms.total for terms in columns.values()]
     for name, sizes in [*by_term.items(), ("total", totals)]:
         if any(sizes):
             yield _line(label(name), (f"{size / GIB:.2f}" if size else "-" for size in sizes), widths)
     largest = group.peak.largest
+    saving = f"; {group.saving.total / GIB:.2f} GiB of main memory while it saves" if group.saving else ""
     yield (
         f"peak {group.peak.total / GIB:.2f} GiB ({group.peak_phase}), of which"
-        f" {label(largest)} {group.peak.by_name()[largest] / GIB:.2f} GiB"
+        f" {label(largest)} {group.peak.by_name()[largest] / GIB:.2f} GiB{saving}"
     )
 
 

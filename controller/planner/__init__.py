@@ -1,1 +1,1 @@
-"""What a step would cost on other devices, schedules and placements, from the phases that a run has measured."""
+"""Predicts a step on other devices, schedules and placements from the phases that a run has measured."""

@@ -1,4 +1,4 @@
-"""What a run has measured: seconds of every phase of a step in its engine, and on how many devices."""
+"""The measurement of a run: seconds of every phase of a step in its engine, and on how many devices."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,10 @@ from splitppo.config.section import RoleName
 
 # Of a step: spans of these names are its phases. "score" is of the reward processes, "adv" of the controller.
 PHASES = ("gen", "old_log_prob", "ref", "values", "reward_model", "score", "adv", "update_actor", "update_critic")
+_HOSTS: Mapping[str, RoleName] = {
+    **dict.fromkeys(("gen", "old_log_prob", "update_actor"), "actor"),
+    **dict.fromkeys(("values", "update_critic"), "critic"),
+}
 _FIRST_STEPS = 1  # slower than the rest: left out where there are more
 
 
@@ -46,17 +50,14 @@ class Measurement:
 
 
 def host_of(config: Config, phase: str) -> RoleName | None:
-    """The role whose group computes a phase; None: the controller, or its reward processes."""
-    hosts: dict[str, RoleName | None] = {"ref": config.reference_host, "reward_model": config.reward_model_host}
-    if phase in hosts:
-        return hosts[phase]
-    if phase in ("values", "update_critic"):
-        return "critic"
-    return "actor" if phase in ("gen", "old_log_prob", "update_actor") else None
+    """Returns the role whose group computes a phase; None: the controller, or its reward processes."""
+    if phase in ("ref", "reward_model"):
+        return config.reference_host if phase == "ref" else config.reward_model_host
+    return _HOSTS.get(phase)
 
 
 def read_measurement(run_dir: Path) -> Measurement:
-    """The measurement of a run folder.
+    """Reads the measurement of a run folder.
 
     Raises:
         ConfigError: it is none, was left by another version, or holds no step.
@@ -77,7 +78,7 @@ def read_measurement(run_dir: Path) -> Measurement:
 def measurement_of(
     config: Config, blocks: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Span]]], *, source: str
 ) -> Measurement:
-    """Of blocks of steps, each with its lines of metrics and its spans; the first step of a block warms it up.
+    """Measures blocks of steps, each by its lines of metrics and its spans; the first step of a block warms it up.
 
     Raises:
         ConfigError: no step has both a time and spans.

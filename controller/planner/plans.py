@@ -7,29 +7,43 @@ from typing import Any, get_args
 from controller.memory.estimate import GIB, GroupMemory
 from controller.memory.plan import memory_plan
 from controller.planner.measured import Measurement, host_of
+from controller.planner.part_shares import response_share
 from controller.planner.scaling import PhaseTimes, phase_times
 from controller.planner.step_model import Layout, step_time
 from splitppo.config import Config, ConfigError, Schedule
 from splitppo.config.batch_plan import batch_plan
+from splitppo.config.keys import step_work
 from splitppo.config.load import validate
 from splitppo.config.section import RoleName
-from splitppo.config.streaming import num_parts, response_share
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One row: a layout of N devices, and what is predicted for it.
+class Place:
+    """A way to lay a run out.
 
     Attributes:
         devices: of each group; of both together where they are colocated.
         reference: its host; None without a reference.
-        memory_gib: of each rank at its peak; of a device that both share where they are colocated; None: unknown.
-        laws: by which phases were scaled that nobody has measured on so many devices; none: all were.
     """
 
     layout: Layout
     devices: Mapping[str, int]
     reference: RoleName | None
+
+    def devices_of(self, role: str) -> int:
+        """Returns the devices that a group has, or shares; 0 if there are none for it."""
+        return self.devices.get(role, self.devices.get("all", 0))
+
+
+@dataclass(frozen=True)
+class Plan(Place):
+    """One row: a layout of N devices, and what is predicted for it.
+
+    Attributes:
+        memory_gib: of each rank at its peak; of a device that both share where they are colocated; None: unknown.
+        laws: by which phases were scaled that nobody has measured on so many devices; none: all were.
+    """
+
     step_s: float
     bubbles: Mapping[str, float]
     memory_gib: Mapping[str, float | None]
@@ -51,6 +65,11 @@ class Plans:
     slowdown: float
     rows: tuple[Plan, ...]
     refused: tuple[str, ...]
+
+    @property
+    def error(self) -> float:
+        """The share by which the model's prediction of the measured step is off."""
+        return abs(self.fitted_s - self.measured.step_s) / self.measured.step_s
 
     @property
     def best_split(self) -> Plan | None:
@@ -78,37 +97,27 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
             f" ({', '.join(config.roles)})"
         )
     for other in measurements[1:]:
-        if _work(other.config) != _work(config):
+        if step_work(other.config) != step_work(config):
             raise ConfigError(
                 f"{other.config.run.dir} does other work than {config.run.dir}: expected the same models, batch and"
                 " lengths, on other devices"
             )
-    rows, refused, memory = [], [], _Memory(config)
-    for layout, devices, reference in _layouts(config, total, first.devices.get("reward", 0)):
+    model, memory = _StepModel(config, times, slowdown, first.idle_s), _Memory(config)
+    rows, refused = [], []
+    for place in _places(config, total, first.devices.get("reward", 0)):
         try:
-            gib = memory.of(layout, devices, reference)
+            rows.append(model.plan(place, memory.of(place)))
         except ConfigError as why:
-            refused.append(f"{layout} {' + '.join(map(str, devices.values()))}: {why}")
-            continue
-        rows.append(_plan(config, times, slowdown, first.idle_s, layout, devices, reference, gib))
+            refused.append(f"{place.layout} {' + '.join(map(str, place.devices.values()))}: {why}")
     if not rows:
         raise ConfigError(f"--gpus {total}: no layout is possible; {refused[0]}")
-    own_layout = _plan(
-        config, times, slowdown, first.idle_s, config.run.schedule, first.devices, config.reference_host, {}
-    )
+    own_place = Place(config.run.schedule, first.devices, config.reference_host)
     rows.sort(key=lambda row: row.step_s)
-    return Plans(first, own_layout.step_s, slowdown, tuple(rows), tuple(refused))
+    return Plans(first, model.plan(own_place, {}).step_s, slowdown, tuple(rows), tuple(refused))
 
 
-def _work(config: Config) -> object:
-    """What a step computes, wherever it does."""
-    sections = (config.data, config.rollout.n, config.algorithm, config.reward_model.model)
-    keys = {"model", "ppo_mini_batch_size", "ppo_epochs", "dtype"}
-    return sections, [config.trained_model_of(role).model_dump(include=keys) for role in config.trained_roles]
-
-
-def _layouts(config: Config, total: int, for_rewards: int) -> Iterator[tuple[Layout, dict[str, int], RoleName | None]]:
-    """(layout, devices, reference's host); without a critic all are the actor's. A reward group keeps its devices."""
+def _places(config: Config, total: int, for_rewards: int) -> Iterator[Place]:
+    """Yields all layouts; without a critic all devices are the actor's. A reward group keeps its devices."""
     hosts: list[RoleName | None] = [None]
     if config.uses_reference:
         hosts = ["actor", "critic"] if config.uses_critic else ["actor"]
@@ -116,41 +125,43 @@ def _layouts(config: Config, total: int, for_rewards: int) -> Iterator[tuple[Lay
     kept = {"reward": for_rewards} if for_rewards else {}
     total -= for_rewards
     if not config.uses_critic:
-        yield from ((schedule, {"actor": total, **kept}, hosts[0]) for schedule in schedules if schedule != "overlap")
+        yield from (Place(name, {"actor": total, **kept}, hosts[0]) for name in schedules if name != "overlap")
         return
-    yield "colocated", {"all": total, **kept}, hosts[0]
+    yield Place("colocated", {"all": total, **kept}, hosts[0])
     for schedule in schedules:
         for actor in range(1, total):
-            yield from ((schedule, {"actor": actor, "critic": total - actor, **kept}, host) for host in hosts)
+            devices = {"actor": actor, "critic": total - actor, **kept}
+            yield from (Place(schedule, devices, host) for host in hosts)
 
 
-def _plan(
-    config: Config,
-    times: Mapping[str, PhaseTimes],
-    slowdown: float,
-    idle_s: float,
-    layout: Layout,
-    devices: Mapping[str, int],
-    reference: RoleName | None,
-    memory: Mapping[str, float | None],
-) -> Plan:
-    phase_s, laws = {}, set()
-    for name, known in times.items():
-        host = (reference if name == "ref" else host_of(config, name)) or ""
-        phase_s[name], law = known.on(devices.get(host, devices.get("all", 0)))
-        laws.add(law)
-    predicted = step_time(
-        phase_s,
-        idle_s,
-        layout,
-        reference or "actor",
-        num_parts=num_parts(config),
-        response_share=response_share(config),
-        has_reward_group=config.reward_model_host == "reward",
-        slowdown=slowdown,
-    )
-    bubbles = {pool: share for pool, share in predicted.bubbles.items() if pool in devices}
-    return Plan(layout, devices, reference, predicted.step_s, bubbles, memory, tuple(sorted(laws - {""})))
+@dataclass(frozen=True)
+class _StepModel:
+    """Predicts steps of a run from the times of its phases."""
+
+    config: Config
+    times: Mapping[str, PhaseTimes]
+    slowdown: float
+    idle_s: float
+
+    def plan(self, place: Place, memory: Mapping[str, float | None]) -> Plan:
+        phase_s, laws = {}, set()
+        for name, known in self.times.items():
+            host = place.reference if name == "ref" else host_of(self.config, name)
+            phase_s[name], law = known.on(place.devices_of(host or ""))
+            laws.add(law)
+        predicted = step_time(
+            phase_s,
+            self.idle_s,
+            place.layout,
+            place.reference or "actor",
+            num_parts=int(self.config.rollout.stream_groups),
+            response_share=response_share(self.config),
+            has_reward_group=self.config.reward_model_host == "reward",
+            slowdown=self.slowdown,
+        )
+        bubbles = {pool: share for pool, share in predicted.bubbles.items() if pool in place.devices}
+        laws_used = tuple(sorted(laws - {""}))
+        return Plan(place.layout, place.devices, place.reference, predicted.step_s, bubbles, memory, laws_used)
 
 
 class _Memory:
@@ -160,22 +171,22 @@ class _Memory:
         self._config = config
         self._known: dict[object, dict[str, GroupMemory]] = {}
 
-    def of(self, layout: Layout, devices: Mapping[str, int], host: RoleName | None) -> dict[str, float | None]:
-        """GiB of a rank of each group at its peak; ConfigError if the run cannot be laid out so."""
-        roles = self._config.roles
-        counts = {role: devices.get(role, devices.get("all", 0)) for role in roles}
-        key = (*counts.values(), host)
+    def of(self, place: Place) -> dict[str, float | None]:
+        """Returns the GiB of a rank of each group at its peak; ConfigError if the run cannot be laid out so."""
+        roles, trained_roles = self._config.roles, self._config.trained_roles
+        counts = {role: place.devices_of(role) for role in roles}
+        key = (*counts.values(), place.reference)
         if key not in self._known:
-            self._known[key] = self._groups(counts, host)
+            self._known[key] = self._groups(counts, place.reference)
         groups = self._known[key]
         gib: dict[str, float | None] = {}
         for role in roles:
             gib[role] = groups[role].peak.total / GIB if role in groups else None
-        if layout != "colocated":
+        if place.layout != "colocated":
             return gib
-        both = [groups[role] for role in self._config.trained_roles if role in groups]
-        of_rewards = {role: known for role, known in gib.items() if role not in self._config.trained_roles}
-        if len(both) < len(self._config.trained_roles):
+        both = [groups[role] for role in trained_roles if role in groups]
+        of_rewards = {role: known for role, known in gib.items() if role not in trained_roles}
+        if len(both) < len(trained_roles):
             return {"all": None, **of_rewards}
         # One works, the other rests beside it.
         at_rest = [min(terms.total for terms in group.phases.values()) for group in both]
@@ -194,7 +205,7 @@ class _Memory:
         return {group.role: group for group in memory_plan(config, {}).groups}
 
     def _service(self, role: RoleName, count: int) -> dict[str, Any]:
-        """On so many devices: a rank for each GPU; on a CPU as many ranks as before, while they divide the threads."""
+        """Returns ranks for so many devices: one per GPU; on a CPU as many as before, while they divide the threads."""
         service = self._config.services.of(role)
         if service.devices:
             return {"num_processes": count, "devices": list(range(count))}

@@ -1,20 +1,23 @@
 """`python -m controller plan RUN_DIR`: the plans as a table, best first, and what they say in sentences; or as JSON."""
 
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from controller.planner.measured import Measurement, read_measurement
 from controller.planner.plans import Plan, Plans, make_plans
-from splitppo.config.reference_placement import place_reference
+from controller.tracking.plain_text import columns
+from splitppo.config.resolve import auto_reference_host
 
 _MAX_ROWS = 20
+_WIDTH = 120
 _HEAD = ("step s", "vs best", "layout", "actor", "critic", "reference", "idle", "GiB", "scaled by")
 
 
 def run_plan(run_dirs: Sequence[Path], num_devices: int | None, *, as_json: bool) -> str:
-    """What the command prints; ConfigError for a folder or number that cannot be used."""
+    """Returns what the command prints; ConfigError for a folder or number that cannot be used."""
     plans = make_plans([read_measurement(run_dir) for run_dir in run_dirs], num_devices)
     return _as_json(plans) if as_json else _as_text(plans)
 
@@ -46,37 +49,37 @@ def _as_text(plans: Plans) -> str:
     shown = list(plans.rows[:_MAX_ROWS])
     shown += [row for row in (plans.best_split, plans.colocated) if row is not None and row not in shown]
     table = [_HEAD, *(_cells(row, best_s) for row in shown)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(_HEAD))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    lines = columns(table, gap=2)
     if (more := len(plans.rows) - len(shown)) > 0:
         lines.append(f"and {more} slower ones (--json lists all)")
     if plans.refused:
         lines.append(f"{len(plans.refused)} layouts are not possible, the first: {plans.refused[0]}")
-    return "\n".join([_measured(plans.measured, plans.fitted_s), "", *lines, "", *explain(plans)]) + "\n"
+    said = [textwrap.fill(sentence, _WIDTH) for sentence in explain(plans)]
+    return "\n".join([*_measured(plans.measured, plans.fitted_s), "", *lines, "", *said]) + "\n"
 
 
-def _measured(measured: Measurement, fitted_s: float) -> str:
+def _measured(measured: Measurement, fitted_s: float) -> list[str]:
     config = measured.config
     devices = " + ".join(f"{count} {role}" for role, count in measured.devices.items())
     host = f", reference on the {config.reference_host}" if config.reference_host else ""
     phases = ", ".join(f"{name} {seconds:.3g}" for name, seconds in measured.phase_s.items())
-    return (
+    sentences = (
         f"measured: {measured.step_s:.3g} s a step ({config.run.schedule}{host}, {devices}; median of"
-        f" {measured.num_steps} steps); its phases give {fitted_s:.3g} s\nseconds: {phases}, nobody works"
-        f" {measured.idle_s:.3g}"
+        f" {measured.num_steps} steps); its phases give {fitted_s:.3g} s",
+        f"seconds: {phases}, nobody works {measured.idle_s:.3g}",
     )
+    return [textwrap.fill(sentence, _WIDTH) for sentence in sentences]
 
 
 def _cells(plan: Plan, best_s: float) -> tuple[str, ...]:
     idle = " / ".join(f"{share:.0%}" for share in plan.bubbles.values())
     memory = " / ".join("?" if gib is None else f"{gib:.2f}" for gib in plan.memory_gib.values())
-    devices = {name: str(plan.devices.get(name, plan.devices.get("all", "-"))) for name in ("actor", "critic")}
     return (
         f"{plan.step_s:.3g}",
         f"{plan.step_s / best_s:.2f}",
         plan.layout,
-        devices["actor"],
-        devices["critic"],
+        str(plan.devices_of("actor") or "-"),
+        str(plan.devices_of("critic") or "-"),
         plan.reference or "-",
         idle,
         memory,
@@ -85,11 +88,11 @@ def _cells(plan: Plan, best_s: float) -> tuple[str, ...]:
 
 
 def explain(plans: Plans) -> list[str]:
-    """What the table means: split or colocated, what was scaled, and where `auto` puts the reference."""
+    """Explains the table: split or colocated, what was scaled, and where `auto` puts the reference."""
     sentences = []
     split, colocated = plans.best_split, plans.colocated
     if split is not None and colocated is not None:
-        sentences.append(_split_or_colocated(split, colocated))
+        sentences.append(_split_or_colocated(split, colocated, plans.error))
     if plans.slowdown > 1.0:
         sentences.append(
             f"work takes {plans.slowdown:.2f} times as long while the other group works, too, in these runs."
@@ -109,13 +112,30 @@ def explain(plans: Plans) -> list[str]:
     if "a+b/n" in laws:
         sentences.append("a+b/n: a fixed and a divided part, fitted to the runs on several numbers of devices.")
     if plans.measured.config.uses_reference:
-        sentences.append(f"placement.reference: auto is the {place_reference(plans.measured.config)}.")
+        sentences.append(_reference(plans))
     return sentences
 
 
-def _split_or_colocated(split: Plan, colocated: Plan) -> str:
+def _reference(plans: Plans) -> str:
+    auto = f"placement.reference: auto is the {auto_reference_host(plans.measured.config)}"
+    fastest: dict[str, float] = {}
+    for row in plans.rows:
+        if row.layout != "colocated" and row.reference is not None:
+            fastest.setdefault(row.reference, row.step_s)
+    if "critic" not in fastest:
+        return f"{auto}: there is no critic."
+    times = " and ".join(f"{step_s:.3g} s with the reference on the {host}" for host, step_s in sorted(fastest.items()))
+    return f"{auto}; with devices of its own for each model, a step takes at best {times}."
+
+
+def _split_or_colocated(split: Plan, colocated: Plan, error: float) -> str:
     idle = " and ".join(f"the {pool} for {share:.0%}" for pool, share in split.bubbles.items())
     seconds = f"{split.step_s:.3g} s at best against {colocated.step_s:.3g} s"
+    if abs(split.step_s - colocated.step_s) <= error * colocated.step_s:
+        return (
+            f"split placement is as fast as colocated ({seconds}): the prediction of the measured step is off by"
+            f" {error:.1%}, more than they differ{_memory(split, colocated)}."
+        )
     if split.step_s > colocated.step_s:
         why = f"it leaves {idle} of the step idle, while shared devices take one call after the other and never wait"
         return f"split placement is slower than colocated ({seconds}): {why}{_memory(split, colocated)}."

@@ -16,12 +16,12 @@ _ByPlace = dict[tuple[str, int], list[tuple[float, float]]]
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """What is known of one phase: seconds by number of devices; those of the controller's machine are by 0."""
+    """The times of one phase: seconds by number of devices; those of the controller's machine are by 0."""
 
     seconds: Mapping[int, float]
 
     def on(self, num_devices: int) -> tuple[float, str]:
-        """(seconds, the law that they come from; empty: measured).
+        """Returns (seconds, the law that they come from; empty: measured).
 
         Measured on one number n:   t n / devices                      rows are divided, nothing else
         on several:                 fixed + divided / devices          least squares, neither below 0 (Amdahl, 1967)
@@ -65,7 +65,7 @@ def phase_times(measurements: Sequence[Measurement]) -> tuple[dict[str, PhaseTim
 
 
 def _lost_share(by_place: _ByPlace) -> float:
-    """1 - 1 / slowdown: of shared time, the part in which nothing gets done."""
+    """Returns 1 - 1 / slowdown: of shared time, the part in which nothing gets done."""
     together = spread = 0.0
     for runs in by_place.values():
         deviations = np.array(runs) - np.mean(runs, axis=0)

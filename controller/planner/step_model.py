@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from controller.planner.part_shares import part_shares, part_work_shares
 from splitppo.config import Schedule
 from splitppo.config.section import RoleName
-from splitppo.config.streaming import part_shares, part_work_shares
 
 # One pool of devices for both models, one call after the other.
 Layout = Schedule | Literal["colocated"]
@@ -45,7 +45,7 @@ def step_time(
     has_reward_group: bool = False,
     slowdown: float = 1.0,
 ) -> StepTime:
-    """The steady state of steps.
+    """Computes the steady state of steps.
 
         serial, colocated   the sum of all
         gather              generate + max(old [+ ref], values [+ ref] [+ reward model], scores) + adv + max(updates)
@@ -98,24 +98,17 @@ def step_time(
 
 
 def _run(tasks: Sequence[_Task], slowdown: float) -> tuple[list[float], list[float]]:
-    """When each task starts and ends."""
+    """Returns when each task starts and ends."""
     left = [task.work for task in tasks]
     started, ended = [-1.0] * len(tasks), [-1.0] * len(tasks)
     waiting, now = list(range(len(tasks))), 0.0
     while waiting:
-        running: dict[str, int] = {}
-        delays = []
-        for number in waiting:
-            task = tasks[number]
-            is_next = not task.pool or task.pool not in running
-            if task.pool and is_next:
-                running[task.pool] = number  # and nothing behind it, even while it waits
-            if is_next and not task.pool and all(ended[other] >= 0.0 for other in task.after):
-                delays.append(number)
-        ready = [number for number in running.values() if all(ended[other] >= 0.0 for other in tasks[number].after)]
+        # The next of each pool, and nothing behind it, even while it waits; delays wait for no pool.
+        first = {tasks[number].pool or number: number for number in reversed(waiting)}
+        ready = [number for number in first.values() if all(ended[other] >= 0.0 for other in tasks[number].after)]
         both = {"actor", "critic"} <= {tasks[number].pool for number in ready if left[number] > 0.0}
-        rates = {number: 1.0 / slowdown if both and tasks[number].pool != "reward" else 1.0 for number in ready}
-        rates |= dict.fromkeys(delays, 1.0)
+        slowed = ("actor", "critic") if both else ()
+        rates = {number: 1.0 / slowdown if tasks[number].pool in slowed else 1.0 for number in ready}
         step_s = min(left[number] / rate for number, rate in rates.items())
         for number, rate in rates.items():
             started[number] = now if started[number] < 0.0 else started[number]

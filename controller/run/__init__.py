@@ -1,1 +1,1 @@
-"""What a run leaves on disk and comes back from: its folder, state and checkpoints."""
+"""The files of a run, from which it comes back: its folder, state and checkpoints."""

@@ -14,9 +14,10 @@ manifests that it names do not describe is damaged; then the checkpoint before i
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ MARKER = "COMMITTED"
 STATE = "controller.json"
 PREFIX = "global_step_"
 DAMAGED_PREFIX = f"damaged_{PREFIX}"
+_NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 class ControllerPart(BaseModel):
@@ -58,32 +60,45 @@ class CommitMarker(SealedFile):
     Attributes:
         state: the controller's part, controller.json.
         manifests: sha256 of every role's manifest.json.
+        run_id: of the run that saved or adopted it; empty: a version that did not write it.
+        adopted_from: folder and run that `run.resume` took it from.
     """
 
     KIND = "commit marker"
     step: int
     state: FileEntry
     manifests: Mapping[str, str]
+    run_id: str = ""
+    adopted_from: str = ""
 
 
 class CheckpointStore:
-    """The checkpoints folder of a run."""
+    """The checkpoints folder of a run.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        run_id: of the run, whose checkpoints bear it; empty for whoever looks on.
+    """
+
+    def __init__(self, path: Path, run_id: str = "") -> None:
         self.path = path
+        self.run_id = run_id
         self._adopted: tuple[int, Path] | None = None
 
     def folder(self, step: int) -> Path:
-        """Where the checkpoint of `step` lies."""
+        """Returns the folder of the checkpoint of `step`."""
         return self.path / f"{PREFIX}{step}"
 
     def steps(self) -> list[int]:
         """Committed steps, oldest first."""
         return [step for step, folder in sorted(self._folders().items()) if (folder / MARKER).exists()]
 
+    def incomplete_steps(self) -> list[int]:
+        """Steps whose checkpoint was begun and not committed."""
+        return sorted(step for step, folder in self._folders().items() if not (folder / MARKER).exists())
+
     def _folders(self) -> dict[int, Path]:
         folders = {folder.name.removeprefix(PREFIX): folder for folder in self.path.glob(f"{PREFIX}*")}
-        return {int(number): folder for number, folder in folders.items() if number.isdigit()}
+        return {int(number): folder for number, folder in folders.items() if _NUMBER.fullmatch(number)}
 
     def latest_step(self) -> int:
         """The newest committed step, 0 when there is none."""
@@ -104,14 +119,23 @@ class CheckpointStore:
 
         Raises:
             DamagedCheckpoint: something is not as it was committed.
+            ConfigError: it lies here, but another run has saved it.
         """
-        folder = folder or self.folder(step)
+        is_here, folder = folder is None, folder or self.folder(step)
         marker = CommitMarker.read(folder / MARKER)
         if marker.step != step:
             expected = f"expected the commit marker of step {step}"
             raise DamagedCheckpoint(f"{folder / MARKER}: {expected}, found {marker.step}")
         verify_file(folder / STATE, marker.state)
+        if is_here and self._is_foreign(marker):
+            raise ConfigError(
+                f"run.dir: {folder} is a checkpoint of run {marker.run_id}, this is run {self.run_id}: remove it, or"
+                f" adopt it with run.resume={folder}"
+            )
         return {role: read_manifest(folder / role, sha256) for role, sha256 in marker.manifests.items()}
+
+    def _is_foreign(self, marker: CommitMarker) -> bool:
+        return bool(self.run_id) and marker.run_id not in ("", self.run_id)
 
     def newest_whole_step(self) -> int:
         """The newest step whose checkpoint passes `check`; what is newer is set aside. 0 when there is none."""
@@ -161,7 +185,7 @@ class CheckpointStore:
         metrics: Mapping[str, float],
         *,
         manifests: Mapping[str, str],
-        keep: int,
+        keep: int | None,
         best: int | None = None,
     ) -> None:
         """Makes the checkpoint of `step` count, after every role's part is durable.
@@ -172,10 +196,11 @@ class CheckpointStore:
         content = json.dumps({"state": state, "metrics": metrics}, indent=2).encode()
         write_atomically(folder / STATE, content)
         failpoints.hit("save_checkpoint.writing", step)
-        write_atomically(folder / MARKER, CommitMarker(step, FileEntry.of(content), manifests).serialise())
+        marker = CommitMarker(step, FileEntry.of(content), manifests, self.run_id)
+        write_atomically(folder / MARKER, marker.serialise())
         write_atomically(self.path / "latest", f"{step}\n")
         self._mark_best(best)
-        for old_step in self.steps()[:-keep]:
+        for old_step in self.steps()[:-keep] if keep else ():
             if old_step != best:
                 self._remove(old_step)
         self.remove_leftovers()
@@ -192,12 +217,12 @@ class CheckpointStore:
 
     def remove_leftovers(self) -> list[int]:
         """Removes what was never committed, and returns the steps of half pairs; nothing may be saved at this time."""
-        halves = {step: folder for step, folder in self._folders().items() if not (folder / MARKER).exists()}
-        for folder in halves.values():
-            shutil.rmtree(folder, ignore_errors=True)
+        halves = self.incomplete_steps()
+        for step in halves:
+            shutil.rmtree(self.folder(step), ignore_errors=True)
         for temporary in self.path.glob(".*.tmp"):
             temporary.unlink(missing_ok=True)
-        return sorted(halves)
+        return halves
 
     def forget_after(self, step: int) -> None:
         """Removes checkpoints of later steps: a run that resumes from `step` writes them anew."""
@@ -220,7 +245,7 @@ class CheckpointStore:
         """
         prefix, _, number = folder.resolve().name.partition(PREFIX)
         is_complete = (folder / MARKER).exists() and (folder / STATE).exists()
-        if prefix or not number.isdigit() or not is_complete:
+        if prefix or not _NUMBER.fullmatch(number) or not is_complete:
             raise ConfigError(
                 f"run.resume: {folder} is no complete checkpoint; expected auto, disable or a folder"
                 f" {PREFIX}N with the files {STATE} and {MARKER}"
@@ -233,6 +258,8 @@ class CheckpointStore:
                 for role, manifest in manifests.items():
                     verify_files(folder / role, manifest)
                 self._copy(folder, step)
+            elif self._is_foreign(CommitMarker.read(folder / MARKER)):
+                self._mark_adopted(folder, step)
         except DamagedCheckpoint as error:
             raise _named_is_damaged(folder, error) from error
         self._adopted = step, folder
@@ -243,7 +270,15 @@ class CheckpointStore:
         self._remove(step)
         target, without_marker = self.folder(step), shutil.ignore_patterns(MARKER)
         shutil.copytree(folder, target, ignore=without_marker, copy_function=_link_or_copy, dirs_exist_ok=True)
-        write_atomically(target / MARKER, (folder / MARKER).read_bytes())
+        self._mark_adopted(folder, step)
+
+    def _mark_adopted(self, folder: Path, step: int) -> None:
+        """Writes the marker of the checkpoint that `folder` held: this run's from now on, with where it came from."""
+        marker = CommitMarker.read(folder / MARKER)
+        origin = f"{folder.resolve()}, run {marker.run_id or 'unknown'}"
+        adopted = replace(marker, run_id=self.run_id, adopted_from=origin)
+        write_atomically(self.folder(step) / MARKER, adopted.serialise())
+        log.info("adopted the checkpoint of step %d from %s", step, origin)
 
 
 def _named_is_damaged(folder: Path, error: DamagedCheckpoint) -> ConfigError:

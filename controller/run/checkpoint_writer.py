@@ -52,7 +52,7 @@ class CheckpointWriter(BackgroundTask):
         self._on_commit = on_commit
 
     def is_due(self, state: RunState, *, is_last: bool = False) -> bool:
-        """Whether `state.step` is saved.
+        """Returns True if `state.step` is saved.
 
         That is every `checkpoint.save_freq` steps, the last one with `save_last`, and one that is the best so far. The
         last one is the configuration's, or one that `is_last` says is.

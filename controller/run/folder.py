@@ -18,47 +18,53 @@ from typing import Any, Self, TextIO
 import yaml
 
 from controller.run.checkpoint_store import CheckpointStore
-from controller.tracking.step_file import METRICS_FILE, read_metrics
+from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
 from controller.workers.client import WorkerClient
 from splitppo.atomic_write import write_atomically
-from splitppo.config import CodeConfig, Config, ConfigError, dump_config
-from splitppo.config.load import validate
-from splitppo.config.reference_placement import keep_reference
-from splitppo.config.renamed_keys import with_renamed_keys
-from splitppo.config.streaming import keep_stream_groups, resolve_stream_groups
-from splitppo.config.threads import keep_threads, permitted_cores, resolve_threads
+from splitppo.config import Config, ConfigError, dump_config
+from splitppo.config.keys import may_change
+from splitppo.config.load import validate, with_renamed_keys
+from splitppo.config.resolve import resolve_run
+from splitppo.machine.cores import permitted_cores
 
 NONCE_PREFIX = "nonce-"
 _LOCK_FILE = "controller.lock"
 # How long those who ask whether the folder is held are waited for.
 _MAX_QUESTION_S = 5.0
 _POLL_INTERVAL_S = 0.01
-# Keys that say how long, where and how often, but not what is computed: they may differ from the stored config.
-_MICRO_BATCH_KEYS = ("ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu")
-_OF_A_MODEL = (*_MICRO_BATCH_KEYS, "use_remove_padding")
-MUTABLE_KEYS = {
-    *(f"run.{key}" for key in ("dir", "name", "total_steps", "total_epochs", "stop_after_step", "schedule", "resume")),
-    *(f"{model}.{key}" for model in ("actor", "critic", "reward_model") for key in _OF_A_MODEL),
-    *("actor.gradient_checkpointing", "critic.gradient_checkpointing"),
-    "rollout.max_batch_size",
-    *(f"reward.{key}" for key in ("num_workers", "timeout_s", "num_examine", "max_error_rate")),
-    *(f"reward.judge.{key}" for key in ("url", "concurrency", "timeout_s", "retries", "backoff_s", "api_key_env")),
-    *(f"reward.code.{key}" for key in CodeConfig.model_fields if key != "continuous"),
-    *("placement", "evaluation", "checkpoint", "tracking", "services", "debug"),
-}
+_MAX_EPOCH = 2**63 - 1  # on the wire
 
 
 @dataclass(frozen=True)
 class Lease:
-    """What a controller holds while it owns the folder."""
+    """The names under which a controller owns the folder."""
 
     run_id: str
     epoch: int
     nonce: str
 
 
+def read_epoch(record: Path) -> tuple[str, int]:
+    """Run id and epoch of a controller.epoch.
+
+    Raises:
+        ConfigError: it does not hold both. It is not made anew: workers refuse an epoch that goes back.
+    """
+    content = record.read_bytes()
+    with suppress(ValueError, TypeError, KeyError):
+        stored = json.loads(content)
+        run_id, epoch = stored["run_id"], stored["epoch"]
+        if run_id and isinstance(run_id, str) and isinstance(epoch, int) and 0 < epoch < _MAX_EPOCH:
+            return run_id, epoch
+    found = repr(content[:80].decode(errors="replace")) if content else "an empty file"
+    raise ConfigError(
+        f'{record}: expected {{"run_id": "...", "epoch": N}}, got {found}; write into it the last run id and epoch that'
+        f" {record.parent / 'logs' / 'controller_0.log'} names, since workers refuse an epoch that goes back"
+    )
+
+
 def is_held(run_dir: Path) -> bool:
-    """Whether a controller holds the folder now. One that starts while this is asked waits for a moment."""
+    """Returns True if a controller holds the folder now. One that starts while this is asked waits for a moment."""
     try:
         with (run_dir / _LOCK_FILE).open() as lock_file:
             fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -86,7 +92,8 @@ def _hold(lock_file: TextIO) -> None:
 class RunFolder:
     """The folder of one run, held for the life of this object (a context manager).
 
-    Once it is held, `config` has no `auto` any more that is the controller's to resolve.
+    Once it is held, `config` has no `auto` any more that is the controller's to resolve, and `changes` has a line for
+    each key that has another value than at the last start.
 
     Raises:
         ConfigError: another controller is alive in the folder, it belongs to another config, it holds a run and
@@ -98,6 +105,8 @@ class RunFolder:
         self.config_file = self.path / "config.yaml"
         self.checkpoints = CheckpointStore(self.path / "checkpoints")
         self.config = config
+        self.changes: list[str] = []
+        self._config_before = b""
         self.lease = Lease("", 0, "")
         self._lock = ExitStack()
 
@@ -112,6 +121,7 @@ class RunFolder:
                 raise ConfigError(f"run.dir: another controller is running in {self.path}") from None
             self._check_config()
             self.lease = self._take_lease()
+            self.checkpoints.run_id = self.lease.run_id
             self._lock = lock.pop_all()
         return self
 
@@ -123,10 +133,15 @@ class RunFolder:
         with self._lock, suppress(OSError):
             (self.path / self.lease.nonce).unlink(missing_ok=True)
 
+    def put_config_back(self) -> None:
+        """Stores the configuration of the last start again, where nothing is done with this one."""
+        if self._config_before:
+            write_atomically(self.config_file, self._config_before)
+
     def resolve(self) -> Config:
         """The config that a run would be started with, for whoever does not hold the folder."""
         with self._errors_named():
-            return self._resolved(self._stored())
+            return resolve_run(self.config, self._used(self._stored()), permitted_cores())
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
@@ -140,33 +155,34 @@ class RunFolder:
     def _check_config(self) -> None:
         """Refuses a run that this config does not belong to, then resolves and stores the config."""
         stored = self._stored()
-        self.config = self._resolved(stored)
+        used = self._used(stored)
+        self.config = resolve_run(self.config, used, permitted_cores())
         if stored is not None:
             if self.config.run.resume == "disable":
                 advice = "remove it, choose another folder, or set run.resume=auto"
                 raise ConfigError(f"run.dir: {self.path} holds a run already; {advice}")
-            differences = _differences(self._with_later_keys(stored), yaml.safe_load(dump_config(self.config)))
-            if lines := "\n".join(f"  {key}: {old!r} in the folder, {new!r} now" for key, old, new in differences):
-                raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{lines}")
+            before = stored if used is None else yaml.safe_load(dump_config(used))
+            differences = list(_differences(before, yaml.safe_load(dump_config(self.config))))
+            lines = {key: f"{key}: {old!r} in the folder, {new!r} now" for key, old, new in differences}
+            if refused := "\n".join(f"  {line}" for key, line in lines.items() if not may_change(key)):
+                raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{refused}")
+            self.changes = list(lines.values())
+        self._config_before = self.config_file.read_bytes() if stored is not None else b""
         write_atomically(self.config_file, dump_config(self.config))
 
-    def _with_later_keys(self, stored: Any) -> Any:
-        """The stored config with the defaults of keys that its version did not have; as it is where it had others."""
-        with suppress(ConfigError):
-            return yaml.safe_load(dump_config(validate(stored, str(self.config_file))))
-        return stored
+    def _used(self, stored: Any) -> Config | None:
+        """Returns the configuration of the run that is there, with the defaults of keys that its version did not have.
 
-    def _resolved(self, stored: Any) -> Config:
-        config = self.config
-        if stored is not None:
-            with suppress(ConfigError):  # of another version: then its keys are compared, and nothing of it is kept
-                used = validate(stored, str(self.config_file))
-                config = keep_stream_groups(keep_reference(keep_threads(config, used), used), used)
-        return resolve_threads(resolve_stream_groups(config), permitted_cores())
+        None where there is no run, or where its version had keys that this one refuses: then nothing of it is kept.
+        """
+        with suppress(ConfigError):
+            return None if stored is None else validate(stored, str(self.config_file))
+        return None
 
     def _stored(self) -> Any:
         """The config of the run that the folder holds; None where no step was recorded or saved: nothing to protect."""
-        has_history = bool(read_metrics(self.path / METRICS_FILE) or self.checkpoints.steps())
+        lines, _ = (read_metrics(self.path / name) for name in (METRICS_FILE, SAMPLES_FILE))
+        has_history = bool(lines or self.checkpoints.steps())
         if not has_history or not self.config_file.exists():
             return None
         try:
@@ -183,8 +199,7 @@ class RunFolder:
         record = self.path / "controller.epoch"
         run_id, epoch = secrets.token_hex(8), 0
         if record.exists():
-            stored = json.loads(record.read_text(encoding="utf-8"))
-            run_id, epoch = stored["run_id"], stored["epoch"]
+            run_id, epoch = read_epoch(record)
         for left_by_a_crash in self.path.glob(f"{NONCE_PREFIX}*"):
             left_by_a_crash.unlink()
         lease = Lease(run_id, epoch + 1, f"{NONCE_PREFIX}{secrets.token_hex(8)}")
@@ -206,9 +221,7 @@ class RunFolder:
 
 
 def _differences(stored: Any, resolved: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(key, stored value, new value) of every leaf that differs and must not."""
-    if path in MUTABLE_KEYS:
-        return
+    """(key, stored value, new value) of every leaf that differs."""
     if isinstance(stored, dict) and isinstance(resolved, dict):
         for key in {**stored, **resolved}:
             yield from _differences(stored.get(key), resolved.get(key), f"{path}.{key}".lstrip("."))

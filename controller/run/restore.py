@@ -1,4 +1,4 @@
-"""Back to a checkpoint, or past a damaged one: the pair is one thing, so both roles always go to the same step."""
+"""The way back to a checkpoint, or past a damaged one: a pair is one thing, so both roles go to the same step."""
 
 import logging
 from collections.abc import Sequence
@@ -73,6 +73,7 @@ class RestorePoint:
         while True:
             try:
                 manifests = self._store.check(self.step) if self.step else {}
+                self._load()
                 spans = await groups.restore(self.step, manifests)
                 break
             except DamagedCheckpoint as error:
@@ -80,5 +81,4 @@ class RestorePoint:
                 self.step = self._store.newest_whole_step()
         self._store.forget_after(self.step)
         self._was_reached = True
-        self._load()
         return spans

@@ -8,10 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from controller.ppo.entropy import entropy_coeff_in_force, next_entropy_coeff
 from controller.ppo.experience import Experience
 from controller.ppo.kl import next_kl_coef
-from controller.ppo.normalization import Normalization
-from controller.ppo.running_moments import RunningMoments
-from controller.rollout.improvement import Best, Stagnation
-from controller.rollout.results import Accuracy
+from controller.ppo.normalization import Normalization, RunningMoments
+from controller.validation.improvement import Best, Stagnation
+from controller.validation.result import Accuracy
 from splitppo.config import Config
 
 

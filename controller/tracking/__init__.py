@@ -1,1 +1,1 @@
-"""What a run tells: metrics, timeline, logs, display, plots."""
+"""The record of a run: metrics, timeline, logs, display, plots."""

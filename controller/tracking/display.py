@@ -1,10 +1,10 @@
-"""What the user watches: lines for what is done, and on a terminal a live panel below them."""
+"""The display that the user watches: lines for what is done, and on a terminal a live panel below them."""
 
 import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,8 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from controller.rollout.results import Accuracy, ScoredSample
 from controller.tracking.summary import Summary
+from controller.validation.result import Accuracy
+from rewards.samples import sample_text
 from splitppo.config import Config
 from splitppo.config.batch_plan import BatchPlan
 from splitppo.config.phase_plan import phase_plan
@@ -24,11 +25,12 @@ _RECENT_STEPS = 20
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_STEPS = 40
 _SHOWN_CHARACTERS = 1200
-_KL = ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl")  # the first that a step has is shown
+# The first that a step has is shown: to the reference, else of the update.
+_KL = {"actor/reward_kl_penalty": "KL", "actor/kl_loss": "KL", "actor/ppo_kl": "ppo_kl"}
 
 
 def open_display(stream: TextIO | None = None) -> "Display":
-    """The display for a stream (default stdout): with a panel where it is a terminal."""
+    """Opens the display for a stream (default stdout), with a panel if that is a terminal."""
     console = _Console(file=sys.stdout if stream is None else stream, highlight=False)
     return Display(console, has_panel=console.is_terminal and not console.is_dumb_terminal)
 
@@ -45,7 +47,7 @@ class Display:
         self._phases: dict[str, tuple[str, int, int]] = {}
         self._step = self._last_step = 0
         self._metrics: Mapping[str, float] = {}
-        self._rewards: list[float] = []
+        self._rewards: deque[float] = deque(maxlen=_SPARKLINE_STEPS)
         self._moments: deque[tuple[int, float]] = deque(maxlen=_RECENT_STEPS)
         self._accuracy: float | None = None
 
@@ -62,14 +64,14 @@ class Display:
             self._live.start(refresh=True)
 
     def phase(self, pool: str, name: str, done: int, total: int) -> None:
-        """What a pool is doing, on the panel; an empty name means that it is idle."""
+        """Shows what a pool is doing on the panel; an empty name means that it is idle."""
         is_new = self._phases.get(pool, ("", 0, 0))[0] != name
         self._phases[pool] = (name, done, total)
         if is_new or time.monotonic() - self._drawn_s >= _REFRESH_S:
             self._refresh()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is done, with its metrics; those that are missing are not shown."""
+        """Shows a step that is done, with its metrics; those that are missing are not shown."""
         self._step, self._metrics = step, metrics
         if "critic/score/mean" in metrics:
             self._rewards.append(metrics["critic/score/mean"])
@@ -81,24 +83,24 @@ class Display:
         if self._has_panel:
             self._refresh()
         else:
-            self.line(f"step {step}/{self._last_step}  " + "  ".join(map(" ".join, self._figures())))
+            figures = self._figures(metrics.get("val/accuracy"))
+            self.line(f"step {step}/{self._last_step}  " + "  ".join(map(" ".join, figures)))
 
     def validation(self, step: int, accuracy: Accuracy) -> None:
-        """A validation of the policy of this step is done."""
+        """Shows a validation of the policy of this step."""
         self._accuracy = accuracy.overall
         sources = sorted(accuracy.by_source.items()) if len(accuracy.by_source) > 1 else []
         parts = "".join(f"  {source} {value:.3f}" for source, value in sources)
         self.line(f"validation after step {step}: accuracy {accuracy.overall:.3f}{parts}", style="bold green")
 
-    def samples(self, step: int, samples: Sequence[ScoredSample]) -> None:
-        """Shows a few generations."""
+    def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Shows a few rollouts, as `sample_rows` gives them."""
         for number, sample in enumerate(samples, start=1):
-            style = "green" if sample.score > 0 else "red"
-            self.line(f"sample {number} of step {step} ({sample.data_source}), score {sample.score:g}", style=style)
-            fields = {"prompt": sample.prompt, "response": sample.response, "ground truth": str(sample.ground_truth)}
-            for name, text in fields.items():
-                shown = _shortened(printable(text.strip())).replace("\n", "\n    ")
-                self.line(f"  {name}: {shown}", style="bold" if name == "response" else "")
+            style = "green" if sample["score"] > 0 else "red"
+            texts = {name: str(sample[name]).strip() for name in ("prompt", "response", "ground_truth")}
+            shown = {name.replace("_", " "): _shortened(printable(text)) for name, text in texts.items()}
+            heading = f"sample {number} of step {step} ({sample['data_source']}), score {sample['score']:g}"
+            self.line(sample_text(heading, shown), style=style)
 
     def line(self, text: str, style: str = "") -> None:
         """Shows one line, e.g. of the log."""
@@ -107,11 +109,15 @@ class Display:
     def finish(self, summary: Summary) -> None:
         """Shows the end of the run; ends the display."""
         self.close()
+        start = summary.this_start
+        behind = f" from step {start.resumed_at_step} on" if start.resumed_at_step else ""
+        if summary.exit_reason == "bad_input" and not summary.global_step:
+            return  # nothing was trained, and the mistake stands above
         for name, *cells in _result_rows(summary):
             self.line(f"{name:<24}" + "".join(f"{cell:>10}" for cell in cells), "bold" if name == "overall" else "")
         self.line(
-            f"{summary.exit_reason} after step {summary.global_step} in {_clock(summary.wall_s)}"
-            f" ({_clock(summary.train_s)} in steps, {summary.tokens:,} tokens trained)"
+            f"{summary.exit_reason} after step {summary.global_step} in {_clock(start.wall_s)}{behind}"
+            f" ({'in all ' if behind else ''}{_clock(summary.train_s)} in steps, {summary.tokens:,} tokens trained)"
         )
 
     def close(self) -> None:
@@ -125,15 +131,15 @@ class Display:
             self._drawn_s = time.monotonic()
             self._live.refresh()
 
-    def _figures(self) -> list[tuple[str, str]]:
-        """The few numbers that a user follows, by name; those that are known."""
+    def _figures(self, accuracy: float | None) -> list[tuple[str, str]]:
+        """Returns the few numbers that a user follows, by name, as far as they are known."""
         metrics = self._metrics
-        kl = next((metrics[name] for name in _KL if name in metrics), None)
+        kl_label, kl = next(((_KL[name], metrics[name]) for name in _KL if name in metrics), ("KL", None))
         num_tokens, step_s = metrics.get("perf/total_num_tokens"), metrics.get("perf/time_per_step")
         figures = {
             "reward": _number(metrics.get("critic/score/mean")),
-            "accuracy": _number(self._accuracy),
-            "KL": _number(kl, 5),
+            "accuracy": _number(accuracy),
+            kl_label: _number(kl, 5),
             "tokens/s": f"{num_tokens / step_s:,.0f}" if num_tokens is not None and step_s else "",
         }
         if self._moments:
@@ -148,9 +154,11 @@ class Display:
         progress.add_row(
             Text(f"step {self._step}/{self._last_step}", style="bold"),
             ProgressBar(total=max(self._last_step, 1), completed=self._step, width=30),
-            Text(sparkline(self._rewards[-_SPARKLINE_STEPS:]), style="green"),
+            Text(sparkline(self._rewards), style="green"),
         )
-        figures = Text("   ").join(Text.assemble((f"{name} ", "dim"), (text, "bold")) for name, text in self._figures())
+        figures = Text("   ").join(
+            Text.assemble((f"{name} ", "dim"), (text, "bold")) for name, text in self._figures(self._accuracy)
+        )
         pools = Table.grid(padding=(0, 2))
         for pool, (name, done, total) in self._phases.items():
             bar = (ProgressBar(total=total, completed=done, width=20), f"{done}/{total}") if name and total else ()
@@ -182,7 +190,7 @@ def _header(plan: BatchPlan, config: Config, step: int) -> list[str]:
 
 
 def _price_of_a_loss(config: Config, step: int) -> str:
-    """What it costs if a group is lost: the way back to the last checkpoint, or to where this process began."""
+    """Says what a lost group costs: the way back to the last checkpoint, or to where this process began."""
     save_freq = config.checkpoint.save_freq
     first = step + save_freq - step % save_freq if save_freq > 0 else None
     if first is None or first >= config.last_step:
@@ -191,7 +199,7 @@ def _price_of_a_loss(config: Config, step: int) -> str:
 
 
 def _result_rows(summary: Summary) -> list[tuple[str, str, str, str]]:
-    """Held-out accuracy: head, sources (if more than one), overall. Empty where nothing was validated."""
+    """Returns rows of held-out accuracy: head, sources (if more than one), overall. None without a validation."""
     old, new = (
         {} if part is None else {**part.by_source, "overall": part.overall}
         for part in (summary.validation.before, summary.validation.after)
@@ -216,7 +224,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that cannot move the cursor or change colours: control characters as escapes, except line breaks."""
+    """Returns text that cannot move the cursor or change colours: control characters, but line breaks, as escapes."""
     return "".join(
         char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
     )
@@ -230,7 +238,7 @@ def _shortened(text: str) -> str:
 
 
 def _number(value: float | None, digits: int = 3) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+    return "" if value is None else f"{value:z.{digits}f}"
 
 
 def _clock(seconds: float) -> str:

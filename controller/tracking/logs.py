@@ -1,4 +1,4 @@
-"""Where the controller's log lines go: a file in the run folder, and the display, so that they never tear the panel."""
+"""Sends the controller's log lines to a file in the run folder and to the display, where they never tear the panel."""
 
 import logging
 from pathlib import Path

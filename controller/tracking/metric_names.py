@@ -34,6 +34,11 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "without a score from a scorer: it took too long, died, raised; the judge was away, or gave no mark",
         ),
         (
+            "reward/symbolic_{gave_up,skipped}",
+            "answers",
+            "that sympy could not compare in time; and that were compared by spelling alone, after too many of those",
+        ),
+        (
             "reward/code_over_{time,memory,processes,files,output}",
             "answers",
             "code answers that passed this limit of reward.code, and score 0",
@@ -54,6 +59,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "vanilla: share of tokens at the clip, and at the dual clip; other losses: as docs/losses.md says",
         ),
         ("actor/pg_klfrac", "1", "kl_cov: share of tokens with the KL penalty"),
+        ("actor/rollout_rs_masked_fraction", "1", "bypass_mode: share of tokens that rollout_rs rejects in the update"),
         ("actor/policy_loss/<metric>", "1", "of a loss of your own: mean over tokens"),
         ("actor/ppo_kl", "nats", "KL of the policy from the one that sampled, k1 estimate"),
         ("actor/entropy", "nats", "entropy per token"),
@@ -68,6 +74,8 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "Responses": (
         ("response_length/{mean,max,min}", "tokens", "length of a response"),
         ("response_length/clip_ratio", "1", "share of responses as long as is allowed"),
+        ("response_length_non_aborted/{mean,max,min}", "tokens", "the same, of those with any token"),
+        ("response_length_non_aborted/clip_ratio", "1", "the same, of those with any token"),
         ("prompt_length/{mean,max,min}", "tokens", "length of a prompt, over responses"),
         ("prompt_length/clip_ratio", "1", "share of prompts as long as is allowed"),
         ("response/aborted_ratio", "1", "share of responses without any token"),
@@ -95,11 +103,20 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("rollout_corr/log_ppl_{diff,abs_diff,diff_max,diff_min}", "nats", "of a response: trainer - rollout backend"),
         ("rollout_corr/ppl_ratio", "1", "of a response: perplexity by the trainer / by the rollout backend"),
         ("rollout_corr/{chi2_token,chi2_seq}", "1", "mean (p / q)^2 - 1; p: trainer's, q: engine's probability"),
-        ("rollout_corr/rollout_is_{mean,max,min,std}", "1", "importance weight of a token, before truncation"),
-        ("rollout_corr/rollout_is_ratio_fraction_{high,low}", "1", "share of weights over the threshold, under 1 / it"),
+        (
+            "rollout_corr/rollout_is_{mean,max,min,std}",
+            "1",
+            "importance weight of a token as it is applied; sequence: max and min are those before the truncation",
+        ),
+        (
+            "rollout_corr/rollout_is_ratio_fraction_{high,low}",
+            "1",
+            "share of weights that were over the threshold, and under 1 / it or the lower bound",
+        ),
+        ("rollout_corr/rollout_is_oob_ratio", "1", "share of tokens whose weight is 0, being outside of two bounds"),
         ("rollout_corr/rollout_is_eff_sample_size", "1", "share of tokens that weigh as much if weighted equally"),
         ("rollout_corr/rollout_is_seq_{mean,std,max,min,max_deviation}", "1", "mean weight of a response's tokens"),
-        ("rollout_corr/rollout_is_seq_fraction_{high,low}", "1", "share of responses whose mean weight is beyond"),
+        ("rollout_corr/rollout_is_seq_fraction_{high,low}", "1", "share of responses whose mean weight was beyond"),
         ("rollout_corr/rollout_is_batch_norm_factor", "1", "what the truncated weights are divided by"),
         ("rollout_corr/rollout_rs_masked_fraction", "1", "share of tokens that are rejected"),
         ("rollout_corr/rollout_rs_seq_masked_fraction", "1", "share of responses that lose a token"),
@@ -153,11 +170,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     ),
     "Run and validation": (
         ("training/{global_step,epoch}", "1", "step, and passes over the training prompts begun before it"),
-        (
-            "training/phase",
-            "1",
-            "which of algorithm.phases the step belongs to, from 1; 0: to none",
-        ),
+        ("training/phase", "1", "which of algorithm.phases the step belongs to, from 1; 0: to none"),
         ("val/accuracy", "1", "mean over all validation responses of acc, or of the reward where there is no acc"),
         ("val-core/<source>/<variable>/mean@<n>", "1", "mean over n responses per prompt, then over prompts"),
         ("val-aux/<source>/<variable>/{mean,std}@<n>", "1", "mean and deviation of n responses, over prompts"),
@@ -175,7 +188,7 @@ _DECLARED = re.compile("|".join(re.sub(r"\\{(.*?)\\}", lambda m: f"({m[1].replac
 
 
 def check_declared(names: Iterable[str]) -> None:
-    """ValueError if one of the names is not declared."""
+    """Raises ValueError if one of the names is not declared."""
     for name in names:
         if not _DECLARED.fullmatch(name):
             raise ValueError(f"metric {name!r} is not declared in controller/tracking/metric_names.py")

@@ -70,17 +70,17 @@ class Chart:
     ceiling: float | None = None
 
 
-def write_report(run_dir: Path, *, name: str, schedule: str, wall_s: float) -> Path:
+def write_report(run_dir: Path, *, name: str, schedule: str, train_s: float) -> Path:
     """Draws `report.png` from the metrics and the trace in the run folder; returns its path."""
     path = run_dir / "report.png"
     metrics, spans = read_metrics(run_dir / METRICS_FILE), read_trace(run_dir / "trace.json")
-    title = f"{name} · {schedule} schedule · {_duration(wall_s)}"
+    title = f"{name} · {schedule} schedule · {_duration(train_s)} in steps"
     write_atomically(path, render_report(metrics, spans, title=title))
     return path
 
 
 def render_report(metrics: Sequence[Mapping[str, Any]], spans: Sequence[Span], *, title: str) -> bytes:
-    """The report as PNG of 1600 x 1000 pixels, from the lines of metrics.jsonl and the spans of all steps.
+    """Draws the report as PNG of 1600 x 1000 pixels, from the lines of metrics.jsonl and the spans of all steps.
 
     A chart without a metric is left out; a timeline without spans says so.
     """
@@ -106,7 +106,7 @@ def render_report(metrics: Sequence[Mapping[str, Any]], spans: Sequence[Span], *
 
 
 def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """The charts that these metrics can fill."""
+    """Returns the charts that these metrics can fill."""
 
     def curves(labels: Mapping[str, str]) -> dict[str, list[tuple[int, float]]]:
         points = {
@@ -138,7 +138,7 @@ def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def step_to_show(spans: Sequence[Span]) -> int | None:
-    """A typical step: of those with neighbours the one whose calls take nearest to the median of all."""
+    """Returns a typical step: of those with neighbours the step whose calls take nearest to the median of all."""
     calls: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if span.is_call:
@@ -155,7 +155,7 @@ def step_to_show(spans: Sequence[Span]) -> int | None:
 
 
 def times_of(spans: Sequence[Span], step: int) -> tuple[float, float, float]:
-    """When a step began, when the last work for it had ended, and when the next step began, unix seconds.
+    """Returns when a step began, when the last work for it had ended, and when the next step began, unix seconds.
 
     Where the run paused in between, or nothing came after it, the last is the step's own end.
     """
@@ -166,7 +166,7 @@ def times_of(spans: Sequence[Span], step: int) -> tuple[float, float, float]:
 
 
 def _own(spans: Sequence[Span], step: int) -> list[Span]:
-    """A step's calls, its validation and its checkpoint; a restore of it may come much later."""
+    """Returns a step's calls, its validation and its checkpoint; a restore of it may come much later."""
     return [span for span in spans if span.step == step and span.name != "load_checkpoint"]
 
 
@@ -198,7 +198,7 @@ def _draw_chart(axes: Any, chart: Chart) -> None:
 
 
 def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
-    """What each pool did during one step and beside it; the neighbours' work is pale."""
+    """Draws what each pool did during one step and beside it; the neighbours' work is pale."""
     from matplotlib.patches import Patch
 
     step = step_to_show(spans)
@@ -236,7 +236,7 @@ def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
 
 
 def _draw_span(axes: Any, row: int, span: Span, step: int, times: tuple[float, float, float]) -> None:
-    """One bar, and its name where it fits; `times`: the step's start, the first and the last moment that is shown."""
+    """Draws a bar, and its name where that fits; `times`: the step's start, the first and last moment that is shown."""
     start, left, right = times
     begin, end = max(span.started_s, left), min(span.finished_s, right)
     (label, colour, is_dark), own = PHASES[span.name], span.step == step

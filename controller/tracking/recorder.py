@@ -4,16 +4,17 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from statistics import fmean
+from typing import Any
 
-from controller.rollout.results import ScoredSample, ValidationResult
+from controller.ppo.scores import Scores
 from controller.tracking.display import Display
-from controller.tracking.rollout_dump import RolloutDump
-from controller.tracking.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE, StepFile, read_metrics
+from controller.tracking.rollout_dump import RolloutDump, rollout_rows, sample_rows
+from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, StepFile
 from controller.tracking.step_record import StepRecord, metrics_line
-from controller.tracking.summary import Overlap
 from controller.tracking.timeline import Trace
+from controller.validation.result import ValidationResult
 from controller.workers.client import Traffic, WorkerClient
 from controller.workers.span import Span
 from splitppo.config import Config
@@ -39,7 +40,7 @@ class Recorder:
         self._completions: dict[int, asyncio.Future[Mapping[str, float]]] = {}
         self._unpublished: deque[tuple[int, Mapping[str, float]]] = deque()
         self._held_step = -1
-        self._overlapped: dict[int, Mapping[str, float]] = {}
+        self._previous_spans: Sequence[Span] = ()
         self._num_starts = 0
         self._num_repeated_steps = 0
         self._restored_metrics: Mapping[str, float] = {}
@@ -63,6 +64,7 @@ class Recorder:
         self._completions.clear()
         self._unpublished.clear()
         self._held_step = -1
+        self._previous_spans = ()
         self._clients = clients
         restored_step = step or -1
         validates_only = self._config.evaluation.val_only  # the line of the step is written anew, with the validation
@@ -73,10 +75,8 @@ class Recorder:
         self._trace = Trace(self._run_dir / "trace.json", restored_step=restored_step)
         self._trace.add(spans)
         self._dump.cut_back(restored_step)
-        written = {row["step"] for row in read_metrics(self._run_dir / METRICS_FILE)}
-        if metrics is not None and step not in written and not validates_only:
+        if metrics is not None and self._metrics.last_step < step and not validates_only:
             self._log(step, metrics)
-        self._overlapped = {done: line for done, line in self._overlapped.items() if done <= step}
         self.last_step = step
         self._on_line()
 
@@ -124,7 +124,7 @@ class Recorder:
         """Takes a validation into the step's line and spans; that of step 0 has a line of its own."""
         self._display.validation(step, validation.accuracy)
         if self._config.evaluation.dump_generations:
-            self._dump.write("val", step, validation.responses.as_rows())
+            self._dump.write("val", step, rollout_rows(validation.scores))
         if self._open:
             self.current.validation = validation
             self.current.spans += validation.spans
@@ -140,32 +140,24 @@ class Recorder:
         """Makes the line and the spans of the step that is open longest; both its updates are done."""
         record = self._open.popleft()
         self._trace.add(record.spans)
-        spans = [span for span in self._trace.spans if span.step >= record.step - 1]
         metrics = {
-            **metrics_line(record, spans, self._config),
+            **metrics_line(record, [*self._previous_spans, *record.spans], self._config),
             "recovery/num_restarts": float(self._num_starts - 1),
             "recovery/num_repeated_steps": float(self._num_repeated_steps),
         }
-        tracking, scored = self._config.tracking, record.scored
-        assert scored is not None
+        tracking, scores = self._config.tracking, record.scores
+        assert scores is not None
+        self._previous_spans = record.spans
         is_sampled = tracking.sample_freq > 0 and record.step % tracking.sample_freq == 0
-        samples = scored.samples[: tracking.num_samples] if is_sampled else []
+        samples = self._samples_of(scores) if is_sampled else []
         self._write_samples(record.step, record.validation, samples)
         self._unpublished.append((record.step, metrics))
         self._publish()
         self.last_step = record.step
         self._display.samples(record.step, samples)
         if tracking.dump_rollouts:
-            self._dump.write("train", record.step, scored.as_rows())
-        if "overlap/efficiency" in metrics:
-            self._overlapped[record.step] = metrics
+            self._dump.write("train", record.step, rollout_rows(scores))
         self._completions[record.step].set_result(metrics)
-
-    def overlap(self) -> Overlap | None:
-        """Mean over the steps of this process in which both roles were updated; None if there was none."""
-        if not (steps := self._overlapped.values()):
-            return None
-        return Overlap(**{name: fmean(line[f"overlap/{name}"] for line in steps) for name in Overlap.model_fields})
 
     def _publish(self) -> None:
         """Writes and shows the lines up to the one that is held."""
@@ -178,23 +170,16 @@ class Recorder:
         self._metrics.write(step, metrics)
         self._on_line()
 
-    def _write_samples(self, step: int, validation: ValidationResult | None, trained: Sequence[ScoredSample]) -> None:
-        """Writes samples of a step, in front of its metrics: whoever reads these has all of the step."""
-        tracking = self._config.tracking
-        validated = (
-            validation.responses.samples[: tracking.num_samples] if validation and tracking.sample_freq > 0 else []
-        )
-        rows = [
-            dict(
-                zip(
-                    SAMPLE_COLUMNS,
-                    (split, one.data_source, one.prompt, one.response, one.ground_truth, one.score),
-                    strict=True,
-                )
-            )
-            for split, samples in (("train", trained), ("val", validated))
-            for one in samples
-        ]
+    def _samples_of(self, scores: Scores) -> list[dict[str, Any]]:
+        """Returns the first rollouts, as many as are shown of a step."""
+        return list(islice(sample_rows(scores), self._config.tracking.num_samples))
+
+    def _write_samples(
+        self, step: int, validation: ValidationResult | None, trained: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Writes samples of a step, in front of its metrics: a reader of these has all of the step."""
+        validated = self._samples_of(validation.scores) if validation and self._config.tracking.sample_freq > 0 else []
+        rows = [{"split": "train", **sample} for sample in trained] + [{"split": "val", **row} for row in validated]
         if rows:
             self._samples.write(step, {"samples": rows})
 

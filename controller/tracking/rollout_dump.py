@@ -1,15 +1,16 @@
-"""Every rollout as JSONL, if asked: `tracking.dump_rollouts`."""
+"""Rollouts with their scores, as rows of JSONL: all of them (`tracking.dump_rollouts`), or a few as samples."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from controller.ppo.scores import Scores
 from controller.tracking.step_file import json_line
 from splitppo.atomic_write import write_atomically
 
 
 class RolloutDump:
-    """Every rollout of a step in `<run.dir>/rollouts/{train,val}/{step}.jsonl`; the folder is made with the first."""
+    """Writer of all rollouts of a step to `<run.dir>/rollouts/{train,val}/{step}.jsonl`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -23,3 +24,21 @@ class RolloutDump:
         for file in self._directory.glob("*/*.jsonl"):
             if file.stem.isdigit() and int(file.stem) > restored_step:
                 file.unlink()
+
+
+def sample_rows(scores: Scores) -> Iterator[dict[str, Any]]:
+    """Yields data source, texts and score of every response."""
+    for source, text, score in zip(scores.data_sources, scores.texts, scores.scores.tolist(), strict=True):
+        yield {"data_source": source, **vars(text), "score": score}
+
+
+def rollout_rows(scores: Scores) -> Iterator[dict[str, Any]]:
+    """Yields every response as in the rollout files: `sample_rows`, the parts of the score, the scorer's fields."""
+    columns: dict[str, list[Any]] = {}
+    if scores.model_scores is not None:
+        columns |= {"rule_score": scores.rule_scores.tolist(), "model_score": scores.model_scores.tolist()}
+    if len(scores.token_scores.values):
+        columns["token_scores"] = [row.tolist() or None for row in scores.token_scores.rows()]
+    columns |= scores.extra_columns
+    for index, row in enumerate(sample_rows(scores)):
+        yield row | {name: values[index] for name, values in columns.items()}

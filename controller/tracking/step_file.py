@@ -4,7 +4,6 @@ What was written after the step that a run restores is taken back, so that each 
 the run, since these lines are the record from which everything else is drawn.
 """
 
-import itertools
 import json
 import math
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from splitppo.atomic_write import write_atomically
+from splitppo.config_error import ConfigError
 from splitppo.jsonl import read_jsonl
 
 METRICS_FILE = "metrics.jsonl"
@@ -22,13 +22,17 @@ SAMPLE_COLUMNS = ("split", "data_source", "prompt", "response", "ground_truth", 
 
 
 class StepFile:
-    """One JSON object per line and step: {"step": 3, name: value, ...}; numbers that are not finite become null."""
+    """One JSON object per line and step: {"step": 3, name: value, ...}; numbers that are not finite become null.
+
+    Attributes:
+        last_step: of the last line, -1 where there is none.
+    """
 
     def __init__(self, path: Path, restored_step: int = sys.maxsize) -> None:
         """Goes on with an existing file; later steps are removed, and so is a last line that a crash has torn.
 
         A `restored_step` of -1 stands for a run that starts afresh. Whoever reads the file meanwhile sees another one
-        in its place where anything is removed.
+        in its place where anything is removed. Raises ConfigError where `read_metrics` does.
         """
         self._path = path
         content = path.read_bytes() if path.exists() else None
@@ -36,29 +40,48 @@ class StepFile:
         lines = b"".join(map(json_line, kept))
         if lines != (content or b""):
             write_atomically(path, lines)
-        self._last_step = kept[-1]["step"] if kept else -1
+        self.last_step: int = kept[-1]["step"] if kept else -1
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends the line of a step, which is safe on return; ValueError if it does not come after the last one."""
-        if step <= self._last_step:
-            raise ValueError(f"{self._path.name}: step {step} comes after step {self._last_step}")
+        if step <= self.last_step:
+            raise ValueError(f"{self._path.name}: step {step} comes after step {self.last_step}")
         with self._path.open("ab") as file:
             file.write(json_line({"step": step, **values}))
             file.flush()
             os.fsync(file.fileno())
-        self._last_step = step
+        self.last_step = step
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of such a file up to the first one that is torn; null stays None. Empty if there is no file."""
+    """Returns the lines of such a file, without a last one that is torn; null stays None. Empty without a file.
+
+    Raises:
+        ConfigError: another line is broken, or steps do not rise; names file and line.
+    """
     if not path.exists():
         return []
-    rows = (row for _, row in read_jsonl(path, until_torn=True))
-    return list(itertools.takewhile(lambda row: isinstance(row.get("step"), int), rows))
+    rows: list[dict[str, Any]] = []
+    try:
+        for number, row in read_jsonl(path, until_torn=True):
+            place = f"{path}, line {number}"
+            rows.append(check_step(row, place))
+            if rows[1:] and row["step"] <= rows[-2]["step"]:
+                raise ValueError(f"{place}: expected a step after {rows[-2]['step']}, got {row['step']}")
+        return rows
+    except ValueError as error:
+        raise ConfigError(f"{error}; mend or remove this line; nothing was changed") from error
+
+
+def check_step(row: dict[str, Any], place: str) -> dict[str, Any]:
+    """Returns the same row; raises a ValueError that begins with its `place` if it is of no step."""
+    if not isinstance(row.get("step"), int):
+        raise ValueError(f"{place}: expected an integer under step, got {row.get('step')!r}")
+    return row
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
-    """One line of strict JSON: numbers that are not finite become null, arrays lists, unknown types their text."""
+    """Returns a line of strict JSON: numbers that are not finite become null, arrays lists, other types their text."""
     return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str).encode() + b"\n"
 
 

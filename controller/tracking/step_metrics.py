@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from controller.ppo.experience import Experience
 from controller.ppo.masked_stats import Floats, Mask, variance
-from controller.rollout.results import ScoredSample, is_numeric
+from controller.ppo.scores import Scores, is_numeric
 from controller.workers.span import Span, busy_s
 from rewards.code.limits import CODE_LIMIT, Limit
+from rewards.scorers.symbolic import SYMBOLIC, Outcome
 from splitppo.balance import attention_cost, partition
 
 Counts = NDArray[np.integer[Any]]
@@ -56,21 +57,28 @@ def explained_variance(values_N: Floats, returns_N: Floats) -> float:
 def length_metrics(
     prompt_lengths_B: Counts,
     response_lengths_B: Counts,
-    ended_B: Mask,
+    has_eos_B: Mask,
     *,
     max_prompt_length: int,
     max_response_length: int,
 ) -> dict[str, float]:
-    """prompt_length/..., response_length/... and response/...; `ended_B`: the response ends with an EOS token."""
+    """Returns prompt_length/..., response_length/... and response/..., of responses that end with EOS or do not."""
     if not len(response_lengths_B):
         return {}
-    return {
-        **_mean_max_min("response_length", response_lengths_B),
-        "response_length/clip_ratio": float(np.mean(response_lengths_B >= max_response_length)),
+    lengths = {
+        "response_length": response_lengths_B,
+        "response_length_non_aborted": response_lengths_B[response_lengths_B > 0],
+    }
+    metrics: dict[str, float] = {}
+    for name, lengths_R in lengths.items():
+        if len(lengths_R):
+            metrics |= _mean_max_min(name, lengths_R)
+            metrics[f"{name}/clip_ratio"] = float(np.mean(lengths_R >= max_response_length))
+    return metrics | {
         **_mean_max_min("prompt_length", prompt_lengths_B),
         "prompt_length/clip_ratio": float(np.mean(prompt_lengths_B >= max_prompt_length)),
         "response/aborted_ratio": float(np.mean(response_lengths_B == 0)),
-        "response/no_eos_ratio": float(1.0 - np.mean(ended_B)),
+        "response/no_eos_ratio": float(1.0 - np.mean(has_eos_B)),
     }
 
 
@@ -104,15 +112,20 @@ def code_limit_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
     return {f"reward/code_over_{limit.value}": float(extra[CODE_LIMIT].count(limit.value)) for limit in Limit}
 
 
-def reward_model_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
-    """reward/rule/... and reward/model/...: the two parts of the scores; nothing without a reward model."""
-    model = [sample.model_score for sample in samples if sample.model_score is not None]
-    if not model:
+def symbolic_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    """reward/symbolic_...: how many answers sympy could not compare in time, or was not asked to."""
+    found = extra.get(SYMBOLIC, ())
+    return {f"reward/symbolic_{outcome.value}": float(found.count(outcome.value)) for outcome in Outcome}
+
+
+def reward_model_metrics(scores: Scores) -> dict[str, float]:
+    """Returns reward/rule/... and reward/model/...: the two parts of the scores; nothing without a reward model."""
+    if scores.model_scores is None:
         return {}
-    rule = [sample.rule_score for sample in samples if sample.rule_score is not None]
+    has_rule_B = ~np.isnan(scores.rule_scores)
     return {
-        **_mean_max_min("reward/rule", np.array(rule, np.float64)),
-        **_mean_max_min("reward/model", np.array(model, np.float64)),
+        **_mean_max_min("reward/rule", scores.rule_scores[has_rule_B]),
+        **_mean_max_min("reward/model", scores.model_scores),
     }
 
 

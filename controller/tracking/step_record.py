@@ -1,14 +1,14 @@
 """The record of one step while it runs, and the metrics line that it becomes."""
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from controller.ppo.experience import Experience
-from controller.rollout.results import ScoredResponses, ValidationResult
+from controller.ppo.scores import Scores
 from controller.tracking.metric_names import check_declared
 from controller.tracking.step_metrics import (
     balance_metrics,
@@ -18,8 +18,10 @@ from controller.tracking.step_metrics import (
     overlap_metrics,
     reward_extra_metrics,
     reward_model_metrics,
+    symbolic_metrics,
     timing_metrics,
 )
+from controller.validation.result import ValidationResult
 from controller.workers.client import Traffic
 from controller.workers.command import CommandReply
 from controller.workers.span import Parts, Span
@@ -47,7 +49,7 @@ class StepRecord:
     metrics: dict[str, float] = field(default_factory=dict)
     timings_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     spans: list[Span] = field(default_factory=list)
-    scored: ScoredResponses | None = None
+    scores: Scores | None = None
     experience: Experience | None = None
     validation: ValidationResult | None = None
     traffic_before: Traffic = field(default_factory=Traffic)
@@ -95,9 +97,10 @@ class StepRecord:
 
 def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> dict[str, float]:
     """All metrics of a step whose record is closed and whose updates are done; `spans` at least since it began."""
-    experience, scored = record.experience, record.scored
+    experience, scores = record.experience, record.scores
     assert experience is not None
-    assert scored is not None
+    assert scores is not None
+    extra, failures = scores.extra_columns, Counter(scores.failures)
     prompt_lengths, response_lengths = (experience.batch[name].lengths for name in ("prompts", "responses"))
     num_ranks = {role: config.services.of(role).num_processes for role in config.roles}
     metrics = {
@@ -107,15 +110,16 @@ def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> d
         **length_metrics(
             prompt_lengths,
             response_lengths,
-            scored.ended,
+            scores.has_eos,
             max_prompt_length=config.data.max_prompt_length,
             max_response_length=config.data.max_response_length,
         ),
         **balance_metrics(prompt_lengths + response_lengths, num_ranks["actor"]),
-        **reward_extra_metrics(scored.extra),
-        **code_limit_metrics(scored.extra),
-        **reward_model_metrics(scored.samples),
-        **{f"reward/num_{failure.value}": float(scored.failures[failure]) for failure in Failure},
+        **reward_extra_metrics(extra),
+        **code_limit_metrics(extra),
+        **symbolic_metrics(extra),
+        **reward_model_metrics(scores),
+        **{f"reward/num_{failure.value}": float(failures[failure]) for failure in Failure},
         **timing_metrics(
             record.timings_s,
             num_response_tokens=int(response_lengths.sum()),

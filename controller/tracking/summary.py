@@ -1,12 +1,14 @@
 """The end of a run in numbers: `summary.json`, written on every exit but SIGKILL."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from statistics import fmean
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from controller.rollout.improvement import Best
-from controller.rollout.results import Accuracy
+from controller.validation.improvement import Best
+from controller.validation.result import Accuracy
 from splitppo.atomic_write import write_atomically
 
 ExitReason = Literal["completed", "interrupted", "failed", "bad_input"]
@@ -24,11 +26,19 @@ class Validation(_Part):
 
 
 class Overlap(_Part):
-    """How well the two pools worked at the same time, mean over steps."""
+    """The overlap of the two pools' work, mean over all steps of the run."""
 
     efficiency: float = Field(description="share of the shorter update that was hidden behind the longer one")
     bubble_actor: float = Field(description="share of step time in which the actor pool was idle")
     bubble_critic: float = Field(description="share of step time in which the critic pool was idle")
+
+    @classmethod
+    def over(cls, lines: Sequence[Mapping[str, Any]]) -> Self | None:
+        """Returns the mean over the lines of metrics.jsonl in which both roles were updated; None if there is none."""
+        rows = [line for line in lines if line.get("overlap/efficiency") is not None]
+        if not rows:
+            return None
+        return cls(**{name: fmean(row[f"overlap/{name}"] for row in rows) for name in cls.model_fields})
 
 
 class WeightsDigests(_Part):
@@ -38,21 +48,37 @@ class WeightsDigests(_Part):
     critic: str | None = None
 
 
+class ThisStart(_Part):
+    """The part that one controller process has in the run."""
+
+    resumed_at_step: int = Field(ge=0, description="step that it went on from; 0: the initial models")
+    wall_s: float = Field(ge=0.0, description="seconds, start to exit")
+
+
 class Summary(_Part):
-    """What `summary.json` holds."""
+    """The content of `summary.json`: figures of the whole run, all its starts, but for those in `this_start`."""
 
     global_step: int = Field(ge=0, description="last step that both roles committed")
     validation: Validation = Field(default_factory=Validation)
-    wall_s: float = Field(ge=0.0, description="seconds, start to exit of this process")
     train_s: float = Field(ge=0.0, description="seconds in steps, without validation and checkpoints")
     tokens: int = Field(ge=0, description="prompt and response tokens trained on")
     overlap: Overlap | None = Field(None, description="null where no step ran with both roles")
+    this_start: ThisStart
     weights_sha256: WeightsDigests = Field(default_factory=WeightsDigests)
     exit_reason: ExitReason
+    finished: bool = Field(False, description="true once the run has done its last step")
     stopped_early: bool = Field(False, description="by evaluation.early_stop")
     best: Best | None = Field(
         None, description="the best validation, whose checkpoint is kept; null without best_metric"
     )
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Reads the summary that `write` has left; None if there is none that can be read."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            return None
 
     def write(self, path: Path) -> None:
         """Writes the summary atomically."""

@@ -1,6 +1,7 @@
 """The timeline of a run: who worked on what when, in Chrome's trace event format, which Perfetto shows.
 
-`trace.json` is one JSON object with one event per line, so that a step is appended without writing the rest again.
+`trace.json` is one JSON array with one event per line, so that a step is appended without writing the rest again, and
+a write that is cut short does no harm: the format lets the end of an array be missing.
 """
 
 import json
@@ -22,30 +23,30 @@ _PROCESSES = [
     for pid, pool in enumerate(POOLS, start=1)
     for key, value in (("name", pool), ("sort_index", pid))
 ]
-_HEAD = '{"displayTimeUnit": "ms", "traceEvents": [\n'
-_TAIL = "\n]}\n"
+_HEAD = "[\n"
+_TAIL = "\n]"
+# What lies on a line of the timeline is remembered for so many spans: enough for work that is told some steps late.
+_REMEMBERED_SPANS = 256
 
 
 class Trace:
-    """All spans of a run, those of earlier starts included, and their file."""
+    """The file with all spans of a run, those of earlier starts included; memory holds the latest alone."""
 
     def __init__(self, path: Path, *, restored_step: int) -> None:
         """Goes on with the file, cut back to the restored step; -1 starts afresh."""
         self._path = path
-        self.spans = [span for span in read_trace(path) if span.step <= restored_step]
         self._lanes: dict[str, list[list[tuple[float, float]]]] = defaultdict(list)
-        events = [*_PROCESSES, *map(self._event, self.spans)]
+        events = [*_PROCESSES, *(self._event(span) for span in read_trace(path) if span.step <= restored_step)]
         write_atomically(path, _HEAD + ",\n".join(map(json.dumps, events)) + _TAIL)
 
     def add(self, spans: Sequence[Span]) -> None:
-        """Appends spans, in one write, to memory and file."""
+        """Appends spans, in one write."""
         if not spans:
             return
         events = "".join(",\n" + json.dumps(self._event(span)) for span in spans)
         with self._path.open("r+b") as file:
             file.seek(-len(_TAIL), os.SEEK_END)
             file.write((events + _TAIL).encode())
-        self.spans += spans
 
     def _event(self, span: Span) -> dict[str, Any]:
         return {
@@ -60,31 +61,37 @@ class Trace:
         }
 
     def _lane(self, span: Span) -> int:
-        """The first line of the pool that is free meanwhile: events on one line must not overlap."""
+        """Returns the first line of the pool that is free meanwhile: events on one line must not overlap."""
         time, lanes = (span.started_s, span.finished_s), self._lanes[span.pool]
         for number, lane in enumerate(lanes, start=1):
             place = bisect(lane, time)
-            is_free_before = place == 0 or lane[place - 1][1] <= span.started_s
+            is_free_before = lane[place - 1][1] <= span.started_s if place else len(lane) < _REMEMBERED_SPANS
             if is_free_before and (place == len(lane) or span.finished_s <= lane[place][0]):
                 lane.insert(place, time)
+                del lane[:-_REMEMBERED_SPANS]
                 return number
         lanes.append([time])
         return len(lanes)
 
 
 def read_trace(path: Path) -> list[Span]:
-    """The spans of a trace file; a line torn by a crash is left out. Empty if there is no file."""
-    spans: list[Span] = []
+    """Returns the spans of a trace file, without lines that are torn or hold something else; none without a file."""
     if not path.exists():
-        return spans
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            event = json.loads(line.rstrip(","))
-        except ValueError:
-            continue
-        if isinstance(event, dict) and event.get("ph") == "X":
-            start_s, duration_s = event["ts"] / 1e6, event["dur"] / 1e6
-            args = event["args"]
-            parts = args.get("parts", ())
-            spans.append(Span(event["cat"], event["name"], args["step"], start_s, start_s + duration_s, parts))
-    return spans
+        return []
+    spans = []
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                spans.append(_span_of(json.loads(line.rstrip(",\n"))))
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # not a line of ours
+                continue
+    return [span for span in spans if span is not None]
+
+
+def _span_of(event: Any) -> Span | None:
+    """Returns the span that an event of ours stands for; None for metadata."""
+    if event["ph"] != "X":
+        return None
+    POOLS.index(event["cat"])
+    start_s, duration_s, args = event["ts"] / 1e6, event["dur"] / 1e6, event["args"]
+    return Span(event["cat"], event["name"], int(args["step"]), start_s, start_s + duration_s, args.get("parts", ()))

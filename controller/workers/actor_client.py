@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from controller.workers.client import WorkerClient
 from controller.workers.command import CommandReply
-from splitppo.config import Config
+from splitppo.config import Config, DataConfig, RolloutConfig
+from splitppo.config.sections.evaluation import EvaluationConfig
 from splitppo.rpc.errors import Place, WrongPolicy
 from splitppo.v1 import actor_pb2, actor_pb2_grpc, batch_pb2, worker_pb2
 
@@ -80,3 +81,9 @@ def loss_terms(config: Config) -> actor_pb2.LossTerms:
         kl_loss_coef=actor.kl_loss_coef,
         phase=phases[0].label if phases else "",
     )
+
+
+def sampling_params(section: RolloutConfig | EvaluationConfig, data: DataConfig) -> actor_pb2.SamplingParams:
+    """Returns the message that tells Generate how responses are drawn."""
+    drawn = section.model_dump(include={"temperature", "top_p", "top_k"})
+    return actor_pb2.SamplingParams(**drawn, max_response_length=data.max_response_length)

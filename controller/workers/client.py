@@ -21,6 +21,7 @@ from controller.workers.command import (
     ProgressCallback,
     ReconnectDeadline,
     RunningCommand,
+    clock_offset_s,
     repeat_until_answered,
 )
 from splitppo import __version__
@@ -29,7 +30,17 @@ from splitppo.config.section import RoleName
 from splitppo.rpc.codec import encode_messages, receive_batch
 from splitppo.rpc.connection_failures import connection_hint, handshake_failure
 from splitppo.rpc.credentials import PLAINTEXT, Credentials
-from splitppo.rpc.errors import Internal, Place, Unauthenticated, Unavailable, WrongState, WrongStep, error_from_rpc
+from splitppo.rpc.errors import (
+    Busy,
+    DeadlineExceeded,
+    Internal,
+    Place,
+    Unauthenticated,
+    Unavailable,
+    WrongState,
+    WrongStep,
+    error_from_rpc,
+)
 from splitppo.rpc.request_id import PROTOCOL_VERSION, request_id
 from splitppo.rpc.software_version import why_versions_differ
 from splitppo.v1 import (
@@ -61,7 +72,7 @@ _MOVES_THE_STEP = ("Update", "LoadCheckpoint")
 
 @dataclass(frozen=True)
 class Caller:
-    """What a client introduces itself with.
+    """The name and credentials with which a client introduces itself.
 
     Attributes:
         epoch: the controller's fencing token.
@@ -79,7 +90,7 @@ class Caller:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a client has moved so far: bytes of batch columns, and seconds in which PutBatch and GetBatch ran."""
+    """The traffic of a client so far: bytes of batch columns, and seconds in which PutBatch and GetBatch ran."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -96,8 +107,8 @@ class WorkerClient:
     """A worker of any role; for one event loop.
 
     Every method raises WireError (splitppo/rpc/errors.py) with role, step and method in its message. Calls that find
-    the worker unreachable are repeated for `limits.reconnect_timeout_s`; a command is repeated under its request id,
-    so it joins the running one or gets the stored reply.
+    the worker unreachable or busy are repeated for `limits.reconnect_timeout_s`; a command is repeated under its
+    request id, so it joins the running one or gets the stored reply.
     """
 
     role: ClassVar[RoleName]
@@ -167,7 +178,7 @@ class WorkerClient:
                 status = await self._worker.GetStatus(worker_pb2.GetStatusRequest(), timeout=timeout_left_s)
             except grpc.RpcError as failed:
                 error = error_from_rpc(failed)
-                if failed.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                if not isinstance(error, Unavailable | DeadlineExceeded | Busy):
                     raise error.at(Place(role=self.role, method="Handshake")) from failed
                 if because := handshake_failure(error.message):
                     raise Unauthenticated(f"the {self.role} at {self.address} is not trusted: {because}") from failed
@@ -194,12 +205,11 @@ class WorkerClient:
         )
         sent_s = time.time()
         worker: worker_pb2.HandshakeResponse = await self._worker.Handshake(request, timeout=_UNARY_TIMEOUT_S)
-        # The worker read its clock half-way between request and answer, as far as the controller can know.
-        self._clock_offset_s = worker.unix_ns / 1e9 - (sent_s + time.time()) / 2
+        self._clock_offset_s = clock_offset_s(worker.unix_ns / 1e9, sent_s, time.time())
         return worker
 
     async def get_status(self) -> worker_pb2.GetStatusResponse:
-        """What the worker is doing; answered at once, also while the engine is busy."""
+        """Asks what the worker is doing; it answers at once, also while its engine is busy."""
         request = worker_pb2.GetStatusRequest()
         return await self._repeat("GetStatus", None, lambda: self._worker.GetStatus(request, timeout=_UNARY_TIMEOUT_S))
 
@@ -237,8 +247,8 @@ class WorkerClient:
         async def get() -> Batch:
             started_s = time.perf_counter()
             call = self._get_parts(request, timeout=limits.progress_timeout_s)
-            header, batch = await receive_batch(call, limits.max_batch_bytes, message_type=worker_pb2.GetBatchResponse)
-            if header.slot != slot or set(batch.columns) != set(columns):
+            sent, batch = await receive_batch(call, limits.max_batch_bytes, message_type=worker_pb2.GetBatchResponse)
+            if sent != slot or set(batch.columns) != set(columns):
                 raise Internal(f"the worker sent {', '.join(batch.columns)}, asked for {', '.join(columns)}")
             self.traffic += Traffic(bytes_received=batch.num_bytes, transfer_s=time.perf_counter() - started_s)
             return batch

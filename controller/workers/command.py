@@ -13,7 +13,7 @@ import grpc.aio
 
 from controller.workers.span import Span
 from splitppo import failpoints
-from splitppo.rpc.errors import DeadlineExceeded, Internal, Place, Unavailable, WireError, error_from_rpc
+from splitppo.rpc.errors import Busy, DeadlineExceeded, Internal, Place, Unavailable, WireError, error_from_rpc
 from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ ProgressCallback = Callable[[str, str, worker_pb2.Progress], None]  # role, meth
 PartCallback = Callable[[worker_pb2.PartReady], None]
 
 _RETRY_PAUSE_S = 0.1
+_MAX_BUSY_PAUSE_S = 1.6
 _END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
@@ -31,7 +32,7 @@ class Limits:
 
     Attributes:
         progress_timeout_s: longest silence of a running command, and longest duration of any other call.
-        reconnect_timeout_s: how long an unreachable worker is called again under the same request id.
+        reconnect_timeout_s: how long a worker that is unreachable or busy is called again under the same request id.
         max_batch_bytes: largest batch taken from a worker.
         grace_s: waited longer for a silent command: the worker's own heartbeat can name the rank that hangs.
     """
@@ -84,7 +85,9 @@ class CommandReply:
 
 
 class ReconnectDeadline:
-    """Until when an unreachable worker is called again: the first failure since its last sign of life sets it."""
+    """Until when a worker that is unreachable or busy is called again: the first failure since its last sign of life
+    sets it.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -103,12 +106,14 @@ class ReconnectDeadline:
 
 
 async def repeat_until_answered(attempt: Callable[[], Awaitable[T]], deadline: ReconnectDeadline, place: Place) -> T:
-    """Makes a call, again after UNAVAILABLE and DEADLINE_EXCEEDED, until the worker answers or the deadline has passed.
+    """Makes a call, again where the worker is unreachable or busy, until it answers or the deadline has passed.
+
+    A busy one is left alone for longer each time.
 
     Only for calls that may be made twice: reads, and commands that carry a request id. Raises WireError: what the
     worker answered, or the last failure to reach it.
     """
-    is_repeated = False
+    is_repeated, pause_s = False, _RETRY_PAUSE_S / 2
     while True:
         try:
             return await attempt()
@@ -116,14 +121,15 @@ async def repeat_until_answered(attempt: Callable[[], Awaitable[T]], deadline: R
             error = error_from_rpc(failed, place)
             if isinstance(error, Unavailable):
                 error.at(Place(rank=0))  # who does not answer
-            if not isinstance(error, Unavailable | DeadlineExceeded) or deadline.has_passed():
+            if not isinstance(error, Unavailable | DeadlineExceeded | Busy) or deadline.has_passed():
                 raise error from failed
+            pause_s = min(2.0 * pause_s, _MAX_BUSY_PAUSE_S) if isinstance(error, Busy) else _RETRY_PAUSE_S
             if not is_repeated:
                 log.warning("calling again: %s", error)
             is_repeated = True
         except WireError as error:
             raise error.at(place)  # noqa: B904 - the same error
-        await asyncio.sleep(_RETRY_PAUSE_S)
+        await asyncio.sleep(pause_s)
 
 
 @dataclass
@@ -231,10 +237,21 @@ class RunningCommand:
         raise DeadlineExceeded(message, Place(phase=self._phase, rank=0 if now is None else None))
 
 
+def clock_offset_s(worker_s: float, sent_s: float, answered_s: float) -> float:
+    """Returns a worker's clock minus ours, in seconds, from the time that it told in answer to a request.
+
+    The worker read its clock between request and answer. Where its time lies between them as well, the clocks cannot
+    be told apart, and the offset is 0: on one machine spans are compared exactly, however long the answer took.
+    """
+    if sent_s <= worker_s <= answered_s:
+        return 0.0
+    return worker_s - (sent_s + answered_s) / 2
+
+
 def _on_our_clock(
     engine: worker_pb2.EngineTime, clock_offset_s: float, sent_s: float, answered_s: float
 ) -> tuple[float, float]:
-    """When the engine began and ended its work, on the controller's clock.
+    """Returns when the engine began and ended its work, on the controller's clock.
 
     The offset is known to half a round trip only, but the work lies between request and reply: calls made one after
     the other never seem to overlap.

@@ -48,7 +48,7 @@ class BackgroundTask:
 
     @property
     def is_pending(self) -> bool:
-        """Whether work was started that nobody has joined yet."""
+        """True if work was started that nobody has joined yet."""
         return self._task is not None
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -19,10 +19,13 @@ from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any
 
+import psutil
+
 from controller.workers.concurrency import gather_calls
 from splitppo.config import Config
 from splitppo.config.section import RoleName
-from splitppo.process_tree import is_running, kill, kill_tree, start_time, wait_gone
+from splitppo.machine.host_memory import num_oom_kills
+from splitppo.machine.process_tree import find_processes, is_running, kill, kill_tree, wait_gone
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE, BearerTokens
 from splitppo.rpc.secret_files import write_secret
 
@@ -31,13 +34,16 @@ log = logging.getLogger(__name__)
 STOP_GRACE_S = 30.0
 LIFELINE_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 30.0  # a process that is deep in a driver may need a while
+CULPRIT_TIMEOUT_S = 15.0  # the other ranks of a group go before torchrun says which was the first
 POLL_INTERVAL_S = 0.05
 TAIL_LINES = 20
 BAD_INPUT_EXIT = 2
-TORCHRUN = (sys.executable, "-m", "services.runtime.torchrun")
+TORCHRUN = (sys.executable, "-m", "services.runtime.group.torchrun")
 
-# What our torchrun says of the first rank that failed (services/runtime/closed_group.py).
-_CULPRIT = re.compile(r"^error: (rank (\d+) (?:ended with exit code \d+|was ended by \w+))$", re.MULTILINE)
+# What our torchrun says of the first rank that failed (services/runtime/group/closed_group.py).
+_CULPRIT = re.compile(
+    r"^error: (rank (\d+) (?:ended with exit code \d+|was ended by \w+(, by the kernel .+)?))$", re.MULTILINE
+)
 _ENDED_BY_SIGNAL = 128  # and more: of a rank, by its exit code
 _BAD_INPUT = re.compile(r"^error: (.*)$", re.MULTILINE)
 
@@ -57,7 +63,7 @@ class GroupFailed(Exception):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a group can be reached and which processes it consists of, as its rank 0 announced it."""
+    """The address and the processes of a group, as its rank 0 announced them."""
 
     role: RoleName
     address: str
@@ -91,7 +97,8 @@ class LocalGroup:
         )
         self._secrets = secrets
         self._process: asyncio.subprocess.Process | None = None
-        self._rank_starts: dict[int, int] = {}  # of each announced rank, by its pid
+        self._ranks: list[psutil.Process] = []  # those that were there when they had announced themselves
+        self._num_oom_kills = 0  # on this machine, before the group was started
 
     @property
     def has_ended(self) -> bool:
@@ -101,10 +108,11 @@ class LocalGroup:
     @property
     def is_gone(self) -> bool:
         """True when nobody answers any more: torchrun has exited, or a rank that has announced itself has ended."""
-        return self.has_ended or len(self._living_ranks()) < len(self._rank_starts)
+        num_ranks = len(self.endpoint.processes) if self.endpoint else 0
+        return self.has_ended or len(self._living_ranks()) < num_ranks
 
-    def _living_ranks(self) -> list[int]:
-        return [pid for pid, started in self._rank_starts.items() if is_running(pid, started)]
+    def _living_ranks(self) -> list[psutil.Process]:
+        return [rank for rank in self._ranks if is_running(rank)]
 
     async def start(self) -> Endpoint:
         """Starts the group, unless it runs, and waits until its rank 0 takes calls; else GroupFailed."""
@@ -112,11 +120,11 @@ class LocalGroup:
             await self._start_torchrun()
         if self.endpoint is None:
             self.endpoint = await self._announced()
-            self._rank_starts = {process["pid"]: start_time(process["pid"]) for process in self.endpoint.processes}
+            self._ranks = find_processes(process["pid"] for process in self.endpoint.processes)
         return self.endpoint
 
     async def _start_torchrun(self) -> None:
-        self.endpoint, self._rank_starts = None, {}
+        self.endpoint, self._ranks, self._num_oom_kills = None, [], num_oom_kills()
         self._announcement.unlink(missing_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
         for old_log in self._logs.glob(f"{self.role}_[0-9]*.log"):
@@ -172,6 +180,14 @@ class LocalGroup:
             was_killed=exit_code is not None and (exit_code < 0 or exit_code > _ENDED_BY_SIGNAL),
         )
 
+    async def oom_kill(self) -> str | None:
+        """Returns the rank that the kernel has killed for want of memory, as torchrun names it; None if none."""
+        if num_oom_kills() == self._num_oom_kills or not self.is_gone:
+            return None
+        await self._ended_within(CULPRIT_TIMEOUT_S)
+        found = _CULPRIT.search(_read(self._torchrun_log))
+        return f"{self.role} {found[1]}" if found and found[3] else None
+
     async def stop(self) -> None:
         """Ends the group: drain by SIGTERM, then the lifeline, then SIGKILL."""
         if self._process is None:
@@ -194,11 +210,11 @@ class LocalGroup:
             pid = self._process.pid if self._process else None
             log.error("torchrun (pid %s) of the %s group cannot be ended", pid, self.role)
         elif left := await wait_gone(victims, KILL_TIMEOUT_S):
-            log.error("processes %s of the %s group cannot be ended", left, self.role)
-        self._process, self.endpoint, self._rank_starts = None, None, {}
+            log.error("processes %s of the %s group cannot be ended", [one.pid for one in left], self.role)
+        self._process, self.endpoint, self._ranks = None, None, []
 
-    def kill(self) -> list[int]:
-        """SIGKILL to torchrun and every rank of it that still runs, without waiting; returns their pids."""
+    def kill(self) -> list[psutil.Process]:
+        """Sends SIGKILL to torchrun and every rank of it that still runs, without waiting; returns all of them."""
         ranks = self._living_ranks()
         return kill(ranks) if self._process is None or self.has_ended else kill_tree(self._process.pid, ranks)
 

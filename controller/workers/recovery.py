@@ -1,4 +1,4 @@
-"""When a run recovers by itself, and how often: lost groups, updates that failed half-way."""
+"""The rules by which a run recovers by itself, and how often: lost groups, updates that failed half-way."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -32,29 +32,36 @@ MAX_REPLAYS = 2
 
 
 class RestartBudget:
-    """How many recoveries are left: `max_restarts` without progress, a step that was never done before, in between.
+    """The recoveries that are left: `max_restarts` without progress, a step that was never done before, in between.
 
-    The pause before the first of them is `backoff_s`; it doubles with each further one.
+    The pause before the first of them is `backoff_s`; it doubles with each further one. There is one for a rank that
+    the kernel killed for want of memory: it would need the same memory at the same place again.
     """
 
     def __init__(self, max_restarts: int, backoff_s: float) -> None:
         self._max_restarts = max_restarts
         self._backoff_s = backoff_s
-        self._num_taken = 0
+        self._num_taken = self._num_oom_kills = 0
         self._best_step = 0
 
-    def take(self, last_step: int) -> float | None:
-        """Takes one recovery after `last_step`; returns the pause before it in seconds, None if there is none left."""
+    def take(self, last_step: int, *, is_oom_kill: bool = False) -> float | str:
+        """Takes one recovery after `last_step`: the pause before it in seconds, or why there is none left."""
         if last_step > self._best_step:
-            self._best_step, self._num_taken = last_step, 0
+            self._best_step, self._num_taken, self._num_oom_kills = last_step, 0, 0
+        self._num_oom_kills += is_oom_kill
+        if self._num_oom_kills == 2:
+            return (
+                "that is the second time without a new step, and it would happen again: --check estimates the memory of"
+                " each phase, docs/operations.md says what lowers it"
+            )
         if self._num_taken == self._max_restarts:
-            return None
+            return f"services.max_restarts ({self._max_restarts}) recoveries without a new step are spent"
         self._num_taken += 1
         return min(self._backoff_s * 2.0 ** (self._num_taken - 1), MAX_BACKOFF_S)
 
 
 def ends_by_restart(error: Exception, *, was_connected: bool, has_lost_group: bool) -> bool:
-    """Whether the run can go on after an error of a group, from the last common checkpoint.
+    """Returns True if the run can go on after an error of a group, from the last common checkpoint.
 
     Before all groups were connected only one that was killed is tried again: one that fails by itself, or refuses its
     input, will do so again. Later on the same input has worked before. Where a group was lost, what the others say of

@@ -32,7 +32,7 @@ class Span:
 
     @property
     def is_call(self) -> bool:
-        """Whether it is a call of the step itself, and not a validation, checkpoint or restore beside it."""
+        """True if it is a call of the step itself, and not a validation, checkpoint or restore beside it."""
         return self.name not in _BESIDE_STEPS
 
 

@@ -89,12 +89,12 @@ class WorkerGroups:
 
     @property
     def clients(self) -> Sequence[WorkerClient]:
-        """Of the connected workers, actor first."""
+        """The clients of the connected workers, actor first."""
         return [] if self._workers is None else self._workers.clients
 
     @property
     def trained(self) -> Sequence[WorkerClient]:
-        """Those of them that train a model."""
+        """The clients of the connected workers that train a model, actor first."""
         return [] if self._workers is None else self._workers.trained
 
     async def connect(self) -> Workers:
@@ -135,13 +135,18 @@ class WorkerGroups:
         self._was_connected = True
 
     def can_recover(self, error: Exception) -> bool:
-        """Whether the run can go on after this error, from the last common checkpoint."""
+        """Returns True if the run can go on after this error, from the last common checkpoint."""
         return ends_by_restart(error, was_connected=self._was_connected, has_lost_group=bool(self._gone_roles()))
 
     def _gone_roles(self) -> set[str]:
         """Roles whose group we started, and which has ended, or one of its ranks has."""
         groups = self._launcher.groups if self._launcher else {}
         return {role for role, group in groups.items() if group.is_gone}
+
+    async def oom_kill(self) -> str | None:
+        """Returns the rank of a group that we started which the kernel has killed for want of memory; else None."""
+        groups = self._launcher.groups.values() if self._launcher else ()
+        return next(filter(None, await asyncio.gather(*(group.oom_kill() for group in groups))), None)
 
     async def watch(self) -> NoReturn:
         """Never returns; so that a group that ends is noticed at once, not by the next call to it.
@@ -226,7 +231,7 @@ class WorkerGroups:
 
 
 def configured_addresses(config: Config) -> dict[RoleName, str]:
-    """Where the groups are that somebody else starts; ConfigError if the configuration does not say."""
+    """Returns the addresses of groups that somebody else starts. ConfigError if the configuration lacks one."""
     addresses = {role: config.services.of(role).address for role in config.roles}
     for role, address in addresses.items():
         if not address:

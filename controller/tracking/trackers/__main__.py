@@ -13,14 +13,14 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
+from contextlib import suppress
 from typing import TextIO
 
 from controller.tracking.trackers.catalog import connect
 from controller.tracking.trackers.checks import problem
 from controller.tracking.trackers.feed import Feed
 from controller.tracking.trackers.protocol import Order
-from splitppo.process_tree import descendants, kill
+from rewards.code.tree import children_of
 
 log = logging.getLogger("controller.tracking.trackers")
 
@@ -44,7 +44,8 @@ def feed(order: Order) -> int:
         signal.signal(number, signal.SIG_IGN)
     _divide_output()
     ending = _Ending(order.flush_timeout_s)
-    with (_made(folder / "trackers") / "lock").open("a") as lock:
+    (folder / "trackers").mkdir(parents=True, exist_ok=True)
+    with (folder / "trackers" / "lock").open("a") as lock:
         if not _locked(lock, ending):
             log.warning("another process is feeding the trackers of %s", folder)
             return 1
@@ -62,7 +63,7 @@ def feed(order: Order) -> int:
 
 
 class _Ending:
-    """When no more lines are written: once standard input has ended."""
+    """The time after which no more lines are written: it begins once standard input has ended."""
 
     def __init__(self, timeout_s: float) -> None:
         self.has_begun = threading.Event()
@@ -108,9 +109,13 @@ def _divide_output() -> None:
     log.setLevel(logging.DEBUG)
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def _kill_clients() -> None:
+    """Sends SIGKILL to all processes that clients have started."""
+    below = children_of(os.getpid())
+    for pid in below:
+        below += children_of(pid)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
@@ -118,5 +123,5 @@ if __name__ == "__main__":
     sys.stdout.flush()
     logging.shutdown()
     if status == 1:
-        kill(descendants(os.getpid()))  # of clients that still try
+        _kill_clients()  # which still try
     os._exit(status)  # clients wait for their servers in exit handlers

@@ -1,4 +1,4 @@
-"""What keeps a tracker from being used at all, seen before anything starts: a package, a login, an address."""
+"""Checks that a tracker can be used, before anything starts: its package, its login, its address."""
 
 import importlib.util
 import os
@@ -15,8 +15,11 @@ _PACKAGES = {
 }
 
 
+_MLFLOW_SERVERS = ("http", "https", "databricks")
+
+
 def problem(name: str) -> str | None:
-    """Why a tracker cannot be used from this Python, in one sentence; None if it can. Asks no server."""
+    """Says in a sentence why a tracker cannot be used from this Python; None if it can. Asks no server."""
     packages, remedy = _PACKAGES[name]
     if missing := [package for package in packages if not _is_installed(package)]:
         return f"{name} needs {' and '.join(missing)}, which {sys.executable} does not have: {remedy}"
@@ -24,7 +27,8 @@ def problem(name: str) -> str | None:
         case "wandb":
             return _wandb()
         case "mlflow":
-            return _mlflow()
+            uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+            return mlflow_problem(uri, has_database=importlib.util.find_spec("sqlalchemy") is not None)
         case "swanlab":
             return _swanlab()
     return None
@@ -43,11 +47,20 @@ def _wandb() -> str | None:
     return "wandb has no API key: set WANDB_API_KEY, call `wandb login`, or set WANDB_MODE=offline"
 
 
-def _mlflow() -> str | None:
-    # The small client, mlflow-skinny, has no database of its own.
-    if os.environ.get("MLFLOW_TRACKING_URI") or importlib.util.find_spec("sqlalchemy"):
+def mlflow_problem(uri: str, *, has_database: bool) -> str | None:
+    """Says why the server or store of MLFLOW_TRACKING_URI cannot be used; None if it can.
+
+    Without `has_database` the client is the small one, mlflow-skinny, which only speaks to servers.
+    """
+    scheme = uri.partition(":")[0]
+    if scheme in _MLFLOW_SERVERS or has_database:
         return None
-    return "mlflow has no server: set MLFLOW_TRACKING_URI to its address"
+    if not uri:
+        return "mlflow has no server: set MLFLOW_TRACKING_URI to its address"
+    return (
+        f"MLFLOW_TRACKING_URI begins with {scheme}:, which the client without a database (mlflow-skinny) cannot use:"
+        " expected the http address of a server, or pip install mlflow in a Python that tracking.python names"
+    )
 
 
 def _swanlab() -> str | None:

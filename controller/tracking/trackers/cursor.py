@@ -1,4 +1,4 @@
-"""How far a tracker has been fed, kept in the run folder."""
+"""The position of a tracker, kept in the run folder."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -26,14 +26,14 @@ class Cursor:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The position that the file holds; the start where there is no file, or none that can be read."""
+        """Returns the position that the file holds; the start if there is no file, or none that can be read."""
         try:
             return cls(path, **json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return cls(path)
 
     def moved(self, **changes: Any) -> Self:
-        """The cursor with `changes`, stored."""
+        """Stores the cursor with `changes`, and returns it."""
         moved = replace(self, **changes)
         fields = asdict(moved)
         del fields["path"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from controller.tracking.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE
 from controller.tracking.trackers.cursor import Cursor
-from controller.tracking.trackers.protocol import Run, Tracker
+from controller.tracking.trackers.protocol import Run, Tracker, reason_of
 from controller.tracking.trackers.step_reader import StepReader
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,6 @@ POLL_INTERVAL_S = 0.5
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 MAX_ENDING_PAUSE_S = 2.0  # a server that comes back while the end of the run waits for it is heard of soon
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # which no pause mends
-_MAX_REASON = 300  # characters
 
 Connect = Callable[[str, Run, int], Tracker]
 
@@ -95,7 +94,7 @@ class Feed:
             log.info("tracker %s is back, and has every step up to %d", self.name, self._cursor.step)
 
     def _connected(self) -> Tracker:
-        """A new connection, and the files from their beginning: only what the tracker lacks is sent."""
+        """Makes a connection, and begins the files anew: only what the tracker lacks is sent."""
         tracker = self._connect(self.name, self._run, self._cursor.step)
         if tracker.last_step is not None:
             self._cursor = self._cursor.moved(step=tracker.last_step)
@@ -104,7 +103,7 @@ class Feed:
         return tracker
 
     def _samples_of(self, step: int) -> list[list[Any]]:
-        """What samples.jsonl holds of a step, which is written before the step's metrics are."""
+        """Returns what samples.jsonl holds of a step, which is written before the step's metrics are."""
         while (row := self._samples.peek()) is not None and row["step"] < step:
             self._samples.take()
         if row is None or row["step"] != step:
@@ -125,7 +124,7 @@ class Feed:
         self.is_done = True
 
     def _has_failed(self) -> bool:
-        """Whether the run has failed: so says its summary, or there is none of its last steps."""
+        """Returns True if the run has failed: its summary says so, or there is none of its last steps."""
         summary, lines = self._run.folder / "summary.json", self._run.folder / METRICS_FILE
         if not summary.exists() or summary.stat().st_mtime_ns < lines.stat().st_mtime_ns:
             return True
@@ -136,6 +135,6 @@ class Feed:
         self._tracker = None
         if not self._is_failing:
             self._is_failing = True
-            reason = " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__
-            log.warning("tracker %s: %s; the run goes on, and what it lacks is sent later", self.name, reason)
+            sentence = "tracker %s: %s; the run goes on, and what it lacks is sent later"
+            log.warning(sentence, self.name, reason_of(error))
             log.debug("tracker %s", self.name, exc_info=error)

@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
 from controller.tracking.step_file import SAMPLE_COLUMNS
-from controller.tracking.trackers.protocol import Run
+from controller.tracking.trackers.protocol import Run, Tracker, reason_of
+from splitppo.dotted_keys import leaves
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ _STEP = "training/global_step"  # in every step's metrics, so that the server sa
 _MAX_PARAMS, _MAX_PARAM_LENGTH = 100, 500  # of one request; of a value, in the oldest servers
 
 
-class MlflowTracker:
+class MlflowTracker(Tracker):
     """One MLflow run over all starts, found by its tag; the experiment is the project."""
 
     def __init__(self, run: Run) -> None:
@@ -41,7 +42,7 @@ class MlflowTracker:
         else:
             tags = {RUN_ID_TAG: run.id}
             self._run_id = self._client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id
-            params = (Param(_name(key), str(value)[:_MAX_PARAM_LENGTH]) for key, value in _leaves(run.config))
+            params = (Param(_name(key), str(value)[:_MAX_PARAM_LENGTH]) for key, value in leaves(run.config))
             while batch := list(islice(params, _MAX_PARAMS)):
                 self._client.log_batch(self._run_id, params=batch)
         history = self._client.get_metric_history(self._run_id, _STEP) if found else []
@@ -52,7 +53,7 @@ class MlflowTracker:
         """Sends a step in one request, which the server takes whole or not at all; samples as a table before it."""
         if samples:
             table = json.dumps({"columns": SAMPLE_COLUMNS, "data": samples}, ensure_ascii=False)
-            self._log_text(table, f"samples/step_{step:06}.json")
+            self._store(lambda: self._client.log_text(self._run_id, table, f"samples/step_{step:06}.json"))
         now_ms = int(time.time() * 1000)
         values = {_name(name): float(value) for name, value in metrics.items()} | {_STEP: float(step)}
         self._client.log_batch(self._run_id, [Metric(name, value, now_ms, step) for name, value in values.items()])
@@ -61,10 +62,6 @@ class MlflowTracker:
         """Sends the report among the run's files."""
         self._log_file(report)
 
-    def rewind(self) -> bool:
-        """MLflow keeps what it has."""
-        return False
-
     def close(self, *, has_failed: bool) -> None:
         """Marks the run as ended."""
         self._client.set_terminated(self._run_id, "FAILED" if has_failed else "FINISHED")
@@ -72,9 +69,6 @@ class MlflowTracker:
     def _log_file(self, file: Path) -> None:
         if file.exists():
             self._store(lambda: self._client.log_artifact(self._run_id, str(file)))
-
-    def _log_text(self, text: str, name: str) -> None:
-        self._store(lambda: self._client.log_text(self._run_id, text, name))
 
     def _store(self, send: Callable[[], None]) -> None:
         """Sends a file; where the server answers and its storage of files does not, metrics go on without files."""
@@ -85,17 +79,9 @@ class MlflowTracker:
         except Exception as error:  # noqa: BLE001 - of whatever package the storage needs
             self._client.get_run(self._run_id)
             self._takes_files = False
-            log.warning("tracker mlflow takes no files, and goes on without: %s", " ".join(str(error).split())[:500])
+            log.warning("tracker mlflow takes no files, and goes on without: %s", reason_of(error))
 
 
 def _name(name: str) -> str:
-    """A name that MLflow allows; @ becomes _at_, as in verl."""
+    """Returns a name that MLflow allows; @ becomes _at_, as in verl."""
     return re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"), flags=re.ASCII)
-
-
-def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value

@@ -18,7 +18,7 @@ import yaml
 
 from controller.tracking.trackers.protocol import Order, Run
 from splitppo.config import Config, ConfigError, TrackingConfig, dump_config
-from splitppo.process_tree import kill_tree
+from splitppo.machine.process_tree import kill_tree
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class TrackerProcess:
 
 
 def make_order(config: Config, run_dir: Path, run_id: str) -> Order:
-    """What the tracker process of a run is asked to do."""
+    """Returns what the tracker process of a run is asked to do."""
     tree = yaml.safe_load(dump_config(config))
     run = Run(run_id, config.run.name, config.tracking.project, run_dir.absolute(), tree)
     return Order(run, config.tracking.trackers, config.tracking.flush_timeout_s)
@@ -115,7 +115,7 @@ def start(config: TrackingConfig, order: Order, *, output: int | None = subproce
 
 
 def check_trackers(config: TrackingConfig) -> None:
-    """ConfigError if the package, the login or the address of a tracker is missing; no server is asked."""
+    """Raises ConfigError if the package, the login or the address of a tracker is missing; asks no server."""
     names = [name for name in config.trackers if name != "tensorboard" or config.python]  # it comes with the controller
     if not names:
         return
@@ -132,7 +132,7 @@ def check_trackers(config: TrackingConfig) -> None:
 
 
 def _command(config: TrackingConfig, command: str, names: Sequence[str] = ()) -> list[str]:
-    """The command line. Another Python finds our modules last, so that it keeps its own packages."""
+    """Returns the command line. Another Python finds our modules last, so that it keeps its own packages."""
     find_ours = f"sys.path.append({_ROOT!r})" if config.python else f"sys.path.insert(0, {_ROOT!r})"
     start = f"import runpy, sys; {find_ours}; runpy.run_module({_MODULE!r}, run_name='__main__')"
     return [str(config.python or sys.executable), "-c", start, command, *names]

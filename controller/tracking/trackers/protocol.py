@@ -1,10 +1,14 @@
-"""What a tracker must do, what it gets of a run, and what the tracker process is asked to do."""
+"""The interface of trackers, the run as they show it, and the order that the tracker process gets."""
 
 import json
+import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
+
+_MAX_REASON = 300  # characters
 
 
 @dataclass(frozen=True)
@@ -27,41 +31,54 @@ class Run:
 
 @dataclass(frozen=True)
 class Order:
-    """What the tracker process is asked to do: feed these trackers; send on for so long once no more is written."""
+    """An order to the tracker process: feed these trackers; send on for so long once no more is written."""
 
     run: Run
     trackers: tuple[str, ...]
     flush_timeout_s: float
 
     def line(self) -> str:
-        """The order as one line of JSON."""
+        """Returns the order as one line of JSON."""
         return json.dumps(asdict(self), default=str) + "\n"
 
     @classmethod
     def parse(cls, line: str) -> Self:
-        """The order that a line holds."""
+        """Returns the order that a line holds."""
         fields = json.loads(line)
         run = fields["run"]
         return cls(Run(**run | {"folder": Path(run["folder"])}), tuple(fields["trackers"]), fields["flush_timeout_s"])
 
 
-class Tracker(Protocol):
+def reason_of(error: Exception) -> str:
+    """Returns the message of a tracker's error on one line: as many whole sentences as 300 characters hold."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if len(text) <= _MAX_REASON:
+        return text
+    sentences, end, _ = text[:_MAX_REASON].rpartition(". ")
+    return sentences if end else textwrap.shorten(text, _MAX_REASON, placeholder=" ...")
+
+
+class Tracker(ABC):
     """One run at one tracker, connected. What a client raises ends the connection; the feed makes another one.
 
     Attributes:
         last_step: the last step that the tracker held when the connection was made, -1 if none; None if it cannot say.
     """
 
-    last_step: int | None
+    last_step: int | None = None
 
+    @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
         """Sends a step, all metrics finite; `samples` are rows of SAMPLE_COLUMNS, often none."""
 
+    @abstractmethod
     def log_report(self, step: int, report: Path) -> None:
         """Sends report.png, drawn after this step."""
 
     def rewind(self) -> bool:
         """Takes back every step, since the run repeats some of them; False where a tracker keeps what it has."""
+        return False
 
+    @abstractmethod
     def close(self, *, has_failed: bool) -> None:
         """Delivers what the client still holds and ends the connection."""

@@ -1,9 +1,11 @@
 """Reads a file of steps while another process writes it."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from controller.tracking.step_file import check_step
+from splitppo.jsonl import json_object
 
 
 class StepReader:
@@ -13,10 +15,15 @@ class StepReader:
         self._path = path
         self._file: BinaryIO | None = None
         self._row: dict[str, Any] | None = None
+        self._number = 0  # of the line that was read last
         self.inode = 0  # of the file being read; 0 before there is one
 
     def peek(self) -> dict[str, Any] | None:
-        """The next line, which stays the next one until `take`; None where no more is written yet."""
+        """Returns the next line, which stays the next one until `take`; None if no more is written yet.
+
+        Raises:
+            ValueError: it is broken; names file and line. The file is then read from its first line again.
+        """
         if self._row is None:
             self._row = self._read() or (self._read() if self._reopened() else None)
         return self._row
@@ -29,21 +36,28 @@ class StepReader:
         """Closes the file; the next `peek` begins with its first line."""
         if self._file is not None:
             self._file.close()
-        self._file, self._row, self.inode = None, None, 0
+        self._file, self._row, self._number, self.inode = None, None, 0, 0
 
     def _read(self) -> dict[str, Any] | None:
         if self._file is None:
             return None
-        start = self._file.tell()
-        line = self._file.readline()
-        if not line.endswith(b"\n"):
-            self._file.seek(start)
-            return None
-        row: dict[str, Any] = json.loads(line)
-        return row
+        while (line := self._file.readline()).endswith(b"\n"):
+            self._number += 1
+            if line.strip():
+                return self._parsed(line)
+        self._file.seek(-len(line), os.SEEK_CUR)
+        return None
+
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        place = f"{self._path}, line {self._number}"
+        try:
+            return check_step(json_object(line, place), place)
+        except ValueError:
+            self.close()
+            raise
 
     def _reopened(self) -> bool:
-        """Whether there is another file under the name than the one that was read, which is then opened."""
+        """Opens the file, and returns True, if it is another one under the name than that which was read."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:

@@ -8,15 +8,13 @@ from typing import Any
 import swanlab
 
 from controller.tracking.step_file import SAMPLE_COLUMNS
-from controller.tracking.trackers.protocol import Run
+from controller.tracking.trackers.protocol import Run, Tracker
 
 _ID_LENGTH = 21  # which SwanLab demands
 
 
-class SwanlabTracker:
+class SwanlabTracker(Tracker):
     """One SwanLab experiment over all starts; offline each start leaves a folder in `<run.dir>/swanlog`."""
-
-    last_step: int | None = None
 
     def __init__(self, run: Run) -> None:
         """Begins the experiment, or goes on with it."""
@@ -40,10 +38,6 @@ class SwanlabTracker:
     def log_report(self, step: int, report: Path) -> None:
         """Sends the report as an image."""
         self._run.log({"report": swanlab.Image(str(report))}, step=step)
-
-    def rewind(self) -> bool:
-        """SwanLab keeps what it has."""
-        return False
 
     def close(self, *, has_failed: bool) -> None:  # noqa: ARG002
         """Waits until all is uploaded, or offline written."""

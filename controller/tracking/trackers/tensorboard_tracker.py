@@ -17,15 +17,13 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from controller.tracking.step_file import SAMPLE_COLUMNS
-from controller.tracking.trackers.protocol import Run
+from controller.tracking.trackers.protocol import Run, Tracker
 
 _NUMBERS = itertools.count()  # event files of this process
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(Tracker):
     """Scalars, samples as a table, the report as an image, by TensorBoard's own writer: tensorboardX loads torch."""
-
-    last_step: int | None = None
 
     def __init__(self, run: Run, sent_step: int) -> None:
         """Opens a new event file beside those of earlier starts; readers drop what these hold of later steps."""

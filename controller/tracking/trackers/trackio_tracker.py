@@ -9,16 +9,17 @@ import trackio
 from trackio.sqlite_storage import SQLiteStorage
 
 from controller.tracking.step_file import SAMPLE_COLUMNS
-from controller.tracking.trackers.protocol import Run
+from controller.tracking.trackers.protocol import Run, Tracker
 
 
-class TrackioTracker:
+class TrackioTracker(Tracker):
     """One trackio run over all starts. Runs are known by their name there, so it bears the beginning of our id."""
 
     def __init__(self, run: Run) -> None:
         """Begins the run, or goes on with it."""
         name = f"{run.name}-{run.id[:8]}"
-        self.last_step = None if _is_remote() else _held_step(run.project, name)
+        is_remote = os.environ.get("TRACKIO_SERVER_URL") or os.environ.get("TRACKIO_SPACE_ID")
+        self.last_step = None if is_remote else _last_step(run.project, name)
         self._run = trackio.init(
             project=run.project,
             name=name,
@@ -41,20 +42,12 @@ class TrackioTracker:
         """Sends the report as an image."""
         self._run.log({"report": trackio.Image(str(report))}, step=step)
 
-    def rewind(self) -> bool:
-        """It keeps what it has."""
-        return False
-
     def close(self, *, has_failed: bool) -> None:  # noqa: ARG002
         """Waits until all is written."""
         self._run.finish()
 
 
-def _is_remote() -> bool:
-    return bool(os.environ.get("TRACKIO_SERVER_URL") or os.environ.get("TRACKIO_SPACE_ID"))
-
-
-def _held_step(project: str, name: str) -> int:
-    """The last step in the database on this machine, -1 if there is none."""
+def _last_step(project: str, name: str) -> int:
+    """Returns the last step in the database on this machine, -1 if there is none."""
     step = SQLiteStorage.get_max_step_for_run(project, name)
     return -1 if step is None else int(step)

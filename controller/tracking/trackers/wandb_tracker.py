@@ -8,12 +8,12 @@ from typing import Any
 import wandb
 
 from controller.tracking.step_file import SAMPLE_COLUMNS
-from controller.tracking.trackers.protocol import Run
+from controller.tracking.trackers.protocol import Run, Tracker, reason_of
 
 log = logging.getLogger(__name__)
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """One W&B run over all starts; offline each start leaves a folder in `<run.dir>/wandb`, for `wandb sync`."""
 
     def __init__(self, run: Run) -> None:
@@ -48,11 +48,7 @@ class WandbTracker:
         try:
             self._run.log({name: make()}, step=step)
         except Exception as error:  # noqa: BLE001 - of the client's own kinds
-            log.warning("tracker wandb has no %s of step %d: %s", name, step, " ".join(str(error).split())[:300])
-
-    def rewind(self) -> bool:
-        """W&B keeps what it has."""
-        return False
+            log.warning("tracker wandb has no %s of step %d: %s", name, step, reason_of(error))
 
     def close(self, *, has_failed: bool) -> None:
         """Waits until all is uploaded, or offline written."""

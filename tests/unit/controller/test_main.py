@@ -15,9 +15,10 @@ from tokenizers import models, pre_tokenizers
 
 from controller.__main__ import main
 from splitppo.config import load_config
-from splitppo.config.streaming import resolve_stream_groups
-from splitppo.config.threads import permitted_cores, resolve_threads
-from tests.models import save_policy
+from splitppo.config.resolve import resolve_run
+from splitppo.machine.cores import permitted_cores
+from tests.support.fake_gpus import put_gpus
+from tests.support.models import save_policy
 
 
 @pytest.fixture
@@ -29,6 +30,8 @@ def config_file(tmp_path: Path) -> Path:
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     backend.save(str(model / "tokenizer.json"))
     (model / "config.json").write_text('{"vocab_size": 2}')
+    header = b'{"weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     row = {"prompt": "ab", "data_source": "sort_letters", "reward_model": {"ground_truth": "ab"}}
     (tmp_path / "train.jsonl").write_text((json.dumps(row) + "\n") * 4)
     tree: dict[str, Any] = {
@@ -49,15 +52,48 @@ def check(config_file: Path, *overrides: str) -> int:
 def test_check_prints_the_resolved_config_and_the_batch_plan_and_starts_nothing(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert check(config_file, "rollout.n=3") == 0
+    assert check(config_file, "rollout.n=3", "-v") == 0
     printed = capsys.readouterr().out
     resolved, _, plan = printed.partition("\nstep: ")
     (tmp_path / "resolved.yaml").write_text(resolved)
-    expected = resolve_stream_groups(load_config(config_file, ["rollout.n=3"]))
-    expected = resolve_threads(expected, permitted_cores())
+    expected = resolve_run(load_config(config_file, ["rollout.n=3"]), None, permitted_cores())
     assert load_config(tmp_path / "resolved.yaml") == expected
     assert plan.startswith("4 prompts x 3 samples = 12 responses\nactor: 2 mini-batches of 2 prompts (6 responses")
     assert not (tmp_path / "run").exists()
+
+
+def test_check_shows_only_the_keys_that_differ_from_their_defaults(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(config_file, "rollout.n=3", "rollout.temperature=1.0", "services.actor.threads=1") == 0
+    shown = yaml.safe_load(capsys.readouterr().out.partition("\nstep: ")[0])
+    assert (shown["rollout"]["n"], shown["services"]["actor"], "temperature" in shown["rollout"]) == (
+        *(3, {"threads": 1}),
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [("doctr", "did you mean doctor?"), ("frobnicate", "Expected one of doctor, plan, sync, from-verl, or --config")],
+)
+def test_a_command_that_is_none_gets_the_nearest_or_all(
+    command: str, answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--config", "x"]) == 2
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"error: unknown command {command!r}: ")
+    assert answer in sentence
+
+
+def test_a_missing_package_is_one_sentence_that_says_how_to_enter_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "pydantic.py").write_text("import no_such_package")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "controller", "--config", "x"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    [sentence] = done.stderr.splitlines()
+    assert "has no package no_such_package: `make setup` makes an environment, `. .venv/bin/activate`" in sentence
 
 
 def test_check_says_what_holds_in_which_steps(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,9 +135,7 @@ def test_check_refuses_what_cannot_fit_on_a_gpu_that_is_there(
 ) -> None:
     save_policy(config_file.parent / "model", max_position_embeddings=1024)
     capsys.readouterr()
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 3, 256\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    put_gpus(monkeypatch, [1 << 40, 1 << 40, 1 << 40, 256 << 20])
     assert check(config_file, "services.actor.devices=[3]") == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -120,16 +154,19 @@ def test_check_warns_of_more_threads_than_cores(config_file: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("actor.learning_rate=1", "unknown key 'actor.learning_rate'"),
+        (
+            "actor.learning_rate=1",
+            "override 'actor.learning_rate=1': unknown key 'actor.learning_rate', did you mean 'actor.lr'?",
+        ),
         ("rollout.temprature=1", "did you mean 'rollout.temperature'?"),
-        ("run.total_steps=0", "key 'run.total_steps': input should be greater than or equal to 1, got 0"),
+        ("run.total_steps=0", "key 'run.total_steps': "),
         ("run.schedule=fast", "key 'run.schedule'"),
         (
             "actor.ppo_mini_batch_size=3",
             "data.train_batch_size (4) must be a multiple of actor.ppo_mini_batch_size (3)",
         ),
         ("algorithm.adv_estimator=magic", "expected one of gae, grpo, grpo_passk"),
-        ("algorithm.kl_penalty=k9", "key 'algorithm.kl_penalty': expected one of kl, k1"),
+        ("algorithm.kl_penalty=k9", "key 'algorithm.kl_penalty': input should be 'kl', 'k1'"),
         ("data.train_files=none.parquet", "data.train_files: no such file none.parquet"),
         ("data.train_batch_size=6", "data.train_batch_size (6) is larger than the number of training prompts (4)"),
         ("data.max_prompt_length=1", "all 4 prompts are longer than data.max_prompt_length (1 tokens"),

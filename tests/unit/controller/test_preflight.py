@@ -12,9 +12,10 @@ from tokenizers import models, pre_tokenizers
 
 from controller.preflight import check_config, check_models, load_inputs
 from splitppo.config import Config, ConfigError
-from tests.fake_services import make_config
+from tests.support.fake_services import make_config
 
 LETTERS = "abcdefghij"
+HEADER = json.dumps({"weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
 
 
 def write_model(folder: Path, *, vocab_size: int = 20, nested: bool = False, **more: int) -> str:
@@ -25,6 +26,7 @@ def write_model(folder: Path, *, vocab_size: int = 20, nested: bool = False, **m
     backend.save(str(folder / "tokenizer.json"))
     sizes = {"vocab_size": vocab_size, **more}
     (folder / "config.json").write_text(json.dumps({"text_config": sizes} if nested else sizes))
+    (folder / "model.safetensors").write_bytes(len(HEADER).to_bytes(8, "little") + HEADER + bytes(4))
     return str(folder)
 
 
@@ -72,6 +74,33 @@ def test_with_a_reward_model_sources_need_no_function_and_are_not_validated(
     assert load_inputs(make(data__train_files=chat, data__val_files=chat, reward_model__model=rm)).val_prompts is None
 
 
+@pytest.mark.parametrize("key", ["actor", "critic", "reward_model"])
+def test_weights_that_are_missing_or_torn_are_refused_with_their_key(tmp_path: Path, make: Any, key: str) -> None:
+    folder = Path(write_model(tmp_path / "other", num_labels=1))
+    config = make(**{f"{key}__model": str(folder)})
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(
+        ConfigError, match=rf"^{key}\.model: {weights} is torn: it has \d+ bytes \(.*file not fully covered\)$"
+    ):
+        load_inputs(config)
+    weights.unlink()
+    with pytest.raises(ConfigError, match=rf"^{key}\.model: {folder} has no weights: expected model\.safetensors or"):
+        load_inputs(config)
+
+
+def test_an_estimator_of_the_users_that_fails_is_refused_before_anything_starts(tmp_path: Path, make: Any) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("def mine(rewards_BT, groups_B, scored_BT):\n    return rewards_BT[:, :1], rewards_BT\n")
+    with pytest.raises(ConfigError, match=r"mine of .*mine\.py failed: .*expected advantages and returns of shape"):
+        check_config(make(algorithm__custom_path=str(mine), algorithm__adv_estimator="mine"))
+
+
+def test_credentials_that_cannot_be_read_are_refused_before_anything_starts(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"NO_SUCH_VARIABLE"):
+        check_config(make(services__security__token_env="NO_SUCH_VARIABLE"))
+
+
 @pytest.mark.parametrize("key", ["actor", "critic"])
 def test_a_missing_model_folder_is_named_with_its_key(make: Any, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^model folder /no/such/model does not exist \(key {key}\.model\)$"):
@@ -102,6 +131,8 @@ def test_rows_longer_than_a_models_positions_are_refused(
     assert check_models(make(**fits)) == 20
     with pytest.raises(ConfigError, match=rf"^{key}\.model has max_position_embeddings 515, .*\(516 tokens\)"):
         check_models(make(**fits | {"data__max_response_length": 4}))
+    longer = {f"{role}__override_config": {"max_position_embeddings": 516} for role in ("actor", "critic")}
+    assert check_models(make(**fits | longer | {"data__max_response_length": 4})) == 20
 
 
 @pytest.mark.parametrize(

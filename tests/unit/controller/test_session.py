@@ -16,13 +16,16 @@ import yaml
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
-from controller.rollout.results import Accuracy
 from controller.run.folder import RunFolder
 from controller.run.state import RunState
 from controller.session import run_session
+from controller.tracking.summary import Summary, ThisStart, Validation
+from controller.validation.result import Accuracy
 from splitppo.config import Config, ConfigError, dump_config
-from tests.fake_services import make_config
-from tests.groups import wait_until
+from tests.support.fake_gpus import put_gpus
+from tests.support.fake_services import make_config
+from tests.support.groups import wait_until
+from tests.support.models import save_policy
 
 
 @pytest.fixture
@@ -71,6 +74,18 @@ def test_services_that_cannot_be_reached_in_time_are_bad_input(
     assert read_summary(config)["exit_reason"] == "bad_input"
 
 
+def test_a_run_whose_estimate_does_not_fit_on_a_gpu_is_warned_and_goes_on(
+    make: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_gpus(monkeypatch, [1 << 40, 256 << 20])
+    services = {"start_timeout_s": 0.3, "actor": {"devices": [0]}, "critic": {"devices": [1]}}
+    config = make(services=services, actor__model=str(save_policy(tmp_path / "policy", max_position_embeddings=1024)))
+    assert run_session(config) == 1
+    assert "did not come up in 0.3 s" in capsys.readouterr().err
+    log = (config.run.dir / "logs" / "controller_0.log").read_text()
+    assert "GPU 1 (services.critic.devices) has 0.2 GiB, but the critic (1.0 GiB per rank) would need about" in log
+
+
 def test_a_start_that_fails_keeps_what_the_checkpoint_knows_in_the_summary(make: Callable[..., Config]) -> None:
     config = make()
     with RunFolder(config) as folder:
@@ -81,6 +96,59 @@ def test_a_start_that_fails_keeps_what_the_checkpoint_knows_in_the_summary(make:
     summary = read_summary(config)
     assert (summary["global_step"], summary["train_s"], summary["tokens"]) == (3, 7.0, 42)
     assert summary["validation"]["before"]["overall"] == 0.25
+
+
+def leave_completed(config: Config, **summary: Any) -> None:
+    """A folder as a completed run leaves it: its last checkpoint and its summary."""
+    with RunFolder(config) as folder:
+        after = Accuracy(overall=0.5)
+        state = RunState(step=5, kl_coef=0.5, validation_after=after, validated_step=5)
+        folder.checkpoints.commit(5, state.model_dump(mode="json"), {"training/global_step": 5.0}, manifests={}, keep=1)
+    known = {"global_step": 5, "train_s": 7.0, "tokens": 42, "exit_reason": "completed", "finished": True}
+    start = ThisStart(resumed_at_step=2, wall_s=3.0)
+    Summary(**known | summary, validation=Validation(after=after), this_start=start).write(
+        config.run.dir / "summary.json"
+    )
+
+
+def test_a_completed_run_says_so_and_keeps_its_summary(
+    make: Callable[..., Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make(run__total_steps=5)
+    leave_completed(config)
+    (config.run.dir / "metrics.jsonl").write_text('{"step": 5}\n')
+    kept = [config.run.dir / name for name in ("summary.json", "config.yaml", "metrics.jsonl")]
+    before = [file.read_bytes() for file in kept]
+    assert run_session(config.model_copy(update={"actor": config.actor.model_copy(update={"lr": 0.5})})) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "completed with step 5, nothing is left to do: it goes on with a larger run.total_steps," in said
+    assert "changed since" not in said
+    assert [file.read_bytes() for file in kept] == before  # and no service answers: none was asked
+
+
+def test_a_completed_run_under_its_minimum_fails_again(make: Callable[..., Config]) -> None:
+    config = make(run__total_steps=5, evaluation__min_accuracy=0.6)
+    leave_completed(config)
+    assert run_session(config) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "summary"),
+    [
+        ({"run__total_steps": 6}, {}),
+        ({"run__total_steps": 5}, {"finished": False}),  # a validation alone completes, too
+        ({"run__total_steps": 5}, {"global_step": 4}),
+        ({"run__total_steps": 5, "evaluation__val_only": True}, {}),
+    ],
+)
+def test_what_is_not_completed_is_trained(
+    make: Callable[..., Config], tmp_path: Path, changes: dict[str, Any], summary: dict[str, Any]
+) -> None:
+    config = make(**changes, data__val_files=str(tmp_path / "train.jsonl"))
+    leave_completed(config, **summary)
+    assert run_session(config) == 2  # no service answers
+    start = read_summary(config)["this_start"]
+    assert start["resumed_at_step"] == 5
 
 
 def test_external_services_need_addresses(make: Callable[..., Config], capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,15 +163,17 @@ def test_a_mistake_in_the_data_ends_the_run_with_a_summary(
     config = make(data__train_files="none.jsonl")
     assert run_session(config) == 2
     assert "error: data.train_files: no such file none.jsonl\n" in capsys.readouterr().err
-    assert read_summary(config) | {"wall_s": 0} == {
+    summary = read_summary(config)
+    assert summary.pop("this_start")["resumed_at_step"] == 0
+    assert summary == {
         "global_step": 0,
         "validation": {"before": None, "after": None},
-        "wall_s": 0,
         "train_s": 0.0,
         "tokens": 0,
         "overlap": None,
         "weights_sha256": {"actor": None, "critic": None},
         "exit_reason": "bad_input",
+        "finished": False,
         "stopped_early": False,
         "best": None,
     }

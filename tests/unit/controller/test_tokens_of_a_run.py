@@ -12,7 +12,7 @@ from controller.workers.client import Caller
 from controller.workers.worker_groups import WorkerGroups
 from splitppo.config import ConfigError
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE
-from tests.fake_services import make_config
+from tests.support.fake_services import make_config
 
 TOKEN = "one-that-comes-by-environment"
 

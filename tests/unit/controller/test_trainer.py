@@ -14,8 +14,8 @@ from splitppo.batch import Batch
 from splitppo.config import Schedule
 from splitppo.v1.actor_pb2 import LossTerms
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
-from tests.fake_run import make_run
-from tests.fake_services import MAX_REWARD_LENGTH, FakeActor, FakeCritic
+from tests.support.fake_run import make_run
+from tests.support.fake_services import MAX_REWARD_LENGTH, FakeActor, FakeCritic
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 FIRST_EXPERIENCE = Slot(kind=SLOT_KIND_EXPERIENCE, step=1)

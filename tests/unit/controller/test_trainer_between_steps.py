@@ -13,7 +13,7 @@ from controller.tracking.plots import PHASES
 from controller.tracking.timeline import read_trace
 from controller.workers.span import Span
 from splitppo.config import ConfigError, Schedule
-from tests.fake_run import FakeRun, make_run
+from tests.support.fake_run import FakeRun, make_run
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from controller.data.prompts import Answered, PromptDataset
-from controller.rollout.kept_groups import GroupsRanOut
+from controller.step.kept_groups import GroupsRanOut
 from splitppo.batch import Batch
 from splitppo.config import Schedule
 from splitppo.v1.batch_pb2 import SLOT_KIND_CANDIDATES, SLOT_KIND_EXPERIENCE, Slot
-from tests.fake_run import FakeRun, make_run
-from tests.fake_services import FakeActor, make_prompts, make_table
+from tests.support.fake_run import FakeRun, make_run
+from tests.support.fake_services import FakeActor, make_prompts, make_table
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 DYNAMIC: dict[str, Any] = {"algorithm__filter_groups__enable": True}
@@ -166,7 +166,7 @@ async def test_what_is_kept_is_put_where_the_actor_would_have_left_it(tmp_path: 
     num_generations = len(actor.asked(1))
     assert run.actor.puts == [
         *[(1, {"prompts", "seeds"})] * num_generations,
-        (1, {"prompts", "responses", "rollout_log_probs"}),
+        (1, {"prompts", "responses", "rollout_log_probs", "seeds"}),
         (1, {"advantages"}),
     ]
     assert run.critic.puts == [(1, {"prompts", "responses"}), (1, {"returns"})]

@@ -10,8 +10,8 @@ import pytest
 from splitppo.batch import Batch
 from splitppo.config import ConfigError, Schedule
 from splitppo.v1.batch_pb2 import Slot
-from tests.fake_run import make_run
-from tests.fake_services import FakeCritic
+from tests.support.fake_run import make_run
+from tests.support.fake_services import FakeCritic
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 

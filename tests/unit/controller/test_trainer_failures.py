@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.rollout.results import ScoringFailed
+from controller.scoring.scorer import ScoringFailed
 from rewards.samples import Failure
 from splitppo.config import Schedule
-from tests.fake_run import make_run
+from tests.support.fake_run import make_run
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 

@@ -12,8 +12,8 @@ from splitppo.batch import Batch
 from splitppo.config import Schedule
 from splitppo.v1.actor_pb2 import SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_GREEDY, Slot
-from tests.fake_run import FakeRun, make_run
-from tests.fake_services import FakeActor, make_prompts
+from tests.support.fake_run import FakeRun, make_run
+from tests.support.fake_services import FakeActor, make_prompts
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 REMAX: dict[str, Any] = {"algorithm__adv_estimator": "remax"}

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from controller.data.prompts import PromptBatch
-from controller.rollout.results import ScoredResponses
+from controller.ppo.scores import Scores
 from splitppo.batch import Batch, Column
 from splitppo.config import Schedule
 from splitppo.v1.batch_pb2 import Slot
-from tests.fake_run import make_run
-from tests.fake_services import FakeActor, FakeCritic, FakeScorer
+from tests.support.fake_run import make_run
+from tests.support.fake_services import FakeActor, FakeCritic, FakeScorer
 
 pytestmark = pytest.mark.usefixtures("no_task_is_left")
 
@@ -57,12 +57,11 @@ async def test_values_come_on_the_scale_of_the_last_update_and_are_learned_on_th
 class Placing(FakeScorer):
     """Half of every score is on the first token."""
 
-    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> ScoredResponses:
-        scored = await super().score(prompts, rollouts, num_examine=num_examine)
-        lengths = rollouts["responses"].lengths
-        firsts = [np.eye(1, length, dtype=np.float32)[0] * np.float32(0.5) for length in lengths]
-        pairs = zip(scored.samples, firsts, strict=True)
-        return ScoredResponses([replace(one, token_scores=first * np.float32(one.score)) for one, first in pairs])
+    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> Scores:
+        scores = await super().score(prompts, rollouts, num_examine=num_examine)
+        pairs = zip(rollouts["responses"].lengths, scores.scores, strict=True)
+        firsts = [np.eye(1, length, dtype=np.float32)[0] * np.float32(0.5) * score for length, score in pairs]
+        return replace(scores, token_scores=Column.from_rows(firsts, np.dtype(np.float32)))
 
 
 class Taught(FakeActor):

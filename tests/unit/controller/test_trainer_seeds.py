@@ -9,24 +9,24 @@ import pytest
 from controller.data.prompts import response_seeds
 from splitppo.batch import Batch
 from splitppo.v1.batch_pb2 import Slot
-from tests.fake_run import make_run
-from tests.fake_services import FakeActor
+from tests.support.fake_run import make_run
+from tests.support.fake_services import FakeActor
 
 pytestmark = pytest.mark.usefixtures("no_task_is_left")
 
 
 @pytest.mark.parametrize("num_groups", [1, 2])
 @pytest.mark.parametrize("loss_mode", ["clip_cov", "vanilla"])
-async def test_losses_that_draw_tokens_are_sent_each_responses_own_seed(
+async def test_seeds_are_sent_with_the_prompts_alone_and_the_actor_keeps_each_responses_own(
     tmp_path: Path, loss_mode: str, num_groups: int
 ) -> None:
-    sent: list[Batch] = []
+    updated: list[Batch] = []
 
     class Recording(FakeActor):
         async def put_batch(self, slot: Slot, batch: Batch) -> None:
             await super().put_batch(slot, batch)
             if "advantages" in batch:
-                sent.append(batch)
+                updated.append(await self.get_batch(slot, ["seeds", "advantages"]))
 
     run = make_run(
         tmp_path,
@@ -36,9 +36,9 @@ async def test_losses_that_draw_tokens_are_sent_each_responses_own_seed(
         actor__policy_loss={"loss_mode": loss_mode},
     )
     await run.trainer.fit()
-    [columns] = sent
-    assert ("seeds" in columns) is (loss_mode == "clip_cov")
-    if loss_mode == "clip_cov":
-        prompts = run.trainer.prompts.batch_at(1).row_indices
-        wanted = response_seeds(run.config.run.seed, 1, prompts[:, None], [0, 1])
-        assert [row.tolist() for row in columns["seeds"].rows()] == [[seed] for seed in wanted.reshape(-1).tolist()]
+
+    [rows] = updated
+    prompts = run.trainer.prompts.batch_at(1).row_indices
+    wanted = response_seeds(run.config.run.seed, 1, prompts[:, None], [0, 1])
+    assert [row.tolist() for row in rows["seeds"].rows()] == [[seed] for seed in wanted.reshape(-1).tolist()]
+    assert [columns for _, columns in run.actor.puts if "seeds" in columns] == [{"prompts", "seeds"}]

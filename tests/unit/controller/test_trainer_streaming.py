@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from splitppo.config import Schedule
-from tests.fake_run import make_run
+from tests.support.fake_run import make_run
 
 SCHEDULES: list[Schedule] = ["serial", "gather", "overlap"]
 

@@ -32,6 +32,28 @@ def prompts(rows: list[PromptRow]) -> str:
     return "".join(str(row.prompt) for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({"images": [{"bytes": "x"}]}, "column 'images' is not empty"),
+        ({"videos": ["a.mp4"]}, "column 'videos' is not empty"),
+        ({"prompt": "<image>What is it?"}, "the prompt has '<image>'"),
+        ({"prompt": [{"role": "user", "content": "See <video>."}]}, "the prompt has '<video>'"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "the prompt has a part of type 'image'"),
+    ],
+)
+def test_a_row_with_more_than_text_is_refused_with_its_place(
+    tmp_path: Path, columns: dict[str, Any], what: str
+) -> None:
+    rows = [row("a", images=[], videos=None), row("b") | columns]
+    jsonl, parquet = write_jsonl(tmp_path / "t.jsonl", rows), tmp_path / "t.parquet"
+    pq.write_table(pa.Table.from_pylist([rows[1]]), parquet)
+    for file, place in ((jsonl, "line 2"), (str(parquet), "row 1")):
+        with pytest.raises(ConfigError, match=f"{place}: {what}; models are trained on text alone"):
+            load(file)
+    assert prompts(load(write_jsonl(tmp_path / "text.jsonl", rows[:1]))) == "a"
+
+
 # Filters.
 
 

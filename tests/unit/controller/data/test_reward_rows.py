@@ -13,7 +13,7 @@ from controller.data.prompts import PromptBatch
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from splitppo.batch import Column
 from splitppo.config import ConfigError, RewardModelConfig
-from tests.models import POSITIONS, VOCABULARY, save_reward_model, save_tokenizer
+from tests.support.models import POSITIONS, VOCABULARY, save_reward_model, save_tokenizer
 
 MESSAGES = [{"role": "system", "content": "ab"}, {"role": "user", "content": "cd"}]
 

@@ -244,7 +244,7 @@ load_tokenizer({str(tmp_path)!r}).encode_batch(["x"], ["x"])
 tracker = connect("tensorboard", Run("0" * 16, "n", "p", Path({str(tmp_path)!r}), {{}}), -1)
 tracker.log(1, {{"a": 1.0}}, [])
 tracker.close(has_failed=False)
-controller.tracking.plots.write_report(Path({str(tmp_path)!r}), name="n", schedule="gather", wall_s=1.0)
+controller.tracking.plots.write_report(Path({str(tmp_path)!r}), name="n", schedule="gather", train_s=1.0)
 print(*[name for name in ("torch", "transformers", "tensorflow") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -16,7 +16,7 @@ from controller.doctor.examination import examine_run
 from controller.doctor.facts import Facts, Finding
 from controller.doctor.findings import find
 from services.runtime.context import RankContext
-from services.runtime.device import DeviceState
+from services.runtime.failures.device import DeviceState
 from services.runtime.failures.heartbeat import VitalSign
 from services.runtime.rpc.auth_interceptor import TokenInterceptor
 from services.runtime.rpc.diagnosis import DiagnosisServicer
@@ -33,8 +33,8 @@ from splitppo.rpc.certificates import Identity
 from splitppo.rpc.channel_options import SERVER_OPTIONS
 from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.v1 import worker_pb2
-from tests.certificates import TOKEN
-from tests.groups import free_address
+from tests.support.certificates import TOKEN
+from tests.support.groups import free_address
 
 ROLES = {"actor": worker_pb2.ROLE_ACTOR, "critic": worker_pb2.ROLE_CRITIC}
 

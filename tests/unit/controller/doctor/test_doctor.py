@@ -6,7 +6,9 @@ import fcntl
 import json
 import os
 import re
+import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,18 +23,20 @@ from controller.doctor.facts import Code, Facts, Finding, GroupFacts, RunFacts
 from controller.doctor.findings import find
 from controller.doctor.report import as_json, as_text
 from controller.run.folder import RunFolder
+from controller.tracking.summary import Summary, ThisStart
 from services.runtime.failures.heartbeat import VitalSign
 from splitppo.batch import Batch
-from splitppo.config import load_config
+from splitppo.config import ConfigError, load_config
 from splitppo.config.load import validate
 from splitppo.config.section import TrainedRoleName
+from splitppo.machine.process_tree import is_stopped
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import Credentials
 from splitppo.rpc.request_id import PROTOCOL_VERSION
 from splitppo.v1 import batch_pb2, worker_pb2
-from tests import disks, models
-from tests.certificates import TOKEN, secure
-from tests.groups import PROJECT, free_address
+from tests.support import disks, models
+from tests.support.certificates import TOKEN, secure
+from tests.support.groups import PROJECT, free_address, wait_until
 from tests.unit.controller.doctor.conftest import Serve, Served, ask, credentials, external, tree
 
 SLOT = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=1)
@@ -254,6 +258,17 @@ async def test_a_local_run_is_found_by_its_folder_with_its_token(serve: Serve, r
         assert str(run_dir / "services" / "critic.json") in finding.sentence
 
 
+async def test_a_run_that_starts_has_no_fault_until_its_groups_were_reached(run_dir: Path) -> None:
+    with held(run_dir):
+        announce(run_dir, "critic", free_address())  # left behind by an earlier start
+        (run_dir / "controller.epoch").write_text('{"run_id": "r", "epoch": 1}')
+        facts, findings = await ask(tree(run_dir))
+        assert findings == []
+        assert facts.notes[0].startswith("the run is starting: waiting for actor and critic")
+        (run_dir / "processes.json").write_text("[]")
+        assert [finding.code for finding in (await ask(tree(run_dir)))[1]] == ["not_announced", "down"]
+
+
 async def test_what_a_local_run_has_left_behind_is_no_live_run(run_dir: Path) -> None:
     with held(run_dir):
         for role in ("actor", "critic"):
@@ -263,6 +278,48 @@ async def test_what_a_local_run_has_left_behind_is_no_live_run(run_dir: Path) ->
     assert findings == []
     assert not facts.run.is_live
     assert facts.notes == [f"no run is live in {run_dir}, so there are no groups to ask (services.launch: local)"]
+
+
+async def test_a_run_whose_controller_is_gone_is_unfinished_until_its_summary_says_completed(run_dir: Path) -> None:
+    (run_dir / "metrics.jsonl").write_text('{"step": 12}\n')
+    _, [finding] = await ask(tree(run_dir))
+    assert finding.code == "unfinished"
+    assert "not finished: step 12 is its last one so far" in finding.sentence
+    assert "starts again: there is no checkpoint" in finding.advice
+    with held(run_dir):
+        assert "unfinished" not in [finding.code for finding in (await ask(tree(run_dir)))[1]]
+    start = ThisStart(resumed_at_step=0, wall_s=1.0)
+    for step, codes in ((11, ["unfinished"]), (12, [])):  # extended since, and as it is
+        end = {"exit_reason": "completed", "finished": True, "this_start": start}
+        ended = Summary(global_step=step, train_s=1.0, tokens=1, **end)
+        ended.write(run_dir / "summary.json")
+        assert [finding.code for finding in (await ask(tree(run_dir)))[1]] == codes
+
+
+async def test_a_run_folder_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.dir: there is no run folder .*none"):
+        await ask(tree(tmp_path / "none"))
+
+
+async def test_a_stopped_rank_of_this_machine_is_named_by_pid_and_state(run_dir: Path) -> None:
+    rank = subprocess.Popen(["sleep", "60"])  # noqa: ASYNC220 - it only has to be there
+    with held(run_dir), socket.create_server(("127.0.0.1", 0)) as deaf:
+        rank.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_stopped(rank.pid))
+        announce(run_dir, "actor", f"127.0.0.1:{deaf.getsockname()[1]}")
+        here = {"host": os.uname().nodename}
+        rows = [
+            here | {"role": "actor", "rank": 0, "pid": rank.pid},
+            here | {"role": "controller", "rank": 0, "pid": 1},
+        ]
+        (run_dir / "processes.json").write_text(json.dumps(rows))
+        try:
+            _, [finding] = await ask(tree(run_dir, has_critic=False))
+        finally:
+            rank.kill()
+            rank.wait()
+    assert (finding.code, finding.about) == ("stopped", "actor")
+    assert f"rank 0 of the actor (pid {rank.pid} on this machine) is stopped (state T)" in finding.sentence
 
 
 async def test_a_local_run_of_another_machine_has_to_be_asked_there(run_dir: Path) -> None:
@@ -281,10 +338,15 @@ def test_the_command_says_healthy_or_what_is_wrong_by_its_exit_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(tree(tmp_path / "nowhere")))
+    (tmp_path / "new").mkdir()
+    file.write_text(yaml.safe_dump(tree(tmp_path / "new")))
     assert main(["doctor", "--config", str(file)]) == 0
     assert capsys.readouterr().out.endswith("\nhealthy\n")
-    down = ["services.launch=external", *(f"services.{role}.address={free_address()}" for role in ("actor", "critic"))]
+    down = [
+        f"run.dir={tmp_path / 'nowhere'}",
+        "services.launch=external",
+        *(f"services.{role}.address={free_address()}" for role in ("actor", "critic")),
+    ]
     assert main(["doctor", "--config", str(file), "--json", *down]) == 1
     content = json.loads(capsys.readouterr().out)
     # The run folder is not there, either.
@@ -294,7 +356,6 @@ def test_the_command_says_healthy_or_what_is_wrong_by_its_exit_status(
 
 
 def test_the_page_names_every_finding() -> None:
-    page = (PROJECT / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (PROJECT / "docs" / "doctor.md").read_text(encoding="utf-8")
     codes = {code for part in get_args(Code) for code in get_args(part)}
-    section = page.partition("\n## The doctor\n")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)) == codes
+    assert set(re.findall(r"^\| `([a-z_]+)` \|", page, re.MULTILINE)) == codes

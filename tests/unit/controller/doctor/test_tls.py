@@ -12,7 +12,7 @@ from controller.doctor.facts import Finding
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.certificates import valid_until
 from splitppo.rpc.credentials import Credentials
-from tests.certificates import expire, last, rename, secure
+from tests.support.certificates import expire, last, rename, secure
 from tests.unit.controller.doctor.conftest import Serve, ask, credentials, external, identity, tree
 
 

@@ -7,14 +7,10 @@ from typing import Any
 
 import pytest
 
-from controller.memory import estimate
 from controller.memory.estimate import GIB, Terms, estimate_group
 from controller.memory.model_shape import ModelShape
-from services.engine import parallel
-from services.engine.model import log_probs
-from services.rollout.hf_backend import kv_cache
 from splitppo.config import Config
-from tests.fake_services import make_config
+from tests.support.fake_services import make_config
 
 # Hidden 8, MLP 16, two layers, 4 query and 2 key-value heads of dimension 2, vocabulary 10, tied.
 MODEL = ModelShape(
@@ -46,17 +42,26 @@ def phases(config: Config, role: Any = "actor", model: ModelShape = MODEL, **mor
     return dict(estimate_group(config, role, model, **more).phases)
 
 
-def test_limits_are_those_of_the_engine() -> None:
-    assert estimate.KEEP_GATHERED_BYTES == parallel.KEEP_GATHERED_BYTES
-    assert estimate.MAX_LOGITS == log_probs.MAX_LOGITS
-    assert estimate.KV_ROOM == kv_cache._ROOM
-
-
 def test_weights_and_moments_are_fp32_and_sharded(tmp_path: Path) -> None:
     one, two = (phases(config(tmp_path, services__actor__num_processes=ranks)) for ranks in (1, 2))
     assert (one["generate"].weights, one["generate"].optimizer) == (4000, 8000)
     assert (two["generate"].weights, two["generate"].optimizer) == (2000, 4000)
     assert (one["optimizer step"].gradients, two["optimizer step"].gradients) == (4000, 2000)
+
+
+def test_saving_takes_one_tensor_beside_the_peak_and_one_file_where_huggingface_is_written(tmp_path: Path) -> None:
+    def saving(model: ModelShape, **changes: Any) -> tuple[int, int]:
+        memory = estimate_group(config(tmp_path, **changes), "actor", model)
+        assert memory.saving is not None
+        return memory.saving.checkpoint, memory.saving.total - memory.peak.total
+
+    two_ranks, hugging_face = {"services__actor__num_processes": 2}, {"checkpoint__save_hf_model": True}
+    assert saving(MODEL) == (4 * 450, 4 * 450)
+    assert saving(LARGE) == (GIB, GIB)
+    assert saving(LARGE, **two_ranks)[0] == GIB // 2
+    assert saving(MODEL, **hugging_face)[0] == 4 * 1000
+    assert saving(LARGE, **hugging_face)[0] == GIB
+    assert saving(LARGE, **hugging_face, **two_ranks)[0] == 2 * GIB
 
 
 def test_a_backward_pass_keeps_what_the_formula_says(tmp_path: Path) -> None:

@@ -12,13 +12,14 @@ import pytest
 from controller.__main__ import main
 from controller.planner.measured import read_measurement
 from controller.planner.plans import Plan, make_plans
+from controller.planner.report import explain
 from controller.planner.scaling import PhaseTimes, phase_times
 from controller.tracking.step_file import StepFile
 from controller.tracking.timeline import Trace
 from controller.workers.span import Span
 from splitppo.config import dump_config
-from tests.fake_services import make_config
-from tests.models import save_policy
+from tests.support.fake_services import make_config
+from tests.support.models import save_policy
 
 # Seconds, in the order of a serial step; 1 s of it nobody works.
 SERIAL = (
@@ -142,11 +143,21 @@ def test_the_table_is_best_first_and_says_why(tmp_path: Path, model: str, capsys
     assert "measured: 26 s a step (serial, reference on the actor, 1 actor + 1 critic; median of 2 steps)" in told
     assert "split placement is slower than colocated (17.5 s at best against 14 s)" in told
     assert "placement.reference: auto is the actor" in told
+    assert max(map(len, told.splitlines())) <= 120
     assert main(["plan", str(run_dir), "--gpus", "8", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert len(content["plans"]) == 7 * 3 * 2 + 1
     assert content["plans"][0]["step_s"] == min(plan["step_s"] for plan in content["plans"])
     assert content["measured"]["predicted_step_s"] == pytest.approx(26.0, abs=1e-3)
+
+
+def test_a_difference_within_the_error_of_the_prediction_is_none(tmp_path: Path, model: str) -> None:
+    plans = make_plans([read_measurement(leave_run(tmp_path / "run", model))], None)
+    for fitted_s, said in ((plans.measured.step_s, "is slower than"), (plans.measured.step_s * 1.3, "is as fast as")):
+        assert (
+            f"split placement {said} colocated (17.5 s at best against 14 s)"
+            in explain(replace(plans, fitted_s=fitted_s))[0]
+        )
 
 
 def test_a_run_without_critic_has_one_pool(tmp_path: Path, model: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from controller.run.checkpoint_store import CheckpointStore, ControllerPart
 from controller.run.state import RunState
 from splitppo.config import ConfigError
 from splitppo.manifest import DamagedCheckpoint
-from tests.checkpoints import DAMAGES, cut, empty, flip, remove, write_part
+from tests.support.checkpoints import DAMAGES, cut, empty, flip, remove, write_part
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def write_parts(store: CheckpointStore, step: int) -> dict[str, str]:
     return {role: write_part(store.folder(step) / role, role, step) for role in ("actor", "critic")}
 
 
-def save(store: CheckpointStore, *steps: int, keep: int = 10, best: int | None = None) -> None:
+def save(store: CheckpointStore, *steps: int, keep: int | None = 10, best: int | None = None) -> None:
     for step in steps:
         manifests = write_parts(store, step)
         state = part(step).state.model_dump(mode="json")
@@ -56,6 +57,15 @@ def test_steps_are_ordered_as_numbers(store: CheckpointStore) -> None:
     assert store.steps() == [9, 10, 100]
 
 
+@pytest.mark.parametrize("number", ["010", "²", "10 copy"])
+def test_a_folder_that_no_run_has_named_is_left_alone(store: CheckpointStore, number: str) -> None:
+    save(store, 9, 10)
+    shutil.move(store.folder(10), folder := store.path / f"global_step_{number}")
+    assert store.newest_whole_step() == 9
+    store.remove_leftovers()
+    assert (folder / "COMMITTED").exists()
+
+
 @pytest.mark.parametrize(
     ("fails", "written"),
     [
@@ -78,7 +88,7 @@ def test_the_marker_is_written_after_the_state_and_before_latest(
 def test_a_commit_that_fails_before_its_end_leaves_a_folder_that_does_not_count(store: CheckpointStore) -> None:
     save(store, 1)
     write_parts(store, 2)
-    with pytest.raises(TypeError, match="not JSON serializable"):
+    with pytest.raises(TypeError):  # of the json module
         store.commit(2, {"step": object()}, {}, manifests={}, keep=10)
     assert store.latest_step() == 1
     assert (store.path / "latest").read_text() == "1\n"
@@ -89,6 +99,8 @@ def test_only_the_newest_are_kept_also_across_restarts(store: CheckpointStore) -
     assert folders(store) == {"global_step_2", "global_step_3"}
     save(CheckpointStore(store.path), 4, keep=2)
     assert folders(store) == {"global_step_3", "global_step_4"}
+    save(store, 5, 6, 7, 8, keep=None)
+    assert store.steps() == [3, 4, 5, 6, 7, 8]
 
 
 def test_the_best_is_kept_beside_the_newest_also_across_restarts_and_a_link_leads_to_it(store: CheckpointStore) -> None:
@@ -192,6 +204,37 @@ def test_a_torn_checkpoint_is_not_adopted(store: CheckpointStore, missing: str) 
     (store.folder(1) / missing).unlink()
     with pytest.raises(ConfigError, match=r"run\.resume: .*global_step_1 is no complete checkpoint; expected auto"):
         store.adopt(store.folder(1))
+
+
+def pair_of_another_run(tmp_path: Path, step: int, run_id: str = "theirs") -> Path:
+    other = CheckpointStore(tmp_path / "other" / "checkpoints", run_id)
+    save(other, step)
+    return other.folder(step)
+
+
+def test_one_that_was_copied_in_can_be_adopted_where_it_lies_and_says_so_from_then_on(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", "ours")
+    shutil.copytree(pair_of_another_run(tmp_path, 7), store.folder(7))
+    assert store.adopt(store.folder(7)) == 7
+    assert CheckpointStore(store.path, "ours").newest_whole_step() == 7
+    marker = json.loads((store.folder(7) / "COMMITTED").read_text())
+    assert (marker["run_id"], marker["adopted_from"]) == ("ours", f"{store.folder(7)}, run theirs")
+
+
+def test_an_adopted_checkpoint_is_the_run_s_own_and_names_where_it_came_from(tmp_path: Path) -> None:
+    store, theirs = CheckpointStore(tmp_path / "checkpoints", "ours"), pair_of_another_run(tmp_path, 7)
+    before = (theirs / "COMMITTED").read_bytes()
+    assert store.adopt(theirs) == 7
+    assert CheckpointStore(store.path, "ours").newest_whole_step() == 7
+    marker = json.loads((store.folder(7) / "COMMITTED").read_text())
+    assert (marker["run_id"], marker["adopted_from"]) == ("ours", f"{theirs}, run theirs")
+    assert (theirs / "COMMITTED").read_bytes() == before
+
+
+def test_a_checkpoint_of_a_version_that_wrote_no_run_id_is_gone_on_from(tmp_path: Path) -> None:
+    save(CheckpointStore(tmp_path / "checkpoints"), 3)
+    assert "run_id" not in json.loads((tmp_path / "checkpoints" / "global_step_3" / "COMMITTED").read_text())
+    assert CheckpointStore(tmp_path / "checkpoints", "ours").newest_whole_step() == 3
 
 
 # Bad luck.

@@ -15,7 +15,7 @@ from controller.run.state import RunState
 from controller.workers.span import Span
 from splitppo.config import Schedule
 from splitppo.rpc.errors import StorageFailed, Unavailable
-from tests.fake_services import CallLog, FakeActor, FakeClient, FakeCritic, make_config
+from tests.support.fake_services import CallLog, FakeActor, FakeClient, FakeCritic, make_config
 
 
 class Pair:

@@ -15,9 +15,10 @@ import yaml
 
 from controller.run.folder import RunFolder
 from splitppo.config import Config, ConfigError, load_config, load_stored_config
-from splitppo.config.threads import permitted_cores, resolve_threads
+from splitppo.config.resolve import resolve_run
+from splitppo.machine.cores import permitted_cores
 from splitppo.v1.worker_pb2 import HandshakeResponse, Process
-from tests.fake_services import CallLog, FakeActor, make_config
+from tests.support.fake_services import CallLog, FakeActor, make_config
 
 
 @pytest.fixture
@@ -42,7 +43,20 @@ def reopen(run_dir: Path, **changes: Any) -> None:
 def test_the_resolved_config_is_stored_and_loads_to_an_equal_one(run_dir: Path) -> None:
     config = make_config(run_dir, actor__lr=1e-6)
     with RunFolder(config) as folder:
-        assert load_config(folder.config_file) == folder.config == resolve_threads(config, permitted_cores())
+        assert load_config(folder.config_file) == folder.config == resolve_run(config, None, permitted_cores())
+
+
+def test_a_resumed_run_may_have_another_learning_rate_and_keeps_a_line_for_each_change(run_dir: Path) -> None:
+    leave_a_run(run_dir, actor__lr=1e-6, rollout__temperature=1.0)
+    changes = {"actor__lr": 5e-7, "run__schedule": "serial"}
+    with RunFolder(make_config(run_dir, **changes)) as folder:
+        assert folder.changes == [
+            "run.schedule: 'gather' in the folder, 'serial' now",
+            "actor.lr: 1e-06 in the folder, 5e-07 now",
+        ]
+        assert load_config(folder.config_file).actor.lr == 5e-7
+    with pytest.raises(ConfigError, match=r"another config:\n  rollout\.temperature: 1\.0 in the folder, 0\.5 now$"):
+        reopen(run_dir, **changes, rollout__temperature=0.5)
 
 
 def threads(config: Config) -> list[int | str]:
@@ -75,7 +89,7 @@ def test_a_start_that_failed_leaves_no_threads_to_keep(run_dir: Path) -> None:
     with RunFolder(make_config(run_dir, services__actor={"threads": 61})):
         pass
     with RunFolder(make_config(run_dir)) as folder:
-        assert folder.config == resolve_threads(make_config(run_dir), permitted_cores())
+        assert folder.config == resolve_run(make_config(run_dir), None, permitted_cores())
 
 
 def test_threads_of_groups_that_others_start_are_theirs_to_resolve(run_dir: Path) -> None:
@@ -96,12 +110,12 @@ def test_a_stored_config_that_somebody_has_broken_is_refused(run_dir: Path, stor
 def test_another_config_is_refused_with_each_difference_by_key(run_dir: Path) -> None:
     leave_a_run(run_dir)
     with pytest.raises(ConfigError, match="belongs to a run with another config") as refused:
-        reopen(run_dir, actor__lr=0.5, algorithm__adv_estimator="grpo", data__val_files="val.jsonl")
+        reopen(run_dir, actor__weight_decay=0.5, algorithm__adv_estimator="grpo", data__val_files="val.jsonl")
     lines = str(refused.value).splitlines()[1:]
     assert lines == [
         "  data.val_files: [] in the folder, ['val.jsonl'] now",
         "  algorithm.adv_estimator: 'gae' in the folder, 'grpo' now",
-        "  actor.lr: 1e-06 in the folder, 0.5 now",
+        "  actor.weight_decay: 0.01 in the folder, 0.5 now",
     ]
 
 
@@ -121,7 +135,7 @@ def test_a_refused_config_leaves_the_stored_one(run_dir: Path) -> None:
     leave_a_run(run_dir)
     before = (run_dir / "config.yaml").read_bytes(), (run_dir / "controller.epoch").read_bytes()
     with pytest.raises(ConfigError):
-        reopen(run_dir, actor__lr=0.5)
+        reopen(run_dir, actor__weight_decay=0.5)
     assert ((run_dir / "config.yaml").read_bytes(), (run_dir / "controller.epoch").read_bytes()) == before
 
 
@@ -145,7 +159,7 @@ def test_a_refused_config_leaves_the_stored_one(run_dir: Path) -> None:
 def test_how_long_where_and_how_often_may_change(run_dir: Path, changes: dict[str, Any]) -> None:
     leave_a_run(run_dir)
     reopen(run_dir, **changes)
-    expected = resolve_threads(make_config(run_dir, **changes), permitted_cores())
+    expected = resolve_run(make_config(run_dir, **changes), None, permitted_cores())
     assert load_config(run_dir / "config.yaml") == expected
 
 
@@ -213,13 +227,23 @@ def test_a_nonce_that_cannot_be_removed_does_not_keep_the_folder(run_dir: Path) 
     reopen(run_dir)
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+def test_a_run_whose_steps_cannot_all_be_read_is_not_gone_on_with(run_dir: Path, name: str) -> None:
+    leave_a_run(run_dir)
+    (run_dir / name).write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(ConfigError, match=rf"{name}, line 2: not valid JSON"):
+        reopen(run_dir)
+    (run_dir / name).write_text('{"step": 1}\n{"step": 3}\n{"st')
+    reopen(run_dir)
+
+
 # One controller at a time.
 
 
 def test_a_second_controller_is_refused_while_the_first_one_lives(run_dir: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from controller.run.folder import RunFolder\n"
-        "from tests.fake_services import make_config\n"
+        "from tests.support.fake_services import make_config\n"
         "with RunFolder(make_config(Path(sys.argv[1]))): print('mine', flush=True); sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", code, str(run_dir)]
@@ -235,7 +259,7 @@ def test_a_second_controller_is_refused_while_the_first_one_lives(run_dir: Path)
 def test_a_refusal_leaves_the_folder_to_others(run_dir: Path) -> None:
     leave_a_run(run_dir)
     with pytest.raises(ConfigError):
-        reopen(run_dir, actor__lr=0.5)
+        reopen(run_dir, actor__weight_decay=0.5)
     reopen(run_dir)
 
 
@@ -247,6 +271,31 @@ def test_every_start_raises_the_epoch_and_keeps_the_run_id(run_dir: Path) -> Non
     assert [lease.epoch for lease in leases] == [1, 2, 3]
     assert len({lease.run_id for lease in leases}) == 1
     assert len({lease.nonce for lease in leases}) == 3
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"run_id": "a"}',
+        '{"run_id": "a", "epoch": "3"}',
+        "\x00\x00",
+        f'{{"run_id": "a", "epoch": {2**70}}}',
+    ],
+)
+def test_an_epoch_that_cannot_be_read_is_one_sentence_and_is_not_made_anew(run_dir: Path, content: str) -> None:
+    reopen(run_dir)
+    record = run_dir / "controller.epoch"
+    record.write_text(content)
+    with pytest.raises(ConfigError, match=r'expected {"run_id": "\.\.\.", "epoch": N}, got ') as refused:
+        reopen(run_dir)
+    assert "\n" not in str(refused.value)
+    assert record.read_text() == content
+    record.write_text('{"run_id": "a", "epoch": 3}')
+    with RunFolder(make_config(run_dir)) as folder:
+        assert (folder.lease.run_id, folder.lease.epoch) == ("a", 4)
 
 
 def test_two_folders_are_two_runs(tmp_path: Path) -> None:

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from controller.rollout.improvement import Best
 from controller.run.folder import RunFolder
 from controller.run.restore import RestorePoint
 from controller.run.state import RunState
+from controller.validation.improvement import Best
 from controller.workers.command import CommandReply
 from controller.workers.span import Span
 from controller.workers.worker_groups import WorkerGroups
 from splitppo.config import ConfigError
 from splitppo.manifest import Manifest
 from splitppo.rpc.errors import DataLoss, InvalidArgument, Unavailable, WireError
-from tests.checkpoints import flip, write_part
-from tests.fake_services import make_config
+from tests.support.checkpoints import flip, write_part
+from tests.support.fake_services import make_config
 
 
 def save(folder: RunFolder, *steps: int, roles: Sequence[str] = ("actor", "critic")) -> None:

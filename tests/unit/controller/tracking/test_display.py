@@ -7,22 +7,28 @@ import io
 import pytest
 from rich.console import Console
 
-from controller.rollout.results import Accuracy, ScoredSample
 from controller.tracking.display import Display, open_display, printable, sparkline
-from controller.tracking.summary import Summary, Validation
+from controller.tracking.summary import Summary, ThisStart, Validation
+from controller.validation.result import Accuracy
 from splitppo.config import Config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.load import validate
-from splitppo.config.phases import Phase
+from splitppo.config.subsections.phases import Phase
 
-SAMPLE = ScoredSample("sort cadb", "#### abcd [bold]\x1b[31m", 1.0, "abcd", "sort_letters")
+SAMPLE = {
+    "data_source": "sort_letters",
+    "prompt": "sort cadb",
+    "response": "#### abcd [bold]\x1b[31m",
+    "ground_truth": "abcd",
+    "score": 1.0,
+}
 SUMMARY = Summary(
     global_step=3,
     validation=Validation(
         before=Accuracy(overall=0.25, by_source={"a": 0.2, "b": 0.3}),
         after=Accuracy(overall=0.95, by_source={"a": 0.9, "b": 1.0}),
     ),
-    wall_s=3723.0,
+    this_start=ThisStart(resumed_at_step=0, wall_s=3723.0),
     train_s=75.0,
     tokens=123_456,
     exit_reason="completed",
@@ -46,7 +52,8 @@ def drive(display: Display) -> None:
     speed = {"perf/total_num_tokens": 8643.2, "perf/time_per_step": 2.0}
     for step in (1, 2, 3):
         display.phase("actor", "Generate", 5, 11)
-        display.step(step, {"critic/score/mean": 0.3 * step, **speed, "actor/ppo_kl": 0.00123})
+        validated = {"val/accuracy": 0.75} if step == 3 else {}
+        display.step(step, {"critic/score/mean": 0.3 * step, **speed, "actor/ppo_kl": 0.00123, **validated})
     display.samples(3, [SAMPLE])
     display.line("a line of the log")
     display.phase("actor", "Update", 1, 8)
@@ -63,7 +70,8 @@ def test_plain_output_tells_the_whole_run_in_lines() -> None:
     assert "step: 64 prompts x 4 samples = 256 responses" in text
     assert "models      actor models/tiny, critic models/tiny" in text
     assert "validation after step 0: accuracy 0.250  a 0.200  b 0.300\n" in text
-    assert "step 3/3  reward 0.900  accuracy 0.250  KL 0.00123  tokens/s 4,322  s/step " in text
+    assert "step 1/3  reward 0.300  ppo_kl 0.00123  tokens/s 4,322  s/step " in text
+    assert "step 3/3  reward 0.900  accuracy 0.750  ppo_kl 0.00123  tokens/s 4,322  s/step " in text
     assert "ETA 0:00\n" in text
     assert "sample 1 of step 3 (sort_letters), score 1\n  prompt: sort cadb\n" in text
     assert "  ground truth: abcd\n" in text
@@ -103,7 +111,7 @@ def test_what_a_model_writes_cannot_steer_the_terminal() -> None:
 
 def test_long_generations_lose_their_middle() -> None:
     stream = io.StringIO()
-    open_display(stream).samples(1, [ScoredSample("p", "a" * 5000 + "end", 0.0, None, "x")])
+    open_display(stream).samples(1, [SAMPLE | {"response": "a" * 5000 + "end", "score": 0.0, "ground_truth": None}])
     assert "characters ...]" in stream.getvalue()
     assert "end\n" in stream.getvalue()
     assert len(stream.getvalue()) < 2000
@@ -160,3 +168,28 @@ def test_a_recovery_that_goes_back_starts_the_pace_afresh() -> None:
         display.step(step, {})
     assert "s/step -" not in stream.getvalue()
     assert stream.getvalue().count("\nstep ") == 41
+
+
+def test_a_mistake_before_the_first_step_is_followed_by_no_result() -> None:
+    stream = io.StringIO()
+    start = ThisStart(resumed_at_step=0, wall_s=0.1)
+    mistake = Summary(global_step=0, train_s=0.0, tokens=0, exit_reason="bad_input", this_start=start)
+    open_display(stream).finish(mistake)
+    assert stream.getvalue() == ""
+
+
+def test_a_resumed_run_says_which_figures_are_of_this_start() -> None:
+    stream = io.StringIO()
+    start = ThisStart(resumed_at_step=2, wall_s=60.0)
+    open_display(stream).finish(SUMMARY.model_copy(update={"this_start": start}))
+    assert stream.getvalue().endswith(
+        "completed after step 3 in 1:00 from step 2 on (in all 1:15 in steps, 123,456 tokens trained)\n"
+    )
+
+
+def test_a_small_negative_number_is_zero_without_a_sign() -> None:
+    stream = io.StringIO()
+    display = open_display(stream)
+    display.start(batch_plan(config()), config())
+    display.step(1, {"actor/ppo_kl": -1e-9})
+    assert "  ppo_kl 0.00000  " in stream.getvalue()

@@ -19,6 +19,7 @@ from controller.tracking.step_metrics import (
     length_metrics,
     overlap_metrics,
     reward_extra_metrics,
+    symbolic_metrics,
     timing_metrics,
 )
 from controller.workers.span import Span
@@ -123,6 +124,10 @@ def test_length_metrics_by_hand() -> None:
         "response_length/max": 8.0,
         "response_length/min": 0.0,
         "response_length/clip_ratio": 0.25,
+        "response_length_non_aborted/mean": pytest.approx(16 / 3),
+        "response_length_non_aborted/max": 8.0,
+        "response_length_non_aborted/min": 2.0,
+        "response_length_non_aborted/clip_ratio": pytest.approx(1 / 3),
         "prompt_length/mean": 4.0,
         "prompt_length/max": 5.0,
         "prompt_length/min": 3.0,
@@ -131,6 +136,9 @@ def test_length_metrics_by_hand() -> None:
         "response/no_eos_ratio": 0.5,
     }
     check_declared(metrics)
+    limits = {"max_prompt_length": 5, "max_response_length": 8}
+    aborted = length_metrics(np.array([3]), np.array([0]), np.array([False]), **limits)
+    assert not any(name.startswith("response_length_non_aborted") for name in aborted)
 
 
 def test_balance_metrics_compare_rows_in_order_with_balanced_ones() -> None:
@@ -163,6 +171,13 @@ def test_code_answers_that_passed_a_limit_are_counted_by_limit_where_there_are_c
     }
     check_declared(metrics)
     assert code_limit_metrics({"acc": [1.0]}) == {}
+
+
+def test_answers_that_sympy_did_not_compare_are_counted() -> None:
+    metrics = symbolic_metrics({"symbolic": ["gave_up", None, "skipped", "skipped"]})
+    assert metrics == {"reward/symbolic_gave_up": 1.0, "reward/symbolic_skipped": 2.0}
+    check_declared(metrics)
+    assert symbolic_metrics({}) == {"reward/symbolic_gave_up": 0.0, "reward/symbolic_skipped": 0.0}
 
 
 def test_timings_per_token_and_throughput_by_hand() -> None:

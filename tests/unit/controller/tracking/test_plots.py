@@ -105,10 +105,10 @@ def test_the_report_is_drawn_from_the_files_of_the_run_folder(tmp_path: Path) ->
     for row in metrics_of(3):
         lines.write(int(row["step"] or 0), {name: value for name, value in row.items() if name != "step" and value})
     Trace(tmp_path / "trace.json", restored_step=-1).add(spans_of(3))
-    path = write_report(tmp_path, name="quickstart", schedule="overlap", wall_s=3723.0)
+    path = write_report(tmp_path, name="quickstart", schedule="overlap", train_s=3723.0)
     assert path == tmp_path / "report.png"
     assert size_of(path.read_bytes()) == (1600, 1000)
 
 
 def test_an_interrupted_run_without_files_still_gets_a_picture(tmp_path: Path) -> None:
-    assert size_of(write_report(tmp_path, name="n", schedule="serial", wall_s=0.0).read_bytes()) == (1600, 1000)
+    assert size_of(write_report(tmp_path, name="n", schedule="serial", train_s=0.0).read_bytes()) == (1600, 1000)

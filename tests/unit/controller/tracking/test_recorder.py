@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,30 +14,39 @@ import numpy as np
 import pytest
 
 from controller.ppo.experience import assemble_experience
-from controller.ppo.scores import Scores
-from controller.rollout.results import Accuracy, ScoredResponses, ScoredSample, ValidationResult
-from controller.tracking.display import open_display
+from controller.ppo.scores import Scores, Text, objects
+from controller.tracking.display import Display, open_display
 from controller.tracking.recorder import Recorder
 from controller.tracking.step_file import read_metrics
 from controller.tracking.step_record import StepRecord
+from controller.tracking.summary import Overlap
 from controller.tracking.timeline import read_trace
+from controller.validation.result import Accuracy, ValidationResult
 from controller.workers.command import CommandReply
 from controller.workers.span import Span
 from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.v1.batch_pb2 import Slot
-from tests.fake_services import CallLog, FakeActor, make_config
+from tests.support.fake_services import CallLog, FakeActor, make_config
 
 
 class Book:
     """A recorder, its files and its display."""
 
-    def __init__(self, run_dir: Path, *, at_step: int = 0, metrics: dict[str, float] | None = None, **changes: Any):
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        at_step: int = 0,
+        metrics: dict[str, float] | None = None,
+        display: Display | None = None,
+        **changes: Any,
+    ) -> None:
         self.run_dir = run_dir
         self.config = make_config(run_dir, **changes)
         self.stream = io.StringIO()
         self.client = FakeActor(CallLog())
-        self.recorder = Recorder(self.config, run_dir, open_display(self.stream))
+        self.recorder = Recorder(self.config, run_dir, display or open_display(self.stream))
         self.recorder.restart_at(at_step, [self.client], metrics)
 
     @property
@@ -61,24 +72,26 @@ async def book(tmp_path: Path) -> Book:
     return Book(tmp_path)
 
 
-def sample(response: str, score: float) -> ScoredSample:
-    return ScoredSample("", response, score, "t", "a")
+def scores_of(responses: dict[str, float], **columns: Any) -> Scores:
+    """Responses of data source "a" with their scores."""
+    texts = objects(Text("", response, "t") for response in responses)
+    sources = objects("a" for _ in responses)
+    return Scores.of(np.array(list(responses.values()), np.float32), texts=texts, data_sources=sources, **columns)
 
 
 def fill(record: StepRecord, config: Config) -> None:
     """What a step produces: two responses; both updates, one second apart, on a clock of their own."""
     rollouts = Batch.from_rows(prompts=[[1], [1]], responses=[[5, 6], [5]], values=[[0.0, 0.0], [0.0]])
-    scores = np.array([1.0, 0.0], np.float32)
-    record.experience = assemble_experience(config.algorithm, rollouts, Scores(scores), num_samples=2)
-    record.scored = ScoredResponses([sample("good", 1.0), sample("bad", 0.0)])
+    record.scores = scores_of({"good": 1.0, "bad": 0.0})
+    record.experience = assemble_experience(config.algorithm, rollouts, record.scores, num_samples=2)
     start_s = record.started_s
     record.add_reply("actor", "update_actor", CommandReply({}, start_s, start_s + 4.0, record.step, False, ""))
     record.add_reply("critic", "update_critic", CommandReply({}, start_s + 3.0, start_s + 5.0, 1, False, ""))
 
 
 def validation(accuracy: float) -> ValidationResult:
-    responses = ScoredResponses([sample("held out", 1.0)])
-    return ValidationResult(Accuracy(overall=accuracy), {"val/accuracy": accuracy}, responses, {"testing": 1.5})
+    scores = scores_of({"held out": 1.0})
+    return ValidationResult(Accuracy(overall=accuracy), {"val/accuracy": accuracy}, scores, {"testing": 1.5})
 
 
 # Lines.
@@ -196,16 +209,31 @@ async def test_the_restore_of_a_step_survives_the_next_one(tmp_path: Path) -> No
     assert [(span.step, span.started_s) for span in restored] == [(1, 10.0), (1, 20.0)]
 
 
-async def test_the_overlap_of_a_run_is_the_mean_over_its_steps(book: Book) -> None:
-    assert book.recorder.overlap() is None
-    book.run_step(1)  # the critic's update of 2 s has 1 s in common with the actor's
-    record = book.begin(2)
-    record.spans[:] = [Span("actor", "update_actor", 2, 0.0, 1.0), Span("critic", "update_critic", 2, 0.0, 1.0)]
-    book.recorder.close(record)
-    book.recorder.complete_oldest()
-    overlap = book.recorder.overlap()
-    assert overlap is not None
-    assert overlap.efficiency == pytest.approx((0.5 + 1.0) / 2)
+class Nowhere(io.TextIOBase):
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+async def test_what_the_recorder_holds_does_not_grow_with_the_steps(tmp_path: Path) -> None:
+    book = Book(tmp_path, display=open_display(Nowhere()))  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        held_bytes = []
+        for step in range(1, 401):
+            record = book.begin(step)
+            for place, span in enumerate(record.spans):  # one step after another, though they take no time here
+                record.spans[place] = replace(span, step=step, started_s=2.0 * step, finished_s=2.0 * step + 1.0)
+            book.recorder.close(record)
+            book.recorder.complete_oldest()
+            if step in (300, 400):
+                gc.collect()
+                # Caches of libraries, such as the widths of rich's lines, fill up to a bound of their own.
+                ours = [tracemalloc.Filter(True, name) for name in ("*/controller/*", "<string>")]
+                held = tracemalloc.take_snapshot().filter_traces(ours).statistics("filename")
+                held_bytes.append(sum(statistic.size for statistic in held))
+    finally:
+        tracemalloc.stop()
+    assert held_bytes[1] - held_bytes[0] < 100 * 64
 
 
 async def test_a_run_without_a_critic_has_no_overlap(book: Book) -> None:
@@ -213,7 +241,7 @@ async def test_a_run_without_a_critic_has_no_overlap(book: Book) -> None:
     record.spans[:] = [span for span in record.spans if span.pool == "actor"]
     book.recorder.close(record)
     book.recorder.complete_oldest()
-    assert book.recorder.overlap() is None
+    assert Overlap.over(book.rows) is None
 
 
 # Generations.
@@ -324,7 +352,6 @@ async def test_a_run_that_starts_afresh_forgets_what_was_there(tmp_path: Path) -
 
 async def test_recovery_drops_open_steps_and_what_came_after_the_restored_one(book: Book) -> None:
     book.run_step(1)
-    overlap_of_first = book.recorder.overlap()
     record = book.begin(2)
     record.spans[:] = [Span("actor", "update_actor", 2, 0.0, 1.0), Span("critic", "update_critic", 2, 0.0, 1.0)]
     book.recorder.close(record)
@@ -332,7 +359,6 @@ async def test_recovery_drops_open_steps_and_what_came_after_the_restored_one(bo
     book.begin(3)
     book.recorder.restart_at(1, [book.client], None)
     assert book.recorder.last_step == 1
-    assert book.recorder.overlap() == overlap_of_first
     assert book.steps == [1]
     book.run_step(2)
     assert book.steps == [1, 2]

@@ -11,6 +11,7 @@ import pytest
 
 from controller.tracking.rollout_dump import RolloutDump
 from controller.tracking.step_file import StepFile, read_metrics
+from splitppo.config import ConfigError
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -61,6 +62,30 @@ def test_a_torn_last_line_is_removed(tmp_path: Path, torn: str) -> None:
     assert [row["step"] for row in read_metrics(path)] == [1, 2]
     StepFile(path).write(3, {"a": 1})
     assert [row["step"] for row in lines(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ('{"step": 2, "a": 0.', "not valid JSON: "),
+        ("[2]", "expected a JSON object, got list"),
+        ('{"a": 2}', "expected an integer under step, got None"),
+        ('{"step": 1}', "expected a step after 1, got 1"),
+    ],
+)
+def test_a_broken_line_in_the_middle_is_named_and_no_line_after_it_is_lost(
+    tmp_path: Path, broken: str, reason: str
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{broken}\n{{"step": 3}}\n')
+    before = path.read_bytes()
+    for read in (read_metrics, StepFile):
+        with pytest.raises(
+            ConfigError, match=rf"metrics\.jsonl, line 2: {reason}.*; mend or remove this line"
+        ) as named:
+            read(path)
+        assert "\n" not in str(named.value)
+    assert path.read_bytes() == before
 
 
 def test_a_fresh_run_starts_with_empty_metrics(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from controller.rollout.results import Accuracy
-from controller.tracking.summary import Overlap, Summary, Validation, WeightsDigests
+from controller.tracking.summary import Overlap, Summary, ThisStart, Validation, WeightsDigests
+from controller.validation.result import Accuracy
 from splitppo.atomic_write import write_atomically
 
 
@@ -19,36 +19,51 @@ def test_a_summary_is_read_back_equal(tmp_path: Path) -> None:
         validation=Validation(
             before=Accuracy(overall=0.25, by_source={"sort_letters": 0.25}), after=Accuracy(overall=0.95)
         ),
-        wall_s=91.5,
         train_s=70.25,
         tokens=123_456,
         overlap=Overlap(efficiency=0.9, bubble_actor=0.1, bubble_critic=0.5),
         weights_sha256=WeightsDigests(actor="ab", critic="cd"),
         exit_reason="completed",
+        this_start=ThisStart(resumed_at_step=12, wall_s=91.5),
     )
     summary.write(tmp_path / "runs" / "summary.json")
     assert Summary.model_validate_json((tmp_path / "runs" / "summary.json").read_text()) == summary
 
 
 def test_what_did_not_happen_is_null(tmp_path: Path) -> None:
-    Summary(global_step=0, wall_s=1.0, train_s=0.0, tokens=0, exit_reason="bad_input").write(tmp_path / "summary.json")
+    start = ThisStart(resumed_at_step=0, wall_s=1.0)
+    Summary(global_step=0, train_s=0.0, tokens=0, exit_reason="bad_input", this_start=start).write(
+        tmp_path / "summary.json"
+    )
     assert json.loads((tmp_path / "summary.json").read_text()) == {
         "global_step": 0,
         "validation": {"before": None, "after": None},
-        "wall_s": 1.0,
         "train_s": 0.0,
         "tokens": 0,
         "overlap": None,
+        "this_start": {"resumed_at_step": 0, "wall_s": 1.0},
         "weights_sha256": {"actor": None, "critic": None},
         "exit_reason": "bad_input",
+        "finished": False,
         "stopped_early": False,
         "best": None,
     }
 
 
+def test_the_overlap_of_a_run_is_the_mean_over_the_steps_in_which_both_roles_were_updated() -> None:
+    rows = [
+        {"step": step, "overlap/efficiency": share, "overlap/bubble_actor": 0.0, "overlap/bubble_critic": 0.5}
+        for step, share in ((1, 0.5), (3, 1.0))
+    ]
+    assert Overlap.over([rows[0], {"step": 2}, rows[1]]) == Overlap(
+        efficiency=0.75, bubble_actor=0.0, bubble_critic=0.5
+    )
+    assert Overlap.over([{"step": 2}, {"step": 3, "overlap/efficiency": None}]) is None
+
+
 def test_an_unknown_exit_reason_and_a_number_that_is_not_finite_are_refused() -> None:
     with pytest.raises(ValidationError, match="exit_reason"):
-        Summary.model_validate({"global_step": 0, "wall_s": 1, "train_s": 0, "tokens": 0, "exit_reason": "tired"})
+        Summary.model_validate({"global_step": 0, "train_s": 0, "tokens": 0, "exit_reason": "tired"})
     with pytest.raises(ValidationError, match="finite number"):
         Accuracy(overall=float("nan"))
 

@@ -16,7 +16,7 @@ from splitppo.v1 import (
     reward_model_pb2_grpc,
     worker_pb2_grpc,
 )
-from tests.fake_worker import CALLER, Connect, FakeWorker
+from tests.support.fake_worker import CALLER, Connect, FakeWorker
 
 
 @pytest.fixture

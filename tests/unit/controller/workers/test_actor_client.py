@@ -8,7 +8,7 @@ import pytest
 
 from splitppo.rpc.errors import WrongPolicy
 from splitppo.v1 import worker_pb2
-from tests.fake_worker import Connect, Events, FakeWorker, generate, part, progress, result
+from tests.support.fake_worker import Connect, Events, FakeWorker, generate, part, progress, result
 
 
 async def test_a_streamed_generation_tells_of_every_part_again_after_a_lost_connection(connect: Connect) -> None:

@@ -11,9 +11,9 @@ from controller.workers.client import Traffic
 from controller.workers.command import Limits
 from controller.workers.critic_client import CriticClient
 from splitppo.batch import Batch
-from splitppo.rpc.errors import InvalidArgument, Place, StaleEpoch, Unavailable, WrongState, WrongStep, abort
+from splitppo.rpc.errors import Busy, InvalidArgument, Place, StaleEpoch, Unavailable, WrongState, WrongStep, abort
 from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, reward_model_pb2, worker_pb2
-from tests.fake_worker import CALLER, SLOT, Connect, Events, FakeWorker, generate, result
+from tests.support.fake_worker import CALLER, SLOT, Connect, Events, FakeWorker, generate, result
 
 
 async def test_handshake_introduces_the_controller_and_learns_the_committed_step(connect: Connect) -> None:
@@ -74,6 +74,32 @@ async def test_a_batch_that_reaches_nobody_names_the_rank_that_was_called() -> N
     with pytest.raises(Unavailable, match=r"^actor rank 0, step 5, PutBatch: "):
         await client.put_batch(SLOT, Batch.from_rows(prompts=[[1]]))
     await client.close()
+
+
+async def test_calls_that_are_refused_for_load_are_made_again(connect: Connect) -> None:
+    worker = FakeWorker(refusals=[Busy("64 calls at a time"), Busy("64 calls at a time")])
+    client = await connect(worker)
+
+    await client.handshake(timeout_s=10)
+    worker.refusals += [Busy("no room for a batch of 4 bytes"), Busy("no room for a batch of 4 bytes")]
+    await client.put_batch(SLOT, Batch.from_rows(prompts=[[1]]))
+
+    assert worker.slots[SLOT.step].num_rows == 1
+
+
+async def test_a_worker_that_is_busy_is_waited_for_at_the_handshake(connect: Connect) -> None:
+    refusals = [Busy("64 calls at a time"), Busy("64 calls at a time")]
+
+    def refuse(_: worker_pb2.GetStatusResponse) -> None:
+        if refusals:
+            raise refusals.pop()
+
+    worker = FakeWorker(on_status=refuse)
+    client = await connect(worker)
+
+    await client.handshake(timeout_s=10)
+
+    assert len(worker.requests) == 1
 
 
 async def test_a_refused_handshake_is_not_repeated(connect: Connect) -> None:

@@ -8,10 +8,22 @@ import grpc
 import grpc.aio
 import pytest
 
-from controller.workers.command import Limits
-from splitppo.rpc.errors import DeadlineExceeded, Internal, PeerDied, Place, Unavailable, WireError, WrongState, abort
+from controller.workers.command import Limits, clock_offset_s
+from splitppo.rpc.errors import (
+    Busy,
+    DeadlineExceeded,
+    Internal,
+    LimitExceeded,
+    OutOfMemory,
+    PeerDied,
+    Place,
+    Unavailable,
+    WireError,
+    WrongState,
+    abort,
+)
 from splitppo.v1 import worker_pb2
-from tests.fake_worker import Connect, Events, FakeWorker, generate, progress, result, succeed
+from tests.support.fake_worker import Connect, Events, FakeWorker, generate, progress, result, succeed
 
 
 async def test_a_command_forwards_progress_and_ends_in_its_reply(connect: Connect) -> None:
@@ -80,7 +92,16 @@ async def test_a_worker_that_stays_away_is_given_up(connect: Connect) -> None:
         await generate(client)
 
 
-@pytest.mark.parametrize("error", [WrongState("claimed by another run"), PeerDied("rank 1 died"), Internal("KeyError")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        WrongState("claimed by another run"),
+        PeerDied("rank 1 died"),
+        Internal("KeyError"),
+        OutOfMemory("memory ran out"),
+        LimitExceeded("it never fits"),
+    ],
+)
 async def test_an_error_that_repeating_cannot_cure_is_raised_at_once(connect: Connect, error: WireError) -> None:
     async def refuse(worker: FakeWorker, request: Any, context: Any) -> Events:
         await abort(context, error.at(Place(role="actor", rank=1, phase="backward")))
@@ -92,6 +113,34 @@ async def test_an_error_that_repeating_cannot_cure_is_raised_at_once(connect: Co
     with pytest.raises(type(error), match=rf"^actor rank 1, step 5, Generate \(backward\): {error.message}$"):
         await generate(client)
     assert len(worker.requests) == 1
+
+
+@pytest.mark.parametrize("refusal", [Busy("the command queue holds 16 commands"), None], ids=["ours", "gRPC's own"])
+async def test_a_command_that_was_refused_for_load_is_sent_again(connect: Connect, refusal: Busy | None) -> None:
+    async def refuse(worker: FakeWorker, request: Any, context: Any) -> Events:
+        if refusal:
+            await abort(context, refusal)
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
+        yield result()
+
+    worker = FakeWorker([refuse, refuse, succeed])
+    client = await connect(worker)
+
+    await generate(client)
+
+    assert len({request.header.request_id for request in worker.requests}) == 1
+    assert len(worker.requests) == 3
+
+
+async def test_a_worker_that_stays_busy_is_given_up(connect: Connect) -> None:
+    async def refuse(worker: FakeWorker, request: Any, context: Any) -> Events:
+        await abort(context, Busy("no room"))
+        yield result()
+
+    client = await connect(FakeWorker([refuse]), limits=Limits(reconnect_timeout_s=0.05))
+
+    with pytest.raises(Busy, match=r"^actor, step 5, Generate: no room$"):
+        await generate(client)
 
 
 async def test_a_stream_without_a_result_is_an_error(connect: Connect) -> None:
@@ -176,3 +225,8 @@ async def test_cancelling_the_caller_ends_the_call(connect: Connect) -> None:
     with pytest.raises(asyncio.CancelledError):
         await calling
     await asyncio.wait_for(left.wait(), 10)
+
+
+@pytest.mark.parametrize(("worker_s", "offset_s"), [(10.0, 0.0), (10.9, 0.0), (12.0, 0.0), (71.0, 60.0), (9.0, -2.0)])
+def test_clocks_that_a_slow_answer_cannot_tell_apart_are_taken_as_equal(worker_s: float, offset_s: float) -> None:
+    assert clock_offset_s(worker_s, sent_s=10.0, answered_s=12.0) == offset_s

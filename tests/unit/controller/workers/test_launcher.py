@@ -11,14 +11,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from controller.workers.launcher import GroupFailed, LocalLauncher
-from splitppo.config.threads import PermittedCores, resolve_threads
-from splitppo.process_tree import start_time
+from splitppo.config.resolve import resolve_run
+from splitppo.machine.cores import PermittedCores
 from splitppo.rpc.bearer_tokens import BearerTokens
-from tests.fake_services import make_config
-from tests.groups import is_alive, wait_until
+from tests.support.fake_services import make_config
+from tests.support.groups import is_alive, wait_until
 
 # Takes torchrun's arguments; what `behaviour` does is up to the test.
 TORCHRUN = """
@@ -56,7 +57,7 @@ async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
         script = tmp_path / "torchrun.py"
         script.write_text(TORCHRUN + behaviour)
         config = make_config(tmp_path, **{"services__start_timeout_s": 30, **changes})
-        config = resolve_threads(config, PermittedCores(frozenset(range(6))))
+        config = resolve_run(config, None, PermittedCores(frozenset(range(6))))
         torchrun = (sys.executable, "-S", str(script))
         launchers.append(LocalLauncher(config, tmp_path / "config.yaml", torchrun, tokens=tokens))
         return launchers[-1]
@@ -243,13 +244,19 @@ async def test_a_stopped_rank_ends_with_its_group_also_if_torchrun_has_ended_bef
     wait_until(lambda: not is_alive(rank), what="the end of the rank")
 
 
+class FormerProcess(psutil.Process):
+    """A process that has ended, and whose pid another one has."""
+
+    def is_running(self) -> bool:
+        return False
+
+
 async def test_a_process_that_has_got_the_pid_of_a_rank_is_no_rank(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bystander = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "import time; time.sleep(60)")
     try:
-        # The rank was another process than the one that is found under its pid.
-        monkeypatch.setattr("controller.workers.launcher.start_time", lambda pid: start_time(pid) - 1)
+        monkeypatch.setattr("controller.workers.launcher.find_processes", lambda pids: [*map(FormerProcess, pids)])
         launcher = launch(f"serve({bystander.pid})", algorithm__adv_estimator="grpo")
         await launcher.start()
         assert launcher.groups["actor"].is_gone
@@ -279,6 +286,33 @@ serve()
     assert heading == f"the actor group ended at start (rank 1 was ended by SIGABRT); last lines of {log}:"
     assert lines == [f"  line {number}" for number in range(10, 30)]
     assert (failed.is_bad_input, failed.was_killed) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("num_kills", "said", "expected"),
+    [
+        (1, "SIGKILL, by the kernel for want of memory: it had 9.4 GiB at most, 0.1 of 23.4 GiB were free", True),
+        (1, "SIGKILL", False),
+        (0, "SIGKILL, by the kernel for want of memory: it had 9.4 GiB at most, 0.1 of 23.4 GiB were free", False),
+    ],
+    ids=["the kernel", "somebody, while the kernel killed another process", "a log from before"],
+)
+async def test_a_rank_that_the_kernel_has_killed_is_named_as_such(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, *, num_kills: int, said: str, expected: bool
+) -> None:
+    counts = iter([5, *[5 + num_kills] * 9])
+    monkeypatch.setattr("controller.workers.launcher.num_oom_kills", lambda: next(counts))
+    ends = f"""
+import threading
+threading.Timer(0.2, lambda: (print("error: rank 1 was ended by {said}", flush=True), os._exit(137))).start()
+serve()
+"""
+    launcher = launch(ends, algorithm__adv_estimator="grpo")
+    await launcher.start()
+    group = launcher.groups["actor"]
+    while not group.has_ended:  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(0.01)
+    assert await group.oom_kill() == (f"actor rank 1 was ended by {said}" if expected else None)
 
 
 async def test_a_rank_that_dies_before_it_has_a_log_is_quoted(launch: Launch) -> None:

@@ -23,21 +23,31 @@ from splitppo.v1 import worker_pb2
 
 def test_pauses_double_until_the_budget_is_spent() -> None:
     budget = RestartBudget(4, 1.0)
-    assert [budget.take(2) for _ in range(5)] == [1.0, 2.0, 4.0, 8.0, None]
+    assert [budget.take(2) for _ in range(4)] == [1.0, 2.0, 4.0, 8.0]
+    assert budget.take(2) == "services.max_restarts (4) recoveries without a new step are spent"
 
 
 def test_a_step_that_is_new_starts_the_count_afresh_and_a_repeated_one_does_not() -> None:
     budget = RestartBudget(2, 1.0)
-    assert [budget.take(5), budget.take(3), budget.take(6), budget.take(6), budget.take(6)] == [1, 2, 1, 2, None]
+    assert [budget.take(5), budget.take(3), budget.take(6), budget.take(6)] == [1, 2, 1, 2]
+    assert isinstance(budget.take(6), str)
+
+
+def test_a_second_kill_for_want_of_memory_ends_the_run_unless_there_was_a_new_step_in_between() -> None:
+    budget = RestartBudget(20, 1.0)
+    kills = [budget.take(step, is_oom_kill=True) for step in (5, 6, 9)]
+    assert kills == [1.0, 1.0, 1.0]
+    assert budget.take(2) == 2.0
+    assert "second time without a new step" in str(budget.take(9, is_oom_kill=True))
 
 
 def test_a_pause_has_an_end() -> None:
     budget = RestartBudget(20, 1.0)
-    assert max(budget.take(1) or 0.0 for _ in range(20)) == 60.0
+    assert max(float(budget.take(1)) for _ in range(20)) == 60.0
 
 
 def test_without_restarts_nothing_is_recovered() -> None:
-    assert RestartBudget(0, 1.0).take(1) is None
+    assert isinstance(RestartBudget(0, 1.0).take(1), str)
 
 
 @pytest.mark.parametrize("error", [Unavailable(""), PeerDied(""), DeadlineExceeded(""), Dirty("")])

@@ -13,8 +13,8 @@ from splitppo.config import ConfigError
 from splitppo.rpc.errors import WrongState
 from splitppo.rpc.software_version import why_versions_differ
 from splitppo.v1 import worker_pb2
-from tests.fake_services import make_config
-from tests.fake_worker import CALLER, Connect, FakeWorker
+from tests.support.fake_services import make_config
+from tests.support.fake_worker import CALLER, Connect, FakeWorker
 
 
 def older_worker() -> FakeWorker:

@@ -17,7 +17,7 @@ from controller.tracking.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_
 from controller.tracking.trackers.feed import Feed
 from controller.tracking.trackers.protocol import Run
 from controller.tracking.trackers.step_reader import StepReader
-from tests.groups import wait_until
+from tests.support.groups import wait_until
 
 
 @dataclass
@@ -287,6 +287,23 @@ def test_a_line_that_is_being_written_is_read_once_it_is_whole(tmp_path: Path) -
         assert reader.peek() is None
         file.write(b'ep": 2}\n')
         assert reader.peek() == {"step": 2}
+    reader.close()
+
+
+@pytest.mark.parametrize("broken", [b'{"st\n', b"[2]\n", b'{"a": 2}\n'])
+def test_a_broken_line_is_named_as_often_as_it_is_asked_for_until_it_is_mended(tmp_path: Path, broken: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n\n' + broken + b'{"step": 3}\n')
+    reader = StepReader(path)
+    for _ in range(2):
+        assert reader.peek() == {"step": 1}
+        reader.take()
+        with pytest.raises(ValueError, match=r"metrics\.jsonl, line 3: "):
+            reader.peek()
+    path.write_bytes(b'{"step": 1}\n\n{"step": 2}\n{"step": 3}\n')
+    for expected in (1, 2, 3):
+        assert reader.peek() == {"step": expected}
+        reader.take()
     reader.close()
 
 

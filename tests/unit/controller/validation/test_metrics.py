@@ -9,16 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.rollout.results import ScoredResponses, ScoredSample
-from controller.rollout.validation_metrics import accuracy_by_source, validation_metrics
+from controller.ppo.scores import Scores, objects
 from controller.tracking.metric_names import check_declared
 from controller.tracking.step_metrics import reward_extra_metrics
-from rewards import math_dapo
+from controller.validation.metrics import accuracy_by_source, validation_metrics
+from rewards.scorers import math_dapo
 
 
-def answers(source: str, prompt: int, *fields: dict[str, Any]) -> list[ScoredSample]:
+def answers(source: str, prompt: int, *fields: dict[str, Any]) -> Scores:
     """Responses to one prompt, each with its reward and the scorer's other fields."""
-    return [ScoredSample("", "", extra.pop("reward"), "", source, prompt_index=prompt, extra=extra) for extra in fields]
+    return Scores.of(
+        np.array([extra.pop("reward") for extra in fields], np.float32),
+        data_sources=objects(source for _ in fields),
+        prompt_indices=np.full(len(fields), prompt),
+        extra=objects(fields),
+    )
 
 
 def verl_bootstrap(
@@ -40,11 +45,13 @@ def majority(votes: list[tuple[str, float]]) -> float:
 
 
 def test_one_greedy_sample_per_prompt_gives_the_mean_per_source() -> None:
-    judged = [
-        *answers("gsm8k", 0, {"reward": 1.0}),
-        *answers("gsm8k", 1, {"reward": 0.0}),
-        *answers("math", 0, {"reward": 1.0}),
-    ]
+    judged = Scores.join(
+        [
+            answers("gsm8k", 0, {"reward": 1.0}),
+            answers("gsm8k", 1, {"reward": 0.0}),
+            answers("math", 0, {"reward": 1.0}),
+        ]
+    )
     metrics = validation_metrics(judged)
     assert metrics == {
         "val/accuracy": pytest.approx(2 / 3),
@@ -58,10 +65,12 @@ def test_one_greedy_sample_per_prompt_gives_the_mean_per_source() -> None:
 
 
 def test_where_there_is_an_acc_it_counts_and_the_reward_is_auxiliary() -> None:
-    judged = [
-        *answers("s", 0, {"reward": -1.0, "acc": False}),
-        *answers("s", 1, {"reward": 2.0, "acc": True}),
-    ]
+    judged = Scores.join(
+        [
+            answers("s", 0, {"reward": -1.0, "acc": False}),
+            answers("s", 1, {"reward": 2.0, "acc": True}),
+        ]
+    )
     metrics = validation_metrics(judged)
     assert metrics["val-core/s/acc/mean@1"] == 0.5
     assert metrics["val-aux/s/reward/mean@1"] == 0.5
@@ -76,13 +85,13 @@ def test_dapos_fields_become_metrics_and_its_preds_vote() -> None:
     assert metrics["val-core/aime2024/acc/mean@4"] == metrics["val/accuracy"] == 0.5
     assert metrics["val-aux/aime2024/reward/mean@4"] == 0.0
     assert metrics["val-aux/aime2024/acc/maj@4/mean"] > 0.5
-    in_training = reward_extra_metrics(ScoredResponses(judged).extra)
+    in_training = reward_extra_metrics(judged.extra_columns)
     assert in_training == {"reward_extra/acc/mean": 0.5, "reward_extra/acc/max": 1.0, "reward_extra/acc/min": 0.0}
     check_declared(metrics | in_training)
 
 
 def test_a_failed_scorer_counts_as_wrong_also_where_it_left_no_acc() -> None:
-    judged = [*answers("s", 0, {"reward": 0.0}), *answers("s", 1, {"reward": 1.0, "acc": True})]
+    judged = Scores.join([answers("s", 0, {"reward": 0.0}), answers("s", 1, {"reward": 1.0, "acc": True})])
     assert accuracy_by_source(judged).overall == 0.5
     assert validation_metrics(judged)["val-core/s/acc/mean@1"] == 0.5
 
@@ -128,10 +137,12 @@ def test_best_and_worst_are_within_the_bootstraps_error_of_what_is_expected(num_
 
 def test_figures_are_taken_per_prompt_and_then_averaged() -> None:
     metrics = validation_metrics(
-        [
-            *answers("s", 0, {"reward": 1.0}, {"reward": 1.0}),
-            *answers("s", 1, {"reward": 0.0}, {"reward": 0.0}),
-        ]
+        Scores.join(
+            [
+                answers("s", 0, {"reward": 1.0}, {"reward": 1.0}),
+                answers("s", 1, {"reward": 0.0}, {"reward": 0.0}),
+            ]
+        )
     )
     assert metrics["val-aux/s/reward/best@2/mean"] == 0.5
     assert metrics["val-aux/s/reward/std@2"] == 0.0
@@ -154,4 +165,4 @@ def test_a_field_that_a_scorer_left_empty_is_no_answer() -> None:
 
 def test_a_validation_without_responses_is_refused() -> None:
     with pytest.raises(ValueError, match="without any response"):
-        accuracy_by_source([])
+        accuracy_by_source(Scores.of(np.empty(0, np.float32)))

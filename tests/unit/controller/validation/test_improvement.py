@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from controller.rollout.improvement import Best, Stagnation
+from controller.validation.improvement import Best, Stagnation
 from splitppo.config import ConfigError
-from splitppo.config.evaluation import EarlyStopConfig, MetricMode
+from splitppo.config.sections.evaluation import EarlyStopConfig, MetricMode
 
 
 def best_steps(values: list[float], mode: MetricMode) -> list[int | None]:

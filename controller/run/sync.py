@@ -1,13 +1,14 @@
 """`python -m controller sync RUN_DIR`: sends trackers what they lack of a run that has ended."""
 
 import fcntl
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from controller.run.folder import read_epoch
+from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
 from controller.tracking.trackers.process import check_trackers, make_order, start
 from splitppo.config import ConfigError, load_stored_config
-from splitppo.process_tree import kill_tree
+from splitppo.machine.process_tree import kill_tree
 
 
 def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
@@ -22,7 +23,8 @@ def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
         What is done, in one sentence; None where something could not be sent, which has been said then.
 
     Raises:
-        ConfigError: it is no run folder, its run goes on, or a tracker cannot be used from here.
+        ConfigError: it is no run folder, not all of its steps can be read, its run goes on, or a tracker cannot be used
+            from here.
     """
     record = run_dir / "controller.epoch"
     if not record.is_file() or not (run_dir / "config.yaml").is_file():
@@ -30,8 +32,10 @@ def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
     changes = [f"tracking.flush_timeout_s={timeout_s}", *([f"tracking.trackers=[{','.join(names)}]"] if names else [])]
     config = load_stored_config(run_dir / "config.yaml", changes)
     check_trackers(config.tracking)
+    for name in (METRICS_FILE, SAMPLES_FILE):
+        read_metrics(run_dir / name)
     _refuse_live(run_dir)
-    order = make_order(config, run_dir, json.loads(record.read_text(encoding="utf-8"))["run_id"])
+    order = make_order(config, run_dir, read_epoch(record)[0])
     process = start(config.tracking, order, output=None)
     try:
         process.communicate()

@@ -7,20 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.rollout.kept_groups import GroupsRanOut, KeptGroups, metric_values
-from controller.rollout.results import ScoredResponses, ScoredSample
+from controller.ppo.scores import Scores, objects
+from controller.step.kept_groups import Groups, GroupsRanOut, KeptGroups, metric_values
 from rewards.samples import Failure
 from splitppo.batch import Batch
 from splitppo.config import ConfigError
-from splitppo.config.filter_groups import FilterGroupsConfig
-from tests.fake_services import make_table
+from splitppo.config.subsections.filter_groups import FilterGroupsConfig
+from tests.support.fake_services import make_table
 
 
-def scored(*scores: float, extra: list[dict[str, Any]] | None = None, **fields: Any) -> ScoredResponses:
-    fields = {"prompt": "", "response": "", "ground_truth": "", "data_source": "sums", **fields}
-    extras = extra or [{}] * len(scores)
-    return ScoredResponses(
-        [ScoredSample(score=score, extra=one, **fields) for score, one in zip(scores, extras, strict=True)]
+def scored(*scores: float, extra: list[dict[str, Any]] | None = None, failure: Failure | None = None) -> Scores:
+    return Scores.of(
+        np.array(scores, np.float32),
+        extra=objects(extra or [{}] * len(scores)),
+        failures=objects([failure] * len(scores)),
+        data_sources=objects(["sums"] * len(scores)),
     )
 
 
@@ -28,9 +29,9 @@ def groups(num_prompts: int = 1, epoch: int = 9, **config: Any) -> KeptGroups:
     return KeptGroups(FilterGroupsConfig(enable=True, **config), num_prompts, 5, generations_per_epoch=epoch)
 
 
-def add(kept: KeptGroups, responses: ScoredResponses, num_prompts: int) -> None:
-    rows = Batch.from_rows(responses=[[row] for row in range(len(responses.samples))])
-    kept.add(make_table(num_prompts), rows, responses)
+def add(kept: KeptGroups, scores: Scores, num_prompts: int) -> None:
+    rows = Batch.from_rows(responses=[[row] for row in range(scores.num_rows)])
+    kept.add(Groups(make_table(num_prompts), rows, scores))
 
 
 @pytest.mark.parametrize("metric", ["score", "seq_reward", "seq_final_reward"])

@@ -1,4 +1,4 @@
-"""Whether a validation is better than those before it: which checkpoint is the best, and when the run stops early."""
+"""Comparison of a validation with those before it, for the best checkpoint and for early stopping."""
 
 import math
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from splitppo.config import ConfigError
-from splitppo.config.evaluation import EarlyStopConfig, MetricMode
+from splitppo.config.sections.evaluation import EarlyStopConfig, MetricMode
 
 
 class Best(BaseModel):
-    """The best validation of a run, of those steps that have a checkpoint."""
+    """The best validation of a run, among the steps that have a checkpoint."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -24,7 +24,7 @@ class Best(BaseModel):
     def after(
         cls, before: Self | None, metric: str, mode: MetricMode, step: int, metrics: Mapping[str, float]
     ) -> Self | None:
-        """The best after the validation of `step`; what was best by another metric or mode does not count.
+        """Returns the best after the validation of `step`; a best by another metric or mode does not count.
 
         Step 0 has no checkpoint that could be the best.
         """
@@ -36,7 +36,7 @@ class Best(BaseModel):
 
 
 class Stagnation(BaseModel):
-    """How many validations in a row were no better than the best before them."""
+    """The number of validations in a row that were no better than the best before them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,7 +47,7 @@ class Stagnation(BaseModel):
 
     @classmethod
     def after(cls, before: Self | None, config: EarlyStopConfig, metrics: Mapping[str, float]) -> Self | None:
-        """After one more validation; None where nothing is to be stopped. Another metric or mode begins anew."""
+        """Counts one more validation; None if early stopping is off. Another metric or mode begins anew."""
         if config.metric is None:
             return None
         value = _value(metrics, config.metric, "evaluation.early_stop.metric")
@@ -59,13 +59,13 @@ class Stagnation(BaseModel):
 
     @property
     def reason(self) -> str:
-        """Why the run ends, in a sentence."""
+        """The reason why the run ends, in a sentence."""
         best = "" if self.best is None else f", which was {self.best:g} before"
         count = "one validation" if self.num_validations == 1 else f"{self.num_validations} validations in a row"
         return f"stopped early: {count} gave no better {self.metric}{best}"
 
     def ends(self, config: EarlyStopConfig) -> bool:
-        """Whether it has lasted for `patience` validations of the metric that is asked for."""
+        """Returns True if it has lasted for `patience` validations of the configured metric."""
         is_same = (self.metric, self.mode) == (config.metric, config.mode)
         return is_same and self.num_validations >= config.patience
 

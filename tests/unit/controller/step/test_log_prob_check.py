@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from controller.rollout.log_prob_check import LogProbCheck, RolloutMismatch
+from controller.step.log_prob_check import LogProbCheck, RolloutMismatch
 from splitppo.config import RolloutConfig
-from tests.fake_run import make_run
+from tests.support.fake_run import make_run
 
 DIFFERENCE = "training/rollout_log_probs_diff_max"
 

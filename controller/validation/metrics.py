@@ -1,4 +1,4 @@
-"""What validation says: means per data source, and best, worst and majority of n responses by bootstrap.
+"""Metrics of a validation: means per data source, and best, worst and majority of n responses by bootstrap.
 
 The bootstrap draws with the same random numbers as verl's, so both report the same figures for the same scores.
 """
@@ -11,22 +11,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.rollout.results import Accuracy, ScoredSample, is_numeric
+from controller.ppo.scores import Scores, is_numeric
+from controller.validation.result import Accuracy
 
 _NUM_BOOTSTRAPS = 1000
 _BOOTSTRAP_SEED = 42
 
 
-def accuracy_by_source(samples: Sequence[ScoredSample]) -> Accuracy:
-    """Mean over responses of "acc", or of the reward for a source without it; overall and per source.
+def accuracy_by_source(scores: Scores) -> Accuracy:
+    """Returns the mean over responses of "acc", or of the reward for a source without it; overall and per source.
 
     A response whose scorer failed, and so gave no "acc", counts as 0. Raises ValueError where there is none.
     """
     by_source: dict[str, list[float]] = defaultdict(list)
-    core = _core_variables(samples)
-    for sample in samples:
-        value = _variables(sample).get(core[sample.data_source])
-        by_source[sample.data_source].append(float(value) if is_numeric(value) else 0.0)
+    core = _core_variables(scores)
+    for source, variables in zip(scores.data_sources, _variables(scores), strict=True):
+        value = variables.get(core[source])
+        by_source[source].append(float(value) if is_numeric(value) else 0.0)
     if not by_source:
         raise ValueError("a validation without any response has no accuracy")
     return Accuracy(
@@ -35,16 +36,16 @@ def accuracy_by_source(samples: Sequence[ScoredSample]) -> Accuracy:
     )
 
 
-def validation_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
-    """val/accuracy, val-core/<source>/<acc or reward>/mean@N and, for all variables and the rest, val-aux/...
+def validation_metrics(scores: Scores) -> dict[str, float]:
+    """Returns val/accuracy, val-core/<source>/<acc or reward>/mean@N and, for all variables and the rest, val-aux/...
 
     Figures are taken per prompt, then averaged over the prompts of a source. n runs through 2, 4, ... and N. "acc",
     where there, is what counts, and "pred" is what a majority is taken of.
     """
-    core = _core_variables(samples)
+    core = _core_variables(scores)
     prompts: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
-    for sample in samples:
-        prompts[sample.data_source, sample.prompt_index].append(_variables(sample))
+    for source, index, variables in zip(scores.data_sources, scores.prompt_indices, _variables(scores), strict=True):
+        prompts[source, index].append(variables)
     collected: dict[str, list[float]] = defaultdict(list)
     for (source, _), answers in prompts.items():
         for variable in {core[source]: None, **{name: None for answer in answers for name in answer}}:
@@ -53,22 +54,26 @@ def validation_metrics(samples: Sequence[ScoredSample]) -> dict[str, float]:
                 section = "val-core" if is_core and name.startswith("mean@") else "val-aux"
                 collected[f"{section}/{source}/{variable}/{name}"].append(value)
     metrics = {name: float(np.mean(values)) for name, values in collected.items()}
-    return {"val/accuracy": accuracy_by_source(samples).overall, **metrics}
+    return {"val/accuracy": accuracy_by_source(scores).overall, **metrics}
 
 
-def _variables(sample: ScoredSample) -> dict[str, Any]:
-    """The fields that a scorer filled in, and "reward"."""
-    return {**{name: value for name, value in sample.extra.items() if value is not None}, "reward": sample.score}
+def _variables(scores: Scores) -> list[dict[str, Any]]:
+    """Returns, per response, the fields that a scorer filled in, and "reward"."""
+    return [
+        {**{name: value for name, value in extra.items() if value is not None}, "reward": score}
+        for extra, score in zip(scores.extra, scores.scores.tolist(), strict=True)
+    ]
 
 
-def _core_variables(samples: Sequence[ScoredSample]) -> dict[str, str]:
-    """The variable that counts, per data source."""
-    with_acc = {sample.data_source for sample in samples if sample.extra.get("acc") is not None}
-    return {sample.data_source: "acc" if sample.data_source in with_acc else "reward" for sample in samples}
+def _core_variables(scores: Scores) -> dict[str, str]:
+    """Returns the variable that counts, per data source: "acc" if any response has it."""
+    pairs = zip(scores.data_sources, scores.extra, strict=True)
+    with_acc = {source for source, extra in pairs if extra.get("acc") is not None}
+    return {source: "acc" if source in with_acc else "reward" for source in scores.data_sources}
 
 
 def _prompt_metrics(answers: Sequence[Mapping[str, Any]], variable: str, missing: float | None) -> dict[str, float]:
-    """All figures of one prompt and variable; answers without a number have the value `missing`, or are left out."""
+    """Returns all figures of one prompt and variable; `missing` is the value of answers without a number."""
     values = [(answer.get(variable, missing), answer.get("pred")) for answer in answers]
     numbers = [(float(value), pred) for value, pred in values if is_numeric(value)]
     if (num_samples := len(numbers)) == 0:
@@ -92,12 +97,12 @@ def _prompt_metrics(answers: Sequence[Mapping[str, Any]], variable: str, missing
 
 @lru_cache
 def _bootstrap_indices(num_samples: int, n: int) -> NDArray[np.int64]:
-    """[_NUM_BOOTSTRAPS, n] draws with replacement, the same for every prompt."""
+    """Returns [_NUM_BOOTSTRAPS, n] draws with replacement, the same for every prompt."""
     return np.random.RandomState(_BOOTSTRAP_SEED).randint(0, num_samples, size=(_NUM_BOOTSTRAPS, n))
 
 
 def _majority(pred_N: NDArray[np.int64], drawn_Kn: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Per draw, the sample that gave the most frequent answer first; of equally frequent ones the first seen."""
+    """Returns, per draw, the first sample with the most frequent answer; of equally frequent ones the first seen."""
     drawn_preds_Kn = pred_N[drawn_Kn]
     votes_Kn = (drawn_preds_Kn[:, :, None] == drawn_preds_Kn[:, None, :]).sum(axis=2)
     return np.take_along_axis(drawn_Kn, votes_Kn.argmax(axis=1)[:, None], axis=1)[:, 0]

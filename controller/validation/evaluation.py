@@ -4,11 +4,11 @@ import time
 from collections import defaultdict
 
 from controller.data.prompts import PromptBatch
-from controller.rollout.results import ScoredResponses, ValidationResult
-from controller.rollout.scoring import Scorer
-from controller.rollout.stream import sampling_params
-from controller.rollout.validation_metrics import accuracy_by_source, validation_metrics
-from controller.workers.actor_client import ActorClient
+from controller.ppo.scores import Scores
+from controller.scoring.scorer import Scorer, check_failures
+from controller.validation.metrics import accuracy_by_source, validation_metrics
+from controller.validation.result import ValidationResult
+from controller.workers.actor_client import ActorClient, sampling_params
 from controller.workers.command import CommandReply
 from controller.workers.span import Span
 from splitppo.batch import Batch
@@ -26,11 +26,10 @@ class Evaluator:
         self._scorer = scorer
 
     def is_due(self, step: int, *, is_last: bool = False) -> bool:
-        """Whether to validate: before the run, every `evaluation.test_freq` steps and after the last step.
+        """Returns True before the run, every `evaluation.test_freq` steps and after the last step.
 
-        That is the configuration's last one, or one that `is_last` says is.
-
-        With `val_only` it is due at whatever step the run is.
+        The last step is the configuration's, or the step of a call with `is_last`. With `val_only` a validation is due
+        at any step.
         """
         evaluation = self._config.evaluation
         if self._prompts is None:
@@ -48,7 +47,7 @@ class Evaluator:
         assert self._prompts is not None
         started_s = time.perf_counter()
         evaluation = self._config.evaluation
-        scored: list[ScoredResponses] = []
+        parts: list[Scores] = []
         timings_s: defaultdict[str, float] = defaultdict(float)
         spans: list[Span] = []
         for part, prompts in enumerate(self._prompts.parts(evaluation.batch_size)):
@@ -56,15 +55,15 @@ class Evaluator:
             scoring_s = time.time()
             examined = evaluation.num_examine if part == 0 else 0
             asked = prompts.repeated(evaluation.n)
-            scored.append(await self._scorer.score(asked, responses, num_examine=examined))
+            parts.append(await self._scorer.score(asked, responses, num_examine=examined))
             spans += [reply.span("actor", "testing", step), Span("scoring", "testing", step, scoring_s, time.time())]
             for name, seconds in reply.timings_s.items():
                 timings_s[name] += seconds
-        answers = ScoredResponses.join(scored)
-        answers.check_failures(self._config.reward.max_error_rate, f"the validation of step {step}")
-        accuracy, metrics = accuracy_by_source(answers.samples), validation_metrics(answers.samples)
+        scores = Scores.join(parts)
+        check_failures(scores, self._config.reward.max_error_rate, f"the validation of step {step}")
+        accuracy, metrics = accuracy_by_source(scores), validation_metrics(scores)
         timings_s["testing"] = time.perf_counter() - started_s
-        return ValidationResult(accuracy, metrics, answers, timings_s, spans)
+        return ValidationResult(accuracy, metrics, scores, timings_s, spans)
 
     async def _generate(self, prompts: PromptBatch, step: int, part: int) -> tuple[CommandReply, Batch]:
         evaluation = self._config.evaluation

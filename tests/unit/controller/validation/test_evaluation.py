@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from controller.rollout.evaluation import Evaluator
+from controller.validation.evaluation import Evaluator
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION
-from tests.fake_services import CallLog, FakeActor, FakeScorer, make_config, make_table
+from tests.support.fake_services import CallLog, FakeActor, FakeScorer, make_config, make_table
 
 
 def make_evaluator(tmp_path: Path, *, num_prompts: int = 5, **changes: Any) -> tuple[Evaluator, FakeActor]:
@@ -24,7 +24,7 @@ def make_evaluator(tmp_path: Path, *, num_prompts: int = 5, **changes: Any) -> t
 async def test_every_prompt_is_answered_n_times_in_parts(tmp_path: Path) -> None:
     evaluator, actor = make_evaluator(tmp_path, evaluation__batch_size=2, evaluation__n=3)
     result = await evaluator.evaluate(4)
-    assert [sample.prompt_index for sample in result.responses.samples] == [row // 3 for row in range(15)]
+    assert result.scores.prompt_indices.tolist() == [row // 3 for row in range(15)]
     slots = [slot for slot, _ in actor.sampling]
     assert [(slot.kind, slot.step, slot.part) for slot in slots] == [
         (SLOT_KIND_EVALUATION, 4, part) for part in range(3)
@@ -52,7 +52,7 @@ async def test_the_timeline_shows_the_actors_and_the_scorers_part(tmp_path: Path
 async def test_accuracy_is_the_mean_of_the_scores_overall_and_by_source(tmp_path: Path) -> None:
     evaluator, _ = make_evaluator(tmp_path, evaluation__batch_size=2)
     result = await evaluator.evaluate(4)
-    scored = [(sample.data_source, sample.score) for sample in result.responses.samples]
+    scored = list(zip(result.scores.data_sources, result.scores.scores, strict=True))
     assert len(scored) == 5
     assert result.accuracy.overall == pytest.approx(sum(score for _, score in scored) / 5)
     of_a = [score for source, score in scored if source == "a"]
@@ -64,7 +64,7 @@ async def test_accuracy_is_the_mean_of_the_scores_overall_and_by_source(tmp_path
 async def test_the_same_step_gives_the_same_answers(tmp_path: Path) -> None:
     first, _ = make_evaluator(tmp_path, evaluation__n=2)
     again, _ = make_evaluator(tmp_path, evaluation__n=2, evaluation__batch_size=1)
-    scores = [(await evaluator.evaluate(4)).responses.scores.tolist() for evaluator in (first, again)]
+    scores = [(await evaluator.evaluate(4)).scores.scores.tolist() for evaluator in (first, again)]
     assert scores[0] == scores[1]
 
 

@@ -1,0 +1,138 @@
+"""The end of a run: its last sentence, summary.json, report.png and the exit status."""
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from controller.run.checkpoint_writer import CheckpointFailed
+from controller.run.folder import RunFolder
+from controller.run.state import RunState
+from controller.tracking.display import Display
+from controller.tracking.plots import write_report
+from controller.tracking.recorder import Recorder
+from controller.tracking.step_file import METRICS_FILE, read_metrics
+from controller.tracking.summary import ExitReason, Overlap, Summary, ThisStart, Validation, WeightsDigests
+from controller.trainer import Trainer
+from controller.workers.launcher import GroupFailed
+from splitppo.config import ConfigError
+from splitppo.logs import FILE_ONLY
+
+log = logging.getLogger(__name__)
+
+EXIT_STATUS: dict[ExitReason, int] = {"completed": 0, "failed": 1, "bad_input": 2}
+
+
+class RunOutcome:
+    """The end of a run, and what it leaves behind.
+
+    Attributes:
+        reason: why it ends; it has failed until something else is known.
+        signal: the first one that asked it to end.
+        digests: of the weights that it ends with.
+        summary: what stands in summary.json; None until that is certain.
+    """
+
+    def __init__(self, folder: RunFolder, display: Display) -> None:
+        self.reason: ExitReason = "failed"
+        self.signal: signal.Signals | None = None
+        self.digests = WeightsDigests()
+        self.summary: Summary | None = None
+        self._folder = folder
+        self._display = display
+        self._storage_has_failed = False
+        self._started_s = time.monotonic()
+
+    def fail(self, error: Exception) -> None:
+        """Notes an error that ends the run, and tells the user."""
+        if isinstance(error, ConfigError) or (isinstance(error, GroupFailed) and error.is_bad_input):
+            self.reason = "bad_input"
+        else:
+            # Whoever stops the controller may stop the groups as well, before the step is done.
+            self.reason = "failed" if self.signal is None or isinstance(error, GroupFailed) else "interrupted"
+        self._explain(error)
+
+    def finish(
+        self, trainer: Trainer | None, recorder: Recorder, restored: RunState, *, with_report: bool = True
+    ) -> None:
+        """Writes the last lines, summary and report, once; what cannot be written is said, and the run has failed.
+
+        `restored` is the state that the run went on from, `trainer` there if it has.
+        """
+        if self.summary is not None:
+            return
+        config, folder = self._folder.config, self._folder.path
+        state = trainer.state if trainer else restored
+        last_step = recorder.last_step if trainer else state.step
+        lines: list[dict[str, Any]] = []
+        with self._failing():  # the disk is full, or somebody has broken the file meanwhile
+            recorder.release_all()
+            lines = [row for row in read_metrics(folder / METRICS_FILE) if row["step"] <= last_step]
+        has_stagnated = state.has_stagnated(config)
+        has_ended = trainer is not None and (trainer.has_ended or has_stagnated)
+        self.summary = Summary(
+            global_step=last_step,
+            validation=Validation(
+                before=state.validation_before, after=state.validation_after if state.validated_step > 0 else None
+            ),
+            train_s=state.train_s,
+            tokens=state.tokens,
+            overlap=Overlap.over(lines),
+            this_start=ThisStart(resumed_at_step=restored.step, wall_s=time.monotonic() - self._started_s),
+            weights_sha256=self.digests,
+            exit_reason=self.reason,
+            finished=self.reason in ("completed", "interrupted") and has_ended,
+            stopped_early=has_stagnated,
+            best=state.best,
+        )
+        with self._failing():
+            self.summary.write(folder / "summary.json")
+        if trainer is not None and with_report:
+            try:
+                write_report(folder, name=config.run.name, schedule=config.run.schedule, train_s=state.train_s)
+            except Exception as error:  # noqa: BLE001 - a picture does not cost a finished run its exit status
+                log.warning("report.png could not be drawn: %s", error)
+        self._display.finish(self.summary)
+
+    def exit_status(self) -> int:
+        """Returns the process's exit status; a completed run fails if it stays under `evaluation.min_accuracy`."""
+        if self.reason == "interrupted":
+            return 128 + (self.signal or signal.SIGINT)
+        minimum = self._folder.config.evaluation.min_accuracy
+        if self.reason == "completed" and minimum > 0.0:
+            after = self.summary.validation.after if self.summary else None
+            if after is None or after.overall < minimum:
+                reached = "nothing was validated" if after is None else f"the final accuracy is {after.overall:.3f}"
+                sys.stderr.write(f"error: {reached}, expected evaluation.min_accuracy ({minimum:g}) or more\n")
+                return EXIT_STATUS["failed"]
+        return EXIT_STATUS[self.reason]
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ConfigError) as error:
+            self.reason = "failed"
+            self._explain(error)
+
+    def _explain(self, error: Exception) -> None:
+        """Writes one sentence for the user; where it happened is in the log file of the group that it names.
+
+        Storage that fails once fails again while the run is closed: only the first time is told.
+        """
+        if isinstance(error, OSError) and not isinstance(error, CheckpointFailed):
+            error.add_note(self._folder.checkpoints.last_good())
+        text = sentence(error)
+        log.error("%s", text, extra=FILE_ONLY)
+        self._display.close()
+        if not (isinstance(error, OSError) and self._storage_has_failed):
+            sys.stderr.write(f"error: {text}\n")
+        self._storage_has_failed |= isinstance(error, OSError)
+
+
+def sentence(error: Exception) -> str:
+    """Returns an error's message with its notes."""
+    return "; ".join([str(error), *getattr(error, "__notes__", ())])

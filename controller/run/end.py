@@ -1,0 +1,32 @@
+"""The end of a run: its last step, or the last prompts of its epochs."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from controller.data.prompts import PromptSource
+from controller.run.state import RunState
+from splitppo.config import Config
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """Where a run ends; worked out once, because a user's sampler may need long to count the batches of its epochs.
+
+    Attributes:
+        last_step: the last step of this process.
+        last_draw: the number of the last batch of prompts in `run.total_epochs`; None without that key. Dynamic
+            sampling may come to it before the last step, and fills the step all the same.
+    """
+
+    last_step: int
+    last_draw: int | None
+
+    @classmethod
+    def of(cls, config: Config, prompts: PromptSource) -> Self:
+        """Returns the end of a run with this configuration and these prompts."""
+        epochs = config.run.total_epochs
+        return cls(config.last_step, None if epochs is None else prompts.num_steps(epochs))
+
+    def is_reached(self, state: RunState) -> bool:
+        """Returns True if nothing is left to do after the step of `state`."""
+        return state.step >= self.last_step or (self.last_draw is not None and state.draw >= self.last_draw)

@@ -1,0 +1,1 @@
+"""Scores of responses: the step from text to numbers, and adjustments of the numbers."""

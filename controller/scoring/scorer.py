@@ -1,0 +1,113 @@
+"""From token ids to scores: responses are decoded, without their prompts, and scored by the rewards.
+
+For the reward model, responses and prompts are encoded anew; a service computes its scores.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import compress
+
+import numpy as np
+
+from controller.data.chat_template import as_messages
+from controller.data.prompts import PromptBatch
+from controller.data.reward_rows import RewardTokenizer
+from controller.data.token_spans import TokenSpans
+from controller.data.tokenizer import Tokenizer
+from controller.ppo.scores import Scores, Text, objects
+from rewards.manager import RewardManager
+from rewards.samples import Sample, Scored
+from splitppo.batch import Batch, Column
+
+
+class ScoringFailed(Exception):
+    """Too many responses have no score; the message is one sentence."""
+
+
+class Scorer:
+    """Scores the responses to a batch of prompts."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        manager: RewardManager,
+        reward_tokenizer: RewardTokenizer | None = None,
+        *,
+        stop: Sequence[str] = (),
+    ) -> None:
+        """`reward_tokenizer` is given if there is a reward model; `stop` are the texts that end a response."""
+        self._tokenizer = tokenizer
+        self._manager = manager
+        self._reward_tokenizer = reward_tokenizer
+        self._stop = stop
+
+    @property
+    def scored_sources(self) -> frozenset[str]:
+        """The data sources that have a reward function."""
+        return self._manager.data_sources
+
+    @property
+    def max_reward_length(self) -> int | None:
+        """The length of the longest row that the reward model reads, in tokens; None: no limit, or no reward model."""
+        return None if self._reward_tokenizer is None else self._reward_tokenizer.max_length
+
+    async def reward_rows(self, prompts: PromptBatch, rollouts: Batch) -> Batch:
+        """Encodes the column reward_tokens for the reward model, a row per response; `prompts` has one for each."""
+        assert self._reward_tokenizer is not None
+        texts = self._tokenizer.decode_batch(rollouts["responses"].rows())
+        asked = [row.prompt for row in prompts.rows]
+        return await asyncio.to_thread(self._reward_tokenizer.encode, asked, texts)
+
+    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> Scores:
+        """Scores the column responses; `prompts` has one for each.
+
+        The first `num_examine` of each data source are logged. If a data source has no reward function, the score is 0
+        and the reward model alone decides.
+        """
+        responses = rollouts["responses"].rows()
+        texts = self._tokenizer.decode_batch(responses)
+        samples = [
+            Sample(
+                data_source=row.data_source,
+                response=response,
+                ground_truth=row.ground_truth,
+                extra_info=row.extra_info,
+                prompt=prompt,
+                messages=as_messages(row.prompt),
+                token_spans=TokenSpans(self._tokenizer, ids, response),
+            )
+            for row, prompt, ids, response in zip(prompts.rows, prompts.texts, responses, texts, strict=True)
+        ]
+        has_scorer_B = np.array([row.data_source in self.scored_sources for row in prompts.rows], np.bool_)
+        scored = iter(await self._manager.score(list(compress(samples, has_scorer_B)), num_examine=num_examine))
+        results = [next(scored) if has_scorer else Scored(0.0) for has_scorer in has_scorer_B]
+        scores_B = np.array([result.total for result in results], np.float32)
+        eos_ids = self._tokenizer.eos_token_ids
+        return Scores.of(
+            scores_B,
+            rule_scores=np.where(has_scorer_B, scores_B, np.float32(np.nan)),
+            rule_token_scores=Column.from_rows([result.token_scores for result in results], np.dtype(np.float32)),
+            has_eos=np.array([len(ids) > 0 and int(ids[-1]) in eos_ids for ids in responses], np.bool_),
+            has_stopped=np.array([any(stop in text for stop in self._stop) for text in texts], np.bool_),
+            data_sources=objects(row.data_source for row in prompts.rows),
+            prompt_indices=prompts.row_indices,
+            places=objects(row.place for row in prompts.rows),
+            failures=objects(result.failure for result in results),
+            messages=objects(result.message for result in results),
+            extra=objects(result.extra for result in results),
+            texts=objects(Text(sample.prompt, sample.response, sample.ground_truth) for sample in samples),
+        )
+
+
+def check_failures(scores: Scores, max_error_rate: float, whose: str) -> None:
+    """Checks that at most this share of the responses lacks a score; `whose`: e.g. "step 3".
+
+    Raises:
+        ScoringFailed: more of them do.
+    """
+    failed = np.flatnonzero([failure is not None for failure in scores.failures])
+    if len(failed) > max_error_rate * scores.num_rows:
+        row = failed[0]
+        what = f"{len(failed)} of {scores.num_rows} responses of {whose} have no score from a scorer"
+        first = f"{scores.places[row]}, data_source {scores.data_sources[row]!r}: {scores.messages[row]}"
+        raise ScoringFailed(f"{what}, more than reward.max_error_rate ({max_error_rate:g}) allows; first {first}")

@@ -1,0 +1,1 @@
+"""One step: its rollouts, the calls that compute with them, and the context that they share."""

@@ -1,0 +1,42 @@
+"""The context of one step: the configuration that holds in it, and what all of its calls share."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from controller.scoring.scorer import Scorer
+from controller.step.log_prob_check import LogProbCheck
+from controller.tracking.step_record import StepRecord
+from controller.workers.worker_groups import Workers
+from splitppo.config import Config
+
+
+@dataclass(frozen=True, eq=False)
+class StepContext:
+    """One step, for everything that makes rollouts or computes with them.
+
+    Attributes:
+        config: the configuration that holds in this step, with the values of its phase.
+        workers: the groups that compute.
+        scorer: the reward functions, which score responses.
+        log_prob_check: decides if the log-probs of this step are compared.
+        record: metrics, times and spans of this step.
+        after_critic_update: waits for the critic's update of the step before. The critic's group computes nothing
+            for this step until then.
+    """
+
+    config: Config
+    workers: Workers
+    scorer: Scorer
+    log_prob_check: LogProbCheck
+    record: StepRecord
+    after_critic_update: Callable[[], Awaitable[None]]
+
+    @property
+    def number(self) -> int:
+        """The number of this step, from 1."""
+        return self.record.step
+
+    @property
+    def base_step(self) -> int:
+        """The step whose weights the workers hold until they update."""
+        return self.number - 1

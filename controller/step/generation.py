@@ -1,0 +1,134 @@
+"""Generation: a batch of prompts is answered by the actor, in parts that are handed on while others are generated."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.data.prompts import NO_ROWS, Answered, PromptBatch
+from controller.ppo.masked_stats import Float32s
+from controller.ppo.scores import Scores
+from controller.step.context import StepContext
+from controller.step.parts import RolloutPart, in_order
+from controller.workers.actor_client import sampling_params
+from controller.workers.command import CommandReply
+from controller.workers.concurrency import gather_calls
+from splitppo.batch import Batch, row_order
+from splitppo.v1.actor_pb2 import SamplingParams
+from splitppo.v1.batch_pb2 import SLOT_KIND_CANDIDATES, SLOT_KIND_EXPERIENCE, SLOT_KIND_GREEDY, Slot
+
+
+class SampledRollouts:
+    """Rollouts that the actor samples, in parts; see `PendingRollouts`.
+
+    Only what is computed row by row sees parts; `in_order` brings it back into the order of the prompts.
+    """
+
+    def __init__(
+        self,
+        step: StepContext,
+        prompts: PromptBatch,
+        slot: Slot,
+        sampling: SamplingParams,
+        *,
+        num_samples: int,
+        num_parts: int = 1,
+        earlier: NDArray[np.int64] = NO_ROWS,
+        columns: Sequence[str] = ("responses",),
+        timing: str = "gen",
+    ) -> None:
+        """`earlier` as in `PromptBatch.to_batch`; `columns` are fetched from the slot; `timing` names the time."""
+        self._actor, self._record = step.workers.actor, step.record
+        self._seeded = prompts.to_batch(step.config.run.seed, step.number, num_samples, earlier=earlier)
+        self._asked = prompts.repeated(num_samples)
+        self._sampling = sampling
+        self._columns = columns
+        self._timing = timing
+        self.slot, self.prompts = slot, prompts
+        self.scores: Scores | None = None
+        self.on_actor = asyncio.Event()
+        self._slots = [slot]
+        if num_parts > 1:
+            self._slots = [Slot(kind=slot.kind, step=slot.step, part=part) for part in range(1, num_parts + 1)]
+        self._ended = [asyncio.Event() for _ in self._slots]
+        loop = asyncio.get_running_loop()
+        self._fetched: list[asyncio.Future[RolloutPart]] = [loop.create_future() for _ in self._slots]
+
+    @classmethod
+    def of_step(cls, step: StepContext, prompts: PromptBatch) -> Self:
+        """Returns the responses to each prompt of a step, `rollout.n` of each, in `rollout.stream_groups` parts."""
+        config, slot = step.config, Slot(kind=SLOT_KIND_EXPERIENCE, step=step.number)
+        rollout, sampling = config.rollout, sampling_params(config.rollout, config.data)
+        assert rollout.stream_groups != "auto", "load resolves it"
+        return cls(step, prompts, slot, sampling, num_samples=rollout.n, num_parts=rollout.stream_groups)
+
+    @classmethod
+    def of_candidates(
+        cls, step: StepContext, prompts: PromptBatch, *, generation: int, earlier: NDArray[np.int64]
+    ) -> Self:
+        """Returns the responses to the prompts of a generation (from 1), of which the step keeps some.
+
+        `earlier` are the row indices of the step's earlier generations: a prompt among them gets further seeds.
+        """
+        config, slot = step.config, Slot(kind=SLOT_KIND_CANDIDATES, step=step.number, part=generation)
+        sampling, columns = sampling_params(config.rollout, config.data), ("responses", "rollout_log_probs", "seeds")
+        num_samples = config.rollout.n
+        return cls(step, prompts, slot, sampling, num_samples=num_samples, earlier=earlier, columns=columns)
+
+    @classmethod
+    def greedy(cls, step: StepContext, prompts: PromptBatch) -> Self:
+        """Returns the greedy response to each prompt of a step: always the most likely token."""
+        slot, length = Slot(kind=SLOT_KIND_GREEDY, step=step.number), step.config.data.max_response_length
+        sampling = SamplingParams(temperature=0.0, top_p=1.0, max_response_length=length)
+        return cls(step, prompts, slot, sampling, num_samples=1, timing="gen_max")
+
+    async def generate(self) -> Batch:
+        """Samples; returns prompts and the columns, ordered by prompt, then sample."""
+        with self._record.timed(self._timing):
+            await self._actor.put_batch(self.slot, self._seeded)
+            reply, *parts = await gather_calls(self._sample(), *map(self._fetch, range(len(self._slots))))
+            rollouts = in_order([part.rollouts.select(("prompts", *self._columns)) for part in parts], self.order)
+        places = [part.places.tolist() for part in parts]
+        self._record.add_reply("actor", "gen", reply, parts=places if len(places) > 1 else ())
+        return rollouts
+
+    async def parts(self) -> AsyncIterator[RolloutPart]:
+        """Yields the parts that have rows. A caller that is cancelled while it waits does not disturb the others."""
+        for fetched in self._fetched:
+            part = await asyncio.shield(fetched)
+            if len(part.places):
+                yield part
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        return row_order(np.concatenate([fetched.result().places for fetched in self._fetched]))
+
+    def answered(self, scores_B: Float32s) -> Sequence[Answered]:
+        return [(self.prompts, scores_B)]
+
+    async def _sample(self) -> CommandReply:
+        reply = await self._actor.generate(
+            self.slot,
+            self._sampling,
+            base_step=self.slot.step - 1,
+            num_parts=len(self._slots),
+            on_part=lambda part: self._ended[part - 1].set(),
+        )
+        for ended in (*self._ended, self.on_actor):
+            ended.set()
+        return reply
+
+    async def _fetch(self, index: int) -> RolloutPart:
+        slot = self._slots[index]
+        await self._ended[index].wait()
+        is_streamed = len(self._slots) > 1
+        fetched = await self._actor.get_batch(slot, [*self._columns, "places"] if is_streamed else self._columns)
+        places = fetched["places"].values if is_streamed else np.arange(fetched.num_rows)
+        prompts = self._asked.take(places)
+        rollouts = Batch(fetched.num_rows, {"prompts": prompts.prompts}).merge(fetched)
+        part = RolloutPart(slot, places, prompts, rollouts)
+        self._fetched[index].set_result(part)
+        return part

@@ -1,0 +1,166 @@
+"""Dynamic sampling without its calls: which groups of samples are kept, when a step is full, why it never will be.
+
+Yu et al., 2025 (DAPO), section 3.2: a group whose samples all have the same score has no advantage, so it only thins
+the batch out. P prompts, n samples of each.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.data.prompts import NO_ROWS, Answered, PromptBatch
+from controller.ppo.masked_stats import Float64s
+from controller.ppo.scores import Scores, is_numeric
+from splitppo.batch import Batch, concatenate
+from splitppo.config import ConfigError
+from splitppo.config.subsections.filter_groups import SCORE_METRICS, FilterGroupsConfig
+
+_NUM_NAMED_VALUES = 4
+
+
+class GroupsRanOut(Exception):
+    """A step cannot be filled with groups worth learning from; the message is one sentence."""
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """P prompts with their P x n rollouts and scores, ordered by prompt, then sample; scores without any penalty."""
+
+    prompts: PromptBatch
+    rollouts: Batch
+    scores: Scores
+
+    def take(self, places: NDArray[np.int64]) -> "Groups":
+        """Returns the groups of the prompts at these places."""
+        num_samples = self.rollouts.num_rows // self.prompts.num_prompts
+        rows = (places[:, None] * num_samples + np.arange(num_samples)).reshape(-1)
+        return Groups(self.prompts.take(places), self.rollouts.take(rows), self.scores.take(rows))
+
+
+class KeptGroups:
+    """The groups of a step, generation by generation, until there are `num_prompts`; what is over is cut.
+
+    `generations_per_epoch` draw each prompt once. `answered` is all that was drawn, with its scores.
+    """
+
+    def __init__(self, config: FilterGroupsConfig, num_prompts: int, step: int, *, generations_per_epoch: int) -> None:
+        self._config = config
+        self._num_prompts = num_prompts
+        self._step = step
+        self._generations_per_epoch = max(1, generations_per_epoch)
+        self._kept: list[Groups] = []  # of each generation
+        self.answered: list[Answered] = []
+        self._alike: Counter[float] = Counter()  # groups by the value that all of their samples have
+        self._num_barren = 0  # generations without any group that differs, the last ones
+
+    @property
+    def is_full(self) -> bool:
+        """True if the step has as many groups as it learns from."""
+        return self._num_kept >= self._num_prompts
+
+    @property
+    def num_generations(self) -> int:
+        """The number of generations that were drawn."""
+        return len(self.answered)
+
+    @property
+    def drawn_rows(self) -> NDArray[np.int64]:
+        """The row indices of all prompts that were drawn so far."""
+        return np.concatenate([NO_ROWS, *(prompts.row_indices for prompts, _ in self.answered)])
+
+    def add(self, groups: Groups) -> None:
+        """Keeps the groups of a generation whose samples differ in the metric.
+
+        Raises:
+            ConfigError: the scorer has no such field.
+        """
+        values_Pn = metric_values(groups.scores, self._config.metric).reshape(groups.prompts.num_prompts, -1)
+        # Never by their deviation: that of equal numbers need not be exactly 0.
+        is_alike_P = values_Pn.min(axis=1) == values_Pn.max(axis=1)
+        self._alike.update(values_Pn[is_alike_P, 0].tolist())
+        self._kept.append(groups.take(np.flatnonzero(~is_alike_P)))
+        self.answered.append((groups.prompts, groups.scores.scores))
+        self._num_barren = self._num_barren + 1 if is_alike_P.all() else 0
+
+    def check(self) -> None:
+        """Checks that another generation may help.
+
+        Raises:
+            GroupsRanOut: there were as many as are allowed, or a whole data epoch in which all groups were alike.
+        """
+        limit, key = self._config.max_num_gen_batches, "algorithm.filter_groups.max_num_gen_batches"
+        if limit and self.num_generations >= limit:
+            raise GroupsRanOut(self._why(f"{limit} generations ({key})", f"raise {key} or data.gen_batch_size"))
+        if not limit and self._num_barren >= self._generations_per_epoch:
+            after = "a whole data epoch without any group that differs"
+            raise GroupsRanOut(self._why(after, "take other prompts (data.train_files, data.filters)"))
+
+    def _why(self, after: str, advice: str) -> str:
+        named = self._alike.most_common(_NUM_NAMED_VALUES)
+        values = ", ".join(f"all at {value:g}: {count}" for value, count in named)
+        if num_others := len(self._alike) - len(named):
+            values += f", at {num_others} other values: {self._num_dropped - sum(dict(named).values())}"
+        return (
+            f"step {self._step} cannot be filled: after {after} it has {self._num_kept} of"
+            f" {self._num_prompts} prompts (data.train_batch_size); {self._num_dropped} were dropped because their"
+            f" samples are alike in {self._config.metric!r} ({values}); {advice}, or raise rollout.n, or set"
+            " algorithm.filter_groups.enable to false"
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Returns train/num_gen_batches and training/filter_groups/..., of all groups that were drawn."""
+        groups, num_drawn = "training/filter_groups", self._num_kept + self._num_dropped
+        return {
+            "train/num_gen_batches": float(self.num_generations),
+            f"{groups}/evicted_samples": float(self._num_dropped),
+            f"{groups}/evicted_right": float(sum(count for value, count in self._alike.items() if value >= 1.0)),
+            f"{groups}/evicted_wrong": float(sum(count for value, count in self._alike.items() if value <= 0.0)),
+            f"{groups}/discarded_surplus_samples": float(self._num_kept - self._num_prompts),
+            f"{groups}/share_kept": self._num_kept / num_drawn,
+        }
+
+    def first(self) -> Groups:
+        """Returns the groups that the step learns from: the first `num_prompts` in the order of drawing."""
+        kept = Groups(
+            PromptBatch.join([groups.prompts for groups in self._kept]),
+            concatenate([groups.rollouts for groups in self._kept]),
+            Scores.join([groups.scores for groups in self._kept]),
+        )
+        return kept.take(np.arange(self._num_prompts))
+
+    @property
+    def _num_kept(self) -> int:
+        return sum(groups.prompts.num_prompts for groups in self._kept)
+
+    @property
+    def _num_dropped(self) -> int:
+        return self._alike.total()
+
+
+def metric_values(scores: Scores, metric: str) -> Float64s:
+    """Returns [P x n] numbers, by which groups are compared.
+
+    A scorer that failed gives 0. If a scorer gives no "acc", e.g. a plain number, its score is taken, as in
+    validation.
+
+    Raises:
+        ConfigError: a scorer has no such numeric field, or no finite number there.
+    """
+    values_B = scores.scores.astype(np.float64)
+    if metric in SCORE_METRICS:
+        return values_B
+    for row, (extra, failure) in enumerate(zip(scores.extra, scores.failures, strict=True)):
+        value: object = extra.get(metric)
+        if value is None and (failure is not None or metric == "acc"):
+            continue
+        whose = f"algorithm.filter_groups.metric: the scorer of data_source {scores.data_sources[row]!r} gives"
+        if not is_numeric(value):
+            expected = ", ".join((*SCORE_METRICS, *(name for name, other in extra.items() if is_numeric(other))))
+            raise ConfigError(f"{whose} no numeric field {metric!r}; expected one of {expected}")
+        if not math.isfinite(value):
+            raise ConfigError(f"{whose} {value} in the field {metric!r}; expected a finite number")
+        values_B[row] = value
+    return values_B

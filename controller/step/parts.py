@@ -1,0 +1,177 @@
+"""Rollouts that are still coming, and what is computed for each part of them as soon as it is here."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.data.prompts import Answered, PromptBatch
+from controller.ppo.masked_stats import Float32s
+from controller.ppo.scores import Scores
+from controller.schedule import run_calls
+from controller.scoring.adjustments import add_model_scores, mark_truncated, subtract_overlong, without_model_scores
+from controller.scoring.scorer import check_failures
+from controller.step.context import StepContext
+from controller.workers.client import WorkerClient
+from controller.workers.command import CommandReply
+from splitppo.batch import Array, Batch, concatenate
+from splitppo.v1.batch_pb2 import Slot
+
+Compute = Callable[..., Awaitable[CommandReply]]
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutPart:
+    """Responses that have ended one after another, and are handed on together.
+
+    Attributes:
+        slot: where the workers keep its rows: a part of the batch's slot, or all of it if there is no other part.
+        places: [num_rows] ascending, the places of its rows in the batch, which is ordered by prompt, then sample.
+        prompts: one for each row.
+        rollouts: prompts and responses; with `places` if there are other parts.
+    """
+
+    slot: Slot
+    places: Array
+    prompts: PromptBatch
+    rollouts: Batch
+
+
+class PendingRollouts(Protocol):
+    """The responses to a batch of prompts that are still coming; those that are here are a `Batch`.
+
+    Attributes:
+        slot: where the workers keep them.
+        prompts: one for all samples of it.
+        scores: their scores before any penalty; None if they were not scored yet.
+        on_actor: set once the actor has all responses, while they are still on their way here.
+    """
+
+    slot: Slot
+    prompts: PromptBatch
+    scores: Scores | None
+    on_actor: asyncio.Event
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """[num_rows], where each row of the batch is found in its parts one after the other; known after `generate`."""
+
+    async def generate(self) -> Batch:
+        """Brings the responses to the actor's slot; returns prompts and responses, by prompt, then sample."""
+
+    def parts(self) -> AsyncIterator[RolloutPart]:
+        """Yields the parts that have rows, one after the other, each as soon as it is here."""
+
+    def answered(self, scores_B: Float32s) -> Sequence[Answered]:
+        """Returns each batch of prompts that was drawn, with the scores of its responses.
+
+        `scores_B` are the scores of the rows.
+        """
+
+
+def in_order(parts: Sequence[Batch], order: NDArray[np.int64]) -> Batch:
+    """Joins what was computed for the parts, in the order of the prompts; `order` as in `PendingRollouts`."""
+    joined = concatenate(parts)
+    return joined if len(parts) == 1 else joined.take(order)
+
+
+@dataclass(eq=False)
+class PartCalls:
+    """The calls for each part of pending rollouts. Every call answers in the order of the prompts.
+
+    Attributes:
+        is_baseline: True if the rollouts are only compared with.
+        is_learned_from: True if truncated responses are marked, and overlong ones lose some of their score.
+        asks_model: True if the reward model scores, where there is one.
+        num_examine: responses per data source that are logged.
+    """
+
+    step: StepContext
+    rollouts: PendingRollouts
+    is_baseline: bool = False
+    is_learned_from: bool = False
+    asks_model: bool = True
+    num_examine: int = 0
+
+    def __post_init__(self) -> None:
+        self._preparing_critic = asyncio.Lock()
+
+    async def compute_column(
+        self,
+        host: WorkerClient,
+        name: str,
+        send: Callable[[RolloutPart], Awaitable[None]],
+        compute: Compute,
+        column: str,
+    ) -> Batch:
+        """Returns a column that `host` computes, for each part as soon as its rows have been sent there.
+
+        The critic's group computes after its update of the step before; the rows are sent meanwhile.
+        """
+        columns, record = [], self.step.record
+        async for part in self.rollouts.parts():
+            await send(part)
+            if host is self.step.workers.critic:
+                async with self._preparing_critic:  # so that only one call waits, and its time is counted once
+                    await self.step.after_critic_update()
+            with record.timed(name):
+                reply = await compute(part.slot, base_step=self.step.base_step)
+                columns.append(await host.get_batch(part.slot, [column]))
+            record.add_reply(host.role, name, reply)
+        return in_order(columns, self.rollouts.order)
+
+    async def scores(self) -> Scores:
+        """Returns a score for each response: of the reward functions, and of the reward model if there is one.
+
+        Nothing is scored twice.
+        """
+        config, host = self.step.config, self.step.workers.reward_model
+        if host is None or not self.asks_model:
+            return await self._rule_scores()
+        scores, of_model = await run_calls(config.run.schedule, self._rule_scores, lambda: self._model_scores(host))
+        coefs = config.reward_model
+        return add_model_scores(scores, of_model, coefs.coef_of, rule_coef=coefs.rule_coef)
+
+    async def _rule_scores(self) -> Scores:
+        """Returns the score that the reward functions give each response, less what an overlong response loses."""
+        config, known = self.step.config, self.rollouts.scores
+        reward, limit = config.reward, config.data.max_response_length
+        parts: list[Scores] = []
+        async for part in self.rollouts.parts():
+            if known is not None:
+                scores = without_model_scores(known)
+            else:
+                scores = await self._score(part, num_examine=0 if parts else self.num_examine)
+            if self.is_learned_from:
+                lengths = part.rollouts["responses"].lengths
+                scores = mark_truncated(scores, lengths, limit)
+                scores = subtract_overlong(scores, reward.overlong_buffer, lengths, limit)
+            parts.append(scores)
+        scores = Scores.join(parts).take(self.rollouts.order)
+        if known is None:
+            check_failures(scores, reward.max_error_rate, f"step {self.step.number}")
+        return scores
+
+    async def _score(self, part: RolloutPart, *, num_examine: int) -> Scores:
+        with self.step.record.timed("reward"), self.step.record.span("scoring", "score"):
+            return await self.step.scorer.score(part.prompts, part.rollouts, num_examine=num_examine)
+
+    async def _model_scores(self, host: WorkerClient) -> Float32s:
+        """Returns the reward model's score of each response, which is encoded anew in the tokens of that model."""
+        known = self.rollouts.scores
+        if known is not None and known.model_scores is not None:
+            return known.model_scores
+        scorer, are_longest = self.step.scorer, list[bool]()
+
+        async def send(part: RolloutPart) -> None:
+            rows = await scorer.reward_rows(part.prompts, part.rollouts)
+            are_longest.extend(length == scorer.max_reward_length for length in rows["reward_tokens"].lengths)
+            await host.put_batch(part.slot, rows)
+
+        scores = await self.compute_column(host, "reward_model", send, host.compute_reward_scores, "rm_scores")
+        if not self.is_baseline:
+            self.step.record.metrics["reward/model_clip_ratio"] = sum(are_longest) / len(are_longest)
+        return scores["rm_scores"].values

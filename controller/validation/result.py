@@ -1,0 +1,32 @@
+"""The result of a validation, for the run state, the summary and the record of the step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from controller.ppo.scores import Scores
+from controller.workers.span import Span
+
+
+class Accuracy(BaseModel):
+    """The accuracies of one validation, each in [0, 1]."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    overall: float = Field(description="mean over all validation responses")
+    by_source: dict[str, float] = Field(default_factory=dict, description="mean per data source")
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """One validation: metrics val-core/... and val-aux/..., all scores, and the actor's and the scorers' spans.
+
+    `timings_s` has the seconds of the whole under "testing", and those that the engine reports, e.g. "update_weights".
+    """
+
+    accuracy: Accuracy
+    metrics: Mapping[str, float]
+    scores: Scores
+    timings_s: Mapping[str, float]
+    spans: Sequence[Span] = ()

@@ -1,0 +1,168 @@
+"""What is judged: decoded responses only, each with its own prompt's truth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from controller.data.tokenizer import Tokenizer
+from controller.ppo.scores import Scores, objects
+from controller.scoring.scorer import Scorer, ScoringFailed, check_failures
+from controller.tracking.rollout_dump import rollout_rows
+from controller.tracking.step_file import json_line
+from rewards.samples import Failure, Sample, Scored
+from splitppo.batch import Batch
+from tests.support.fake_services import make_table
+
+EOS, EOS_TOO = 3, 4
+# Prompt 0 is answered by "ab" and "a<eos>", prompt 1 by "" and "b<eos2>".
+RESPONSES = [[1, 2], [1, EOS], [], [2, EOS_TOO]]
+
+
+class LengthReward:
+    """Scores a response by its letters; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self.num_examine = -1
+        self.extras: list[dict[str, float]] = [{}, {"acc": 0.5}, {"acc": 1.0}, {}]
+        self.data_sources = frozenset({"a", "b"})
+
+    async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
+        self.samples, self.num_examine = list(samples), num_examine
+        return [Scored(len(sample.response), extra) for sample, extra in zip(samples, self.extras, strict=True)]
+
+
+class NoReward(LengthReward):
+    """A scorer that fails at everything."""
+
+    async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
+        return [Scored(0.0, failure=Failure.ERROR, message="TypeError: no") for _ in samples]
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    backend = Backend(models.WordLevel({"?": 0, "a": 1, "b": 2, "<eos>": EOS, "<eos2>": EOS_TOO}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(["<eos>", "<eos2>"])
+    return Tokenizer(backend, (EOS, EOS_TOO))
+
+
+async def judge(tokenizer: Tokenizer, reward: LengthReward, *, num_examine: int = 0) -> Scores:
+    prompts = make_table().take(np.array([0, 0, 1, 1]))
+    rollouts = Batch.from_rows(responses=RESPONSES)
+    scorer = Scorer(tokenizer, reward)  # type: ignore[arg-type]
+    return await scorer.score(prompts, rollouts, num_examine=num_examine)
+
+
+async def test_the_reward_sees_the_response_without_prompt_and_special_tokens(tokenizer: Tokenizer) -> None:
+    reward = LengthReward()
+    scored = await judge(tokenizer, reward)
+    assert [sample.response for sample in reward.samples] == ["ab", "a", "", "b"]
+    assert scored.scores.tolist() == [2, 1, 0, 1]
+
+
+async def test_every_response_is_judged_by_its_own_prompts_row(tokenizer: Tokenizer) -> None:
+    reward = LengthReward()
+    await judge(tokenizer, reward, num_examine=3)
+    rows = [(s.data_source, s.ground_truth, s.extra_info, s.prompt, s.messages[0]["content"]) for s in reward.samples]
+    of_first = ("a", "truth 0", {"row": 0}, "prompt 0", "prompt 0")
+    of_second = ("b", "truth 1", {"row": 1}, "prompt 1", "prompt 1")
+    assert rows == [of_first, of_first, of_second, of_second]
+    assert reward.num_examine == 3
+
+
+async def test_a_response_without_a_score_says_why_and_where_its_row_stands(tokenizer: Tokenizer) -> None:
+    scored = await judge(tokenizer, NoReward())
+    assert (scored.scores.tolist(), scored.rule_scores.tolist()) == ([0.0] * 4, [0.0] * 4)
+    assert set(scored.failures) == {Failure.ERROR}
+    assert set(scored.messages) == {"TypeError: no"}
+    assert scored.places[2] == make_table().rows[1].place
+
+
+async def test_any_eos_token_ends_a_response_and_an_empty_one_has_not_ended(tokenizer: Tokenizer) -> None:
+    scored = await judge(tokenizer, LengthReward())
+    assert scored.has_eos.tolist() == [False, True, False, True]
+
+
+async def test_a_stop_text_ends_a_response_and_other_text_does_not(tokenizer: Tokenizer) -> None:
+    prompts, rollouts = make_table().take(np.array([0, 0, 1, 1])), Batch.from_rows(responses=RESPONSES)
+    scorer = Scorer(tokenizer, LengthReward(), stop=["ab", "c"])  # type: ignore[arg-type]
+    scored = await scorer.score(prompts, rollouts, num_examine=0)
+    assert scored.has_stopped.tolist() == [True, False, False, False]
+    assert not (await judge(tokenizer, LengthReward())).has_stopped.any()
+
+
+async def test_rows_for_the_rollout_files_hold_scores_and_extra_fields(tokenizer: Tokenizer) -> None:
+    scored = await judge(tokenizer, LengthReward())
+    rows = list(rollout_rows(scored))
+    assert rows[1] == {
+        "data_source": "a",
+        "prompt": "prompt 0",
+        "response": "a",
+        "ground_truth": "truth 0",
+        "score": 1.0,
+        "acc": 0.5,
+    }
+    assert [row["acc"] for row in rows] == [None, 0.5, 1.0, None]
+
+
+class PlacingReward(LengthReward):
+    """Half of every score is on the tokens, but for a response without any."""
+
+    async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
+        self.samples, self.num_examine = list(samples), num_examine
+        return [
+            Scored(0.5 * len(sample.response), token_scores=[0.5 * (end - start) for start, end in sample.token_spans])
+            for sample in samples
+        ]
+
+
+async def test_a_score_is_the_sum_of_its_parts_wherever_they_are_placed(tokenizer: Tokenizer) -> None:
+    scored = await judge(tokenizer, PlacingReward())
+    assert scored.scores.tolist() == [2, 1, 0, 1]
+    assert [row.tolist() for row in scored.token_scores.rows()] == [[0.5, 0.5], [0.5, 0.0], [], [0.5, 0.0]]
+    rows = [json.loads(json_line(row)) for row in rollout_rows(scored)]
+    assert [(row["score"], row["token_scores"]) for row in rows[:3]] == [(2, [0.5, 0.5]), (1, [0.5, 0]), (0, None)]
+
+
+async def test_scores_without_places_have_empty_rows_of_them(tokenizer: Tokenizer) -> None:
+    scored = await judge(tokenizer, LengthReward())
+    assert scored.token_scores.lengths.tolist() == [0, 0, 0, 0]
+    assert "token_scores" not in next(rollout_rows(scored))
+
+
+async def test_a_source_without_a_function_is_not_judged_and_keeps_its_place(tokenizer: Tokenizer) -> None:
+    reward = LengthReward()
+    reward.data_sources = frozenset("a")
+    prompts, rollouts = make_table().take(np.array([1, 1, 0, 0])), Batch.from_rows(responses=RESPONSES)
+    reward.extras = [{}, {}]
+    scored = await Scorer(tokenizer, reward).score(prompts, rollouts, num_examine=0)  # type: ignore[arg-type]
+    assert [sample.data_source for sample in reward.samples] == ["a", "a"]
+    assert list(zip(scored.data_sources, scored.scores, strict=True)) == [("b", 0), ("b", 0), ("a", 0), ("a", 1)]
+    assert np.isnan(scored.rule_scores).tolist() == [True, True, False, False]
+
+
+def test_more_failures_than_allowed_end_the_run_with_the_first_ones_row_and_reason() -> None:
+    columns = {
+        "failures": objects([None, None, None, Failure.ERROR]),
+        "messages": objects(["", "", "", "KeyError: 'x'"]),
+        "places": objects(["", "", "", "train.jsonl, line 7"]),
+        "data_sources": objects(["letters"] * 4),
+    }
+    scored = Scores.of(np.array([1.0, 2.0, 3.0, 0.0], np.float32), **columns)
+    check_failures(scored, 0.25, "step 3")
+    with pytest.raises(ScoringFailed) as ended:
+        check_failures(scored, 0.2, "step 3")
+    assert str(ended.value) == (
+        "1 of 4 responses of step 3 have no score from a scorer, more than reward.max_error_rate (0.2) allows;"
+        " first train.jsonl, line 7, data_source 'letters': KeyError: 'x'"
+    )
+    check_failures(scored.take(np.array([3])), 1.0, "step 3")
+    check_failures(Scores.of(np.empty(0, np.float32)), 0.0, "step 3")
