@@ -33,7 +33,7 @@ COPY rewards /app/rewards
 COPY services /app/services
 COPY splitppo /app/splitppo
 COPY tools/__init__.py tools/certs.py /app/tools/
-COPY deploy/__init__.py deploy/placement.py /app/deploy/
+COPY deploy/__init__.py deploy/checks.py deploy/placement.py deploy/processes.py /app/deploy/
 COPY deploy/compose/__init__.py deploy/compose/entrypoint.py /app/deploy/compose/
 COPY deploy/k8s/__init__.py deploy/k8s/entrypoint.py /app/deploy/k8s/
 RUN python3 -m compileall -q /app

@@ -1,37 +1,67 @@
-"""What can be said of a placement before anything starts: its groups against those of the recipe."""
+"""Checks that containers and pods make before they start their role. Standard library only."""
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
-
-from deploy.placement import PORTS
-from splitppo.config import ConfigError, load_config
-from splitppo.config.batch_plan import batch_plan
+EXIT_BAD_INPUT = 2
 
 
-def check_recipe(recipe: Path, overrides: Sequence[str], num_nodes: Mapping[str, int]) -> str:
-    """The batch plan of a recipe that is placed on so many nodes by these overrides.
+class Refused(ValueError):
+    """A setting, a file or a folder cannot be used; the message is one sentence for whoever has set it."""
 
-    Raises:
-        ConfigError: the recipe cannot be used, has no such group, has a group without nodes, or names another number.
-        OSError: it cannot be read.
+
+def number(environment: Mapping[str, str], name: str) -> int:
+    """Returns the number that a setting holds; raises Refused if it holds none."""
+    value = environment.get(name, "")
+    if not value.isdecimal():
+        raise Refused(f"{name} is {value!r}, expected a number")
+    return int(value)
+
+
+def run_name(environment: Mapping[str, str]) -> str:
+    """Returns the name of the run's folder: `RUN`, else the name of the recipe's file, else quickstart."""
+    name = environment.get("RUN") or Path(environment.get("RECIPE") or "quickstart").stem
+    if not re.fullmatch(r"[\w][\w.-]*", name):
+        raise Refused(f"RUN is {name!r}, expected the name of a folder: letters, digits, dots, hyphens")
+    return name
+
+
+def check_role(role: str, roles: tuple[str, ...]) -> None:
+    """Refuses a role that there is not."""
+    if role not in roles:
+        raise Refused(f"expected one of {', '.join(roles)}, got {role!r}")
+
+
+def check_secrets(root: Path, role: str, *more: str, source: str, remedy: str) -> None:
+    """Refuses secrets that are missing, or that this user cannot read.
+
+    Args:
+        root: the folder that holds `secrets`.
+        role: the process that they belong to.
+        more: names of files that this role needs beside certificate, key and token.
+        source: where a missing file comes from.
+        remedy: what makes a file readable.
     """
-    config = load_config(recipe, overrides)
-    for role in PORTS:
-        name, has_group = f"{role.upper()}_NODES", role in config.roles
-        if has_group and not num_nodes[role]:
-            raise ConfigError(f"{name} is 0, but this recipe has a group {role}: expected 1 or more")
-        if num_nodes[role] and not has_group:
-            raise ConfigError(f"{name} is {num_nodes[role]}, but this recipe has no group {role}: expected 0")
-        own = _own_nnodes(recipe, role)
-        if has_group and own not in (None, num_nodes[role]):
-            raise ConfigError(f"{name} is {num_nodes[role]}, but services.{role}.nnodes of this recipe is {own}")
-    return str(batch_plan(config))
+    folder = root / "secrets"
+    for name in ("ca.pem", f"{role}.pem", f"{role}.key", "token", *more):
+        can_look = os.access(folder, os.X_OK) or not folder.is_dir()
+        if can_look and not (folder / name).exists():
+            raise Refused(f"/secrets/{name} is missing: {source}")
+        check_readable(folder / name, remedy)
 
 
-def _own_nnodes(recipe: Path, role: str) -> int | None:
-    """What the recipe itself says, which the overrides replace."""
-    services = yaml.safe_load(recipe.read_text()).get("services") or {}
-    nnodes: int | None = (services.get(role) or {}).get("nnodes")
-    return nnodes
+def check_readable(path: Path, remedy: str, mode: int = os.R_OK) -> None:
+    """Refuses a file or folder that this user cannot read; `remedy` is what makes it readable."""
+    if not os.access(path, mode):
+        raise Refused(f"cannot read {path_and_owner(path)}: {remedy}")
+
+
+def path_and_owner(path: Path) -> str:
+    """Returns a path that cannot be used, and whose it is, as far as this user can see."""
+    # stat needs the folder that a path is in.
+    nearest = next(place for place in (path, *path.parents) if os.access(place.parent, os.X_OK))
+    status = nearest.lstat()
+    owner = f"belongs to uid {status.st_uid}, mode {status.st_mode & 0o7777:04o}"
+    return f"{path} ({'it' if nearest == path else nearest} {owner}; this container runs as uid {os.getuid()})"

@@ -1,6 +1,7 @@
 """Where a deployment has put each group, as overrides that come after the recipe. Standard library only."""
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 # The port that each group listens on.
@@ -25,31 +26,34 @@ class GroupPlace:
     meeting: str = ""
 
 
-def overrides(run_dir: str, secrets: str, pair: str, places: Mapping[str, GroupPlace]) -> list[str]:
-    """`key.path=value` for groups and controller: the run folder, mutual TLS with a token, and where each group is.
+def overrides(
+    run_dir: str, secrets: str, places: Mapping[str, GroupPlace], environment: Mapping[str, str], more: Sequence[str]
+) -> list[str]:
+    """Returns `key.path=value` for groups and controller: the run folder, mutual TLS with a token, each group's place.
 
     Args:
         run_dir: the run folder, on storage that all share.
-        secrets: the folder of ca.pem and token.
-        pair: path of certificate and key of a process without their suffix; {role} stands for its role.
+        secrets: the folder of ca.pem, token, and certificate and key of each process.
         places: of the groups that there are.
+        environment: settings; the overrides in `OVERRIDES` come last, and win.
+        more: overrides of the deployment itself.
     """
-    said = [
+    placed = [
         f"run.dir={run_dir}",
         "services.launch=external",
         "services.security.tls=true",
         f"services.security.ca_file={secrets}/ca.pem",
-        f'services.security.cert_file="{pair}.pem"',
-        f'services.security.key_file="{pair}.key"',
+        f'services.security.cert_file="{secrets}/{{role}}.pem"',
+        f'services.security.key_file="{secrets}/{{role}}.key"',
         f"services.security.token_file={secrets}/token",
     ]
     for role, place in places.items():
         service = f"services.{role}"
-        said += [f"{service}.bind=0.0.0.0:{PORTS[role]}", f"{service}.address={place.host}:{PORTS[role]}"]
+        placed += [f"{service}.bind=0.0.0.0:{PORTS[role]}", f"{service}.address={place.host}:{PORTS[role]}"]
         if place.num_nodes > 1 or place.num_gpus is not None:
             devices = ",".join(map(str, range(place.num_gpus or 0)))
             num_processes = place.num_nodes * (place.num_gpus or 1)
-            said += [f"{service}.num_processes={num_processes}", f"{service}.devices=[{devices}]"]
+            placed += [f"{service}.num_processes={num_processes}", f"{service}.devices=[{devices}]"]
         if place.num_nodes > 1:
-            said += [f"{service}.nnodes={place.num_nodes}", f"{service}.master_addr={place.meeting or place.host}"]
-    return said
+            placed += [f"{service}.nnodes={place.num_nodes}", f"{service}.master_addr={place.meeting or place.host}"]
+    return [*placed, *more, *shlex.split(environment.get("OVERRIDES", ""))]

@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from deploy.checks import check_recipe
-from deploy.compose.entrypoint import Refused
-from deploy.k8s.entrypoint import common_overrides, places_of
+from deploy.checks import number
+from deploy.k8s.entrypoint import common_overrides
 from deploy.placement import PORTS
+from deploy.preflight import check_recipe, exit_status
 from splitppo.config import ConfigError
 
 Manifest = dict[str, Any]
@@ -25,16 +25,11 @@ _GPU = "nvidia.com/gpu"
 
 def main() -> int:
     """Reads standard input and returns the exit code."""
-    try:
-        sys.stdout.write(f"{check(yaml.safe_load_all(sys.stdin))}\n")
-    except (ValueError, OSError, Refused, yaml.YAMLError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return 2
-    return 0
+    return exit_status(lambda: check(yaml.safe_load_all(sys.stdin)))
 
 
 def check(manifests: Iterable[Manifest]) -> str:
-    """The batch plan of a run that these manifests can start.
+    """Returns the batch plan of a run that these manifests can start.
 
     Raises:
         ConfigError: they disagree with each other, or with the recipe.
@@ -48,7 +43,7 @@ def check(manifests: Iterable[Manifest]) -> str:
         )
     settings = _generated(found, "settings")
     jobs = {role: found["Job", role]["spec"] for role in PORTS}
-    num_nodes = {role: places_of(settings)[role].num_nodes if role in places_of(settings) else 0 for role in PORTS}
+    num_nodes = {role: number(settings, f"{role.upper()}_NODES") for role in PORTS}
     for role, job in jobs.items():
         if bool(job.get("suspend")) != (num_nodes[role] == 0):
             said = "suspended" if job.get("suspend") else "not suspended"
@@ -82,14 +77,11 @@ def _check_numbers(role: str, job: Manifest, settings: Mapping[str, str]) -> Non
     """The pods of a Job, and their GPUs, are those that its processes are told."""
     (container,) = job["template"]["spec"]["containers"]
     limits = container.get("resources", {}).get("limits", {})
-    places = {
-        f"{role.upper()}_NODES": {"completions": job["completions"], "parallelism": job["parallelism"]},
-        f"{role.upper()}_GPUS": {_GPU: limits.get(_GPU, 0)},
-    }
-    for name, fields in places.items():
-        for field, number in fields.items():
-            if int(number) != int(settings[name]):
-                raise ConfigError(f"{name} is {settings[name]}, but {field} of Job/{role} is {number}")
+    numbers = [("NODES", field, job[field]) for field in ("completions", "parallelism")]
+    for what, field, actual in [*numbers, ("GPUS", _GPU, limits.get(_GPU, 0))]:
+        name = f"{role.upper()}_{what}"
+        if int(actual) != number(settings, name):
+            raise ConfigError(f"{name} is {settings[name]}, but {field} of Job/{role} is {actual}")
 
 
 def _check_port(role: str, service: Manifest) -> None:

@@ -9,26 +9,17 @@ a controller's 1 end the Job, any other is followed by a new pod.
 
 import json
 import os
-import re
-import shlex
 import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 
-from deploy.compose.entrypoint import (
-    EXIT_BAD_INPUT,
-    RESTART_PAUSE_S,
-    Child,
-    Refused,
-    check_readable,
-    run_controller,
-    run_name,
-    say,
-)
+from deploy.checks import EXIT_BAD_INPUT, Refused, check_role, check_secrets, number, run_name
 from deploy.placement import PORTS, GroupPlace, overrides
+from deploy.processes import RESTART_PAUSE_S, Child, module_of, run_role, say
 
 ROLES = (*PORTS, "controller", "prepare")
 QUICKSTART = "/app/recipes/sort_letters/cpu.yaml"
@@ -41,31 +32,22 @@ POLL_INTERVAL_S = 5.0
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
     """Runs the role that the first argument names and returns the exit code; `root` is where the volumes are."""
     role, *more = arguments or [""]
-    try:
-        command = command_of(role, more, environment, root)
-    except Refused as refused:
-        say(f"error: {refused}")
-        return EXIT_BAD_INPUT
-    if command is None:
-        return 0
-    child = Child()
-    if role == "controller":
-        return run_controller(lambda: child.run(command))
-    if role == "prepare":
-        return child.run(command)
-    return run_group(role, child, command, RunsEnd(root / "storage/runs" / run_name(environment)))
+
+    def run_to_its_end(role: str, child: Child, command: Sequence[str]) -> int:
+        return run_group(role, child, command, RunsEnd(root / "storage/runs" / run_name(environment)))
+
+    return run_role(role, lambda: command_of(role, more, environment, root), run_to_its_end)
 
 
 def command_of(
     role: str, more: Sequence[str], environment: Mapping[str, str], root: Path = Path("/")
 ) -> list[str] | None:
-    """The command of a role, None where there is nothing to do.
+    """Returns the command of a role, None where there is nothing to do.
 
     Raises:
         Refused: a setting, a secret or the claim cannot be used.
     """
-    if role not in ROLES:
-        raise Refused(f"expected one of {', '.join(ROLES)}, got {role!r}")
+    check_role(role, ROLES)
     places = places_of(environment)
     if role in PORTS and role not in places:
         raise Refused(f"{role.upper()}_NODES is 0, but this pod belongs to the {role} group")
@@ -81,41 +63,34 @@ def command_of(
     if role == "prepare":
         is_own = recipe != QUICKSTART
         return None if is_own else [*python, "recipes.sort_letters.prepare", "--output", f"/{PREPARED}", *more]
-    for name in ("ca.pem", f"{role}.pem", f"{role}.key", "token"):
-        if not (root / "secrets" / name).exists():
-            raise Refused(f"/secrets/{name} is missing: the Secrets are {role}-tls, health-tls and token")
-        check_readable(root / "secrets" / name, "the pod's fsGroup gives it to gid 10001")
+    source = f"the Secrets are {role}-tls, health-tls and token"
+    check_secrets(root, role, source=source, remedy="the pod's fsGroup gives it to gid 10001")
     if recipe == QUICKSTART:
         wait_until_prepared(root / PREPARED)
     if role in places and places[role].num_nodes > 1:
         wait_for_name(places[role], environment)
-    module = "controller" if role == "controller" else f"services.{role}"
-    return [*python, module, "--config", recipe, *common_overrides(environment), *more]
+    return [*python, module_of(role), "--config", recipe, *common_overrides(environment), *more]
 
 
 def common_overrides(environment: Mapping[str, str]) -> list[str]:
-    """What groups and controller are told on top of the recipe; `OVERRIDES` comes last, and wins."""
-    said = overrides(f"/storage/runs/{run_name(environment)}", "/secrets", "/secrets/{role}", places_of(environment))
-    said += [f"services.start_timeout_s={START_TIMEOUT_S:g}"]
+    """Returns what groups and controller are told on top of the recipe."""
+    more = [f"services.start_timeout_s={START_TIMEOUT_S:g}"]
     if environment["RECIPE"] == QUICKSTART:
-        said += [f"actor.model=/{PREPARED}/model"]
-        said += [f"data.{part}_files=/{PREPARED}/{part}.parquet" for part in ("train", "val")]
-    return [*said, *shlex.split(environment.get("OVERRIDES", ""))]
+        more += [f"actor.model=/{PREPARED}/model"]
+        more += [f"data.{part}_files=/{PREPARED}/{part}.parquet" for part in ("train", "val")]
+    run_dir = f"/storage/runs/{run_name(environment)}"
+    return overrides(run_dir, "/secrets", places_of(environment), environment, more)
 
 
 def places_of(environment: Mapping[str, str]) -> dict[str, GroupPlace]:
-    """Where each group is: behind the Service of its name.
+    """Returns where each group is: behind the Service of its name.
 
     Raises:
         Refused: a number is none.
     """
     places = {}
     for role in PORTS:
-        names = (f"{role.upper()}_NODES", f"{role.upper()}_GPUS")
-        for name in names:
-            if not re.fullmatch(r"\d+", environment.get(name, "")):
-                raise Refused(f"{name} is {environment.get(name, '')!r}, expected a number")
-        num_nodes, num_gpus = (int(environment[name]) for name in names)
+        num_nodes, num_gpus = (number(environment, f"{role.upper()}_{what}") for what in ("NODES", "GPUS"))
         if num_nodes:
             places[role] = GroupPlace(role, num_nodes, num_gpus or None, f"{role}-0.{role}-nodes")
     return places
@@ -127,35 +102,45 @@ def wait_for_name(place: GroupPlace, environment: Mapping[str, str], timeout_s: 
     Raises:
         Refused: it is not in time.
     """
-    is_first = environment["JOB_COMPLETION_INDEX"] == "0"
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            found = {str(one[4][0]) for one in socket.getaddrinfo(place.meeting, None)}
-        except OSError:
-            found = set()
-        if environment["POD_IP"] in found if is_first else found:
-            return
-        if time.monotonic() > deadline:
-            known = ", ".join(found) or "unknown"
-            expected = environment["POD_IP"] if is_first else "an address"
-            raise Refused(
-                f"{place.meeting} is {known} after {timeout_s:g} s, expected {expected}: the Service of that name"
-            )
-        time.sleep(POLL_INTERVAL_S)
+    own = environment["POD_IP"] if environment["JOB_COMPLETION_INDEX"] == "0" else ""
+
+    def is_known() -> bool:
+        addresses = addresses_of(place.meeting)
+        return own in addresses if own else bool(addresses)
+
+    if not wait_until(is_known, timeout_s):
+        known, expected = ", ".join(addresses_of(place.meeting)) or "unknown", own or "an address"
+        raise Refused(
+            f"{place.meeting} is {known} after {timeout_s:g} s, expected {expected}: the Service of that name"
+        )
+
+
+def addresses_of(name: str) -> set[str]:
+    """Returns the addresses of a host name, none if it is unknown."""
+    try:
+        return {str(address[4][0]) for address in socket.getaddrinfo(name, None)}
+    except OSError:
+        return set()
 
 
 def wait_until_prepared(folder: Path, timeout_s: float = START_TIMEOUT_S) -> None:
     """Waits for what the Job prepare makes, which appears whole or not at all."""
+    if not wait_until(folder.is_dir, timeout_s):
+        raise Refused(f"{folder} is not there after {timeout_s:g} s: kubectl logs job/prepare")
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Polls a condition; returns False if it does not hold in time."""
     deadline = time.monotonic() + timeout_s
-    while not folder.is_dir():
+    while not condition():
         if time.monotonic() > deadline:
-            raise Refused(f"{folder} is not there after {timeout_s:g} s: kubectl logs job/prepare")
+            return False
         time.sleep(POLL_INTERVAL_S)
+    return True
 
 
 class RunsEnd:
-    """Whether a run has ended, for good, since this was made: its folder has a new summary that says so."""
+    """True once a run has ended for good since this was made: its folder has a new summary that says so."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = run_dir / "summary.json"
@@ -181,8 +166,7 @@ def run_group(
     over = threading.Event()
 
     def watch() -> None:
-        while not runs_end():
-            time.sleep(POLL_INTERVAL_S)
+        wait_until(runs_end, inf)
         over.set()
         child.end()
 
@@ -193,7 +177,7 @@ def run_group(
         if over.is_set():
             say(f"the run has ended: the {role} group leaves")
             return 0
-        if (code == EXIT_BAD_INPUT and is_first) or child.told is not None:
+        if (code == EXIT_BAD_INPUT and is_first) or child.last_signal is not None:
             return code
         is_first = False  # later on the same input has worked before
         say(f"the {role} group has ended with exit code {code}: starting it again")

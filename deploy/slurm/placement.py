@@ -5,13 +5,13 @@ secrets are given it makes them, in the run folder. Exits with 2 and one sentenc
 """
 
 import os
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deploy.checks import check_recipe
+from deploy.checks import number
 from deploy.placement import PORTS, GroupPlace, overrides
+from deploy.preflight import check_recipe, exit_status
 from splitppo.config import ConfigError
 from tools import certs
 
@@ -19,29 +19,24 @@ _DAYS = 90
 
 
 def main(nodes: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
-    """Prints the overrides; 0, or 2 for a job that cannot run."""
-    try:
-        said = place(nodes, environment)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return 2
-    sys.stdout.write("".join(f"{one}\n" for one in said))
-    return 0
+    """Prints the overrides; returns 0, or 2 for a job that cannot run."""
+    return exit_status(lambda: "\n".join(place(nodes, environment)))
 
 
 def place(nodes: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The overrides of a job on these nodes, in Slurm's order.
+    """Returns the overrides of a job on these nodes, in Slurm's order.
 
     Raises:
-        ConfigError: numbers that are none or do not fit, a recipe with other groups.
+        Refused: a setting that should be a number is none.
+        ConfigError: numbers that do not fit, a recipe with other groups.
         OSError, ValueError: secrets cannot be made.
     """
-    counts = {role: _number(environment, f"{role.upper()}_NODES") for role in PORTS}
+    counts = {role: number(environment, f"{role.upper()}_NODES") for role in PORTS}
     if (wanted := sum(counts.values())) != len(nodes):
         names = " + ".join(f"{role.upper()}_NODES" for role in PORTS)
         added = " + ".join(map(str, counts.values()))
         raise ConfigError(f"the job has {len(nodes)} nodes, but {names} is {added} = {wanted}: sbatch --nodes {wanted}")
-    num_gpus = _number(environment, "GPUS_PER_NODE") or None
+    num_gpus = number(environment, "GPUS_PER_NODE") or None
     places, first = {}, 0
     for role, count in counts.items():
         if count:
@@ -50,19 +45,11 @@ def place(nodes: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     run_dir = Path(environment["RUN_DIR"]).absolute()
     given = environment.get("SECRETS", "")
     secrets = Path(given).absolute() if given else run_dir / "secrets"
-    said = overrides(str(run_dir), str(secrets), f"{secrets}/{{role}}", places)
-    said += shlex.split(environment.get("OVERRIDES", ""))
-    check_recipe(Path(environment["RECIPE"]), said, counts)
+    placed = overrides(str(run_dir), str(secrets), places, environment, ())
+    check_recipe(Path(environment["RECIPE"]), placed, counts)
     if not given:
         certs.make(secrets, list(nodes), _DAYS, secrets / "spread", once=True)
-    return said
-
-
-def _number(environment: Mapping[str, str], name: str) -> int:
-    value = environment.get(name, "")
-    if not value.isdecimal():
-        raise ConfigError(f"{name} is {value!r}, expected a number")
-    return int(value)
+    return placed
 
 
 if __name__ == "__main__":

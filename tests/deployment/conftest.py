@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.deployment.stack import BASE_IMAGE, Stack, missing_engine
-from tests.groups import PROJECT
+from tests.support.groups import PROJECT
 
 
 @pytest.fixture(scope="session")

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.groups import PROJECT, free_address
-from tests.models import save_reward_model
-from tests.runs import RunFolder
+from tests.support.groups import PROJECT, free_address
+from tests.support.models import save_reward_model
+from tests.support.runs import RunFolder
 
 FOLDER = PROJECT / "deploy" / "compose"
-# An engine and a base image, on machines that can make them: they lie beside the checkout.
-TOOLS = PROJECT.parent / "shared" / "tools"
+# Programs that make an engine and a base image, on machines that have them.
+TOOLS_VARIABLE = "SPLITPPO_TEST_TOOLS"
 BASE_IMAGE = os.environ.get("BASE_IMAGE", "python:3.11-slim-bookworm")
 ENGINE_TIMEOUT_S = 600.0
 POLL_INTERVAL_S = 0.5
@@ -36,13 +36,19 @@ def docker(*arguments: str, check: bool = True, timeout_s: float = ENGINE_TIMEOU
 
 def missing_engine() -> str | None:
     """Why nothing can be deployed here; None where an engine answers. Starts one where this machine knows how."""
-    if (tool := TOOLS / "docker-engine").is_file():
-        subprocess.run([str(tool)], capture_output=True, timeout=ENGINE_TIMEOUT_S, check=False)
+    run_tool("docker-engine")
     if shutil.which("docker") is None:
         return "there is no command docker"
     if subprocess.run(["docker", "info"], capture_output=True, timeout=60.0, check=False).returncode:
         return "no Docker engine answers"
     return missing_base_image() if has_compose_v2() else "there is no Docker Compose v2"
+
+
+def run_tool(name: str, *arguments: str) -> None:
+    """Runs a program of the folder that `SPLITPPO_TEST_TOOLS` names, if it is there."""
+    folder = os.environ.get(TOOLS_VARIABLE, "")
+    if folder and (tool := Path(folder, name)).is_file():
+        subprocess.run([str(tool), *arguments], capture_output=True, timeout=ENGINE_TIMEOUT_S, check=False)
 
 
 def has_compose_v2() -> bool:
@@ -55,8 +61,7 @@ def has_compose_v2() -> bool:
 
 def missing_base_image() -> str | None:
     """Why no image can be built here; None where the base image is there, was made, or was pulled."""
-    if (tool := TOOLS / "base-image").is_file():
-        subprocess.run([str(tool), BASE_IMAGE], capture_output=True, timeout=ENGINE_TIMEOUT_S, check=False)
+    run_tool("base-image", BASE_IMAGE)
     for command in (["docker", "image", "inspect", BASE_IMAGE], ["docker", "pull", "--quiet", BASE_IMAGE]):
         if subprocess.run(command, capture_output=True, timeout=ENGINE_TIMEOUT_S, check=False).returncode == 0:
             return None

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.groups import wait_until
+from tests.support.groups import wait_until
 
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "squeue", "ip", "unshare", "nsenter")
 NETWORK = "10.213.48"

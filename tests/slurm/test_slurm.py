@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.groups import PROJECT, wait_until
-from tests.runs import Inputs, RunFolder, started
 from tests.slurm import cluster
 from tests.slurm.cluster import TIMEOUT_S, Cluster
+from tests.support.groups import PROJECT, wait_until
+from tests.support.runs import Inputs, RunFolder, started
 
 pytestmark = [pytest.mark.slurm, pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 

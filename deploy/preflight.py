@@ -1,0 +1,49 @@
+"""Checks of a deployment before anything of it starts: a placement against its recipe, as a command tells it."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from deploy.checks import EXIT_BAD_INPUT
+from deploy.placement import PORTS
+from splitppo.config import ConfigError, load_config
+from splitppo.config.batch_plan import batch_plan
+
+
+def exit_status(check: Callable[[], str]) -> int:
+    """Prints what a check returns, or why it refuses, in one line; returns the exit status, 0 or 2."""
+    try:
+        sys.stdout.write(f"{check()}\n")
+    except (ValueError, OSError, yaml.YAMLError) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return EXIT_BAD_INPUT
+    return 0
+
+
+def check_recipe(recipe: Path, overrides: Sequence[str], num_nodes: Mapping[str, int]) -> str:
+    """Returns the batch plan of a recipe that is placed on so many nodes by these overrides.
+
+    Raises:
+        ConfigError: the recipe cannot be used, has no such group, has a group without nodes, or names another number.
+        OSError: it cannot be read.
+    """
+    config = load_config(recipe, overrides)
+    for role in PORTS:
+        name, has_group = f"{role.upper()}_NODES", role in config.roles
+        if has_group and not num_nodes[role]:
+            raise ConfigError(f"{name} is 0, but this recipe has a group {role}: expected 1 or more")
+        if num_nodes[role] and not has_group:
+            raise ConfigError(f"{name} is {num_nodes[role]}, but this recipe has no group {role}: expected 0")
+        own = _own_nnodes(recipe, role)
+        if has_group and own not in (None, num_nodes[role]):
+            raise ConfigError(f"{name} is {num_nodes[role]}, but services.{role}.nnodes of this recipe is {own}")
+    return str(batch_plan(config))
+
+
+def _own_nnodes(recipe: Path, role: str) -> int | None:
+    """Returns the number of nodes in the recipe itself, which the overrides replace."""
+    services = yaml.safe_load(recipe.read_text()).get("services") or {}
+    nnodes: int | None = (services.get(role) or {}).get("nnodes")
+    return nnodes

@@ -1,0 +1,95 @@
+"""The process of a role under the entry point of its container or pod. Standard library only."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from deploy.checks import EXIT_BAD_INPUT, Refused
+from deploy.placement import PORTS
+
+MAX_RESTARTS = 5
+RESTART_PAUSE_S = 2.0
+
+
+def module_of(role: str) -> str:
+    """Returns the module that a group or the controller is started by."""
+    return "controller" if role == "controller" else f"services.{role}"
+
+
+def run_role(
+    role: str, command_of: Callable[[], list[str] | None], run_group: Callable[[str, "Child", Sequence[str]], int]
+) -> int:
+    """Runs the command of a role, if there is something to do; returns the exit code.
+
+    Args:
+        role: a group, the controller, or what prepares them.
+        command_of: returns the command, None where there is nothing to do; what it refuses ends with EXIT_BAD_INPUT.
+        run_group: runs the command of a group.
+    """
+    try:
+        command = command_of()
+    except Refused as refused:
+        say(f"error: {refused}")
+        return EXIT_BAD_INPUT
+    if command is None:
+        return 0
+    child = Child()
+    if role == "controller":
+        return run_controller(lambda: child.run(command))
+    return run_group(role, child, command) if role in PORTS else child.run(command)
+
+
+def run_controller(run: Callable[[], int], pause_s: float = RESTART_PAUSE_S) -> int:
+    """Runs the controller, again if a signal that nobody sent to this container has ended it; returns its exit code."""
+    code = run()
+    for restart in range(1, MAX_RESTARTS + 1):
+        if code != 128 + signal.SIGKILL:
+            break
+        say(f"the controller was killed: starting it again ({restart} of {MAX_RESTARTS}), to resume the run")
+        time.sleep(pause_s)
+        code = run()
+    return code
+
+
+class Child:
+    """The one process that runs under this one; SIGTERM and SIGINT are handed on to it.
+
+    Attributes:
+        last_signal: the last signal that has come, to this process or by `end`; nothing is started after it.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self.last_signal: int | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._hand_on)
+
+    def _hand_on(self, number: int, _: FrameType | None = None) -> None:
+        self.last_signal = number
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def end(self) -> None:
+        """Lets the process drain, as SIGTERM does."""
+        self._hand_on(signal.SIGTERM)
+
+    def run(self, command: Sequence[str]) -> int:
+        """Runs a command to its end; returns its exit code, 128 + n if signal n has ended it, or has come before."""
+        if self.last_signal is not None:
+            return 128 + self.last_signal
+        process = subprocess.Popen(command)
+        self._process = process
+        if self.last_signal is not None:
+            process.send_signal(self.last_signal)
+        code = process.wait()
+        self._process = None
+        return code if code >= 0 else 128 - code
+
+
+def say(sentence: str) -> None:
+    """Writes one line to stderr, at once."""
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
