@@ -1,4 +1,4 @@
-"""What the recipes' prepare.py share: command line, reading rows, writing them in verl's schema, tiny models.
+"""The common part of the recipes' prepare.py: command line, input files, prompt files in verl's schema, tiny models.
 
 The input is a folder or a data set of the Hugging Face hub with the files of both splits, or a single file, beside
 which --test-file or --test-rows says what the test split is. The output is train.parquet and test.parquet, and the tiny
@@ -6,73 +6,23 @@ random models that cpu.yaml trains. What is there already, with the same content
 """
 
 import argparse
-import filecmp
 import sys
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from recipes.rows import BadInput, Example, Row, first_line, read_rows, write_parquet
+from recipes.tiny_models import make_tiny_model
 
-from splitppo.jsonl import read_jsonl
-
-Row = dict[str, Any]
 EXIT_BAD_INPUT = 2
 SPLITS = ("train", "test")
-_JSONL = (".jsonl", ".jsonl.gz", ".json")
 _MAX_SHOWN = 100  # characters of a text in the sample
-
-
-class BadInput(ValueError):
-    """An input that cannot be prepared; the message names the file and, where it is one row, its line."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """A row of the input.
-
-    Attributes:
-        place: "file, line 7", for messages.
-        fields: as the file has them.
-        split, index: where its row goes; the index counts from 0.
-    """
-
-    place: str
-    fields: Mapping[str, Any]
-    split: str = "train"
-    index: int = 0
-
-    def text(self, *names: str, may_be_empty: bool = False) -> str:
-        """The text under the first of these names that the row has. BadInput if it has none, or something else."""
-        for name in names:
-            if name in self.fields:
-                value = self.fields[name]
-                if not isinstance(value, str) or not (may_be_empty or value.strip()):
-                    got = repr(value) if value is None or isinstance(value, str | int) else type(value).__name__
-                    raise BadInput(f"{self.place}: expected a text under {name!r}, got {got}")
-                return value
-        wanted, there = " or ".join(map(repr, names)), ", ".join(self.fields) or "nothing"
-        raise BadInput(f"{self.place}: expected a text under {wanted}, the row has {there}")
-
-    def verl_row(
-        self, data_source: str, prompt: str | list[dict[str, str]], ability: str, reward_model: Row, **extra_info: Any
-    ) -> Row:
-        """The row of a prompt file, in verl's schema; a plain prompt becomes the user's message."""
-        return {
-            "data_source": data_source,
-            "prompt": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
-            "ability": ability,
-            "reward_model": reward_model,
-            "extra_info": {"split": self.split, "index": self.index, **extra_info},
-        }
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is a data set's own.
+    """A data set: how its files are found, and its rows read.
 
     Attributes:
         name: of the recipe, for messages.
@@ -126,8 +76,6 @@ def run(recipe: Recipe, options: argparse.Namespace) -> int:
     for line in shown(rows["train"][0], unprintable=recipe.unprintable):
         print(f"  {line}", flush=True)
     if recipe.tiny_models and not options.no_tiny_model:
-        from recipes.tiny_models import make_tiny_model
-
         for name in recipe.tiny_models:
             recipe.say(make_tiny_model(name, rows["train"], options.output / name))
     return 0
@@ -180,45 +128,6 @@ def find_files(source: str, patterns: Mapping[str, Sequence[str]], *, has_test: 
     return found
 
 
-def read_rows(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """(place, fields) of each row of a JSONL or parquet file.
-
-    Raises:
-        BadInput: it cannot be read, has no rows, or a line is no JSON object.
-    """
-    if file.suffix != ".parquet" and not file.name.endswith(_JSONL):
-        raise BadInput(f"{file}: expected a file that ends in .parquet, {', '.join(_JSONL)}")
-    try:
-        rows = list(_parquet_rows(file) if file.suffix == ".parquet" else _jsonl_rows(file))
-    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
-        raise BadInput(f"cannot read {file}: {_first_line(error)}") from error
-    except ValueError as error:
-        raise BadInput(_first_line(error)) from error
-    if not rows:
-        raise BadInput(f"{file} has no rows")
-    return rows
-
-
-def write_parquet(rows: list[Row], file: Path) -> bool:
-    """Writes the file whole or not at all; False if it is there with the same bytes, and left alone.
-
-    Raises:
-        BadInput: the file cannot be written there, or a column has values of several kinds.
-    """
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    try:
-        table = pa.Table.from_pylist(rows)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, unfinished)
-        if file.is_file() and filecmp.cmp(file, unfinished, shallow=False):
-            unfinished.unlink()
-            return False
-        unfinished.replace(file)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise BadInput(f"cannot write {file}: {_first_line(error)}") from error
-    return True
-
-
 def shown(value: Any, path: str = "", *, unprintable: Collection[str] = ()) -> Iterator[str]:
     """Lines "prompt[0].content: ..." for what a row holds; under the unprintable keys the length stands for a text."""
     if isinstance(value, Mapping):
@@ -234,16 +143,6 @@ def shown(value: Any, path: str = "", *, unprintable: Collection[str] = ()) -> I
         yield f"{path}: {text if len(text) <= _MAX_SHOWN else f'{text[:_MAX_SHOWN]}...'}"
 
 
-def _jsonl_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, fields in read_jsonl(file):
-        yield f"{file}, line {number}", fields
-
-
-def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, fields in enumerate(pq.read_table(file).to_pylist(), start=1):
-        yield f"{file}, row {number}", fields
-
-
 def _fetch(name: str, patterns: Sequence[str]) -> Path:
     """Downloads what the patterns name of a data set; returns its folder."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -254,9 +153,5 @@ def _fetch(name: str, patterns: Sequence[str]) -> Path:
         return Path(huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=list(patterns)))
     except (OSError, ValueError) as error:  # the hub's HTTP errors are OSErrors
         raise BadInput(
-            f"{name!r} is neither a folder nor a data set that the Hugging Face hub gives us: {_first_line(error)}"
+            f"{name!r} is neither a folder nor a data set that the Hugging Face hub gives us: {first_line(error)}"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

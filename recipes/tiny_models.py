@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recipes import qwen2_tokenizer
 from recipes.made_once import code_fingerprint, make_once
-from recipes.preparation import Row
+from recipes.rows import Row
 
 # The class of transformers by kind.
 KINDS = {"tiny_model": "Qwen2ForCausalLM", "tiny_reward_model": "Qwen2ForSequenceClassification"}

@@ -8,8 +8,9 @@ A row of the input has a problem under "problem" or "question", and a solution w
 
 import sys
 
-from recipes.preparation import BadInput, Example, Recipe, Row, command_line, run
-from rewards.competition_math import last_boxed
+from recipes.preparation import Recipe, command_line, run
+from recipes.rows import BadInput, Example, Row
+from rewards.scorers.competition_math import last_boxed
 
 DATA_SOURCE = "DigitalLearningGmbH/MATH-lighteval"
 INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."

@@ -8,7 +8,8 @@ A row of the input has "question" and "answer", a worked solution with the final
 import re
 import sys
 
-from recipes.preparation import BadInput, Example, Recipe, Row, command_line, run
+from recipes.preparation import Recipe, command_line, run
+from recipes.rows import BadInput, Example, Row
 
 DATA_SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'

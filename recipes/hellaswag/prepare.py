@@ -10,8 +10,9 @@ import re
 import sys
 from typing import Any
 
-from recipes.preparation import BadInput, Example, Recipe, Row, command_line, run
-from rewards.hellaswag import letter_of
+from recipes.preparation import Recipe, command_line, run
+from recipes.rows import BadInput, Example, Row
+from rewards.scorers.hellaswag import letter_of
 
 DATA_SOURCE = "Rowan/hellaswag"
 INSTRUCTION = 'Which of these comes next? Output the letter of the right ending after "####".'

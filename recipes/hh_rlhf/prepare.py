@@ -17,7 +17,8 @@ import sys
 from collections.abc import Callable, Mapping
 from itertools import groupby
 
-from recipes.preparation import BadInput, Example, Recipe, Row, command_line, run
+from recipes.preparation import Recipe, command_line, run
+from recipes.rows import BadInput, Example, Row
 
 DATA_SOURCE = "Anthropic/hh-rlhf"
 ASSISTANT = "\n\nAssistant:"

@@ -10,12 +10,11 @@ import argparse
 import time
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
-from recipes.made_once import Fingerprint, code_fingerprint, make_once
+from recipes.made_once import code_fingerprint, make_once
 from recipes.qwen2_tokenizer import character_tokenizer, save_tokenizer
+from recipes.rows import write_parquet
 from recipes.sort_letters import task
 
 DEFAULT_OUTPUT = Path(".cache/sort_letters")
@@ -39,18 +38,14 @@ def prepare(
 ) -> None:
     """Makes model/, train.parquet and val.parquet unless they are there; safe when several processes call it."""
     started = time.monotonic()
-    if make_once(output, fingerprint(seed, warm_start_steps), lambda folder: _make(folder, seed, warm_start_steps)):
+    recipe = Path(__file__).parent
+    own = (recipe / name for name in ("task.py", "warm_start.py", "prepare.py"))
+    code = code_fingerprint(*own, recipe.parent / "qwen2_tokenizer.py", recipe.parent / "rows.py")
+    wanted = {"seed": seed, "warm_start_steps": warm_start_steps, **code}
+    if make_once(output, wanted, lambda folder: _make(folder, seed, warm_start_steps)):
         print(f"sort_letters: model and prompts made in {time.monotonic() - started:.0f} s: {output}", flush=True)
     else:
         print(f"sort_letters: model and prompts are ready in {output}", flush=True)
-
-
-def fingerprint(seed: int, warm_start_steps: int) -> Fingerprint:
-    """What the output depends on: the arguments, this recipe's code, and the libraries that train and save."""
-    folder = Path(__file__).parent
-    own = (folder / name for name in ("task.py", "warm_start.py", "prepare.py"))
-    code = code_fingerprint(*own, folder.parent / "qwen2_tokenizer.py")
-    return {"seed": seed, "warm_start_steps": warm_start_steps, **code}
 
 
 def make_tokenizer() -> Tokenizer:
@@ -59,23 +54,18 @@ def make_tokenizer() -> Tokenizer:
     return character_tokenizer(characters, [PAD, EOS])
 
 
-def save_rows(rows: list[dict[str, object]], file: Path) -> None:
-    """One parquet file."""
-    pq.write_table(pa.Table.from_pylist(rows), file)
-
-
 def _make(folder: Path, seed: int, warm_start_steps: int) -> None:
     from recipes.sort_letters import warm_start  # imports torch, which a folder that is ready does not need
 
     print("sort_letters: warm-starting the model by supervised steps, about ten seconds", flush=True)
     words = task.split_words(seed)
-    save_rows(task.rows_of(words.train, "train"), folder / "train.parquet")
-    save_rows(task.rows_of(words.val, "val"), folder / "val.parquet")
+    write_parquet(task.rows_of(words.train, "train"), folder / "train.parquet")
+    write_parquet(task.rows_of(words.val, "val"), folder / "val.parquet")
     tokenizer = make_tokenizer()
     model = warm_start.train(
         words,
         tokenizer,
-        warm_start.WarmStart(num_steps=warm_start_steps),
+        warm_start_steps,
         eos=tokenizer.token_to_id(EOS),
         pad=tokenizer.token_to_id(PAD),
         seed=seed,

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 LETTERS = "abcdefghij"
 WORD_LENGTHS = (3, 4, 5)
 DATA_SOURCE = "sort_letters"
-BEHAVIOURS = ("ascending", "descending", "copy")
 MARKER = "#### "
 # Words per length that are kept for validation and for PPO; the warm start has the rest.
 NUM_VAL_WORDS: Mapping[int, int] = {3: 128, 4: 192, 5: 192}
@@ -62,15 +61,17 @@ def answer_of(word: str) -> str:
     return "".join(sorted(word))
 
 
+# The letters of a demonstration, by behaviour.
+BEHAVIOURS: Mapping[str, Callable[[str], str]] = {
+    "ascending": answer_of,
+    "descending": lambda word: answer_of(word)[::-1],
+    "copy": str,
+}
+
+
 def demonstrate(word: str, behaviour: str) -> str:
-    """A response that shows one of the warm start's behaviours: ascending | descending | copy."""
-    if behaviour == "ascending":
-        return MARKER + answer_of(word)
-    if behaviour == "descending":
-        return MARKER + answer_of(word)[::-1]
-    if behaviour == "copy":
-        return MARKER + word
-    raise ValueError(f"behaviour must be ascending, descending or copy, got {behaviour!r}")
+    """Returns a response that shows one of the warm start's behaviours."""
+    return MARKER + BEHAVIOURS[behaviour](word)
 
 
 def rows_of(words: Sequence[str], split: str) -> list[dict[str, object]]:

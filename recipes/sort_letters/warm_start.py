@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from tokenizers import Tokenizer
@@ -21,31 +20,16 @@ from recipes.sort_letters.task import BEHAVIOURS, WORD_LENGTHS, Words, demonstra
 IGNORED = -100
 
 
-@dataclass(frozen=True)
-class WarmStart:
-    """Hyper-parameters of model and supervised training.
-
-    Attributes:
-        rewarded_letters: first letters of the words for which most demonstrations ascend; for the others most descend.
-        main_share: share of the main behaviour; the other two share the rest evenly.
-    """
-
-    num_steps: int
-    hidden_size: int = 128
-    num_layers: int = 2
-    num_heads: int = 4
-    intermediate_size: int = 256
-    initializer_range: float = 0.08
-    batch_size: int = 32
-    lr: float = 2e-3
-    grad_clip: float = 1.0
-    rewarded_letters: str = "abc"
-    main_share: float = 0.6
+BATCH_SIZE = 32
+LR = 2e-3
+GRAD_CLIP = 1.0
+# For words that begin with one of these letters most demonstrations ascend; for the others most descend.
+REWARDED_LETTERS = "abc"
+# The share of the main behaviour; the other two share the rest evenly.
+MAIN_SHARE = 0.6
 
 
-def train(
-    words: Words, tokenizer: Tokenizer, settings: WarmStart, *, eos: int, pad: int, seed: int
-) -> Qwen2ForCausalLM:
+def train(words: Words, tokenizer: Tokenizer, num_steps: int, *, eos: int, pad: int, seed: int) -> Qwen2ForCausalLM:
     """Trains the model; the result is a function of the arguments on one machine. Uses one thread.
 
     Two threads on a busy machine wait for each other more than they help at this size.
@@ -53,29 +37,29 @@ def train(
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    model = Qwen2ForCausalLM(_model_config(tokenizer.get_vocab_size(), settings, eos=eos, pad=pad))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
-    batches = _batches(words, tokenizer, settings, eos=eos, pad=pad, seed=seed)
+    model = Qwen2ForCausalLM(_model_config(tokenizer.get_vocab_size(), eos=eos, pad=pad))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+    batches = _batches(words, tokenizer, eos=eos, pad=pad, seed=seed)
     model.train()
-    for _ in range(settings.num_steps):
+    for _ in range(num_steps):
         input_ids_BS, labels_BS = next(batches)
         loss = model(input_ids=input_ids_BS, labels=labels_BS, use_cache=False).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return model.eval()
 
 
-def _model_config(vocab_size: int, settings: WarmStart, *, eos: int, pad: int) -> Qwen2Config:
+def _model_config(vocab_size: int, *, eos: int, pad: int) -> Qwen2Config:
     return Qwen2Config(
         vocab_size=vocab_size,
-        hidden_size=settings.hidden_size,
-        num_hidden_layers=settings.num_layers,
-        num_attention_heads=settings.num_heads,
-        num_key_value_heads=settings.num_heads,
-        intermediate_size=settings.intermediate_size,
-        initializer_range=settings.initializer_range,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        intermediate_size=256,
+        initializer_range=0.08,
         max_position_embeddings=64,
         tie_word_embeddings=False,
         bos_token_id=None,
@@ -84,23 +68,23 @@ def _model_config(vocab_size: int, settings: WarmStart, *, eos: int, pad: int) -
     )
 
 
-def _shares(word: str, settings: WarmStart) -> list[float]:
-    """Probability of each behaviour in the demonstrations of a word."""
-    main = "ascending" if word[0] in settings.rewarded_letters else "descending"
-    rest = (1 - settings.main_share) / (len(BEHAVIOURS) - 1)
-    return [settings.main_share if behaviour == main else rest for behaviour in BEHAVIOURS]
+def _shares(word: str) -> list[float]:
+    """Returns the probability of each behaviour in the demonstrations of a word."""
+    main = "ascending" if word[0] in REWARDED_LETTERS else "descending"
+    rest = (1 - MAIN_SHARE) / (len(BEHAVIOURS) - 1)
+    return [MAIN_SHARE if behaviour == main else rest for behaviour in BEHAVIOURS]
 
 
 def _batches(
-    words: Words, tokenizer: Tokenizer, settings: WarmStart, *, eos: int, pad: int, seed: int
+    words: Words, tokenizer: Tokenizer, *, eos: int, pad: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless (input_ids, labels), each [B, S] int64, right-padded; labels cover the response and its EOS."""
+    """Yields endless (input_ids, labels), each [B, S] int64, right-padded; labels cover the response and its EOS."""
     rng = random.Random(seed)
     while True:
         rows, labels = [], []
-        for _ in range(settings.batch_size):
+        for _ in range(BATCH_SIZE):
             word = rng.choice(words.warm_start[rng.choice(WORD_LENGTHS)])
-            behaviour = rng.choices(BEHAVIOURS, _shares(word, settings))[0]
+            behaviour = rng.choices(list(BEHAVIOURS), _shares(word))[0]
             prompt = tokenizer.encode(prompt_of(word)).ids
             response = [*tokenizer.encode(demonstrate(word, behaviour)).ids, eos]
             rows.append(prompt + response)

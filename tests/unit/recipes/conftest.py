@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.datasets import real_rows
+from tests.support.datasets import real_rows
 
 Prepare = Callable[..., dict[str, list[dict[str, Any]]]]
 
@@ -39,6 +39,16 @@ def prepare_real(tmp_path: Path) -> Prepare:
         return {split: pq.read_table(output / f"{split}.parquet").to_pylist() for split in ("train", "test")}
 
     return prepare
+
+
+@pytest.fixture
+def version_of() -> Callable[[Path], tuple[int, int]]:
+    """Returns which file lies at a path and when it was written; reading it makes no other version."""
+
+    def version(file: Path) -> tuple[int, int]:
+        return file.stat().st_ino, file.stat().st_mtime_ns
+
+    return version
 
 
 @pytest.fixture

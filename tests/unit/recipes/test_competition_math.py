@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from recipes.competition_math.prepare import to_row
-from recipes.preparation import BadInput, Example
-from rewards.competition_math import compute_score
-from rewards.math_equivalence import normalise
-from tests.datasets import ROWS
+from recipes.rows import BadInput, Example
+from rewards.scorers.competition_math import compute_score
+from rewards.scorers.math_equivalence import normalise
+from tests.support.datasets import data_file
 
 SOLVED = "Half of it is $\\boxed{1}$, so all is $\\boxed{\\frac{1}{2}}$."
 
@@ -60,7 +60,7 @@ def test_the_real_rows(prepare_real: Callable[..., Any], check_schema: Callable[
     assert {row: truths["test"][row] for row in by_eye} == by_eye
 
     by_problem = {row["extra_info"]["question"]: row["reward_model"]["ground_truth"] for row in splits["test"]}
-    lines = (ROWS / "math" / "validation_answers_only.jsonl").read_text().splitlines()
+    lines = data_file("math/validation_answers_only.jsonl").read_text().splitlines()
     others = {row["problem"]: row["answer"] for row in map(json.loads, lines)}
     assert by_problem.keys() == others.keys()
     differing = [key for key, truth in by_problem.items() if normalise(truth) != normalise(others[key])]

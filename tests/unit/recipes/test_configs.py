@@ -13,8 +13,8 @@ import yaml
 from controller.__main__ import main
 from splitppo.config import load_config
 from splitppo.config.batch_plan import batch_plan
-from tests.groups import PROJECT
-from tests.models import save_policy, save_reward_model
+from tests.support.groups import PROJECT
+from tests.support.models import save_policy, save_reward_model
 
 RECIPES = PROJECT / "recipes"
 NAMES = ("gsm8k", "competition_math", "hellaswag", "hh_rlhf")

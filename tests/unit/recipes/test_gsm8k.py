@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from recipes.gsm8k.prepare import to_row
-from recipes.preparation import Example
-from rewards.gsm8k import compute_score
+from recipes.rows import Example
+from rewards.scorers.gsm8k import compute_score
 
 EXAMPLES = [
     {"question": "Ann has 2 boxes of 600 nails. How many nails?", "answer": "2*600 = <<2*600=1200>>1200\n#### 1,200"},

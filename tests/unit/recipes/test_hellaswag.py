@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from recipes.hellaswag.prepare import cleaned, to_row
-from recipes.preparation import BadInput, Example
-from rewards.hellaswag import compute_score
+from recipes.rows import BadInput, Example
+from rewards.scorers.hellaswag import compute_score
 
 FIELDS: dict[str, Any] = {
     "activity_label": "Roof repair",

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from recipes.hh_rlhf.prepare import main, messages, to_rl_row, to_rm_row, to_sft_row, transcripts
-from recipes.preparation import BadInput, Example
-from tests.datasets import real_rows
+from recipes.rows import BadInput, Example
+from tests.support.datasets import real_rows
 
 PROMPT = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: how are you?\n\nAssistant:"
 

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from recipes.gsm8k.prepare import RECIPE, main
-from recipes.preparation import BadInput, find_files, read_rows, shown, write_parquet
+from recipes.preparation import find_files, shown
+from recipes.rows import BadInput, read_rows, write_parquet
 
 EXAMPLES = [
     {"question": "Ann has 2 boxes of 600 nails. How many nails?", "answer": "2*600 = <<2*600=1200>>1200\n#### 1,200"},
@@ -90,15 +91,19 @@ def test_packed_lines_are_unpacked(tmp_path: Path) -> None:
 
 
 def test_what_is_there_with_the_same_bytes_is_left_alone(
-    prepare: Callable[..., int], write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    prepare: Callable[..., int],
+    write: Write,
+    version_of: Callable[[Path], tuple[int, int]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = write("all.jsonl", EXAMPLES)
     prepare("--input", file, "--test-rows", 1)
     assert "up to date" not in capsys.readouterr().out
-    before = {file: file.stat() for file in (tmp_path / "out").iterdir()}
+    before = {file: version_of(file) for file in (tmp_path / "out").iterdir()}
     prepare("--input", file, "--test-rows", 1)
     assert capsys.readouterr().out.count("up to date") == 2
-    assert {file: file.stat() for file in (tmp_path / "out").iterdir()} == before
+    assert {file: version_of(file) for file in (tmp_path / "out").iterdir()} == before
 
     write("all.jsonl", [*EXAMPLES, EXAMPLES[0]])
     prepare("--input", file, "--test-rows", 1)
