@@ -19,8 +19,9 @@ GPU = TESTS / "gpu"
 DEPLOYMENT = TESTS / "deployment"
 SLURM = TESTS / "slurm"
 TWO_WORKERS = ("-n", "2", "--dist", "loadfile")
-# pytest's: everything passed, or the expression deselects all of a stage.
+# pytest's: everything passed, or the expression deselects all of a stage; nothing can be run as it was asked for.
 PASSED = (0, 5)
+USAGE_ERROR = 4
 
 
 def stages() -> dict[str, list[str]]:
@@ -44,7 +45,7 @@ def is_suite(folder: Path) -> bool:
 
 
 def main() -> int:
-    """Runs every stage, whatever becomes of the one before; 1 if one of them failed, or no test was run."""
+    """Runs every stage, whatever fails in another; returns 1 if one of them failed, or no test was run."""
     parser = argparse.ArgumentParser(prog="tests", description=__doc__, allow_abbrev=False)
     parser.add_argument("-m", dest="expression", default="not gpu and not docker", help="which tests, by their marks")
     options, arguments = parser.parse_known_args()
@@ -58,6 +59,8 @@ def main() -> int:
         has_failed |= code not in PASSED
         if code != PASSED[1]:
             took.append(f"{time.monotonic() - began_s:6.0f} s  {name}{'' if code in PASSED else '  FAILED'}")
+        if code == USAGE_ERROR:
+            break
     sys.stdout.write("\n".join(["", "how long the tests took:", *took, ""]))
     return 1 if has_failed or not took else 0
 

@@ -1,7 +1,7 @@
-"""What holds for every test: where the environment variable CI is set, a test that is skipped is a test that failed.
+"""Rules for every test: where the environment variable CI is set, a test that is skipped is a test that failed.
 
 A skip looks like success, so that a machine on which nothing can run would be green. What may be skipped there is
-listed here, by test and by reason.
+listed here, by test and by reason. Without the data sets no test is run there at all.
 """
 
 from __future__ import annotations
@@ -13,14 +13,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.support import datasets
+
 # (start of the node id, start of the reason): nobody is told of these.
 MAY_BE_SKIPPED_IN_CI = (
-    # The data sets are no part of this repository, and nothing is downloaded for a test; the scorers themselves are
-    # tested on responses written by hand.
-    ("tests/unit/rewards/test_gsm8k.py::test_every_reference_solution_", "the GSM8K files are not there"),
-    ("tests/integration/rewards/test_math_solutions.py::", "the MATH files are not there"),
-    ("tests/unit/recipes/", "needs real rows in ../shared/data/"),
-    ("tests/integration/runs/test_recipes.py::", "needs real rows in ../shared/data/"),
     # A container may be allowed to mount file systems and yet not to make networks.
     ("tests/integration/runs/test_dropped_network.py::", "network namespaces "),
     ("tests/integration/runs/test_two_hosts.py::", "network namespaces "),
@@ -36,13 +32,15 @@ _SKIPPED = pytest.StashKey[dict[str, str]]()
 
 
 def is_ci() -> bool:
-    """Whether this is a run that somebody relies on without looking."""
+    """Returns True in a run that somebody relies on without looking."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not is_ci():
         settings.load_profile("patient")
+    elif reason := datasets.absence():
+        raise pytest.UsageError(reason)
     config.stash[_SKIPPED] = {}
     config.pluginmanager.register(_Skips(config.stash[_SKIPPED]), "skips")
 

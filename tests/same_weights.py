@@ -1,12 +1,14 @@
 """`make same-weights REF=commit`: the same runs, here and at that commit, end with the same weights, bit for bit.
 
 The quickstart, and short runs of every schedule with one and with two actor ranks, several mini-batches and epochs, KL
-in the reward and in the loss. For changes that must not change what is computed. Both trees run in this environment.
+in the reward and in the loss; one of them samples with vLLM, where this environment has it. For changes that must not
+change what is computed. Both trees run in this environment, each its own code, by command lines alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -30,10 +32,13 @@ RUNS = {"quickstart": QUICKSTART} | {
     for ranks in (1, 2)
     for schedule in ("serial", "gather", "overlap")
 }
+VLLM = ("rollout.backend=vllm", "rollout.vllm.kv_cache_gb=0.1", "rollout.stream_groups=1", "run.schedule=serial")
+VLLM_RUN = {"vllm": (*SHORT, *VLLM)}
+NO_VLLM = "skipped  vllm: this environment has no vLLM (make same-weights VLLM=1 REF=... runs in one that has)"
 
 
 def weights_of(tree: Path, run: tuple[str, ...], folder: Path) -> str:
-    """sha256 of the actor's and the critic's weights at the end of a run in `tree`."""
+    """Returns sha256 of the actor's and the critic's weights at the end of a run in `tree`."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", *run, f"run.dir={folder}"]
     ended = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
@@ -44,22 +49,25 @@ def weights_of(tree: Path, run: tuple[str, ...], folder: Path) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints both trees' digests run by run; 1 if any of them differ."""
+    """Prints both trees' digests run by run; returns 1 if any of them differ."""
     parser = argparse.ArgumentParser(prog="python -m tests.same_weights", description=__doc__)
     parser.add_argument("ref", help="the commit whose weights are expected")
     ref = parser.parse_args(arguments).ref
+    has_vllm = importlib.util.find_spec("vllm") is not None
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder) / "tree"
         subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(other)], check=True)
         subprocess.run(["git", "-C", str(other), "checkout", "--quiet", ref], check=True)
         is_same = True
-        for number, (name, run) in enumerate(RUNS.items()):
+        for number, (name, run) in enumerate((RUNS | (VLLM_RUN if has_vllm else {})).items()):
             before, now = (
                 weights_of(tree, run, Path(folder) / f"{number}-{which}")
                 for which, tree in (("before", other), ("now", ROOT))
             )
             is_same &= before == now
             print(f"{'same' if before == now else 'DIFFERS'}  {name:24} {before}  {now}", flush=True)  # noqa: T201
+    if not has_vllm:
+        print(NO_VLLM)  # noqa: T201
     return 0 if is_same else 1
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.chaos.harness import Kill, chaos_config, run_chaos
 from tests.kill_matrix.harness import undisturbed_digests
-from tests.runs import Inputs
+from tests.support.runs import Inputs
 
 
 def main() -> int:

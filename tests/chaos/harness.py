@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.groups import is_alive
 from tests.kill_matrix.harness import matrix_config
-from tests.runs import Controller, Inputs, started
+from tests.support.groups import is_alive
+from tests.support.runs import Controller, Inputs, started
 
 # A kill waits for a new step, and a moment longer: for another two or three of a tiny model's.
 STEPS_PER_KILL = 6

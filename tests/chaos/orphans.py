@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from splitppo.process_tree import descendants
-from tests.groups import is_alive, wait_until
+from splitppo.machine.process_tree import descendants
 from tests.kill_matrix.harness import matrix_config
-from tests.runs import RUN_TIMEOUT_S, Controller, Inputs
+from tests.support.groups import is_alive, wait_until
+from tests.support.runs import RUN_TIMEOUT_S, Controller, Inputs
 
 LIMIT_S = 5.0
 MAX_DELAY_S = 40.0
@@ -26,7 +26,7 @@ def kill_and_look(config: dict[str, Any], folder: Path, is_due: Callable[[Contro
     controller = Controller(config, folder)
     try:
         wait_until(lambda: controller.process.poll() is not None or is_due(controller), RUN_TIMEOUT_S, "the moment")
-        known = {*descendants(controller.process.pid), *controller.folder.rank_pids}
+        known = {*(below.pid for below in descendants(controller.process.pid)), *controller.folder.rank_pids}
         known = {pid for pid in known if is_alive(pid)}
         controller.process.kill()
         controller.process.wait()

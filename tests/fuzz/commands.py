@@ -17,8 +17,8 @@ from google.protobuf.message import Message
 
 from splitppo.batch import Batch
 from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, worker_pb2
-from tests.batch_streams import encode
-from tests.models import POSITIONS, VOCABULARY
+from tests.support.batch_streams import encode
+from tests.support.models import POSITIONS, VOCABULARY
 
 Role = Literal["actor", "critic", "reward"]
 Rows = dict[str, list[Any]]

@@ -20,12 +20,12 @@ from splitppo.manifest import read_manifest
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import PLAINTEXT
 from splitppo.v1 import worker_pb2
-from tests.certificates import TOKEN
 from tests.fuzz import tcp
 from tests.fuzz.inputs import ENDLESS, HEALTH, PUT, REFLECTION, Input, Inputs, Target
 from tests.fuzz.services import Service
-from tests.groups import is_alive, wait_until
 from tests.integration.runtime.client import Client, experience, result
+from tests.support.certificates import TOKEN
+from tests.support.groups import is_alive, wait_until
 
 MAX_GROWTH_BYTES = 50 << 20
 # A call that takes this long hangs; the service's own limit for a slow sender is far below.

@@ -19,9 +19,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 from splitppo import __version__
 from splitppo.batch import Batch
 from splitppo.v1 import batch_pb2, worker_pb2
-from tests.batch_streams import encode
 from tests.fuzz.commands import ACTOR, CRITIC, Role, command_requests, make_case
-from tests.models import VOCABULARY
+from tests.support.batch_streams import encode
+from tests.support.models import VOCABULARY
 
 WORKER = "/splitppo.v1.WorkerService"
 HEALTH, REFLECTION = "/grpc.health.v1.Health", "/grpc.reflection."

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import yaml
 
-from tests import models
 from tests.fuzz.commands import MAX_RESPONSE_LENGTH, Role
-from tests.groups import Group
 from tests.integration.runtime.client import Client
 from tests.integration.runtime.conftest import token_only
+from tests.support import models
+from tests.support.groups import Group
 
 # Small bounds, so that they are met.
 BOUNDS = {"max_batch_bytes": 1 << 20, "max_held_bytes": 4 << 20, "max_send_s": 0.5}

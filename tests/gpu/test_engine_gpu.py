@@ -13,8 +13,8 @@ import torch.distributed as dist
 from services.engine.frozen_model import FrozenModel
 from services.engine.train_engine import TrainEngine
 from splitppo.config import ActorConfig, CriticConfig
-from tests.engines import MAX_RESPONSE, forward_of, gradients, loss_of, make_batch, relative_error, silent
-from tests.models import save_policy
+from tests.support.engines import MAX_RESPONSE, forward_of, gradients, loss_of, make_batch, relative_error, silent
+from tests.support.models import save_policy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.kill_matrix.cells import CELLS, MOMENTS, VICTIMS
 from tests.kill_matrix.harness import matrix_config, run_cells, undisturbed_digests
-from tests.runs import Inputs
+from tests.support.runs import Inputs
 
 
 def main() -> int:

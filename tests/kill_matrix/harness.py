@@ -13,7 +13,7 @@ from typing import Any
 
 from splitppo.failpoints import FOLDER
 from tests.kill_matrix.cells import Cell, debug
-from tests.runs import Inputs, RunFolder, started
+from tests.support.runs import Inputs, RunFolder, started
 
 NUM_STEPS = 3
 _POLL_INTERVAL_S = 0.05

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import save_policy
+from tests.support.models import save_policy
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from splitppo.config.worker_digest import worker_digest
-from tests.configs import load
+from tests.support.configs import load
 
 
 @pytest.mark.parametrize(

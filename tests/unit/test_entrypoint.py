@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.compose import entrypoint
-from deploy.compose.entrypoint import GROUPS, Refused, command_of, gpus_of, main
+from deploy import processes
+from deploy.checks import Refused
+from deploy.compose.entrypoint import GROUPS, command_of, gpus_of, main
 from splitppo.config import Config, load_config
-from tests.groups import PROJECT, wait_until
+from tests.support.groups import PROJECT, wait_until
 
 QUICKSTART = (PROJECT / "recipes" / "sort_letters" / "cpu.yaml").read_text()
 USER = os.getuid() or 10001  # who runs the entry point where it may not do everything
@@ -44,6 +47,18 @@ def config_of(role: str, root: Path, environment: dict[str, str]) -> Config:
     assert command is not None
     config_file = command.index("--config") + 1
     return load_config(root / "recipe.yaml", command[config_file + 1 :])
+
+
+def test_the_images_hold_all_that_both_entry_points_import_beside_the_standard_library(tmp_path: Path) -> None:
+    copied = re.findall(r"^COPY (deploy/.+\.py) /app/", (PROJECT / "Dockerfile").read_text(), re.MULTILINE)
+    for file in (Path(name) for names in copied for name in names.split()):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(PROJECT / file, tmp_path / file)
+        assert f"!{file}\n" in (PROJECT / ".dockerignore").read_text()
+    both = "deploy.compose.entrypoint, deploy.k8s.entrypoint"
+    code = f"import sys; sys.path = [{str(tmp_path)!r}, *sys.path]; import {both}"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -227,14 +242,14 @@ def test_a_role_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str
 )
 def test_only_a_controller_that_was_killed_is_started_again(codes: list[int], expected: int, num_runs: int) -> None:
     left = list(codes)
-    assert entrypoint.run_controller(lambda: left.pop(0), pause_s=0.0) == expected
+    assert processes.run_controller(lambda: left.pop(0), pause_s=0.0) == expected
     assert len(codes) - len(left) == num_runs
 
 
 def test_a_controller_that_is_always_killed_is_given_up() -> None:
     runs = []
-    assert entrypoint.run_controller(lambda: runs.append(1) or 137, pause_s=0.0) == 137
-    assert len(runs) == 1 + entrypoint.MAX_RESTARTS
+    assert processes.run_controller(lambda: runs.append(1) or 137, pause_s=0.0) == 137
+    assert len(runs) == 1 + processes.MAX_RESTARTS
 
 
 def test_a_signal_is_handed_on_and_the_childs_exit_code_is_ours(tmp_path: Path) -> None:
@@ -243,10 +258,7 @@ def test_a_signal_is_handed_on_and_the_childs_exit_code_is_ours(tmp_path: Path) 
         "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7));"
         f" pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
     )
-    code = (
-        "import sys; from deploy.compose.entrypoint import Child;"
-        f" sys.exit(Child().run([sys.executable, '-c', {child!r}]))"
-    )
+    code = f"import sys; from deploy.processes import Child; sys.exit(Child().run([sys.executable, '-c', {child!r}]))"
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT)
     try:
         wait_until(ready.exists, 60.0, "the child")

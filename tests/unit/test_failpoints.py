@@ -14,11 +14,11 @@ import pytest
 
 from splitppo import failpoints
 from splitppo.config import ConfigError
-from splitppo.config.debug import DebugConfig
+from splitppo.config.sections.debug import DebugConfig
 from splitppo.config.worker_digest import worker_digest
 from splitppo.failpoints import FOLDER, FailpointError, Failpoints, passed_mark, point_of
-from tests.fake_services import make_config
-from tests.groups import PROJECT, wait_until
+from tests.support.fake_services import make_config
+from tests.support.groups import PROJECT, wait_until
 
 POINT = "actor.update.mini_batch"
 
@@ -91,7 +91,7 @@ def test_a_process_waits_for_another_one_and_then_meets_its_signal(
 ) -> None:
     config = {"failpoints": {POINT: {"action": action, "after": {"point": "critic.update", "step": 3}}}}
     code = (
-        "import sys, pathlib; from splitppo import failpoints; from splitppo.config.debug import DebugConfig;"
+        "import sys, pathlib; from splitppo import failpoints; from splitppo.config.sections.debug import DebugConfig;"
         "failpoints.arm(DebugConfig.model_validate_json(sys.argv[1]), pathlib.Path(sys.argv[2]), 'actor');"
         "print('here', flush=True); failpoints.hit('update.mini_batch', 1)"
     )
@@ -156,7 +156,7 @@ def test_rpcs_have_their_names_in_small_letters() -> None:
 
 
 def test_an_unknown_point_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown failpoint 'actor.updat'; did you mean 'actor.update'"):
+    with pytest.raises(ConfigError, match=r"unknown failpoint 'actor.updat', did you mean 'actor.update'"):
         make_config(tmp_path, debug={"failpoints": {"actor.updat": {}}})
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tools.driver import cuda_version
-from tools.install import choose_lock, holds, install_locks, is_another_lock, remove_installers
-from tools.installer import Installer, pip, pip_config, uv, uv_options
+from tools.install import check_torch, choose_lock, holds, install_locks, is_another_lock, remove_installers
+from tools.installer import CUDA_INDEX, Installer, pip, pip_config, uv, uv_options
 
 UV = shutil.which("uv", path=sysconfig.get_path("scripts")) or shutil.which("uv")
 CPU_LOCK = "torch==2.13.0\nsmall==1.0\n"
@@ -26,11 +26,12 @@ CUDA_LOCK = "torch==2.13.0\nsmall==1.0\nnvidia-small==1.0\n"
 
 
 def write_wheel(folder: Path, name: str, version: str) -> None:
-    """A wheel with one module, which needs nothing."""
+    """A wheel with one module, which needs nothing; it says what torch says of itself."""
     folder.mkdir(parents=True, exist_ok=True)
+    cuda = None if version.endswith("+cpu") else "13.0"
     module, metadata = name.replace("-", "_"), f"{name.replace('-', '_')}-{version}.dist-info"
     files = {
-        f"{module}.py": "VALUE = 1\n",
+        f"{module}.py": f"__version__ = {version!r}\nclass version: cuda = {cuda!r}\n",
         f"{metadata}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{metadata}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -147,6 +148,30 @@ def test_where_no_cpu_wheel_can_be_had_the_whole_cuda_lock_comes_and_its_size_is
     assert install_locks(installers(), [locks / "cpu.txt"], nobody) == [locks / "cpu.txt", locks / "cuda.txt"]
     assert installed(venv) == {"torch": "2.13.0", "small": "1.0", "nvidia_small": "1.0"}
     assert "which runs without a GPU too, but is about 2.9 GB to download" in capfd.readouterr().out
+
+
+def test_a_cpu_wheel_that_comes_for_a_lock_for_gpus_is_named_with_what_mends_it(
+    installers: Installers,
+    venv: Path,
+    empty_venv: Path,
+    index: Index,
+    locks: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_wheel(index.folder / "default" / "torch", "torch", "2.13.0+cpu")
+    install_locks(installers(), [locks / "cuda.txt"], None)
+    check_torch(venv / "bin" / "python", venv, "cpu")
+    for lock in ("cuda", "vllm"):
+        with pytest.raises(SystemExit, match=rf"LOCK={lock} wants torch's build for CUDA, and torch 2\.13\.0\+cpu, wh"):
+            check_torch(venv / "bin" / "python", venv, lock)
+    with pytest.raises(SystemExit, match=rf"Remove {venv} and run this again with PIP_EXTRA_INDEX_URL={CUDA_INDEX},"):
+        check_torch(venv / "bin" / "python", venv, "cuda")
+    write_wheel(index.folder / "pytorch" / "torch", "torch", "2.13.0+cu130")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"{index.url}/pytorch")
+    shutil.rmtree(venv)
+    shutil.copytree(empty_venv, venv, symlinks=True)
+    install_locks(installers(), [locks / "cuda.txt"], None)
+    check_torch(venv / "bin" / "python", venv, "cuda")
 
 
 def test_a_cpu_wheel_that_is_there_is_not_asked_for_again(installers: Installers, index: Index, locks: Path) -> None:

@@ -19,7 +19,7 @@ from splitppo.manifest import (
     verify_files,
     write_manifest,
 )
-from tests.checkpoints import cut, flip, remove
+from tests.support.checkpoints import cut, flip, remove
 
 
 @pytest.fixture

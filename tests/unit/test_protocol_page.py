@@ -1,4 +1,4 @@
-"""docs/protocol.md names every RPC, message, field, value, column and error of the wire, as they are, and no others."""
+"""The pages of the protocol name every RPC, message, field, column and error of the wire, as they are, no others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from splitppo.rpc.request_id import PROTOCOL_VERSION, request_id
 from splitppo.rpc.wire_format import CHUNK_BYTES, MAX_HEADER_FIELDS, MAX_MEASURED_BYTES
 from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, worker_pb2
 
-PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in ("protocol.md", "protocol-messages.md"))
 FILES = [
     module.DESCRIPTOR for module in (actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, worker_pb2)
 ]
@@ -152,7 +153,7 @@ def test_the_example_of_a_batch_is_what_is_sent() -> None:
 
 
 def test_the_example_of_a_checksum_is_right() -> None:
-    assert f"`05 00 00 00` it is `0x{xxhash.xxh3_64_hexdigest(bytes([5, 0, 0, 0]))}`" in PAGE
+    assert f"`05 00 00 00` it is `0x{xxhash.xxh3_64_hexdigest(bytes([5, 0, 0, 0]))}`" in " ".join(PAGE.split())
 
 
 def test_the_example_of_a_request_id_is_right() -> None:

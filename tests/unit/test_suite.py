@@ -15,6 +15,7 @@ import pytest
 
 from tests.__main__ import stages
 from tests.conftest import MAY_BE_SKIPPED_IN_CI
+from tests.support import datasets
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py"))
@@ -108,12 +109,14 @@ SKIPS = {
 RUNS = {"test_that_runs.py": "def test_it(): pass"}
 
 
-def run_pytest(folder: Path, files: dict[str, str], *arguments: str, ci: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(
+    folder: Path, files: dict[str, str], *arguments: str, ci: str, data: str = "."
+) -> subprocess.CompletedProcess[str]:
     for name, source in files.items():
         (folder / name).write_text(source)
     (folder / "pytest.ini").touch()  # its own root
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", *arguments]
-    environment = {**os.environ, "CI": ci, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "CI": ci, datasets.VARIABLE: data, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -128,3 +131,13 @@ def test_whatever_is_skipped_in_ci_fails_the_run_with_its_name_and_reason(tmp_pa
 @pytest.mark.parametrize(("files", "ci"), [(SKIPS | RUNS, ""), (RUNS, "true")], ids=["outside CI", "nothing"])
 def test_otherwise_it_is_green(tmp_path: Path, files: dict[str, str], ci: str) -> None:
     assert run_pytest(tmp_path, files, ci=ci).returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [[], ["-n", "1"]], ids=["one process", "parallel workers"])
+@pytest.mark.parametrize("data", ["", "/there/is/none"])
+def test_without_data_sets_ci_fails_with_one_sentence(tmp_path: Path, arguments: list[str], data: str) -> None:
+    done = run_pytest(tmp_path, RUNS, *arguments, ci="true", data=data)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert re.findall(rf"^ERROR: {datasets.VARIABLE} is .*: expected the folder of .*$", done.stderr, re.MULTILINE)
+    assert done.stdout == ""
+    assert run_pytest(tmp_path, RUNS, *arguments, ci="", data=data).returncode == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.groups import wait_until
+from tests.support.groups import wait_until
 
 HOSTS = Path(__file__).parents[2] / "deploy" / "hosts"
 # Takes the first line of the file `codes` away and exits with it; `wait` waits for SIGTERM and drains.

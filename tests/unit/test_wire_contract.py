@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.buf import BUF, needs_buf
+from tests.support.buf import BUF, needs_buf
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests import models
-from tests.groups import PROJECT
+from tests.support import models
+from tests.support.groups import PROJECT
 
 TIMEOUT_S = 240.0
 # vLLM's attention on a CPU wants heads of 32 or more.
@@ -68,7 +68,7 @@ class Groups:
         }
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         command = [
-            *(sys.executable, "-m", "services.runtime.torchrun", "--nproc-per-node", str(world_size)),
+            *(sys.executable, "-m", "services.runtime.group.torchrun", "--nproc-per-node", str(world_size)),
             *("-m", "tests.vllm.worker", str(folder), *scenarios),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -10,8 +10,8 @@ import pytest
 
 from services.rollout.vllm_backend.checks import check_model
 from splitppo.config import Config
-from tests import models
-from tests.fake_services import make_config
+from tests.support import models
+from tests.support.fake_services import make_config
 from tests.vllm.conftest import WIDE
 
 pytestmark = pytest.mark.vllm

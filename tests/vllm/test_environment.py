@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from splitppo.config.rollout_packages import VLLM_MINOR, check_rollout_packages, installed_version
-from tests.fake_services import make_config
+from tests.support.fake_services import make_config
 
 pytestmark = pytest.mark.vllm
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"

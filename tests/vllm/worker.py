@@ -29,7 +29,7 @@ from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch
 from splitppo.config import Config, load_config
 from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
-from tests.roles import RecordedProgress
+from tests.support.roles import RecordedProgress
 
 NUM_PROMPTS = 12
 LENGTH = 16

@@ -17,8 +17,8 @@ import torch
 from services.engine.frozen_model import FrozenModel
 from services.engine.token_metrics import MetricLimit
 from services.engine.train_engine import TrainEngine
-from splitppo.config.policy_loss import LOSS_MODES
-from tests.engines import (
+from splitppo.config.subsections.policy_loss import LOSS_MODES
+from tests.support.engines import (
     CPU,
     forward_of,
     gradients,
@@ -32,7 +32,7 @@ from tests.engines import (
     with_old_log_probs,
     with_policy_loss,
 )
-from tests.models import save_policy
+from tests.support.models import save_policy
 
 ROOT = Path(__file__).parents[3]
 KINDS = ("policy", "value")
@@ -58,7 +58,7 @@ class Group:
 def group(tmp_path_factory: pytest.TempPathFactory) -> Group:
     models, output = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("output")
     save_policy(models / "policy")
-    command = ["-m", "services.runtime.torchrun", "--nproc-per-node", "2"]
+    command = ["-m", "services.runtime.group.torchrun", "--nproc-per-node", "2"]
     finished = subprocess.run(
         [sys.executable, *command, "-m", "tests.integration.engine.worker", str(models), str(output)],
         cwd=ROOT,

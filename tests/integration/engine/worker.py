@@ -13,8 +13,8 @@ from services.engine import parallel
 from services.engine.frozen_model import FrozenModel
 from services.engine.token_metrics import MetricLimit
 from splitppo.balance import partition
-from splitppo.config.policy_loss import LOSS_MODES
-from tests.engines import (
+from splitppo.config.subsections.policy_loss import LOSS_MODES
+from tests.support.engines import (
     CPU,
     forward_of,
     gradients,

@@ -1,10 +1,10 @@
-"""Reads the recipes of docs/extending.md and follows them in a copy of the source tree.
+"""Reads the recipes of docs/extending/ and follows them in a copy of the source tree.
 
-A recipe is a section; each of its fenced blocks is one action, which the line above the fence names:
+A recipe is a page; each of its fenced blocks is one action, which the paragraph above the fence names:
 
     `FILE`, a new file:                    FILE, which is not there yet, is what is in the block
     `FILE`, at the end:                    the block is added to FILE
-    `FILE`, after the line `LINE`:         likewise, behind the only line that reads LINE, spaces at its ends aside
+    `FILE`, after the line `LINE`:         likewise, behind the only line that reads LINE, numbers of spaces aside
     `FILE`, before the line `LINE`:        likewise, before it
     `FILE`, in place of the line `LINE`:   likewise, and the line goes
 
@@ -20,14 +20,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[3]
-PAGE = PROJECT / "docs" / "extending.md"
+PAGES = PROJECT / "docs" / "extending"
 
-_SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
-_BLOCK = re.compile(r"(?P<above>[^\n]*)\n+```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
+_BLOCK = re.compile(
+    r"(?P<above>(?:^(?!```)[^\n]+\n)*)\n*^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _PLACE = re.compile(
     r"`(?P<file>[^`]+)`, (?P<how>a new file|at the end|(?P<where>after|before|in place of) the line `(?P<line>[^`]+)`):"
 )
@@ -45,22 +46,21 @@ class Action:
     text: str
 
 
-def read_recipes(page: Path = PAGE) -> dict[str, Sequence[Action]]:
-    """The actions of every section that has some, by its title."""
-    text = page.read_text(encoding="utf-8")
-    heads = list(_SECTION.finditer(text))
-    ends = [*(head.start() for head in heads), len(text)]
-    recipes = {
-        head[1]: [_action(found) for found in _BLOCK.finditer(text, head.end(), end)]
-        for head, (_, end) in zip(heads, pairwise(ends), strict=True)
-    }
-    return {title: actions for title, actions in recipes.items() if actions}
+def read_recipes(folder: Path = PAGES) -> dict[str, Sequence[Action]]:
+    """Returns the actions of every page, by its title."""
+    recipes = {}
+    for page in sorted(folder.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        title = _TITLE.search(text)
+        assert title is not None, page
+        recipes[title[1]] = [_action(found) for found in _BLOCK.finditer(text, title.end())]
+    return recipes
 
 
 def _action(found: re.Match[str]) -> Action:
     if found["language"] == "sh":
         return Action("", "run", "", found["text"])
-    place = _PLACE.fullmatch(found["above"])
+    place = _PLACE.fullmatch(" ".join(found["above"].split()))
     if place is None:
         raise ValueError(f"the line above a block says where it goes, this one does not: {found['above']!r}")
     return Action(place["file"], place["where"] or place["how"], place["line"] or "", found["text"])
@@ -115,7 +115,7 @@ class Copy:
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         start, end = len(lines), len(lines)
         if action.how != "at the end":
-            places = [number for number, line in enumerate(lines) if line.strip() == action.line.strip()]
+            places = [number for number, line in enumerate(lines) if line.split() == action.line.split()]
             assert len(places) == 1, f"{action.file} has {len(places)} lines that read {action.line!r}, expected one"
             start, end = places[0] + (action.how == "after"), places[0] + (action.how != "before")
         file.write_text("".join([*lines[:start], action.text, *lines[end:]]), encoding="utf-8")

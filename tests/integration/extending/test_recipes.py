@@ -1,4 +1,4 @@
-"""Whoever follows a recipe of docs/extending.md to the letter gets what it promises."""
+"""Whoever follows a recipe of docs/extending/ to the letter gets what it promises."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.certificates import TOKEN, secure
-from tests.groups import PROJECT, Group
-from tests.models import save_policy
+from tests.support.certificates import TOKEN, secure
+from tests.support.groups import PROJECT, Group
+from tests.support.models import save_policy
 
 # What the foreign client imports, and what that needs.
 FOREIGN = ("grpcio", "numpy", "protobuf", "typing_extensions", "xxhash")

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.buf import BUF, needs_buf
-from tests.certificates import TOKEN
-from tests.groups import PROJECT, free_address
 from tests.integration.foreign.conftest import FOREIGN, Foreigners
-from tests.runs import Inputs, started
+from tests.support.buf import BUF, needs_buf
+from tests.support.certificates import TOKEN
+from tests.support.groups import PROJECT, free_address
+from tests.support.runs import Inputs, started
 
 ROLES = ("actor", "critic")
 SERVICES = {"actor": "splitppo.v1.ActorService", "critic": "splitppo.v1.CriticService"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -17,15 +19,17 @@ import pytest
 
 from rewards.code.bubblewrap import is_root, own_uid
 from rewards.code.source import CodeSandboxes
+from rewards.code.tree import children_of
 from rewards.manager import RewardManager
 from rewards.samples import Failure, Sample, Scored
 from splitppo.config import CodeConfig, ConfigError, RewardConfig
-from tests import hostile_code
-from tests.groups import PROJECT, wait_until
-from tests.hostile_code import answer
+from tests.support import hostile_code
+from tests.support.groups import PROJECT, wait_until
+from tests.support.hostile_code import answer
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 SQUARE = {"inputs": ["3\n", "-4\n"], "outputs": ["9", "16"]}
+NINE = {"inputs": [""], "outputs": ["9"]}
 STRANGER = 54321  # a uid that owns nothing
 
 
@@ -40,11 +44,18 @@ def scores(results: list[Scored]) -> list[float]:
     return [scored.score for scored in results]
 
 
-def guests(pid: int) -> list[str]:
-    """The processes of sandboxes that process `pid` has started; an ordinary user's are not told apart."""
-    uid = str(own_uid(0, pid))[:-3] if is_root() else "0"  # those of a process differ in the last three digits
+def guests(runners: list[int]) -> list[str]:
+    """The processes of sandboxes that these have started; an ordinary user's are not told apart."""
+    # Those of a process differ in the last three digits.
+    uids = [str(own_uid(0, pid))[:-3] if is_root() else "0" for pid in runners]
     lines = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    return [line for line in lines if f'guest.py {{"uid": {uid}' in line]
+    return [line for line in lines if any(f'guest.py {{"uid": {uid}' in line for uid in uids)]
+
+
+def runners(pid: int) -> list[int]:
+    """The processes that run the code answers of controller `pid`."""
+    commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children_of(pid)}
+    return [child for child, command in commands.items() if b"rewards.code.runner" in command]
 
 
 @needs_bubblewrap
@@ -72,6 +83,23 @@ async def test_programs_are_scored_by_stdin_calls_and_asserts() -> None:
     )
     assert scores(results) == [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 0, 1, 0, 0, 0]
     assert all(scored.failure is None and scored.extra == {"code_limit": None} for scored in results)
+
+
+@needs_bubblewrap
+async def test_a_program_has_to_define_itself_what_is_called_though_contest_sites_modules_are_imported() -> None:
+    call = {"inputs": ["12\n8"], "outputs": ["4"], "fn_name": "gcd"}
+    asserts = ["assert gcd(12, 8) == 4"]
+    results = await score(
+        ("pass", call),
+        ("class Solution: pass", call),
+        ("pass", asserts),
+        ("x = 1", asserts),
+        ("from math import gcd", call),
+        ("class Solution:\n    def gcd(self, a, b): return gcd(a, b)", call),
+        ("def gcd(a, b): return math.gcd(a, b)", asserts),
+        ("def f(x): return [x]", ["def check(g):\n    assert Counter(g(1)) == Counter([1])\ncheck(f)"]),
+    )
+    assert scores(results) == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 @needs_bubblewrap
@@ -112,7 +140,7 @@ async def test_hostile_answers_are_contained_and_counted_and_the_next_answer_is_
     token = run / "token"
     token.write_text("secret", encoding="utf-8")
     assert await hostile_code.results([str(token), str(run)]) == hostile_code.expected()
-    wait_until(lambda: not guests(os.getpid()), 5.0, "no process is left")  # one that was killed takes a moment to end
+    assert runners(os.getpid()) == []
     assert [one.name for one in run.iterdir()] == ["token"]
     assert token.read_text(encoding="utf-8") == "secret"
 
@@ -121,7 +149,9 @@ async def test_hostile_answers_are_contained_and_counted_and_the_next_answer_is_
 @pytest.mark.extended
 @pytest.mark.skipif(not is_root(), reason="only root can become somebody else; this user's own run is the test above")
 def test_hostile_answers_are_contained_where_an_ordinary_user_runs_them(tmp_path: Path) -> None:
-    done = as_stranger("-m", "tests.hostile_code", str(PROJECT), environment={hostile_code.SECRET: "of the run"})
+    done = as_stranger(
+        "-m", "tests.support.hostile_code", str(PROJECT), environment={hostile_code.SECRET: "of the run"}
+    )
     assert done.returncode == 0, done.stderr
     results = {name: tuple(one) for name, one in json.loads(done.stdout).items()}
     assert results == hostile_code.expected()
@@ -152,6 +182,73 @@ def as_stranger(*arguments: str, environment: Mapping[str, str]) -> subprocess.C
     )
 
 
+JUDGED = """
+import asyncio, json, sys
+from rewards.code.source import CodeSandboxes
+from rewards.samples import Sample
+from splitppo.config import CodeConfig
+
+async def main():
+    row = json.dumps({"inputs": ["3"], "outputs": ["9"]})
+    async with CodeSandboxes(CodeConfig(num_sandboxes=1)) as source:
+        programs = ["print(int(input()) ** 2)", "print(*range(4_000_000), sep='\\\\n')"]
+        scored = await source.score([Sample("apps", program, row) for program in programs])
+    print(json.dumps([[one.score for one in scored], [name for name in sys.modules if name.startswith("rewards.")]]))
+
+asyncio.run(main())
+"""
+
+
+@needs_bubblewrap
+def test_the_controllers_process_has_not_even_loaded_what_parses_and_compares() -> None:
+    done = subprocess.run([sys.executable, "-c", JUDGED], capture_output=True, cwd=PROJECT, text=True, check=True)
+    scored, modules = json.loads(done.stdout)
+    assert scored == [1.0, 0.0]
+    assert "rewards.code.source" in modules
+    assert not {"rewards.code.cases", "rewards.code.frames", "rewards.code.sandbox"} & set(modules)
+
+
+@needs_bubblewrap
+async def test_an_answer_whose_runner_is_killed_is_scored_by_another_one() -> None:
+    async with CodeSandboxes(CodeConfig(num_sandboxes=1)) as source:
+        (first,) = runners(os.getpid())
+        scoring = asyncio.create_task(source.score([Sample("apps", "import time\ntime.sleep(1)\nprint(9)", NINE)]))
+        # Bubblewrap and guest of two, and a program.
+        await asyncio.to_thread(wait_until, lambda: len(guests([first])) >= 5)
+        os.kill(first, signal.SIGKILL)
+        assert scores(await scoring) == [1]
+        assert first not in runners(os.getpid())
+
+
+@needs_bubblewrap
+async def test_nothing_runs_any_more_once_the_source_is_left_in_the_middle_of_an_answer() -> None:
+    async with CodeSandboxes(CodeConfig(num_sandboxes=1)) as source:
+        pids = runners(os.getpid())
+        scoring = asyncio.create_task(source.score([Sample("apps", "import time\ntime.sleep(99)", NINE)]))
+        await asyncio.to_thread(wait_until, lambda: len(guests(pids)) >= 5)
+    with pytest.raises(RuntimeError, match="the run is ending"):
+        await scoring
+    assert (runners(os.getpid()), guests(pids)) == ([], [])
+
+
+@needs_bubblewrap
+async def test_a_run_ends_with_the_reason_where_sandboxes_cannot_be_started_any_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bwrap, is_broken = tmp_path / "bwrap", tmp_path / "broken"
+    refusal = "{ echo 'No permissions to create new namespace' >&2; exit 1; }"
+    bwrap.write_text(f'#!/bin/sh\n[ -e {is_broken} ] && {refusal}\nexec {shutil.which("bwrap")} "$@"\n')
+    bwrap.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    async with CodeSandboxes(CodeConfig(num_sandboxes=1)) as source:
+        sample = Sample("apps", "print(9)", NINE)
+        assert scores(await source.score([sample])) == [1]
+        is_broken.touch()
+        with pytest.raises(RuntimeError, match="cannot be run any more: the sandbox ended: No permissions to create"):
+            await source.score([sample, sample])
+    assert runners(os.getpid()) == []
+
+
 ENDLESS = """
 import asyncio
 from rewards.code.source import CodeSandboxes
@@ -173,11 +270,11 @@ def test_sandboxes_end_with_a_controller_that_is_killed_also_in_the_middle_of_a_
     with subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, cwd=PROJECT) as controller:
         assert controller.stdout is not None
         assert controller.stdout.readline() == b"here\n"
-        wait_until(
-            lambda: len(guests(controller.pid)) >= 7
-        )  # bubblewrap and guest of two that wait and of a third one, and its program
+        pids = runners(controller.pid)
+        # Bubblewrap and guest of two that wait and of a third one, and its program.
+        wait_until(lambda: len(guests(pids)) >= 7)
         controller.kill()
-    wait_until(lambda: not guests(controller.pid))
+    wait_until(lambda: not guests(pids))
 
 
 UNSAFE = """
@@ -189,6 +286,8 @@ from splitppo.config import CodeConfig
 async def main():
     async with CodeSandboxes(CodeConfig(unsafe=True, timeout_s=0.5, num_sandboxes=1)) as source:
         programs = ["print(int(input()) ** 2)", "while True: pass", "x = bytearray(2**34)"]
+        programs += ["import os\\nos.kill(os.getppid(), 9)"]
+        programs += ["import os\\nos.write(os.open(f'/proc/{os.getppid()}/fd/1', 1), b'ok -1')"]
         row = {"inputs": ["3"], "outputs": ["9"]}
         scored = await source.score([Sample("apps", f"```python\\n{one}\\n```", row) for one in programs])
     print(json.dumps([(one.score, one.extra["code_limit"]) for one in scored]))
@@ -200,7 +299,13 @@ asyncio.run(main())
 @pytest.mark.skipif(not is_root(), reason="becomes an ordinary user")
 def test_unsafe_needs_no_sandbox_keeps_the_limits_and_says_what_it_is() -> None:
     done = as_stranger("-c", UNSAFE, environment={"PATH": "/nowhere"})
-    assert json.loads(done.stdout) == [[1.0, None], [0.0, "time"], [0.0, "memory"]]
+    assert json.loads(done.stdout) == [
+        [1.0, None],
+        [0.0, "time"],
+        [0.0, "memory"],
+        [0.0, "processes"],  # it ended its sandbox
+        [0.0, "processes"],
+    ]
     assert "reward.code.unsafe: programs of the model run WITHOUT a sandbox" in done.stderr
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-from rewards.competition_math import last_boxed
 from rewards.manager import RewardManager
-from rewards.math_equivalence import normalise
 from rewards.samples import Sample
+from rewards.scorers.competition_math import last_boxed
+from rewards.scorers.math_equivalence import normalise
 from splitppo.config import RewardConfig
-
-DATA = Path(__file__).parents[4] / "shared" / "data" / "math"
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the MATH files are not there")
+from tests.support.datasets import data_file
 
 # Its answer is a sentence that was cut out of the solution by mistake.
 MISTAKEN_ANSWER = "the correct answer as we normally do, as that would be especially confusing for this problem."
@@ -36,7 +33,7 @@ def solutions_and_answers(every: int) -> list[tuple[str, str]]:
     """Each `every`th solution with the answer of its problem, which the other file gives."""
 
     def rows(name: str) -> list[dict[str, str]]:
-        return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines()]
+        return [json.loads(line) for line in data_file(f"math/{name}").read_text(encoding="utf-8").splitlines()]
 
     answers = {row["problem"]: row["answer"] for row in rows("validation_answers_only.jsonl")}
     solutions = [(row["answer"], answers[row["question"]]) for row in rows("test.jsonl")]

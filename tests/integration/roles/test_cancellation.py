@@ -15,11 +15,12 @@ from controller.workers.client import Caller
 from controller.workers.command import ProgressCallback
 from splitppo.batch import Batch
 from splitppo.config import Config, dump_config
+from splitppo.config.load import validate
 from splitppo.config.worker_digest import worker_digest
 from splitppo.rpc.errors import NotFound, StaleEpoch, WireError
 from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
-from tests.groups import Group
-from tests.models import VOCABULARY, save_policy
+from tests.support.groups import Group
+from tests.support.models import VOCABULARY, save_policy
 
 NONCE = "nonce"
 NUM_PROMPTS = 4
@@ -45,14 +46,15 @@ class Actor:
 @pytest.fixture(params=[1, 2], ids=["1-rank", "2-ranks"])
 def actor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Actor]:
     model = save_policy(tmp_path / "policy")
-    config = Config.model_validate(
+    config = validate(
         {
             "run": {"dir": str(tmp_path), "total_steps": 10},
             "data": {"train_files": "unused", "train_batch_size": NUM_PROMPTS, "max_response_length": MAX_RESPONSE},
             "rollout": {"max_batch_size": 2},
             "actor": {"model": str(model)},
             "services": {"actor": {"num_processes": request.param}},
-        }
+        },
+        "test",
     )
     config_file = tmp_path / "config.yaml"
     config_file.write_text(dump_config(config))

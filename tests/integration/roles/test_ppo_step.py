@@ -24,11 +24,12 @@ from services.rollout.stopping import StopRule
 from services.rollout.streamed_parts import response_rows
 from splitppo.batch import Batch
 from splitppo.config import Config, dump_config
+from splitppo.config.load import validate
 from splitppo.config.worker_digest import worker_digest
 from splitppo.rpc.errors import InvalidArgument, WireError, WrongState
 from splitppo.v1 import actor_pb2, batch_pb2
-from tests.groups import Group
-from tests.models import EOS, VOCABULARY, save_policy
+from tests.support.groups import Group
+from tests.support.models import EOS, VOCABULARY, save_policy
 
 NUM_PROMPTS, NUM_SAMPLES, NUM_STEPS, MAX_RESPONSE = 6, 4, 2, 8
 RUN_ID, NONCE = "test", "nonce"
@@ -58,7 +59,7 @@ class Session:
 
 
 def make_config(run_dir: Path, model: Path, num_ranks: int) -> Config:
-    return Config.model_validate(
+    return validate(
         {
             "run": {"dir": str(run_dir), "total_steps": 10},
             "data": {"train_files": "unused", "train_batch_size": NUM_PROMPTS, "max_response_length": MAX_RESPONSE},
@@ -73,7 +74,8 @@ def make_config(run_dir: Path, model: Path, num_ranks: int) -> Config:
             "critic": {"lr": 1e-3, "ppo_mini_batch_size": 3, "ppo_epochs": 2, "shuffle": True},
             "placement": {"reference": "actor" if num_ranks == 1 else "critic"},
             "services": {role: {"num_processes": num_ranks} for role in ("actor", "critic")},
-        }
+        },
+        "test",
     )
 
 

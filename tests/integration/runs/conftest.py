@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.certificates import secure
-from tests.external import ExternalGroups, external_groups
-from tests.meetings import ARMED, meetings
-from tests.runs import EACH_STEP, NUM_LONG_STEPS, NUM_STEPS, SAVED, Inputs, RunFolder
+from tests.support.certificates import secure
+from tests.support.external import ExternalGroups, external_groups
+from tests.support.meetings import ARMED, meetings
+from tests.support.runs import EACH_STEP, NUM_LONG_STEPS, NUM_STEPS, SAVED, Inputs, RunFolder
 
 UNSTREAMED = ("rollout.stream_groups=1", "run.stop_after_step=2")
 WITHOUT_TORCH = "tests.integration.runs.controller_without_torch"

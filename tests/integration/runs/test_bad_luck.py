@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests import models
-from tests.checkpoints import cut, empty, flip, remove
-from tests.disks import mounted, remount
-from tests.external import ExternalGroups
-from tests.groups import wait_until
-from tests.runs import EACH_STEP, NUM_STEPS, SAVED, RunFolder, started
+from tests.support import models
+from tests.support.checkpoints import cut, empty, flip, remove
+from tests.support.disks import mounted, remount
+from tests.support.external import ExternalGroups
+from tests.support.groups import wait_until
+from tests.support.runs import EACH_STEP, NUM_STEPS, SAVED, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from splitppo.config.debug import Failpoint
+from splitppo.config.sections.debug import Failpoint
 from splitppo.failpoints import FOLDER, fired_mark
-from tests.external import ExternalGroups, external_groups
-from tests.runs import NUM_STEPS, RunFolder
+from tests.support.external import ExternalGroups, external_groups
+from tests.support.runs import NUM_STEPS, RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

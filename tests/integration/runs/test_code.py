@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rewards.code.limits import Limit
-from tests.external import ExternalGroups
-from tests.runs import Inputs
+from tests.support.external import ExternalGroups
+from tests.support.runs import Inputs
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(600)]
 SILENT = {"inputs": [""], "outputs": [""]}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.groups import PROJECT
+from tests.support.groups import PROJECT
 
 
 @pytest.mark.slow

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from splitppo.process_tree import descendants
-from tests.certificates import secure
-from tests.groups import Group
-from tests.hosts import Host, two_hosts
-from tests.ports import listening
-from tests.runs import RunFolder, started
+from splitppo.machine.process_tree import descendants
+from tests.support.certificates import secure
+from tests.support.groups import Group
+from tests.support.hosts import Host, two_hosts
+from tests.support.ports import listening
+from tests.support.runs import RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -44,7 +44,8 @@ for port in sys.argv[2:]:
 
 def open_ports(near: Host, far: Host, groups: Sequence[Group]) -> set[int]:
     """Those of all ports that the groups' processes listen on which answer a stranger on the other machine."""
-    processes = [pid for group in groups for pid in (group.process.pid, *descendants(group.process.pid))]
+    roots = [group.process.pid for group in groups]
+    processes = [*roots, *(below.pid for root in roots for below in descendants(root))]
     ports = {address.rpartition(":")[2] for address in listening(processes)}
     assert len(ports) > len(PORTS), "each group has a store of its own"
     knock = [*near.inside, sys.executable, "-c", KNOCK, far.address, *sorted(ports)]

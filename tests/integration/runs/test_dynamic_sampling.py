@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.external import ExternalGroups
-from tests.meetings import HELD, let_go
-from tests.runs import Controller, RunFolder
+from tests.support.external import ExternalGroups
+from tests.support.meetings import HELD, let_go
+from tests.support.runs import Controller, RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

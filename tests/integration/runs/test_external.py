@@ -13,11 +13,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from splitppo.manifest import read_manifest
-from tests.certificates import TOKEN, expire, secure
-from tests.checkpoints import flip
-from tests.external import ExternalGroups
-from tests.meetings import HELD, let_go
-from tests.runs import NUM_STEPS, Inputs, RunFolder, started
+from tests.support.certificates import TOKEN, expire, secure
+from tests.support.checkpoints import flip
+from tests.support.external import ExternalGroups
+from tests.support.meetings import HELD, let_go
+from tests.support.runs import NUM_STEPS, Inputs, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

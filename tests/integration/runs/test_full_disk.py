@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.disks import fill, mounted
-from tests.runs import NUM_STEPS, started
+from tests.support.disks import fill, mounted
+from tests.support.runs import NUM_STEPS, started
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.external import ExternalGroups
-from tests.local_judge import CLOSED, SERVER_ERROR, LocalJudge, Reply, says
-from tests.runs import NUM_STEPS, RunFolder
+from tests.support.external import ExternalGroups
+from tests.support.local_judge import CLOSED, SERVER_ERROR, LocalJudge, Reply, says
+from tests.support.runs import NUM_STEPS, RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

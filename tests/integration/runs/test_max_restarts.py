@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import started
+from tests.support.runs import started
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

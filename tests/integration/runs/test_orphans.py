@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from splitppo.process_tree import descendants
+from splitppo.machine.process_tree import descendants
 from tests.chaos.orphans import kill_and_look
 from tests.kill_matrix.harness import matrix_config
-from tests.runs import Controller, Inputs
+from tests.support.runs import Controller, Inputs
 
 pytestmark = pytest.mark.slow
 
 
 def commands(controller: Controller) -> list[str]:
     """The command lines of all that the controller has started."""
-    files = (Path(f"/proc/{pid}/cmdline") for pid in descendants(controller.process.pid))
+    files = (Path(f"/proc/{below.pid}/cmdline") for below in descendants(controller.process.pid))
     found = []
     for file in files:
         with contextlib.suppress(OSError):  # it has ended
@@ -27,12 +27,12 @@ def commands(controller: Controller) -> list[str]:
 
 
 def torchrun_starts(controller: Controller) -> bool:
-    return any("services.runtime.torchrun" in command for command in commands(controller))
+    return any("services.runtime.group.torchrun" in command for command in commands(controller))
 
 
 def ranks_start(controller: Controller) -> bool:
     """All three ranks are there, and have not said yet who they are."""
-    ranks = [command for command in commands(controller) if "services.runtime.torchrun" not in command]
+    ranks = [command for command in commands(controller) if "services.runtime.group.torchrun" not in command]
     return sum("-m services." in command for command in ranks) == 3
 
 

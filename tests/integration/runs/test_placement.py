@@ -11,7 +11,7 @@ from splitppo.config import load_config
 from tests.integration.runs.conftest import UNSTREAMED
 from tests.kill_matrix.cells import Cell
 from tests.kill_matrix.harness import run_cells, undisturbed_digests, with_incidents
-from tests.runs import RunFolder, started
+from tests.support.runs import RunFolder, started
 
 ON_THE_CRITIC = "placement.reference=critic"
 SCHEDULES = ("serial", "gather", "overlap")

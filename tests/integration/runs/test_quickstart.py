@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.groups import PROJECT
+from tests.support.groups import PROJECT
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(600)]
 

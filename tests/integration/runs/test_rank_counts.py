@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import EACH_STEP, NUM_STEPS, SAVED, RunFolder, started
+from tests.support.runs import EACH_STEP, NUM_STEPS, SAVED, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

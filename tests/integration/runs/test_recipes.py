@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.datasets import real_rows
-from tests.external import external_groups
-from tests.groups import PROJECT
-from tests.runs import RunFolder, started
+from tests.support.datasets import real_rows
+from tests.support.external import external_groups
+from tests.support.groups import PROJECT
+from tests.support.runs import RunFolder, started
 
 KILLED_IN, NUM_STEPS = 3, 4
 RECIPES = [

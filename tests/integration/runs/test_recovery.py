@@ -14,7 +14,7 @@ import pytest
 
 from tests.kill_matrix.cells import Cell, cells_at
 from tests.kill_matrix.harness import fired_mark_of, matrix_config, run_cells, undisturbed_digests, with_incidents
-from tests.runs import NUM_LONG_STEPS, Inputs, RunFolder, started
+from tests.support.runs import NUM_LONG_STEPS, Inputs, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -61,6 +61,7 @@ def test_one_incident_after_the_other_costs_no_more_than_time(
     log = verdict.folder.log("controller_0")
     named = f"actor rank 1, step {frozen.step}, Update (update): rank 1 failed in step {frozen.step}, Update"
     assert f"recovering in 0.1 s: {named}" in log
+    assert log.count("back to ") == log.count("steps made again: ") == log.count("recovering in ") > 0
     assert "the update has changed nothing, sending it again: critic" in log
     restarts = {line["step"]: line["recovery/num_restarts"] for line in verdict.folder.metrics}
     assert restarts[out_of_memory.step] == restarts[frozen.step]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import Inputs, RunFolder, started
+from tests.support.runs import Inputs, RunFolder, started
 
 Completed = Callable[[str, int], RunFolder]
 
@@ -25,7 +25,7 @@ Completed = Callable[[str, int], RunFolder]
             ["data.filters.data_source=sums"],
             "data.filters: none of the 16 rows of data.train_files passes data_source:",
         ),
-        (["reward.custom_function_kwargs={style: terse}"], "got an unexpected keyword argument 'style'"),
+        (["reward.custom_function_kwargs={style: terse}"], "key 'reward.custom_function_kwargs': "),
         (["reward.scorers={letters: [{name: sort_leters}]}"], "is no scorer; did you mean 'sort_letters'?"),
         (["data.train_batch_size=5"], "actor.ppo_mini_batch_size"),
         (["data.train_batch_size=64"], "data.train_batch_size"),
@@ -66,7 +66,7 @@ def test_a_rank_that_cannot_load_its_model_is_heard_in_one_sentence(
     with started(config, tmp_path / "run", f"critic.model={without_weights}") as controller:
         assert controller.wait() == 2
         controller.wait_nothing_is_left()
-    assert f"error: critic: {without_weights} is not a usable Hugging Face value model" in controller.output
+    assert f"error: critic.model: {without_weights} has no weights" in controller.output
     assert "Traceback" not in controller.output
     assert controller.folder.summary["exit_reason"] == "bad_input"
 
@@ -76,8 +76,8 @@ def test_the_folder_of_another_config_is_refused_with_the_difference(
 ) -> None:
     folder = copied(completed("gather", 1))
     before = (folder.path / "metrics.jsonl").read_bytes()
-    with started(config, folder.path, "actor.lr=0.5", "run.total_steps=9") as controller:
+    with started(config, folder.path, "actor.weight_decay=0.5", "run.total_steps=9") as controller:
         assert controller.wait() == 2
-    assert "actor.lr: 0.001 in the folder, 0.5 now" in controller.output
+    assert "actor.weight_decay: 0.01 in the folder, 0.5 now" in controller.output
     assert "total_steps" not in controller.output
     assert (folder.path / "metrics.jsonl").read_bytes() == before

@@ -18,9 +18,9 @@ from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.rpc.errors import error_from_rpc
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
 from tests.integration.trackers.fed_run import held_by
-from tests.meetings import HELD, held, let_go
-from tests.runs import NUM_STEPS, STEPS_PER_EPOCH, RunFolder, started
-from tests.user_samplers import WORST
+from tests.support.meetings import HELD, held, let_go
+from tests.support.runs import NUM_STEPS, STEPS_PER_EPOCH, RunFolder, started
+from tests.support.user_samplers import WORST
 
 # One test may have to make several runs first; on a busy machine they take their time.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -15,13 +15,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from tests import models
-from tests.groups import PROJECT
 from tests.kill_matrix.cells import Cell
 from tests.kill_matrix.harness import run_cells, with_incidents
-from tests.runs import Controller, Inputs, RunFolder, started
+from tests.support import models
+from tests.support.datasets import data_file
+from tests.support.runs import Controller, Inputs, RunFolder, started
 
-HH = PROJECT.parent / "shared" / "data" / "hh" / "harmless-base_test.jsonl.gz"
 NUM_CONVERSATIONS, MAX_CHARACTERS = 8, 200
 COEF = {"sort_letters": 0.25, "default": 2.0}
 
@@ -29,15 +28,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def _conversations() -> list[list[dict[str, str]]]:
-    """Of a preference data set, which have several turns and neither a ground truth nor a reward function."""
-    if not HH.is_file():
-        turns = ("is it safe to mix {} and soap?", "it depends. why?", "i have {} stains.")
-        roles = ("user", "assistant", "user")
-        return [
-            [{"role": role, "content": text.format(n)} for role, text in zip(roles, turns, strict=True)]
-            for n in range(NUM_CONVERSATIONS)
-        ]
-    with gzip.open(HH, "rt") as lines:
+    """Returns conversations of one turn and of three, with neither a ground truth nor a reward function."""
+    turns = ("Is it safe to mix {} and soap?", "It depends.\n\nWhy?", 'I have {} stains -- "old" ones: what now?')
+    roles = ("user", "assistant", "user")
+    return [
+        [{"role": role, "content": text.format(n)} for role, text in zip(roles, turns, strict=True)][: 1 + n % 2 * 2]
+        for n in range(NUM_CONVERSATIONS)
+    ]
+
+
+def _real_conversations() -> list[list[dict[str, str]]]:
+    """Returns short ones of a preference data set."""
+    with gzip.open(data_file("hh/harmless-base_test.jsonl.gz"), "rt") as lines:
         found = (_messages(json.loads(line)["chosen"]) for line in lines)
         short = (messages for messages in found if sum(len(one["content"]) for one in messages) < MAX_CHARACTERS)
         return list(itertools.islice(short, NUM_CONVERSATIONS))
@@ -60,6 +62,14 @@ def _sorting(letters: str) -> dict[str, Any]:
     return {"prompt": prompt, "data_source": "sort_letters", "reward_model": {"style": "rule", "ground_truth": letters}}
 
 
+def _save_mixed(conversations: list[list[dict[str, str]]], folder: Path) -> Path:
+    """Saves conversations and letters to sort, in turn, as a prompt file."""
+    rows = [row for messages in conversations for row in (_conversation(messages), _sorting("dcba"))]
+    file = folder / "mixed.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return file
+
+
 @pytest.fixture(scope="module")
 def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier with a chat template of its own."""
@@ -73,9 +83,7 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def scored_by_model(inputs: Inputs, reward_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Three streamed steps over conversations and letters to sort; no KL."""
-    rows = [row for messages in _conversations() for row in (_conversation(messages), _sorting("dcba"))]
-    data = tmp_path_factory.mktemp("data") / "mixed.jsonl"
-    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = _save_mixed(_conversations(), tmp_path_factory.mktemp("data"))
     config = inputs.config()
     files = {"train_files": str(data), "val_files": str(data), "max_prompt_length": 256}
     return {
@@ -133,12 +141,26 @@ def test_model_and_function_score_a_run_together(
     host: str,
     num_ranks: int,
 ) -> None:
-    controller = completed(host, num_ranks)
-    folder = controller.folder
+    _check_scores(completed(host, num_ranks), scored_by_model, reward_model, host)
 
+
+@pytest.mark.extended
+def test_model_and_function_score_real_conversations_together(
+    scored_by_model: dict[str, Any], reward_model: Path, tmp_path: Path
+) -> None:
+    file = str(_save_mixed(_real_conversations(), tmp_path))
+    data = {**scored_by_model["data"], "train_files": file, "val_files": file}
+    config = {**scored_by_model, "data": data}
+    with started(config, tmp_path / "run", "run.schedule=overlap") as controller:
+        controller.complete()
+    _check_scores(controller, config, reward_model, "critic")
+
+
+def _check_scores(controller: Controller, config: dict[str, Any], reward_model: Path, host: str) -> None:
+    folder = controller.folder
     model = AutoModelForSequenceClassification.from_pretrained(reward_model)
     of_model = PreTrainedTokenizerFast.from_pretrained(reward_model)
-    prompts = [row["prompt"] for row in map(json.loads, _data_lines(scored_by_model))]
+    prompts = [row["prompt"] for row in map(json.loads, _data_lines(config))]
     by_text = {_shown(prompt): prompt for prompt in prompts}
     lines = _rollouts(folder, "train")
     assert {line["data_source"] for line in lines} == {"harmless", "sort_letters"}
@@ -158,7 +180,7 @@ def test_model_and_function_score_a_run_together(
     assert all((f"overlap/bubble_{host}") in line for line in steps)
     spans = [span for span in folder.spans() if span["name"] == "reward_model"]
     assert {span["pool"] for span in spans} == {host}
-    assert len(spans) == 3 * scored_by_model["rollout"]["stream_groups"]
+    assert len(spans) == 3 * config["rollout"]["stream_groups"]
     assert set(folder.summary["weights_sha256"]) == {"actor", "critic"}
 
 

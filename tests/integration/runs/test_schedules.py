@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from controller.tracking.timeline import read_trace
-from tests.runs import NUM_LONG_STEPS, NUM_STEPS, RunFolder
+from tests.support.runs import NUM_LONG_STEPS, NUM_STEPS, RunFolder
 
 # One test may have to make several runs first; on a busy machine they take their time.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
+from splitppo.machine.process_tree import descendants
 from splitppo.manifest import read_manifest
-from splitppo.process_tree import descendants
-from tests.certificates import secure
-from tests.groups import ONE_THREAD, PROJECT, is_alive, wait_until
-from tests.hosts import ANY_PORT, Host, two_hosts
-from tests.runs import Controller, RunFolder, started
+from tests.support.certificates import secure
+from tests.support.groups import ONE_THREAD, PROJECT, is_alive, wait_until
+from tests.support.hosts import ANY_PORT, Host, two_hosts
+from tests.support.runs import Controller, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -65,20 +65,16 @@ class Supervisor:
     @property
     def torchrun(self) -> int:
         """The pid of torchrun, which is the only child."""
-        [torchrun] = [pid for pid in descendants(self.process.pid) if _parent(pid) == self.process.pid]
+        [torchrun] = [below.pid for below in descendants(self.process.pid) if below.ppid() == self.process.pid]
         return torchrun
 
     def stop(self) -> None:
         """Ends all that is left, at once."""
-        left = [self.process.pid, *descendants(self.process.pid)]
+        left = [self.process.pid, *(below.pid for below in descendants(self.process.pid))]
         for pid in left:
             if is_alive(pid):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @dataclass

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.external import ExternalGroups
-from tests.runs import EACH_STEP, SAVED, RunFolder
+from tests.support.external import ExternalGroups
+from tests.support.runs import EACH_STEP, SAVED, RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -29,7 +29,7 @@ from splitppo.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from tests.batch_streams import add, encode
+from tests.support.batch_streams import add, encode
 
 TIMEOUT_S = 60.0
 
@@ -61,7 +61,7 @@ class Client:
         credentials: Credentials | None = None,
     ) -> None:
         self.config = load_config(config_file)
-        self.role, self.run_id, self.epoch = role, run_id, epoch
+        self.address, self.role, self.run_id, self.epoch = address, role, run_id, epoch
         credentials = credentials or load_credentials(self.config.services.security, "controller")
         self.channel = credentials.channel(address, grpc)
         self.worker: Any = worker_pb2_grpc.WorkerServiceStub(self.channel)

@@ -12,12 +12,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitppo.batch import Batch
 from splitppo.rpc.channel_options import MAX_MESSAGE_BYTES
-from splitppo.rpc.errors import LimitExceeded, WireError, error_from_rpc
+from splitppo.rpc.errors import Busy, LimitExceeded, WireError, error_from_rpc
 from splitppo.v1 import worker_pb2
-from tests.batch_streams import encode
-from tests.groups import wait_until
 from tests.integration.runtime.client import Client, experience
 from tests.integration.runtime.conftest import StartToy
+from tests.support.batch_streams import encode
+from tests.support.groups import wait_until
 
 MAX_CALLS = 3
 MAX_HELD_BYTES = 1 << 20
@@ -40,7 +40,7 @@ def _nothing_is_changed(client: Client) -> Iterator[None]:
 def can_put(client: Client) -> bool:
     try:
         client.put(experience(1), prompts=[[1]])
-    except LimitExceeded:
+    except Busy:
         return False
     return True
 
@@ -93,7 +93,7 @@ def test_more_calls_than_may_be_are_refused_while_health_is_answered(client: Cli
 def refusal_of_status(client: Client) -> str:
     try:
         client.status()
-    except LimitExceeded as error:
+    except Busy as error:
         return str(error)
     return ""
 
@@ -108,7 +108,7 @@ def test_batches_on_their_way_count_until_they_are_given_up(client: Client) -> N
 def refusal_of_put(client: Client, num_values: int) -> str:
     try:
         client.put(experience(2), prompts=[[1] * num_values])
-    except LimitExceeded as error:
+    except Busy as error:
         return str(error)
     return ""
 
@@ -125,7 +125,9 @@ def test_a_message_over_the_largest_is_refused(client: Client) -> None:
     raw = grpc.insecure_channel(client_address(client))  # without the client's own bound
     with raw:
         call = raw.stream_unary("/splitppo.v1.WorkerService/PutBatch")
-        assert isinstance(failure(lambda: call(iter([bytes(MAX_MESSAGE_BYTES + 1)]), timeout=20)), LimitExceeded)
+        assert isinstance(
+            failure(lambda: call(iter([bytes(MAX_MESSAGE_BYTES + 1)]), timeout=20)), Busy
+        )  # of gRPC itself
 
 
 def client_address(client: Client) -> str:

@@ -9,10 +9,10 @@ import pytest
 
 from splitppo.rpc.errors import DeadlineExceeded, StaleEpoch, WrongStep, error_from_rpc
 from splitppo.v1 import critic_pb2, worker_pb2
-from tests.groups import wait_until
 from tests.integration.runtime import toy
 from tests.integration.runtime.client import Client, error_of, experience, progress, result
 from tests.integration.runtime.conftest import StartToy, Toy
+from tests.support.groups import wait_until
 
 RESPONSES = [[1], [2]]
 RETURNS = [[0.5], [1.5]]

@@ -8,10 +8,10 @@ import signal
 import pytest
 
 from splitppo.rpc.errors import PeerDied
-from tests.groups import is_alive, wait_until
 from tests.integration.runtime import toy
 from tests.integration.runtime.client import error_of, experience, progress
 from tests.integration.runtime.conftest import StartToy, Toy
+from tests.support.groups import is_alive, wait_until
 
 # Only what is frozen or stuck may be silent for so long, however busy the machine is.
 LIMIT_S = 5.0

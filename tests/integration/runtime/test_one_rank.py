@@ -6,7 +6,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from splitppo.config.threads import permitted_cores, threads_of_rank
+from splitppo.config.threads import threads_of_rank
+from splitppo.machine.cores import permitted_cores
 from splitppo.rpc.errors import (
     CorruptBatch,
     InvalidArgument,
@@ -20,11 +21,11 @@ from splitppo.rpc.errors import (
     error_from_rpc,
 )
 from splitppo.v1 import batch_pb2, critic_pb2, worker_pb2
-from tests.groups import wait_until
 from tests.integration.runtime import toy
 from tests.integration.runtime.client import Client, error_of, experience, progress, result
 from tests.integration.runtime.conftest import StartToy, Toy
-from tests.reflection import REFLECTION, list_services
+from tests.support.groups import wait_until
+from tests.support.reflection import REFLECTION, list_services
 
 PROMPTS = [[1, 2, 3], [4], [5, 6], [7] * 9]
 RESPONSES = [[1], [2, 3], [4, 5, 6], [7, 8]]

@@ -10,10 +10,10 @@ import pytest
 
 from splitppo.rpc.errors import Unauthenticated, Unavailable
 from splitppo.rpc.secret_files import write_secret
-from tests.certificates import secure
-from tests.groups import Group, free_address, wait_until
 from tests.integration.runtime.client import Client, experience, result
 from tests.integration.runtime.conftest import MODULE, write_config
+from tests.support.certificates import secure
+from tests.support.groups import Group, free_address, wait_until
 from tools import certs
 
 OLD, NEW = "the-old-token-0123456789", "the-new-token-0123456789"

@@ -22,11 +22,11 @@ from splitppo.rpc.credentials import PLAINTEXT, Credentials, load_credentials
 from splitppo.rpc.errors import Unauthenticated, WireError
 from splitppo.rpc.health import main as check_health
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
-from tests.certificates import TOKEN, expire, postpone, secure
-from tests.groups import PROJECT, wait_until
 from tests.integration.runtime.client import Client, experience, result
 from tests.integration.runtime.conftest import MODULE, StartToy, Toy, write_config
-from tests.reflection import REFLECTION, list_services
+from tests.support.certificates import TOKEN, expire, postpone, secure
+from tests.support.groups import PROJECT, wait_until
+from tests.support.reflection import REFLECTION, list_services
 from tools import certs
 
 WRONG = "another-token-of-the-tests-0123456789"

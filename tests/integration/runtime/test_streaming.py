@@ -12,10 +12,10 @@ import pytest
 
 from splitppo.rpc.errors import NotFound, PeerDied, StaleEpoch, Unavailable
 from splitppo.v1 import batch_pb2, worker_pb2
-from tests.groups import wait_until
 from tests.integration.runtime import toy
 from tests.integration.runtime.client import Client, error_of, experience, progress, result, wire_errors
 from tests.integration.runtime.conftest import StartToy, Toy
+from tests.support.groups import wait_until
 
 PROMPTS = [[toy.STREAM, row] for row in range(7)]
 RESPONSES = [[row] * (1 + row % 3) for row in range(7)]

@@ -13,12 +13,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitppo.rpc.errors import DataLoss, OutOfMemory, PeerDied
-from tests.checkpoints import DAMAGES
-from tests.groups import Group, is_alive, wait_until
 from tests.integration.runtime import toy
 from tests.integration.runtime.client import Client, error_of, experience, progress, result
 from tests.integration.runtime.conftest import MODULE, StartToy, Toy, write_config
-from tests.ports import is_loopback, listening
+from tests.support.checkpoints import DAMAGES
+from tests.support.groups import Group, is_alive, wait_until
+from tests.support.ports import is_loopback, listening
 
 GENERATOR = np.random.default_rng(1)
 PROMPTS = [[int(token) for token in GENERATOR.integers(1, 9, length)] for length in GENERATOR.integers(1, 40, 23)]
@@ -168,8 +168,10 @@ def test_a_killed_follower_aborts_the_running_command_and_ends_the_group(start_t
     assert "error: rank 1 was ended by SIGKILL\n" in killed.group.output
 
 
-def test_every_rank_ends_when_the_launcher_goes(start_toy: StartToy) -> None:
+def test_every_rank_ends_when_the_launcher_goes_whose_file_has_no_line_of_a_log(start_toy: StartToy) -> None:
     orphaned = start_toy(2, lifeline=True)
+    assert " INFO critic rank 0 " in (orphaned.group.run_dir / "logs" / "critic_0.log").read_text()
+    assert " rank " not in orphaned.group.output
     put_order(orphaned.client, toy.BLOCK)
     assert progress(orphaned.client.update(1)).phase == "blocked"
     assert orphaned.group.process.stdin is not None
@@ -178,10 +180,16 @@ def test_every_rank_ends_when_the_launcher_goes(start_toy: StartToy) -> None:
     assert not any(is_alive(pid) for pid in orphaned.group.pids)
 
 
-def test_every_rank_ends_when_torchrun_is_killed(start_toy: StartToy) -> None:
+def test_every_rank_ends_when_torchrun_is_killed_and_no_folder_is_left(
+    start_toy: StartToy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     orphaned = start_toy(2)
     os.kill(orphaned.group.process.pid, signal.SIGKILL)
     orphaned.group.wait_ended()
+    assert list(temporary.glob("torch*")) == []
 
 
 def test_a_model_that_cannot_be_loaded_is_one_sentence_of_one_rank(tmp_path) -> None:

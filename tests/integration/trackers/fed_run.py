@@ -13,7 +13,7 @@ from typing import Any
 from controller.tracking.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE, StepFile
 from controller.tracking.trackers.process import TrackerProcess
 from splitppo.config import Config, dump_config
-from tests.fake_services import make_config
+from tests.support.fake_services import make_config
 
 SAMPLE_EVERY = 2
 # The smallest PNG that image libraries open: one grey pixel.

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from controller.__main__ import main
-from tests.groups import PROJECT, wait_until
 from tests.integration.trackers.fed_run import FedRun, scores
+from tests.support.groups import PROJECT, wait_until
 
 PYTHON = PROJECT / ".venv-trackers" / "bin" / "python"
 ALL = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")

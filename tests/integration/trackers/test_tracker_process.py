@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -11,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from controller.__main__ import main
+from controller.run.folder import RunFolder
 from controller.tracking.trackers.process import check_trackers
 from splitppo.config import ConfigError
-from tests.fake_services import make_config
-from tests.groups import is_alive, wait_until
 from tests.integration.trackers.fed_run import FedRun, scores
+from tests.support.fake_services import make_config
+from tests.support.groups import is_alive, wait_until
 
 HANGING_CLIENT = """
 import time
@@ -177,6 +179,13 @@ def test_unknown_and_repeated_trackers_are_refused(tmp_path: Path, trackers: lis
     with pytest.raises(ConfigError) as refused:
         make_config(tmp_path, tracking__trackers=trackers)
     assert sentence in str(refused.value)
+
+
+def test_steps_that_cannot_all_be_read_are_not_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunFolder(make_config(tmp_path)):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    assert main(["sync", str(tmp_path)]) == 2
+    assert re.fullmatch(r"error: .*/metrics\.jsonl, line 2: not valid JSON: .*\n", capsys.readouterr().err)
 
 
 def test_what_is_no_run_folder_cannot_be_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

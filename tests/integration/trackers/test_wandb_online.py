@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from splitppo.process_tree import descendants, kill_tree
-from tests.groups import wait_until
+from splitppo.machine.process_tree import descendants, kill_tree
 from tests.integration.trackers.fed_run import FedRun
 from tests.integration.trackers.wandb_server import WandbServer
+from tests.support.groups import wait_until
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow]
 
@@ -44,9 +44,9 @@ def test_steps_that_a_killed_client_had_not_uploaded_are_sent_again(tmp_path: Pa
     run = FedRun(tmp_path, ["wandb"], flush_timeout_s=120.0)
     run.write(0, 1, 2)
     wait_until(lambda: run.sent_step("wandb") == 2, 60.0, "step 2")
-    for pid in descendants(os.getpid()):
-        if b"controller.tracking.trackers" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            kill_tree(pid)
+    for below in descendants(os.getpid()):
+        if "controller.tracking.trackers" in below.cmdline():
+            kill_tree(below.pid)
     assert server.steps != [0, 1, 2]
     run.write(3)
     run.end()

@@ -18,13 +18,14 @@ from services.runtime.context import RankContext
 from services.runtime.ranks.checkpoint_commands import CheckpointCommands
 from services.runtime.role import Role
 from services.runtime.state.batch_store import BatchStore
+from services.runtime.state.command_call import StoredReply
 from services.runtime.state.ledger import Ledger
-from splitppo.config import Config
+from splitppo.config.load import validate
 from splitppo.manifest import DamagedCheckpoint
 from splitppo.rpc.errors import DataLoss
 from splitppo.v1 import worker_pb2
-from tests.checkpoints import DAMAGES, flip, remove
-from tests.models import save_policy
+from tests.support.checkpoints import DAMAGES, flip, remove
+from tests.support.models import save_policy
 
 OF_THE_PAIR = ["COMMITTED", "controller.json"]
 OF_A_PART = [
@@ -44,12 +45,13 @@ class Roles:
     """Both roles as their services hold them, in one process, over the checkpoints of `run_dir`."""
 
     def __init__(self, model: Path, run_dir: Path) -> None:
-        self.config = Config.model_validate(
+        self.config = validate(
             {
                 "run": {"dir": str(run_dir), "total_steps": 10},
                 "data": {"train_files": "unused", "train_batch_size": 8, "max_response_length": 6},
                 "actor": {"model": str(model)},
-            }
+            },
+            "test",
         )
         self.roles: dict[str, Role] = {
             "actor": ActorRole(self._context("actor")),
@@ -75,7 +77,7 @@ class Roles:
         header = worker_pb2.CommandHeader(base_step=step)
         request = worker_pb2.SaveCheckpointRequest(header=header, with_hf_model=True)
         ledger, manifests = Ledger(), {}
-        ledger.commit(step, "an update", worker_pb2.CommandResult())
+        ledger.commit(step, "an update", StoredReply("", worker_pb2.CommandResult()))
         for role, commands in self.commands(run_dir).items():
             command = commands["SaveCheckpoint"]
             command.check(request)

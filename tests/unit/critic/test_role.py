@@ -11,8 +11,8 @@ import pytest
 from services.critic.role import CriticRole
 from splitppo.batch import Batch
 from splitppo.v1 import batch_pb2, critic_pb2
-from tests.models import VOCABULARY, save_policy
-from tests.roles import call, context_of
+from tests.support.models import VOCABULARY, save_policy
+from tests.support.roles import call, context_of
 
 
 @pytest.fixture(scope="module")

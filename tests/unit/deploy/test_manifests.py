@@ -18,7 +18,7 @@ import yaml
 from deploy.k8s.check import check
 from deploy.placement import PORTS
 from splitppo.config import ConfigError
-from tests.groups import PROJECT
+from tests.support.groups import PROJECT
 
 K8S = PROJECT / "deploy" / "k8s"
 FOLDERS = ("base", "gpu")

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.compose.entrypoint import Child, Refused
+from deploy.checks import Refused
 from deploy.k8s import entrypoint
 from deploy.k8s.entrypoint import RunsEnd, command_of, main, run_group
+from deploy.processes import Child
 from splitppo.config import load_config
-from tests.groups import PROJECT
+from tests.support.groups import PROJECT
 
 SETTINGS = {
     "RECIPE": entrypoint.QUICKSTART,

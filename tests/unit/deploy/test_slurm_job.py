@@ -9,7 +9,7 @@ import pytest
 
 from deploy.slurm.placement import main, place
 from splitppo.config import Config, load_config
-from tests.groups import PROJECT
+from tests.support.groups import PROJECT
 
 JOB_FILE = PROJECT / "deploy/slurm/splitppo.sbatch"
 NODES = ("gpu-3", "gpu-4", "gpu-7")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
-from services.engine import export
+from services.engine import export, hf_folder
 from services.engine.train_engine import TrainEngine
 from services.engine.weights_digest import weights_digest
-from tests.disks import fill, mounted
-from tests.engines import forward_of, loss_of, make_batch, make_engine, silent, weights
-from tests.models import EOS, save_policy, save_value_model
+from tests.support.disks import fill, mounted
+from tests.support.engines import forward_of, loss_of, make_batch, make_engine, silent, weights
+from tests.support.models import EOS, save_policy, save_value_model
 
 BATCH = make_batch()
 
@@ -34,6 +35,10 @@ def updated(folder: Path, kind="policy", **settings) -> TrainEngine:
 
 def step(engine: TrainEngine) -> dict[str, float]:
     return engine.update(BATCH, forward_of(engine.kind), loss_of(engine.kind), progress=silent)
+
+
+def compute(engine: TrainEngine) -> None:
+    engine.compute(BATCH, forward_of(engine.kind), outputs=["log_probs"], progress=silent)
 
 
 def test_a_resumed_engine_goes_on_bit_for_bit(policy: Path, tmp_path: Path) -> None:
@@ -66,6 +71,72 @@ def test_the_snapshot_is_not_touched_by_later_updates(policy: Path, tmp_path: Pa
     assert weights_digest(AutoModelForCausalLM.from_pretrained(tmp_path / "part" / "huggingface")) == saved
     engine.load_checkpoint(tmp_path / "part")
     assert engine.compute_weights_digest() == saved
+
+
+@pytest.mark.parametrize("with_hf_model", [False, True])
+def test_a_save_needs_no_memory_for_a_second_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, with_hf_model: bool
+) -> None:
+    monkeypatch.setattr(hf_folder, "MAX_FILE_BYTES", 4 << 20)
+    folder = save_policy(tmp_path / "policy", hidden_size=256, intermediate_size=1024, num_hidden_layers=8)
+    engine = updated(folder)
+    state_bytes = 3 * 4 * engine.num_parameters
+    engine.save_checkpoint(tmp_path / "first", b"", with_hf_model=with_hf_model).result(60)
+    before = reset_peak()
+    engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=with_hf_model).result(60)
+    assert peak_bytes() - before < state_bytes / 8
+    if with_hf_model:
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "part" / "huggingface")
+        assert weights_digest(model) == engine.compute_weights_digest()
+
+
+def test_a_load_needs_no_memory_for_a_second_optimizer(tmp_path: Path) -> None:
+    engine = updated(save_policy(tmp_path / "policy", hidden_size=256, intermediate_size=1024, num_hidden_layers=8))
+    engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(60)
+    before = reset_peak()
+    engine.load_checkpoint(tmp_path / "part")
+    assert peak_bytes() - before < 4 * engine.num_parameters / 2
+
+
+def reset_peak() -> int:
+    """Forgets the highest memory of this process; returns what it has now, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak_bytes()
+
+
+def peak_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) << 10
+
+
+@pytest.mark.parametrize(
+    ("call", "order"),
+    [
+        (lambda engine: step(engine), ["written", "returned"]),
+        (lambda engine: engine.load_checkpoint(None), ["written", "returned"]),
+        (lambda engine: compute(engine), ["returned", "written"]),
+    ],
+    ids=["update", "load", "log-probs"],
+)
+def test_what_changes_weights_waits_until_they_are_written_and_nothing_else_does(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call, order: list[str]
+) -> None:
+    engine, happened, returned, fsync = updated(policy), [], threading.Event(), os.fsync
+
+    def slow(file: int) -> None:
+        if not happened or happened == ["returned"]:
+            returned.wait(1.0)
+            happened.append("written")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    digest = engine.compute_weights_digest()
+    saved = engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=False)
+    call(engine)
+    happened.append("returned")
+    returned.set()
+    assert saved.result(30) == digest
+    assert happened == order
 
 
 def test_loading_the_initial_model_forgets_all_training(policy: Path) -> None:
@@ -183,12 +254,12 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(policy: Pa
 
 
 def test_export_gives_a_folder_that_transformers_loads_with_the_same_weights(
-    policy: Path, tmp_path: Path, capfd
+    policy: Path, tmp_path: Path, capsys
 ) -> None:
     engine = updated(policy)
     engine.save_checkpoint(tmp_path / "part", b"", with_hf_model=False).result(30)
     assert export.main(["--checkpoint", str(tmp_path / "part"), "--output", str(tmp_path / "out")]) == 0
-    assert capfd.readouterr() == (f"{tmp_path / 'out'}\n", "")
+    assert capsys.readouterr() == (f"{tmp_path / 'out'}\n", "")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert weights_digest(model) == engine.compute_weights_digest()
     assert model.generation_config.eos_token_id == EOS

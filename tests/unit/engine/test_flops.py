@@ -17,10 +17,10 @@ from services.engine.flops import DenseShape, dense_shape, peak_flops, train_flo
 from services.engine.token_metrics import MetricLimit, metrics_of_role
 from services.engine.train_engine import TrainEngine
 from splitppo.batch import Batch
-from tests.engines import forward_of, load_model, loss_of, make_engine, silent
-from tests.models import VOCABULARY, save_policy, tiny_config
+from tests.support.engines import forward_of, load_model, loss_of, make_engine, silent
+from tests.support.models import VOCABULARY, save_policy, tiny_config
 
-# By hand, of tests.models.tiny_config: q, k, v with bias, o; gate, up, down; two norms. Then the last norm.
+# By hand, of tests.support.models.tiny_config: q, k, v with bias, o; gate, up, down; two norms. Then the last norm.
 LAYER = (32 * 32 + 32) + 2 * (32 * 16 + 16) + 32 * 32 + 3 * 32 * 64 + 2 * 32
 BODY = 2 * LAYER + 32
 WIDTH = 2 * 4 * 8

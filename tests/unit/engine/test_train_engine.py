@@ -18,8 +18,17 @@ from services.engine.token_metrics import LossOutput
 from services.engine.train_engine import TrainEngine
 from splitppo.batch import Batch, Column
 from splitppo.config import ActorConfig
-from tests.engines import forward_of, gradients, loss_of, make_batch, make_engine, relative_error, silent, weights
-from tests.models import save_policy
+from tests.support.engines import (
+    forward_of,
+    gradients,
+    loss_of,
+    make_batch,
+    make_engine,
+    relative_error,
+    silent,
+    weights,
+)
+from tests.support.models import save_policy
 
 
 @pytest.fixture(scope="module")

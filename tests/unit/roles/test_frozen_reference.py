@@ -12,8 +12,8 @@ from services.actor.role import ActorRole
 from services.critic.role import CriticRole
 from services.runtime.role import Role
 from splitppo.batch import Batch
-from tests.models import VOCABULARY, save_policy
-from tests.roles import context_of, ref_log_probs
+from tests.support.models import VOCABULARY, save_policy
+from tests.support.roles import context_of, ref_log_probs
 
 ROLES: dict[Literal["actor", "critic"], Any] = {"actor": ActorRole, "critic": CriticRole}
 

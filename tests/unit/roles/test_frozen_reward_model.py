@@ -16,8 +16,8 @@ from services.reward.role import RewardRole
 from services.runtime.role import CheckpointedRole, Role
 from splitppo.batch import Batch
 from splitppo.config.section import RoleName
-from tests.models import POSITIONS, VOCABULARY, save_policy, save_reward_model, tiny_config
-from tests.roles import context_of, reward_scores
+from tests.support.models import POSITIONS, VOCABULARY, save_policy, save_reward_model, tiny_config
+from tests.support.roles import context_of, reward_scores
 
 ROLES: dict[RoleName, Any] = {"actor": ActorRole, "critic": CriticRole, "reward": RewardRole}
 

@@ -11,8 +11,8 @@ import pytest
 from services.rollout.generation import deal_prompts
 from services.runtime.role import CommandCancelled
 from splitppo.batch import Batch, join_parts
-from tests.models import EOS
-from tests.roles import (
+from tests.support.models import EOS
+from tests.support.roles import (
     N_SAMPLES,
     RecordedProgress,
     build_actor,
@@ -29,8 +29,10 @@ def test_generate_expands_prompts_to_samples_in_order(model: Path) -> None:
     outcome = call(build_actor(model), "Generate", generate_request(), prompts())
 
     assert outcome.columns is not None
-    assert set(outcome.columns.columns) == {"prompts", "responses", "rollout_log_probs"}
+    assert set(outcome.columns.columns) == {"prompts", "seeds", "responses", "rollout_log_probs"}
     assert outcome.columns.num_rows == 4 * N_SAMPLES
+    assert outcome.columns["seeds"].values.tolist() == prompts()["seeds"].values.tolist()
+    assert set(outcome.columns["seeds"].lengths) == {1}
     for index, row in enumerate(outcome.columns["prompts"].rows()):
         np.testing.assert_array_equal(row, prompts()["prompts"].rows()[index // N_SAMPLES])
     for row in outcome.columns["responses"].rows():

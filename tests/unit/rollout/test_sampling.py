@@ -8,7 +8,7 @@ import torch
 
 from services.rollout.protocol import Sampling
 from services.rollout.sampling import sample_tokens, uniforms
-from splitppo.config.rollout import MIN_TEMPERATURE
+from splitppo.config.sections.rollout import MIN_TEMPERATURE
 
 
 def sampling(temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Sampling:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from services.rollout.stopping import StopRule, load_stop_rule
-from tests.fake_services import make_config
+from tests.support.fake_services import make_config
 
 NO_PROMPT = np.empty(0, np.int32)
 PIECES = ("END", "x", "ab", "cd", "EN", "D", "</", "ans", "wer", ">", "wer>", " ", "Ġa")

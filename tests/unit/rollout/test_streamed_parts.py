@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.rollout.protocol import Response, empty_responses
-from services.rollout.streamed_parts import StreamedParts, part_ends, response_rows
+from services.rollout.streamed_parts import StreamedParts, response_rows
+from splitppo.balance import part_ends
 from splitppo.batch import Batch
-from tests.roles import RecordedProgress
+from tests.support.roles import RecordedProgress
 
 
 def make_rows(places: list[list[int]] | None) -> Batch:
@@ -41,6 +42,7 @@ def test_a_part_holds_those_that_end_next_in_the_order_of_the_rows_and_says_whic
     assert report.versions == {7}
     assert values(report.parts[1], "places") == [[2], [9], [21]]  # of two that end in one step the lower index is first
     assert values(report.parts[1], "prompts") == [[4], [5, 6], [7]]
+    assert values(report.parts[1], "seeds") == [[10], [13], [15]]
     assert values(report.parts[1], "responses") == [[10, 3], [13, 3], [15, 3]]
     assert values(report.parts[2], "places") == [[3], [8], [20]]
     assert report.parts[2]["rollout_log_probs"].values.tolist() == [-0.5, -1.375, -0.5, -1.5, -0.5, -1.75]
@@ -59,7 +61,7 @@ def test_a_rank_without_rows_reports_every_part_at_once() -> None:
     report = RecordedProgress()
     StreamedParts(Batch.from_rows(prompts=[], seeds=[], places=[]), 3, report, 7)
     assert [(part, rows.num_rows) for part, rows in report.parts.items()] == [(1, 0), (2, 0), (3, 0)]
-    assert set(report.parts[1].columns) == {"prompts", "responses", "rollout_log_probs", "places"}
+    assert set(report.parts[1].columns) == {"prompts", "seeds", "responses", "rollout_log_probs", "places"}
 
 
 def test_rows_without_places_have_no_parts() -> None:

@@ -16,7 +16,7 @@ from cryptography import x509
 
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.certificates import load_identity
-from tests.certificates import expire, postpone
+from tests.support.certificates import expire, postpone
 from tools import certs
 
 ROLES = ("actor", "critic", "reward", "controller")

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 
 from splitppo.config import ConfigError
 from splitppo.rpc.certificates import Identity, check_names, load_identity
-from tests.certificates import expire, postpone
+from tests.support.certificates import expire, postpone
 from tools import certs
 
 

@@ -11,7 +11,7 @@ from splitppo.rpc.codec import BatchReceiver, encode_messages, receive_batch
 from splitppo.rpc.errors import CorruptBatch, InvalidBatch, LimitExceeded
 from splitppo.rpc.wire_format import CHUNK_BYTES
 from splitppo.v1 import batch_pb2, worker_pb2
-from tests.batch_streams import add, encode
+from tests.support.batch_streams import add, encode
 
 SLOT = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=3)
 LIMIT = 1 << 30

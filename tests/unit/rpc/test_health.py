@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitppo.rpc.channel_options import SERVER_OPTIONS
 from splitppo.rpc.health import main
-from tests.certificates import TOKEN
+from tests.support.certificates import TOKEN
 from tools import certs
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -212,7 +212,7 @@ def test_the_command_says_one_line_and_loads_little(start: Start) -> None:
     command = [sys.executable, "-m", "splitppo.rpc.health", address, "--timeout", "60"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{address}: SERVING\n", "")
-    heavy = ("torch", "pydantic", "yaml", "numpy", "cryptography", "splitppo.config", "google.protobuf")
+    heavy = ("torch", "pydantic", "yaml", "numpy", "cryptography", "splitppo.config", "splitppo.v1")
     code = f"import sys, splitppo.rpc.health; print([name for name in {heavy} if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert loaded.stdout == "[]\n"

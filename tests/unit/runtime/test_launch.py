@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from services.runtime.closed_group import culprit, report
-from services.runtime.command_line import start_group_unless_rank
+from services.runtime.group.closed_group import culprit, report
+from services.runtime.group.command_line import start_group_unless_rank
+from services.runtime.group.process_group import Launch, cpus_of_rank, gpu_of_rank
 from services.runtime.launch import run
-from services.runtime.process_group import Launch, cpus_of_rank, gpu_of_rank
 from splitppo.config import Config, ConfigError
 
 
@@ -104,7 +104,7 @@ def test_outside_of_torchrun_a_service_becomes_the_torchrun_of_its_group(
     start_group_unless_rank("critic")
 
     [(program, command, environment)] = become
-    torchrun = ["-m", "services.runtime.torchrun", "--nproc-per-node", "3", "-m", "services.critic"]
+    torchrun = ["-m", "services.runtime.group.torchrun", "--nproc-per-node", "3", "-m", "services.critic"]
     assert (program, command) == (sys.executable, [sys.executable, *torchrun, *arguments])
     assert environment["OMP_NUM_THREADS"] == "2"
 

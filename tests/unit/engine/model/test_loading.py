@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,10 @@ from transformers import (
 )
 
 from services.engine.model import weight_files
+from services.engine.model.weights import Kind
 from services.engine.weights_digest import weights_digest
-from tests.engines import load_model
-from tests.models import save_policy, save_value_model
+from tests.support.engines import load_model
+from tests.support.models import save_policy, save_value_model
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,41 @@ def test_value_model_has_no_dropout_even_where_its_folder_asks_for_it(value_mode
     model = load_model(str(tmp_path), "value").train()
     assert [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)] == [0.0]
     assert {getattr(module, "attention_dropout", 0.0) for module in model.modules()} == {0.0}
+
+
+@pytest.mark.parametrize(("kind", "folder"), [("policy", "policy"), ("value", "value_model")])
+def test_attributes_of_the_config_are_replaced_and_computed_with(
+    kind: Kind, folder: str, request: pytest.FixtureRequest
+) -> None:
+    name, tokens = str(request.getfixturevalue(folder)), torch.arange(3, 11)[None]
+    rope = {"rope_type": "default", "rope_theta": 50.0}
+    plain = load_model(name, kind)
+    model = load_model(name, kind, override_config={"max_position_embeddings": 4096, "rope_parameters": rope})
+    assert (model.config.max_position_embeddings, model.config.rope_parameters["rope_theta"]) == (4096, 50.0)
+    assert not torch.equal(model(tokens).logits, plain(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            {"max_positon_embeddings": 4096},
+            "override_config: qwen2 has no attribute 'max_positon_embeddings' (did you mean max_position_embeddings?)",
+        ),
+        ({"num_hidden_layers": 1}, "num_hidden_layers"),  # in the words of transformers, as are the last two
+        ({"num_hidden_layers": 1, "layer_types": ["full_attention"]}, "changes the weights: model.layers.1."),
+        ({"hidden_size": 64}, "override_config (hidden_size) changes the weights: model.embed_tokens.weight"),
+        ({"hidden_size": 3}, ""),
+        ({"max_position_embeddings": "long"}, "max_position_embeddings"),
+    ],
+)
+def test_an_attribute_that_is_unknown_or_shapes_weights_is_one_sentence(
+    policy: Path, override: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{policy} is not a usable .* policy model: ") as caught:
+        load_model(str(policy), override_config=override)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_dropout_of_other_architectures_is_off_too(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ from services.rollout.protocol import DecodingStep, GenerationCancelled, Samplin
 from services.rollout.stopping import StopRule
 from services.rollout.streamed_parts import response_rows
 from splitppo.batch import Batch
-from splitppo.config.response_lengths import UniformLengths
-from tests.models import save_tokenizer
+from splitppo.config.subsections.response_lengths import UniformLengths
+from tests.support.models import save_tokenizer
 
 VOCAB = 23
 FAMILIES = ("qwen2", "llama", "mistral-sliding-window", "gemma3-hybrid-window", "lfm2-convolution", "gpt2")

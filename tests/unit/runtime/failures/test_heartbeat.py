@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from services.runtime.device import DeviceState
+from services.runtime.failures.device import DeviceState
 from services.runtime.failures.heartbeat import Activity, Heartbeat, VitalSign
 from services.runtime.failures.peer_watch import RankHangs
 from splitppo.rpc.errors import Place
-from tests.groups import PROJECT
+from tests.support.groups import PROJECT
 
 UPDATE = Place(method="Update", step=3)
 

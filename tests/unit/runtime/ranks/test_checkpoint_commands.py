@@ -23,8 +23,8 @@ from splitppo.rpc.errors import (
     StorageFailed,
 )
 from splitppo.v1 import worker_pb2
-from tests.checkpoints import DAMAGES
-from tests.groups import wait_until
+from tests.support.checkpoints import DAMAGES
+from tests.support.groups import wait_until
 from tests.unit.runtime.ranks.service import ROWS, GroupEnded, Service, experience, new_leader
 
 

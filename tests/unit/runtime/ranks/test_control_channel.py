@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from services.runtime.ranks.control_channel import ControlChannel, Order, OrderKind, pack, unpack
+from services.runtime.ranks.control_channel import ControlChannel, Order, OrderKind, allocate, layout_of
 from services.runtime.role import CommandCancelled
-from splitppo.batch import COLUMN_DTYPES, Batch
+from splitppo.batch import COLUMN_DTYPES, Batch, Column
 
 GROUP_TIMEOUT_S = 20.0
 
@@ -35,19 +35,28 @@ def assert_same(left: Batch, right: Batch) -> None:
         assert column.values.dtype == right[name].values.dtype
 
 
-@pytest.mark.parametrize("batch", [MIXED, Batch.from_rows(prompts=[]), Batch.from_rows(prompts=[[], []]), Batch(3, {})])
-def test_a_batch_survives_packing(batch: Batch) -> None:
-    assert_same(unpack(pack(batch)), batch)
+# Batches that a rank sends as they are: mixed types, no row, empty rows, no column, a strided one, every known column.
+BATCHES = [
+    MIXED,
+    Batch.from_rows(prompts=[]),
+    Batch.from_rows(prompts=[[], []]),
+    Batch(3, {}),
+    Batch(1, {"values": Column(np.arange(6, dtype=np.float32)[::2], np.array([3], np.int32))}),
+    Batch.from_rows(**{name: np.ones((2, 3)) for name in COLUMN_DTYPES}),
+]
 
 
-def test_every_column_is_aligned_and_can_be_written_to() -> None:
-    received = unpack(pack(MIXED))
-    assert all(column.values.flags.aligned and column.values.flags.writeable for column in received.columns.values())
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_layout_says_the_columns_and_row_lengths_of_a_batch(batch: Batch) -> None:
+    allocated = allocate(layout_of(batch))
 
-
-def test_every_known_column_can_travel() -> None:
-    batch = Batch.from_rows(**{name: np.ones((2, 3)) for name in COLUMN_DTYPES})
-    assert_same(unpack(pack(batch)), batch)
+    assert allocated.num_rows == batch.num_rows
+    assert list(allocated.columns) == list(batch.columns)
+    for name, column in batch.columns.items():
+        assert allocated[name].lengths.tolist() == column.lengths.tolist()
+        assert allocated[name].values.dtype == column.values.dtype
+        assert allocated[name].values.flags.aligned
+        assert allocated[name].values.flags.writeable
 
 
 def test_a_group_of_one_has_nobody_to_tell() -> None:
@@ -99,12 +108,14 @@ def _converse(channel: ControlChannel) -> Any:
             channel.receive(1)
         except CommandCancelled as error:
             received.append(str(error))
-        return received
+        return [*received, *(channel.receive(1) for _ in BATCHES)]
     heard = [channel.next_order() for _ in ORDERS]
     rows = channel.receive(0)
     channel.send(None, 0)
     channel.send(rows, 0)
     channel.send_cancelled(0)
+    for batch in BATCHES:
+        channel.send(batch, 0)
     return heard
 
 
@@ -119,10 +130,15 @@ def test_orders_of_any_length_arrive_as_they_were_given(conversation: dict[int, 
 
 
 def test_rows_and_the_word_that_there_are_none_come_back(conversation: dict[int, Any]) -> None:
-    nothing, rows, _ = conversation[0]
+    nothing, rows = conversation[0][:2]
     assert nothing is None
     assert_same(rows, MIXED.take(np.array([2, 0])))
 
 
 def test_a_rank_can_say_that_it_has_given_up_in_place_of_rows(conversation: dict[int, Any]) -> None:
     assert conversation[0][2] == "rank 1 has given it up"
+
+
+def test_every_batch_arrives_as_it_was_sent(conversation: dict[int, Any]) -> None:
+    for received, sent in zip(conversation[0][3:], BATCHES, strict=True):
+        assert_same(received, sent)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.runtime.device import DeviceState
+from services.runtime.failures.device import DeviceState
 from services.runtime.failures.heartbeat import VitalSign
 from services.runtime.rpc.diagnosis import DiagnosisServicer
 from splitppo.rpc.certificates import load_identity
@@ -17,7 +17,7 @@ from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.rpc.errors import InvalidArgument, LimitExceeded
 from splitppo.rpc.wire_format import MAX_MEASURED_BYTES
 from splitppo.v1 import worker_pb2
-from tests.certificates import secure
+from tests.support.certificates import secure
 from tests.unit.runtime.rpc.test_servicer import make_worker
 
 MIB = 1 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -33,6 +34,11 @@ class Details:
     invocation_metadata = ()
 
 
+async def requests(*messages: bytes) -> AsyncIterator[bytes]:
+    for message in messages:
+        yield message
+
+
 @pytest.mark.timeout(20)
 async def test_an_error_that_is_its_own_cause_ends_its_call_and_not_the_service() -> None:
     error, cause = StorageFailed("no room"), OSError("no room")
@@ -46,6 +52,15 @@ async def test_an_error_that_is_its_own_cause_ends_its_call_and_not_the_service(
     handler: Any = service_handler(service, {"GetStatus": fail}, "actor", CallLimit(1))
     context = Context()
     with pytest.raises(Aborted):
-        await handler.service(Details).unary_unary(b"", context)
+        await handler.service(Details).stream_unary(requests(b""), context)
     assert context.code is grpc.StatusCode.FAILED_PRECONDITION
     assert error.__traceback__ is None
+
+
+async def test_a_call_without_a_request_is_the_callers_mistake() -> None:
+    service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
+    handler: Any = service_handler(service, {"GetStatus": lambda *_: None}, "actor", CallLimit(1))
+    context = Context()
+    with pytest.raises(Aborted):
+        await handler.service(Details).stream_unary(requests(), context)
+    assert context.code is grpc.StatusCode.INVALID_ARGUMENT

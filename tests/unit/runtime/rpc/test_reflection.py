@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from services.runtime.rpc.reflection import add_reflection
-from tests.reflection import REFLECTION, ask, list_services
+from tests.support.reflection import REFLECTION, ask, list_services
 
 
 @pytest.fixture

@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
-import torch
 
-from services.runtime.context import RankContext
 from services.runtime.role import Command, Outcome
 from services.runtime.rpc.servicer import WorkerServicer, command_method
-from services.runtime.state.batch_store import BatchStore
-from services.runtime.state.ledger import Ledger
+from services.runtime.state.command_call import CommandCall, StoredReply
 from services.runtime.state.worker import Worker
 from splitppo import __version__
-from splitppo.batch import Batch
-from splitppo.config.load import validate
-from splitppo.rpc.errors import LimitExceeded, StaleEpoch, Unavailable, WrongState
+from splitppo.batch import COLUMN_DTYPES, MAX_BATCH_ROWS, Batch, Column
+from splitppo.rpc.codec import WIRE_COLUMNS
+from splitppo.rpc.errors import Busy, InvalidArgument, LimitExceeded, StaleEpoch, Unavailable, WrongState
 from splitppo.rpc.request_id import PROTOCOL_VERSION
 from splitppo.v1 import actor_pb2, batch_pb2, worker_pb2
-from tests.batch_streams import encode
+from tests.support.batch_streams import encode
+from tests.unit.runtime.rpc.workers import make_worker
 
 SLOT = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=1)
-
-
-def make_worker(run_dir: Path, **services: Any) -> Worker:
-    tree = {
-        "run": {"dir": str(run_dir), "total_steps": 1},
-        "data": {"train_files": "x", "train_batch_size": 1},
-        "actor": {"model": "x"},
-        "services": services,
-    }
-    control: Any = None
-    context = RankContext("actor", 0, 1, 0, torch.device("cpu"), control, validate(tree, "test"))
-    worker = Worker(context, worker_pb2.ROLE_ACTOR, 1, (), Ledger(), BatchStore(context.config.services.max_held_bytes))
-    worker.fencing.take("run", 1)
-    return worker
 
 
 @pytest.fixture
@@ -169,14 +155,14 @@ async def test_a_controller_of_another_version_is_refused_and_takes_nothing_over
 
 
 def test_a_checkpoint_saved_before_a_load_is_no_answer_afterwards(worker: Worker) -> None:
-    worker.ledger.remember_save("save-5", worker_pb2.CommandResult(committed_step=5))
+    worker.ledger.remember_save("save-5", StoredReply("", worker_pb2.CommandResult(committed_step=5)))
     assert worker.ledger.reply_of_save("save-5") is not None
     worker.ledger.restore(b"", 0)
     assert worker.ledger.reply_of_save("save-5") is None
 
 
 async def test_a_reply_that_is_kept_answers_its_own_method_only(worker: Worker) -> None:
-    worker.ledger.remember_save("same", worker_pb2.CommandResult())
+    worker.ledger.remember_save("same", StoredReply("", worker_pb2.CommandResult()))
     header = worker_pb2.CommandHeader(run_id="run", epoch=1, request_id="same")
     load = Command("LoadCheckpoint", worker_pb2.LoadCheckpointRequest, lambda *_: Outcome(), repairs=True)
     events = command_method(worker, load)(worker_pb2.LoadCheckpointRequest(header=header), None)
@@ -188,8 +174,107 @@ async def test_a_reply_that_is_kept_answers_its_own_method_only(worker: Worker) 
 
 async def test_a_reply_that_is_kept_answers_the_save_that_it_is_of(worker: Worker) -> None:
     reply = worker_pb2.CommandResult(committed_step=1)
-    worker.ledger.remember_save("same", reply)
+    worker.ledger.remember_save("same", StoredReply("", reply))
     header = worker_pb2.CommandHeader(run_id="run", epoch=1, request_id="same")
     save = Command("SaveCheckpoint", worker_pb2.SaveCheckpointRequest, lambda *_: Outcome())
     events = command_method(worker, save)(worker_pb2.SaveCheckpointRequest(header=header), None)
     assert (await anext(events)).result == reply
+
+
+async def test_a_batch_on_its_way_takes_as_much_room_as_it_will_hold(tmp_path: Path) -> None:
+    """Rows of no values at all have their lengths, and those of every column."""
+    batch = Batch.from_rows(**{name: [[]] * 1000 for name in ("prompts", "responses", "values")})
+    worker = make_worker(tmp_path, max_batch_bytes=1, max_held_bytes=4 * batch.held_bytes + 1)
+    header, _ = encode(batch, SLOT)
+    num_open = 0
+
+    async def stream() -> AsyncIterator[bytes]:
+        nonlocal num_open
+        opening = worker_pb2.PutBatchHeader(run_id="run", epoch=1, batch=header)
+        yield worker_pb2.PutBatchRequest(header=opening).SerializeToString()
+        num_open += 1
+        await asyncio.Event().wait()
+
+    coming = [asyncio.ensure_future(WorkerServicer(worker).put_batch(stream(), None)) for _ in range(5)]
+    done, waiting = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+    assert (num_open, len(waiting)) == (4, 4)
+    with pytest.raises(Busy, match="max_held_bytes"):
+        done.pop().result()
+    for call in waiting:
+        call.cancel()
+    await asyncio.wait(waiting)
+    with worker.slots.reserved(worker.context.config.services.max_held_bytes):
+        pass
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+async def test_batches_on_their_way_take_no_more_memory_than_is_counted(tmp_path: Path) -> None:
+    """Their headers are parsed, and let go of: as protobuf's objects they are larger than what they announce."""
+    lengths = np.zeros(MAX_BATCH_ROWS, np.int32)
+    columns = {name: Column(np.empty(0, COLUMN_DTYPES[name]), lengths) for name in WIRE_COLUMNS}
+    batch = Batch(MAX_BATCH_ROWS, columns)
+    worker = make_worker(tmp_path)
+    header, _ = encode(batch, SLOT)
+    opening = worker_pb2.PutBatchHeader(run_id="run", epoch=1, batch=header)
+    message = worker_pb2.PutBatchRequest(header=opening).SerializeToString()
+    barrier = asyncio.Barrier(8 + 1)
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield bytes(bytearray(message))
+        await barrier.wait()
+        await asyncio.Event().wait()
+
+    before = resident_bytes()
+    puts = [asyncio.ensure_future(WorkerServicer(worker).put_batch(stream(), None)) for _ in range(8)]
+    await barrier.wait()
+    grown = resident_bytes() - before
+    for put in puts:
+        put.cancel()
+    await asyncio.wait(puts)
+    assert grown < 2 * len(puts) * batch.held_bytes
+
+
+UPDATE = Command("Update", actor_pb2.ActorUpdateRequest, lambda *_: Outcome(), commits=True)
+SAVE = Command("SaveCheckpoint", worker_pb2.SaveCheckpointRequest, lambda *_: Outcome())
+LOG_PROBS = Command("ComputeLogProbs", actor_pb2.ComputeLogProbsRequest, lambda *_: Outcome(), columns=("prompts",))
+
+
+def keep(worker: Worker, command: Command, request: Any, reply: worker_pb2.CommandResult) -> None:
+    """Stores the reply, as when the command was finished."""
+    call = CommandCall(command, request)
+    assert worker.ledger is not None
+    if command.commits:
+        worker.ledger.commit(1, call.request_id, call.stored(reply))
+    elif command is SAVE:
+        worker.ledger.remember_save(call.request_id, call.stored(reply))
+    else:
+        worker.slots.put(SLOT, Batch.from_rows(prompts=[[1]]), 0)
+        made = Batch.from_rows(old_log_probs=[[0.5]])
+        worker.slots.absorb(request.slot, made, call.reply_key, call.stored(reply))
+
+
+@pytest.mark.parametrize(
+    ("command", "fields", "other"),
+    [
+        (UPDATE, {"slot": SLOT}, {"slot": SLOT, "advance_only": True}),
+        (SAVE, {}, {"with_hf_model": True}),
+        (LOG_PROBS, {"slot": SLOT}, {"header": {"base_step": 7}, "slot": SLOT}),
+    ],
+    ids=["an update", "a checkpoint", "log-probs"],
+)
+async def test_a_stored_reply_is_that_of_the_very_same_request(
+    worker: Worker, command: Command, fields: dict[str, Any], other: dict[str, Any]
+) -> None:
+    def request(**fields: Any) -> Any:
+        header = {"run_id": "run", "epoch": worker.fencing.epoch, "request_id": "same", **fields.pop("header", {})}
+        return command.request_type(header=header, **fields)
+
+    serve, reply = command_method(worker, command), worker_pb2.CommandResult(metrics={"loss": 1.0})
+    keep(worker, command, request(**fields), reply)
+    with pytest.raises(InvalidArgument, match=rf"'same' belongs to another request than this {command.method}"):
+        await anext(serve(request(**other), None))
+    worker.fencing.take("run", 2)
+    assert (await anext(serve(request(**fields), None))).result.metrics == reply.metrics

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from services.runtime.state.batch_store import MAX_EVALUATION_SLOTS, MAX_PARTS, BatchStore
+from services.runtime.state.command_call import StoredReply
 from splitppo.batch import Batch
-from splitppo.rpc.errors import InvalidArgument, LimitExceeded, NotFound, WrongState
+from splitppo.rpc.errors import Busy, InvalidArgument, LimitExceeded, NotFound, WrongState
 from splitppo.v1 import batch_pb2, worker_pb2
 
 
@@ -127,7 +128,7 @@ def test_places_that_are_not_every_row_once_are_refused_and_change_nothing(place
 def test_a_command_on_the_whole_of_parts_keeps_its_columns_there() -> None:
     store = with_parts()
     made = Batch.from_rows(advantages=[[1.0], [2.0, 3.0], [4.0, 5.0]])
-    store.absorb(experience(1), made, "request", worker_pb2.CommandResult())
+    store.absorb(experience(1), made, "request", StoredReply("", worker_pb2.CommandResult()))
     assert {"responses", "values", "advantages"} == set(store.get(experience(1)).columns)
 
 
@@ -229,7 +230,7 @@ def test_a_multiple_of_the_rows_replaces_them() -> None:
     store = BatchStore()
     store.put(experience(1), Batch.from_rows(prompts=[[1], [2]], seeds=[[7, 8], [9, 10]]), 0)
     generated = Batch.from_rows(prompts=[[1], [1], [2], [2]], responses=[[3], [4], [5], [6]])
-    store.absorb(experience(1), generated, "generate", worker_pb2.CommandResult())
+    store.absorb(experience(1), generated, "generate", StoredReply("", worker_pb2.CommandResult()))
     assert store.get(experience(1)).num_rows == 4
     assert "seeds" not in store.get(experience(1))
 
@@ -237,7 +238,7 @@ def test_a_multiple_of_the_rows_replaces_them() -> None:
 def test_replies_last_as_long_as_the_work_they_speak_of() -> None:
     store = BatchStore()
     store.put(experience(1), PROMPTS, 0)
-    reply = worker_pb2.CommandResult(metrics={"a": 1.0})
+    reply = StoredReply("", worker_pb2.CommandResult(metrics={"a": 1.0}))
     store.absorb(experience(1), Batch.from_rows(responses=[[1], [2]]), "request", reply)
     assert store.reply_of(experience(1), "request") == reply
     assert store.reply_of(experience(1), "another") is None
@@ -248,11 +249,13 @@ def test_replies_last_as_long_as_the_work_they_speak_of() -> None:
 def test_what_is_held_and_what_is_coming_count_together() -> None:
     store = BatchStore(100)  # PROMPTS holds 20 bytes: 3 token ids, 2 lengths
     with store.reserved(60):
-        with pytest.raises(LimitExceeded, match=r"a batch of 50 bytes: 60 of 100 bytes are taken \(services.max_held"):
+        with pytest.raises(Busy, match=r"a batch of 50 bytes: 60 of 100 bytes are taken \(services.max_held"):
             store.reserved(50).__enter__()
         store.put(experience(1), PROMPTS, 0)
-    with pytest.raises(LimitExceeded, match="a batch of 81 bytes: 20 of 100"):
+    with pytest.raises(Busy, match="a batch of 81 bytes: 20 of 100"):
         store.reserved(81).__enter__()
+    with pytest.raises(LimitExceeded, match=r"a batch of 101 bytes is over the limit of 100 \(services.max_held"):
+        store.reserved(101).__enter__()
     with store.reserved(80):
         pass
 

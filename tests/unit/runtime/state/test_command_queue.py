@@ -9,7 +9,7 @@ import pytest
 from services.runtime.role import Command, Outcome
 from services.runtime.state.command_call import CommandCall
 from services.runtime.state.command_queue import CommandQueue, CommandQueueClosed, draining
-from splitppo.rpc.errors import InvalidArgument, PeerDied, QueueFull, Unavailable
+from splitppo.rpc.errors import Busy, InvalidArgument, PeerDied, Unavailable
 from splitppo.v1 import critic_pb2, worker_pb2
 
 COMMAND = Command("ComputeValues", critic_pb2.ComputeValuesRequest, lambda *_: Outcome())
@@ -38,7 +38,7 @@ def test_calls_leave_in_the_order_of_their_arrival() -> None:
 def test_a_full_queue_refuses() -> None:
     command_queue = CommandQueue(1)
     command_queue.admit(call("a"), no_reply)
-    with pytest.raises(QueueFull, match="max_queued_commands"):
+    with pytest.raises(Busy, match="max_queued_commands"):
         command_queue.admit(call("b"), no_reply)
 
 

@@ -1,0 +1,115 @@
+"""A release: source distribution and wheel, installed into an empty environment, used from another folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from splitppo import __version__
+from tests.support.groups import PROJECT
+
+BIN = Path(sys.executable).parent
+ROLES = ("actor", "critic", "reward")
+RUN = ("run.total_steps=2", "data.train_batch_size=64", "evaluation.test_freq=-1", "evaluation.min_accuracy=0")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment that holds a wheel and what its lock names, and nothing of the checkout."""
+
+    venv: Path
+    elsewhere: Path
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Runs a program of the environment in a folder that is not the checkout."""
+        path = f"{self.venv / 'bin'}:/usr/bin:/bin"
+        environment = {"PATH": path, "HOME": str(self.elsewhere), "OMP_NUM_THREADS": "1"}
+        program = str(self.venv / "bin" / command[0])
+        return subprocess.run(
+            [program, *command[1:]], cwd=self.elsewhere, env=environment, capture_output=True, text=True, check=False
+        )
+
+    def python(self, code: str) -> str:
+        done = self.run("python", "-c", code)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+
+def tracked_files(folder: Path) -> None:
+    """Copies what git knows of the checkout, as a release is made from, into a folder."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (PROJECT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(PROJECT / name, folder / name)
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source distribution and the wheel that is built from it."""
+    checkout, dist = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("dist")
+    tracked_files(checkout)
+    build = [str(BIN / "uv"), "build", "--no-build-isolation", "--python", sys.executable, "--out-dir", str(dist)]
+    subprocess.run([*build, str(checkout)], capture_output=True, text=True, check=True)
+    return dist
+
+
+@pytest.fixture(scope="module")
+def installed(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    venv, elsewhere = tmp_path_factory.mktemp("environment") / "venv", tmp_path_factory.mktemp("elsewhere")
+    lock = [sys.executable, "-m", "tools.install", "--lock", "cpu", "--packages-only", "--venv", str(venv)]
+    subprocess.run(lock, cwd=PROJECT, capture_output=True, text=True, check=True)
+    [wheel] = release.glob("*.whl")
+    install = [str(BIN / "uv"), "pip", "install", "--offline", "--no-deps", "--python", str(venv / "bin" / "python")]
+    subprocess.run([*install, str(wheel)], capture_output=True, text=True, check=True)
+    yield Installed(venv, elsewhere)
+    shutil.rmtree(venv)  # a gigabyte
+
+
+def test_the_files_are_called_by_the_version_of_the_code(release: Path) -> None:
+    expected = [f"splitppo-{__version__}-py3-none-any.whl", f"splitppo-{__version__}.tar.gz"]
+    assert sorted(file.name for file in release.iterdir() if file.suffix != "" and file.name[0] != ".") == expected
+
+
+def test_nothing_comes_from_the_checkout(installed: Installed) -> None:
+    code = "import controller, recipes, rewards, services, splitppo; print(*(m.__file__ for m in (controller, recipes,"
+    files = installed.python(code + " rewards, services, splitppo)))").split()
+    assert len(files) == 5
+    assert all(file.startswith(str(installed.venv)) for file in files)
+
+
+def test_every_service_and_command_starts(installed: Installed) -> None:
+    for role in ROLES:
+        done = installed.run("python", "-m", f"services.{role}", "--help")
+        assert done.returncode == 0, done.stderr
+        assert "--config" in done.stdout
+    command, module = installed.run("splitppo", "--help"), installed.run("python", "-m", "controller", "--help")
+    assert command.returncode == 0
+    assert command.stdout == module.stdout
+
+
+def test_the_proto_files_and_the_type_marker_are_there(installed: Installed) -> None:
+    protos = {file.name for file in (installed.venv / "share/splitppo/proto/splitppo/v1").iterdir()}
+    assert protos == {file.name for file in (PROJECT / "proto/splitppo/v1").glob("*.proto")}
+    [site_packages] = installed.venv.glob("lib/python*/site-packages")
+    for package in ("controller", "recipes", "rewards", "services", "splitppo"):
+        assert (site_packages / package / "py.typed").is_file(), package
+
+
+def test_the_first_run_of_a_wheels_user(installed: Installed) -> None:
+    """Prepares, checks and trains with no file but those of the wheel, in the folder that the user is in."""
+    done = installed.run("python", "-m", "recipes.sort_letters.quickstart", *RUN)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((installed.elsewhere / "runs/quickstart/summary.json").read_text())
+    assert (summary["global_step"], summary["exit_reason"]) == (2, "completed")
+    config = installed.python("import recipes.sort_letters.quickstart as quickstart; print(quickstart.CONFIG)")
+    checked = installed.run("splitppo", "--config", config, "--check", "run.dir=runs/another")
+    assert checked.returncode == 0, checked.stderr
+    assert "run: 12 steps" in checked.stdout

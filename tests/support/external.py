@@ -1,0 +1,114 @@
+"""Groups that somebody else starts (`services.launch: external`): they outlive controllers, so many runs share them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from splitppo.config.sections.debug import DebugConfig
+from splitppo.failpoints import FOLDER, fired_mark
+from tests.support.groups import Group, free_address
+from tests.support.runs import Controller, RunFolder, started
+
+# What a new run in the same folder keeps: the groups' announcements and logs, and the fencing token, which only rises.
+_KEPT = {"services", "logs", "controller.epoch", "controller.lock"}
+
+
+class ExternalGroups:
+    """Both groups, each at an address of its own, which a restart keeps.
+
+    Args:
+        config: of every run on them; its section `debug` is the groups' alone.
+        run_dir: the run folder of every run, one after the other.
+        services: keys of the section `services`.
+
+    Attributes:
+        is_lent: whether a test has the run folder for itself.
+    """
+
+    def __init__(self, config: dict[str, Any], run_dir: Path, **services: Any) -> None:
+        addresses = {role: free_address() for role in ("actor", "critic")}
+        placement: dict[str, Any] = {role: {"bind": address, "address": address} for role, address in addresses.items()}
+        for role in placement:
+            placement[role] |= config["services"].get(role, {})
+        section = {**config["services"], "launch": "external", **placement, **services}
+        theirs = {**config, "run": {**config["run"], "dir": str(run_dir)}, "services": section}
+        self.config = {key: value for key, value in theirs.items() if key != "debug"}
+        self.folder = RunFolder(run_dir)
+        self.is_lent = False
+        self._failpoints = DebugConfig.model_validate(config.get("debug", {})).failpoints
+        self._config_file = run_dir.with_suffix(".services.yaml")
+        self._config_file.parent.mkdir(parents=True, exist_ok=True)
+        self._config_file.write_text(yaml.safe_dump(theirs))
+        self._groups = {role: self._start(role) for role in addresses}
+
+    @property
+    def instance_ids(self) -> list[str]:
+        """Of the groups that serve now."""
+        return [group.instance_id for group in self._groups.values()]
+
+    def wait_ready(self) -> ExternalGroups:
+        """Waits until both take calls."""
+        for group in self._groups.values():
+            group.wait_ready()
+        return self
+
+    def restart(self, role: str) -> None:
+        """Kills a group and starts it again."""
+        self._groups[role].stop()
+        self._groups[role] = self._start(role).wait_ready()
+
+    def stop(self) -> None:
+        """Ends what is left, at once."""
+        for group in self._groups.values():
+            group.stop()
+
+    def _start(self, role: str) -> Group:
+        num_processes = self.config["services"][role].get("num_processes", 1)
+        return Group(f"services.{role}", self._config_file, self.folder.path, role, num_processes=num_processes)
+
+    def empty(self, armed: Iterable[str] = ()) -> None:
+        """Makes room for a new run.
+
+        Args:
+            armed: the points whose failpoints may fire in it; the others count as fired (once per run folder).
+        """
+        for entry in self.folder.path.iterdir():
+            if entry.name not in _KEPT:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        marks = self.folder.path / FOLDER
+        marks.mkdir()
+        for point in self._failpoints.keys() - set(armed):
+            for failpoint in self._failpoints[point]:
+                (marks / fired_mark(point, failpoint)).touch()
+
+    def put_back(self, earlier: RunFolder) -> RunFolder:
+        """Lets the next run go on where an earlier one, of which `keep` has made a copy, has stopped."""
+        self.empty()
+        ignored = shutil.ignore_patterns("controller.epoch")  # the groups know a later one by now
+        shutil.copytree(earlier.path, self.folder.path, dirs_exist_ok=True, ignore=ignored)
+        return self.folder
+
+    def keep(self, copy: Path) -> RunFolder:
+        """A copy of the folder of the run that has just ended, to be looked at, and for `put_back`."""
+        ignored = shutil.ignore_patterns("services", "controller.lock")
+        return RunFolder(shutil.copytree(self.folder.path, copy, ignore=ignored))
+
+    def started(self, *overrides: str, **options: Any) -> AbstractContextManager[Controller]:
+        """A controller of these groups; options as for `Controller`."""
+        return started(self.config, self.folder.path, *overrides, **options)
+
+
+@contextmanager
+def external_groups(config: dict[str, Any], run_dir: Path, **services: Any) -> Iterator[ExternalGroups]:
+    """Groups that are gone afterwards."""
+    groups = ExternalGroups(config, run_dir, **services)
+    try:
+        yield groups.wait_ready()
+    finally:
+        groups.stop()

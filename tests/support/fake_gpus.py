@@ -1,0 +1,61 @@
+"""GPUs that NVML shows, on machines that have none: `pynvml`, as far as splitppo/machine/gpus.py calls it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+UUID = "GPU-{}"
+
+
+def put_gpus(monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int | None] | None) -> None:
+    """Replaces `pynvml` by one that knows GPUs of so many bytes, half of them free, with the uuids 0, 1, ...
+
+    None in place of a number is a GPU that shares the machine's memory; None in place of all is a missing driver.
+    """
+    monkeypatch.setitem(sys.modules, "pynvml", _FakeNvml(sizes))
+
+
+class NVMLError(Exception):
+    """What NVML answers a question that it cannot answer."""
+
+
+class _FakeNvml(ModuleType):
+    NVMLError = NVMLError
+
+    def __init__(self, sizes: Sequence[int | None] | None) -> None:
+        super().__init__("pynvml")
+        self._sizes = sizes
+        self._is_initialized = False
+
+    def nvmlInit(self) -> None:
+        if self._sizes is None:
+            raise NVMLError("NVML Shared Library Not Found")
+        self._is_initialized = True
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self._known())
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return range(len(self._known()))[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        uuids = [UUID.format(index) for index in range(len(self._known()))]
+        if uuid not in uuids:
+            raise NVMLError("Not Found")
+        return uuids.index(uuid)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        total = self._known()[handle]
+        if total is None:
+            raise NVMLError("Not Supported")
+        return SimpleNamespace(total=total, free=total // 2, used=total - total // 2)
+
+    def _known(self) -> Sequence[int | None]:
+        if self._sizes is None or not self._is_initialized:
+            raise NVMLError("Uninitialized")
+        return self._sizes

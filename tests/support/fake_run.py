@@ -1,0 +1,79 @@
+"""A trainer over services without processes, and what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controller.run.checkpoint_store import CheckpointStore
+from controller.run.checkpoint_writer import CheckpointWriter
+from controller.run.state import RunState
+from controller.tracking.recorder import Recorder
+from controller.tracking.step_file import read_metrics
+from controller.trainer import Trainer
+from controller.validation.evaluation import Evaluator
+from controller.workers.worker_groups import Workers
+from splitppo.config import Config
+from tests.support.fake_services import (
+    CallLog,
+    FakeActor,
+    FakeCritic,
+    FakeScorer,
+    make_config,
+    make_prompts,
+    make_table,
+    plain_display,
+)
+
+
+@dataclass
+class FakeRun:
+    """The trainer, what it was made of, and its metrics."""
+
+    config: Config
+    log: CallLog
+    actor: FakeActor
+    critic: FakeCritic
+    scorer: FakeScorer
+    store: CheckpointStore
+    recorder: Recorder
+    trainer: Trainer
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return read_metrics(self.config.run.dir / "metrics.jsonl")
+
+
+def make_run(
+    run_dir: Path,
+    *,
+    at_step: int = 0,
+    validates: bool = False,
+    actor: Callable[[CallLog], FakeActor] = FakeActor,
+    critic: Callable[[CallLog], FakeCritic] = FakeCritic,
+    **changes: Any,
+) -> FakeRun:
+    """A run that has done `at_step` steps; `changes` as for `make_config`, `actor` and `critic` make the clients."""
+    config = make_config(run_dir, **changes)
+    log = CallLog()
+    policy, value, scorer = actor(log), critic(log), FakeScorer(log)
+    policy.committed_step = value.committed_step = at_step
+    prompts = make_prompts(config)
+    workers = Workers.of(config, policy, value if config.uses_critic else None)
+    recorder = Recorder(config, run_dir, plain_display())
+    recorder.restart_at(at_step, workers.clients, None)
+    store = CheckpointStore(run_dir / "checkpoints")
+    trainer = Trainer(
+        config,
+        workers,
+        prompts,
+        scorer,
+        Evaluator(config, policy, make_table(2) if validates else None, scorer),
+        CheckpointWriter(store, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release),
+        recorder,
+        RunState.initial(config).at_step(at_step),
+    )
+    return FakeRun(config, log, policy, value, scorer, store, recorder, trainer)

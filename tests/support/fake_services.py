@@ -1,0 +1,394 @@
+"""Services without processes: clients, scorer and inputs that answer from numpy and note who ran when.
+
+Each fake is declared as what it stands for, so that a signature that differs is a type error. Nothing of that is set
+up: a method that is not replaced here fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from controller.data.prompt_files import PromptRow
+from controller.data.prompts import PromptBatch, PromptDataset
+from controller.ppo.scores import Scores, Text, objects
+from controller.scoring.scorer import Scorer
+from controller.tracking.display import Display, open_display
+from controller.workers.actor_client import ActorClient
+from controller.workers.client import Traffic, WorkerClient
+from controller.workers.command import CommandReply
+from controller.workers.critic_client import CriticClient
+from rewards.samples import Failure
+from splitppo.batch import COLUMN_DTYPES, Batch, Column, join_parts
+from splitppo.config import Config
+from splitppo.config.load import validate
+from splitppo.v1.actor_pb2 import LossTerms, SamplingParams
+from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, SLOT_KIND_EXPERIENCE, Slot
+
+NUM_PROMPTS = 6
+DEADLINE_S = 20.0
+
+T = TypeVar("T")
+Hook = Callable[[int], Awaitable[None]]
+Stream = Callable[[], Awaitable[None]]
+
+
+def make_config(run_dir: Path, **changes: Any) -> Config:
+    """A small run's configuration; `changes` are keys like run__total_steps=3."""
+    tree: dict[str, Any] = {
+        "run": {"dir": str(run_dir), "total_steps": 3},
+        "data": {"train_files": "train.jsonl", "train_batch_size": 2, "max_response_length": 4},
+        "rollout": {"n": 2, "stream_groups": 1},
+        "algorithm": {"rollout_correction": {"bypass_mode": False}},
+        "actor": {"model": "models/policy"},
+        "evaluation": {"val_before_train": False},
+        "tracking": {"trackers": [], "sample_freq": -1},
+    }
+    for key, value in changes.items():
+        section = tree
+        *parents, leaf = key.split("__")
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[leaf] = value
+    return validate(tree, "test")
+
+
+def make_table(num_prompts: int = NUM_PROMPTS) -> PromptBatch:
+    """Prompts of one to three tokens, of two data sources in turn."""
+    rows = [
+        PromptRow(f"row {row}", f"prompt {row}", "ab"[row % 2], f"truth {row}", {"row": row})
+        for row in range(num_prompts)
+    ]
+    ids = [list(range(1, 2 + row % 3)) for row in range(num_prompts)]
+    prompts = Column.from_rows(ids, COLUMN_DTYPES["prompts"])
+    return PromptBatch(np.arange(num_prompts), prompts, tuple(str(row.prompt) for row in rows), tuple(rows))
+
+
+def make_prompts(config: Config) -> PromptDataset:
+    """Training prompts; three steps of two prompts are an epoch."""
+    table = make_table()
+    return PromptDataset(table, batch_size=config.data.draw_size, seed=config.run.seed, shuffle=True)
+
+
+def plain_display() -> Display:
+    """A display that writes nowhere."""
+    return open_display(io.StringIO())
+
+
+class CallLog:
+    """Which calls ran when, in the order in which they began and ended: ("begin", "critic.update", step), ..."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, int]] = []
+        self.hooks: dict[str, Hook] = {}
+        self._changed = asyncio.Condition()
+
+    async def run(
+        self, name: str, step: int, command_queue: asyncio.Lock, work: Callable[[], T], stream: Stream | None = None
+    ) -> T:
+        """A call: begins, waits in the command queue, lets others run, waits for the hook of that name, works, ends."""
+        await self._note("begin", name, step)
+        async with command_queue:
+            await asyncio.sleep(0)
+            if name in self.hooks:
+                await self.hooks[name](step)
+            if stream is not None:
+                await stream()
+            result = work()
+        await self._note("end", name, step)
+        return result
+
+    async def ready(self, name: str, part: int) -> None:
+        """A part of a running call is done, when the hook of that name lets it be."""
+        if name in self.hooks:
+            await self.hooks[name](part)
+        await self._note("ready", name, part)
+
+    async def until(self, what: str, name: str, step: int) -> None:
+        """Waits for an event."""
+        async with asyncio.timeout(DEADLINE_S), self._changed:
+            await self._changed.wait_for(lambda: (what, name, step) in self.events)
+
+    def happened(self, what: str, name: str, step: int) -> bool:
+        """Whether an event has been noted."""
+        return (what, name, step) in self.events
+
+    def order(self, *events: tuple[str, str, int]) -> bool:
+        """Whether these events were noted in this order."""
+        positions = [self.events.index(event) for event in events]
+        return positions == sorted(positions)
+
+    def names(self, step: int | None = None) -> list[str]:
+        """The calls (of a step) in the order in which they began."""
+        return [name for what, name, of in self.events if what == "begin" and step in (None, of)]
+
+    def most_at_once(self) -> int:
+        """The largest number of calls that ran at the same time."""
+        running = np.cumsum([{"begin": 1, "ready": 0, "end": -1}[what] for what, _, _ in self.events])
+        return int(running.max(initial=0))
+
+    def meet(self, *names: str) -> None:
+        """Each of these calls goes on only when all of them run: a schedule that keeps them apart runs out of time."""
+        barrier = asyncio.Barrier(len(names))
+
+        async def wait_for_the_others(step: int) -> None:
+            async with asyncio.timeout(DEADLINE_S):
+                await barrier.wait()
+
+        self.hooks.update(dict.fromkeys(names, wait_for_the_others))
+
+    def fail(self, name: str, error: Exception, *, at_step: int = 1) -> None:
+        """The call of that name raises at a step."""
+
+        async def raise_at(step: int) -> None:
+            if step == at_step:
+                raise error
+
+        self.hooks[name] = raise_at
+
+    def hold(self, name: str, *, at_step: int = 1) -> asyncio.Event:
+        """The call of that name waits at a step until the event is set."""
+        event = asyncio.Event()
+
+        async def wait(step: int) -> None:
+            if step == at_step:
+                async with asyncio.timeout(DEADLINE_S):
+                    await event.wait()
+
+        self.hooks[name] = wait
+        return event
+
+    async def _note(self, what: str, name: str, step: int) -> None:
+        self.events.append((what, name, step))
+        async with self._changed:
+            self._changed.notify_all()
+
+
+class FakeClient(WorkerClient):
+    """What both roles share: a command queue, slots, checkpoints; a clock that ticks with every event of the log."""
+
+    def __init__(self, log: CallLog) -> None:  # not the client's: there is no channel
+        self.log = log
+        self.traffic = Traffic()
+        self.committed_step = 0
+        self.puts: list[tuple[int, frozenset[str]]] = []
+        self._slots: dict[bytes, Batch] = {}
+        self._turn = asyncio.Lock()
+
+    async def put_batch(self, slot: Slot, batch: Batch) -> None:
+        self.puts.append((slot.step, frozenset(batch.columns)))
+        self.traffic += Traffic(bytes_sent=batch.num_bytes, transfer_s=1e-6)
+        self._add(slot, batch)
+
+    async def get_batch(self, slot: Slot, columns: Sequence[str]) -> Batch:
+        batch = self._slot(slot).select(columns)
+        self.traffic += Traffic(bytes_received=batch.num_bytes, transfer_s=1e-6)
+        return batch
+
+    async def save_checkpoint(self, *, base_step: int, with_hf_model: bool = False) -> CommandReply:
+        reply = await self._run("save_checkpoint", base_step, base_step, lambda: None)
+        return replace(reply, manifest_sha256=f"{self.role} {base_step}")
+
+    async def compute_ref_log_probs(self, slot: Slot, *, base_step: int) -> CommandReply:
+        return await self._compute("ref_log_probs", -0.2, slot, base_step)
+
+    async def compute_reward_scores(self, slot: Slot, *, base_step: int) -> CommandReply:
+        """A tenth of the number of tokens."""
+
+        def compute() -> None:
+            lengths = self._slot(slot)["reward_tokens"].lengths
+            self._add(slot, Batch.from_rows(rm_scores=[[0.1 * length] for length in lengths]))
+
+        return await self._run("reward_scores", slot.step, base_step, compute)
+
+    async def _compute(self, column: str, scale: float, slot: Slot, base_step: int) -> CommandReply:
+        """Adds a column, a function of the tokens; the call has its name."""
+
+        def compute() -> None:
+            rows = [scale * row for row in self._slot(slot)["responses"].rows()]
+            self._add(slot, Batch.from_rows(**{column: rows}))
+
+        return await self._run(column, slot.step, base_step, compute)
+
+    async def _run(
+        self,
+        name: str,
+        step: int,
+        base_step: int,
+        work: Callable[[], object],
+        stream: Stream | None = None,
+        *,
+        metrics: Mapping[str, float] | None = None,
+    ) -> CommandReply:
+        started_s = float(len(self.log.events))
+
+        def checked_work() -> None:
+            assert base_step == self.committed_step, f"{self.role}.{name}: {base_step=}, {self.committed_step=}"
+            work()
+
+        await self.log.run(f"{self.role}.{name}", step, self._turn, checked_work, stream)
+        finished_s = float(len(self.log.events))
+        return CommandReply(metrics or {}, started_s, finished_s, self.committed_step, False, "", self.committed_step)
+
+    def _commit(self, step: int) -> None:
+        self.committed_step = step
+
+    def _slot(self, slot: Slot) -> Batch:
+        return self._slots[slot.SerializeToString()]
+
+    def _add(self, slot: Slot, batch: Batch) -> None:
+        known = self._slots.get(slot.SerializeToString())
+        if known is None and (parts := self._parts(slot)):
+            known = join_parts(parts)
+        self._slots[slot.SerializeToString()] = batch if known is None else known.merge(batch)
+
+    def _parts(self, slot: Slot) -> list[Batch]:
+        """What was put to the parts of a whole slot, in their order."""
+        if slot.kind != SLOT_KIND_EXPERIENCE or slot.part:
+            return []
+        slots = [part_of(slot, part).SerializeToString() for part in range(1, NUM_PROMPTS + 1)]
+        return [self._slots[name] for name in slots if name in self._slots]
+
+
+def part_of(slot: Slot, part: int) -> Slot:
+    """A part of a whole slot."""
+    return Slot(kind=slot.kind, step=slot.step, part=part)
+
+
+class FakeActor(FakeClient, ActorClient):
+    """Answers each prompt with as many tokens as its seeds say; log-probs are functions of the tokens.
+
+    Attributes:
+        rollout_offsets: by step, nats by which the rollout backend's log-probs are off; elsewhere they are right.
+        sync_s: by committed step, seconds that its first generation says it took over the weights for.
+        terms: by step, what the update was asked for.
+        entropies: by step, what the update measures.
+    """
+
+    role = "actor"
+
+    def __init__(self, log: CallLog) -> None:
+        super().__init__(log)
+        self.updates: list[tuple[int, bool]] = []
+        self.terms: dict[int, LossTerms | None] = {}
+        self.entropies: dict[int, float] = {}
+        self.sampling: list[tuple[Slot, SamplingParams]] = []
+        self.rollout_offsets: dict[int, float] = {}
+        self.sync_s: dict[int, float] = {}
+
+    async def generate(
+        self,
+        slot: Slot,
+        sampling: SamplingParams,
+        *,
+        base_step: int,
+        num_parts: int = 1,
+        on_part: Callable[[int], None] = lambda _: None,
+    ) -> CommandReply:
+        """A part is in the log as ("ready", "actor.part", part)."""
+        self.sampling.append((slot, sampling))
+
+        async def stream() -> None:
+            answers = self._answers(self._slot(slot), slot.step, sampling)
+            by_length = np.argsort(answers["responses"].lengths, kind="stable")
+            for part, places in enumerate(map(np.sort, np.array_split(by_length, num_parts)), start=1):
+                await self.log.ready("actor.part", part)
+                rows = answers.take(places).merge(Batch.from_rows(places=places[:, None].tolist()))
+                self._slots[part_of(slot, part).SerializeToString()] = rows
+                on_part(part)
+
+        def answer() -> None:
+            self._slots[slot.SerializeToString()] = self._answers(self._slot(slot), slot.step, sampling)
+
+        name = "validate" if slot.kind == SLOT_KIND_EVALUATION else "generate"
+        timings = {"timing_s/update_weights": self.sync_s.pop(base_step)} if base_step in self.sync_s else {}
+        return await self._run(name, slot.step, base_step, answer, stream if num_parts > 1 else None, metrics=timings)
+
+    def _answers(self, asked: Batch, step: int, sampling: SamplingParams) -> Batch:
+        rows = [
+            (prompt, [seed], np.arange(1, 2 + seed % sampling.max_response_length))
+            for prompt, seeds in zip(asked["prompts"].rows(), asked["seeds"].rows(), strict=True)
+            for seed in seeds
+        ]
+        prompts, seeds, responses = zip(*rows, strict=True)
+        sampled = [-0.1 * row + self.rollout_offsets.get(step, 0.0) for row in responses]
+        return Batch.from_rows(prompts=prompts, seeds=seeds, responses=responses, rollout_log_probs=sampled)
+
+    async def compute_log_probs(self, slot: Slot, *, base_step: int) -> CommandReply:
+        return await self._compute("old_log_probs", -0.1, slot, base_step)
+
+    async def update(
+        self, slot: Slot, *, base_step: int, terms: LossTerms | None = None, advance_only: bool = False
+    ) -> CommandReply:
+        self.updates.append((slot.step, advance_only))
+        self.terms[slot.step] = terms
+        metrics = {"actor/pg_loss": 0.5}
+        if slot.step in self.entropies:
+            metrics["actor/entropy"] = self.entropies[slot.step]
+        return await self._run("update", slot.step, base_step, lambda: self._commit(slot.step), metrics=metrics)
+
+
+class FakeCritic(FakeClient, CriticClient):
+    """Values are a function of the tokens."""
+
+    role = "critic"
+
+    async def compute_values(self, slot: Slot, *, base_step: int) -> CommandReply:
+        return await self._compute("values", 0.25, slot, base_step)
+
+    async def update(self, slot: Slot, *, base_step: int) -> CommandReply:
+        return await self._run(
+            "update", slot.step, base_step, lambda: self._commit(slot.step), metrics={"critic/vf_loss": 0.25}
+        )
+
+
+MAX_REWARD_LENGTH = 4
+
+
+class FakeScorer(Scorer):
+    """The score of a response is its length."""
+
+    def __init__(self, log: CallLog) -> None:  # not the scorer's: nothing is decoded
+        self.log = log
+        self.examined: list[int] = []
+        self.failure: Failure | None = None  # of every response
+        self.have_ended = True  # all responses
+        self._num_calls = 0
+        self._turn = asyncio.Lock()
+
+    @property
+    def scored_sources(self) -> frozenset[str]:
+        return frozenset("a")
+
+    @property
+    def max_reward_length(self) -> int | None:
+        return MAX_REWARD_LENGTH
+
+    async def reward_rows(self, prompts: PromptBatch, rollouts: Batch) -> Batch:
+        """The tokens of prompt and response, the last of them where there are too many."""
+        rows = zip(rollouts["prompts"].rows(), rollouts["responses"].rows(), strict=True)
+        return Batch.from_rows(reward_tokens=[np.concatenate(row)[-MAX_REWARD_LENGTH:] for row in rows])
+
+    async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> Scores:
+        """`scorer.score` is in the log with the number of the call in place of the step."""
+        self._num_calls += 1
+        self.examined.append(num_examine)
+        rows, lengths_B = prompts.rows, rollouts["responses"].lengths.astype(np.float32)
+        has_scorer_B = np.array([row.data_source in self.scored_sources for row in rows])
+        scores = Scores.of(
+            np.where(has_scorer_B, lengths_B, np.float32(0.0)),
+            rule_scores=np.where(has_scorer_B, lengths_B, np.float32(np.nan)),
+            has_eos=np.full(len(rows), self.have_ended),
+            data_sources=objects(row.data_source for row in rows),
+            prompt_indices=prompts.row_indices,
+            places=objects(row.place for row in rows),
+            failures=objects(self.failure for _ in rows),
+            texts=objects(Text("", f"answer {number}", row.ground_truth) for number, row in enumerate(rows)),
+        )
+        return await self.log.run("scorer.score", self._num_calls, self._turn, lambda: scores)

@@ -1,0 +1,120 @@
+"""Roles on one rank, driven as their service drives them; requests and batches for their commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from services.actor.role import ActorRole
+from services.runtime.context import RankContext
+from services.runtime.role import CommandProgress, Outcome, Role
+from splitppo.batch import Batch
+from splitppo.config.load import validate
+from splitppo.config.section import RoleName
+from splitppo.v1 import actor_pb2, batch_pb2, reference_pb2, reward_model_pb2, worker_pb2
+from tests.support.models import VOCABULARY
+
+N_SAMPLES = 3
+
+
+def context_of(role_name: RoleName, **sections: Any) -> RankContext:
+    """The only rank of a group on the CPU; sections change the configuration."""
+    data = {"train_files": "unused", "train_batch_size": 4, "max_response_length": 6}
+    config = {"run": {"dir": "unused", "total_steps": 10}, "data": data, **sections}
+    return RankContext(
+        role_name=role_name,
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        device=torch.device("cpu"),
+        control_group=cast(Any, None),
+        config=validate(config, "test"),
+    )
+
+
+def build_actor(model: Path, **actor: Any) -> ActorRole:
+    """An actor of `N_SAMPLES` responses per prompt and two mini-batches; it hosts the reference, if there is one."""
+    section = {"model": str(model), "lr": 1e-3, "ppo_mini_batch_size": 2, **actor}
+    return ActorRole(context_of("actor", rollout={"n": N_SAMPLES}, actor=section, placement={"reference": "actor"}))
+
+
+class RecordedProgress(CommandProgress):
+    """The progress of a command that is cancelled once it has reported, or asked whether it is, so many times."""
+
+    def __init__(self, *, reports: int | None = None, questions: int | None = None) -> None:
+        self.parts: dict[int, Batch] = {}
+        self.versions: set[int] = set()
+        self.num_reports = self.num_questions = 0
+        self._most_reports, self._most_questions = reports, questions
+
+    def __call__(self, done: int, total: int, phase: str) -> None:
+        assert 0 <= done <= total, (done, total)
+        self.num_reports += 1
+
+    def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:
+        assert part not in self.parts
+        self.parts[part] = columns
+        self.versions.add(policy_version)
+
+    @property
+    def is_cancelled(self) -> bool:
+        self.num_questions += 1
+        has_reported = self._most_reports is not None and self.num_reports >= self._most_reports
+        has_asked = self._most_questions is not None and self.num_questions >= self._most_questions
+        return has_reported or has_asked
+
+
+def call(role: Role, method: str, request: Any, batch: Batch, report: RecordedProgress | None = None) -> Outcome:
+    """What a service does with a command on one rank."""
+    entry = next(entry for entry in role.commands() if entry.method == method)
+    wanted = [*entry.columns, *(name for name in entry.optional_columns if name in batch)]
+    entry.check(request)
+    return entry.run(request, entry.prepare(request, batch.select(wanted)), report or RecordedProgress())
+
+
+def generate_request(*, num_parts: int = 0, base_step: int = 0, **changes: Any) -> actor_pb2.GenerateRequest:
+    params = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_response_length": 6, **changes}
+    header = worker_pb2.CommandHeader(base_step=base_step)
+    return actor_pb2.GenerateRequest(header=header, sampling=actor_pb2.SamplingParams(**params), num_parts=num_parts)
+
+
+def update_request(step: int = 1, **changes: Any) -> actor_pb2.ActorUpdateRequest:
+    slot = batch_pb2.Slot(kind=batch_pb2.SLOT_KIND_EXPERIENCE, step=step)
+    return actor_pb2.ActorUpdateRequest(slot=slot, **changes)
+
+
+def log_probs_request() -> actor_pb2.ComputeLogProbsRequest:
+    return actor_pb2.ComputeLogProbsRequest()
+
+
+def ref_log_probs(role: Role, batch: Batch, report: RecordedProgress | None = None) -> Batch:
+    """What ComputeRefLogProbs adds to a batch."""
+    computed = call(role, "ComputeRefLogProbs", reference_pb2.ComputeRefLogProbsRequest(), batch, report).columns
+    assert computed is not None
+    return computed
+
+
+def reward_scores(role: Role, batch: Batch, report: RecordedProgress | None = None) -> Batch:
+    """What ComputeRewardScores adds to a batch."""
+    request = reward_model_pb2.ComputeRewardScoresRequest()
+    computed = call(role, "ComputeRewardScores", request, batch, report).columns
+    assert computed is not None
+    return computed
+
+
+def prompts(num_prompts: int = 4) -> Batch:
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(3, len(VOCABULARY), rng.integers(2, 9)) for _ in range(num_prompts)]
+    seeds = [[10 * row + sample for sample in range(N_SAMPLES)] for row in range(num_prompts)]
+    return Batch.from_rows(prompts=rows, seeds=seeds)
+
+
+def experience(role: ActorRole) -> Batch:
+    """A generated batch with advantages, in which every step is the role's own work."""
+    made = call(role, "Generate", generate_request(), prompts()).columns
+    assert made is not None
+    rng = np.random.default_rng(1)
+    return made.merge(Batch.from_rows(advantages=[rng.normal(size=length) for length in made["responses"].lengths]))

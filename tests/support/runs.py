@@ -1,0 +1,284 @@
+"""Real runs for tests: `python -m controller` as a process of its own, on tiny models, and the files that it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support import models
+from tests.support.groups import ONE_THREAD, PROJECT, is_alive, wait_until
+
+RUN_TIMEOUT_S = 240.0
+_MARK = "SPLITPPO_TEST_RUN"  # in the environment of all that a controller starts
+NUM_STEPS = 4
+STEPS_PER_EPOCH = 2
+# Of the run that was stopped half way.
+EACH_STEP = "checkpoint.save_freq=1"
+SAVED = [1, 2, 3]
+# On two actor ranks: long enough for one incident after the other.
+NUM_LONG_STEPS = 13
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return sum(letter in ground_truth for letter in solution_str) / 16
+"""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What every run of the tests reads: models, prompts, a reward function."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> Inputs:
+        """Writes a policy, a larger value model, a reward model, 16 training and 8 validation prompts, a reward."""
+        models.save_policy(folder / "policy")
+        models.save_value_model(folder / "value")
+        models.save_reward_model(folder / "reward")
+        draws = random.Random(0)
+        for name, num_rows in (("train", 16), ("val", 8)):
+            rows = [_row("".join(draws.sample("abcdefghij", 4))) for _ in range(num_rows)]
+            (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        (folder / "reward.py").write_text(REWARD)
+        return cls(folder)
+
+    def config(self) -> dict[str, Any]:
+        """The configuration of a run, without its folder: 4 steps, 2 epochs, several mini-batches, streamed; the first
+        step trains the critic only.
+        """
+        return {
+            "run": {"total_steps": NUM_STEPS},
+            "data": {
+                "train_files": str(self.folder / "train.jsonl"),
+                "val_files": str(self.folder / "val.jsonl"),
+                "train_batch_size": 16 // STEPS_PER_EPOCH,
+                "max_prompt_length": 32,
+                "max_response_length": 16,
+            },
+            # The rows of the first group of prompts are all under way before any of the second.
+            "rollout": {"n": 4, "stream_groups": 2, "max_batch_size": 8},
+            "placement": {"reference": "actor"},  # whatever a run streams on the same groups
+            "algorithm": {
+                "lam": 0.95,
+                "use_kl_in_reward": True,
+                "kl_ctrl": "adaptive",
+                "kl_coef": 0.05,
+                "kl_target": 0.001,
+                "kl_horizon": 200,
+                # The actor has a call of its own for the old log-probs, in which it can be killed.
+                "rollout_correction": {"bypass_mode": False},
+            },
+            "actor": {"model": str(self.folder / "policy"), "lr": 1e-3, "ppo_mini_batch_size": 4},
+            "critic": {"model": str(self.folder / "value"), "lr": 1e-3, "ppo_epochs": 2, "warmup_steps": 1},
+            "reward": {"custom_function_path": str(self.folder / "reward.py")},
+            "evaluation": {"test_freq": 2},
+            "checkpoint": {"save_freq": 2, "keep": 20},
+            "services": {"start_timeout_s": 120.0},
+        }
+
+
+def _row(letters: str) -> dict[str, Any]:
+    return {
+        "prompt": f"sort {letters}",
+        "data_source": "letters",
+        "reward_model": {"style": "rule", "ground_truth": letters},
+    }
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run, as a script would read them."""
+
+    path: Path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        return content
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The complete lines of metrics.jsonl."""
+        file = self.path / "metrics.jsonl"
+        lines = file.read_text().split("\n")[:-1] if file.exists() else []
+        return [json.loads(line) for line in lines]
+
+    @property
+    def steps(self) -> list[int]:
+        """The step of every line of metrics.jsonl, in the order of the file."""
+        return [line["step"] for line in self.metrics]
+
+    @property
+    def processes(self) -> list[dict[str, Any]]:
+        """processes.json; empty before the groups answer."""
+        file = self.path / "processes.json"
+        return json.loads(file.read_text()) if file.exists() else []
+
+    def pids(self, role: str) -> list[int]:
+        """The processes of one role, by rank."""
+        ranks = sorted((one for one in self.processes if one["role"] == role), key=lambda one: one["rank"])
+        return [one["pid"] for one in ranks]
+
+    @property
+    def rank_pids(self) -> list[int]:
+        """Every rank of every group."""
+        return [one["pid"] for one in self.processes if one["role"] != "controller"]
+
+    @property
+    def committed_steps(self) -> list[int]:
+        """Steps with a complete checkpoint."""
+        markers = (self.path / "checkpoints").glob("global_step_*/COMMITTED")
+        return sorted(int(marker.parent.name.removeprefix("global_step_")) for marker in markers)
+
+    def checkpoint(self, step: int) -> Path:
+        """The folder of one checkpoint."""
+        return self.path / "checkpoints" / f"global_step_{step}"
+
+    def log(self, name: str) -> str:
+        """A file of logs/, empty if it is not there."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.path / "logs" / f"{name}.log").read_text()
+        return ""
+
+    def spans(self) -> list[dict[str, Any]]:
+        """The spans of trace.json: pool, name, step, and start and end in microseconds."""
+        events = json.loads((self.path / "trace.json").read_text())
+        return [
+            {
+                "pool": event["cat"],
+                "name": event["name"],
+                "step": event["args"]["step"],
+                "start": event["ts"],
+                "end": event["ts"] + event["dur"],
+            }
+            for event in events
+            if event["ph"] == "X"
+        ]
+
+
+class Controller:
+    """One `python -m controller` process, in a session of its own, so that no signal reaches it but the test's.
+
+    Args:
+        config: the tree of the configuration; its run.dir is set to `folder`.
+        folder: the run folder.
+        overrides: key.path=value arguments.
+        module: what `python -m` runs.
+        prefix: of the command, e.g. what enters a network namespace.
+        beside: folder for the configuration and the output; default: where the run folder lies.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        folder: Path,
+        *overrides: str,
+        module: str = "controller",
+        beside: Path | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        self.folder = RunFolder(folder)
+        self._mark = secrets.token_hex(8)
+        beside = beside or folder.parent
+        beside.mkdir(parents=True, exist_ok=True)
+        self.config_file = beside / f"{folder.name}-{self._mark}.yaml"
+        self.config_file.write_text(yaml.safe_dump({**config, "run": {**config["run"], "dir": str(folder)}}))
+        self.output_file = self.config_file.with_suffix(".out")
+        with self.output_file.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*prefix, sys.executable, "-m", module, "--config", str(self.config_file), *ONE_THREAD, *overrides],
+                cwd=PROJECT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", _MARK: self._mark},
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        """What was printed so far."""
+        return self.output_file.read_text(errors="replace")
+
+    @property
+    def errors(self) -> list[str]:
+        """What was said to the user, one sentence each."""
+        return [line for line in self.output.splitlines() if line.startswith("error: ")]
+
+    def wait_until(self, condition: Callable[[RunFolder], Any], what: str) -> Any:
+        """Polls until `condition(folder)` is true and returns its value; fails at once if the run ends before."""
+
+        def holds() -> Any:
+            ended = self.process.poll() is not None
+            if not (value := condition(self.folder)) and ended:
+                raise AssertionError(f"{what}: the run ended before, exit {self.process.returncode}:\n{self.output}")
+            return value
+
+        return wait_until(holds, RUN_TIMEOUT_S, what)
+
+    def wait(self) -> int:
+        """Waits for the exit status."""
+        return self.process.wait(RUN_TIMEOUT_S)
+
+    def complete(self) -> RunFolder:
+        """Waits until the run is completed; any other end fails."""
+        assert self.wait() == 0, self.output
+        assert self.folder.summary["exit_reason"] == "completed"
+        return self.folder
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the process group of the controller, as a terminal does."""
+        os.killpg(self.process.pid, number)
+
+    def processes(self) -> list[int]:
+        """The controller and all that it has started, whoever its parent is now, as far as it still runs."""
+        mark = f"{_MARK}={self._mark}".encode()
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        return [pid for pid in pids if mark in _environment_of(pid)]
+
+    def wait_nothing_is_left(self) -> None:
+        """Waits until all that this controller has started is gone; fails if it stays."""
+        wait_until(lambda: not self.processes(), 30.0, f"the end of the processes of {self.folder.path}")
+
+    def stop(self) -> None:
+        """Ends the controller, if it still runs, at once. All else must end by itself, and is waited for."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        try:
+            self.wait_nothing_is_left()
+        finally:
+            for pid in self.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def started(config: dict[str, Any], folder: Path, *overrides: str, **options: Any) -> Iterator[Controller]:
+    """A controller that is gone afterwards, whatever happens to the test."""
+    controller = Controller(config, folder, *overrides, **options)
+    try:
+        yield controller
+    finally:
+        controller.stop()
+
+
+def _environment_of(pid: int) -> list[bytes]:
+    """Of a living process; empty for any other."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if is_alive(pid) else []
+    except OSError:
+        return []

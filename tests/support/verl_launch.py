@@ -1,0 +1,42 @@
+"""The least that a launch of verl's says, when it is read, and what becomes of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from controller.from_verl.command import read_settings, translated_yaml
+from controller.from_verl.translation import Finding, Translation, translate
+from splitppo.config import Config, load_config
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+NOW = datetime(2026, 8, 9, tzinfo=UTC)
+BASE = (
+    "data.train_files=train.parquet",
+    "data.val_files=val.parquet",
+    "data.train_batch_size=512",
+    "actor_rollout_ref.model.path=my/model",
+    "trainer.total_training_steps=200",
+)
+
+
+def translated(
+    tmp_path: Path, *overrides: str, gpus: tuple[int, int] | None = None, drop: tuple[str, ...] = ()
+) -> Translation:
+    return translate(read_settings(Path("-"), (*BASE, *overrides), {}, NOW), gpus=gpus, drop=drop)
+
+
+def config_of(
+    tmp_path: Path, *overrides: str, gpus: tuple[int, int] | None = None, drop: tuple[str, ...] = ()
+) -> Config:
+    """What a run would read: through the file that is written."""
+    translation = translated(tmp_path, *overrides, gpus=gpus, drop=drop)
+    assert translation.stopping == []
+    file = tmp_path / "my.yaml"
+    file.write_text(translated_yaml(translation, "run.sh"))
+    return load_config(file)
+
+
+def finding(translation: Translation, key: str) -> Finding:
+    return next(found for found in translation.findings if found.key == key)

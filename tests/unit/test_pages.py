@@ -1,0 +1,78 @@
+"""The pages that people read: links that lead somewhere, lines and pages of a length that one can read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("docs", "recipes", "deploy")
+PAGES = sorted(
+    str(page.relative_to(ROOT))
+    for page in [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
+)
+MAX_COLUMNS = 120
+MAX_LINES = 250
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def text_lines(page: str) -> Iterator[tuple[int, str]]:
+    """(number, line) of what is neither in a block of code nor a table."""
+    in_code = False
+    for number, line in enumerate((ROOT / page).read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        elif not in_code and not line.lstrip().startswith("|") and not re.match(r" {4,}(?![*-] |\d+\. )\S", line):
+            yield number, line
+
+
+def anchors(page: Path) -> set[str]:
+    """Those of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#{1,6} (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    plain = (re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def broken_links(page: str) -> list[str]:
+    source = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    broken = []
+    for target in LINK.findall(source):
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            broken.append(target)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    assert broken_links(page) == []
+
+
+def test_a_broken_link_would_be_found(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("# A `key` of [yours](x.md)\n")
+    assert anchors(tmp_path / "there.md") == {"a-key-of-yours"}
+    (tmp_path / "page.md").write_text("[a](there.md#a-key-of-yours) [b](there.md#no-such) [c](gone.md)\n")
+    assert broken_links(str(tmp_path / "page.md")) == ["there.md#no-such", "gone.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_line_of_text_is_long(page: str) -> None:
+    assert [number for number, line in text_lines(page) if len(line) > MAX_COLUMNS] == []
+
+
+def test_no_page_of_the_docs_is_long() -> None:
+    lengths = {page: len((ROOT / page).read_text().splitlines()) for page in PAGES if page.startswith("docs/")}
+    assert {page: length for page, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_the_table_of_contents_names_every_page() -> None:
+    contents = (ROOT / "docs/README.md").read_text()
+    named = {str((ROOT / "docs" / target.partition("#")[0]).resolve()) for target in LINK.findall(contents)}
+    pages = [page for page in PAGES if page.startswith("docs/") and not page.startswith("docs/adr/")]
+    assert [page for page in pages if page != "docs/README.md" and str(ROOT / page) not in named] == []
