@@ -22,6 +22,11 @@ BACKEND =
 endif
 VENV_TRL ?= .venv-trl
 
+# What tests may use beside the checkout, where somebody put it: data sets (without them some tests are skipped, which fails
+# in CI), and tools that make a Docker engine. Both are folders; the environment may name others.
+export SPLITPPO_TEST_DATA ?= $(abspath $(wildcard ../shared/data))
+export SPLITPPO_TEST_TOOLS ?= $(abspath $(wildcard ../shared/tools))
+
 # Whatever is started compiles torch and the rest once, not at every start.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -61,11 +66,12 @@ test-trackers: setup-dev  ## the same run in every tracker, by its own client, a
 	@.venv-trackers/bin/python -m pip install --quiet -r tests/integration/trackers/requirements.txt
 	$(PY) -m pytest tests/integration/trackers $(ARGS)
 
-check: setup-dev check-stubs check-proto  ## lint, format, types, import rules, generated stubs, the wire contract
+check: setup-dev check-stubs check-proto  ## lint, format, types, import rules, generated stubs, the wire contract, commit messages
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(PY) -m tools.commit_messages
 
 check-stubs: setup-dev
 	@generated=$$(mktemp -d) && trap 'rm -rf "$$generated"' EXIT && $(PY) tools/stubs.py --out "$$generated" \
@@ -90,14 +96,14 @@ kill-matrix: setup-dev  ## kill every process at every point of a step, compare 
 compose:  ## the quickstart in containers, by deploy/compose: up, what they say, the end of the controller, down
 	@deploy/compose/run.sh
 
-same-weights: setup-dev  ## the weights of the quickstart, of every schedule and both rank counts are those of the commit REF
+same-weights: setup-dev  ## the weights of the quickstart, of every schedule and both rank counts are those of the commit REF; VLLM=1 adds a run with vLLM
 	$(PY) -m tests.same_weights $(or $(REF),$(error REF names the commit to compare with))
 
 chaos: setup-dev  ## N random kills over a long run (N=50), which must end with the weights of an undisturbed one
 	$(PY) -m tests.chaos --kills $(or $(N),50) $(ARGS)
 	$(PY) -m tests.chaos.orphans
 
-bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport, health checks under load, overlap of actor and critic, planner, scale, rollout engines, sandboxes
+bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport, health checks under load, overlap of actor and critic, planner, scale, rollout engines, sandboxes, hostile responses
 	$(PY) -m benchmarks.startup
 	$(PY) -m benchmarks.loading
 	$(PY) -m benchmarks.memory
@@ -110,6 +116,7 @@ bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport,
 	$(PY) -m benchmarks.streaming --reward-model
 	$(PY) -m benchmarks.rollout
 	$(PY) -m benchmarks.sandbox
+	$(PY) -m benchmarks.scorers
 
 curves: setup-dev  ## learning curves of every algorithm on sort_letters, and of scores on tokens, in runs/curves; resumable; ARGS="--only ppo grpo --seeds 1"
 	$(PY) -m benchmarks.curves $(ARGS)

@@ -364,7 +364,7 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
 
 def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
-        folder.mkdir(parents=True, mode=0o700)
+        folder.mkdir(parents=True, mode=0o700, exist_ok=True)  # another call may make it at the same time
         _give_to_owner_of_folder(folder)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -16,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from controller.tracking.metric_names import METRICS
 from splitppo.config import Config
-from tools.from_verl_page import from_verl_page
+from tools.from_verl_page import KEY_PAGES, from_verl_keys_page, from_verl_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -36,15 +37,53 @@ def metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def config_page() -> str:
-    """Every key of the configuration with type, default and meaning, by section."""
+# Pages of the configuration, and their sections.
+CONFIG_PAGES: Mapping[str, Sequence[str]] = {
+    "config/run": ("run", "data", "rollout", "evaluation", "checkpoint", "tracking", "debug"),
+    "config/algorithm": ("algorithm",),
+    "config/models": ("actor", "critic", "placement", "reward_model"),
+    "config/reward": ("reward",),
+    "config/services": ("services",),
+}
+
+
+def config_contents() -> str:
+    """Returns the page that says which page has the keys of a section."""
+    page_of = {name: page for page, names in CONFIG_PAGES.items() for name in names}
+    rows = [
+        f"| [{name}]({page_of[name]}.md#{name}) | {_cell(_first_line(field.annotation))} |"
+        for name, field in Config.model_fields.items()
+    ]
     lines = [
         "# Configuration",
         "",
-        "Every key of a run's YAML, and of `key=value` on the command line; made by `python -m tools.docs` from",
-        "`splitppo/config`. A key without a default must be given; `null` stands for what its meaning names.",
+        "One YAML file describes a run. Any key can be overridden on the command line with `key.path=value`. A key",
+        "without a default must be given; `null` stands for what its meaning names. To print every key of a run:",
+        "`python -m controller --config FILE --check -v`. These pages are made by `python -m tools.docs` from",
+        "`splitppo/config`.",
+        "",
+        *["| section | |", "|---|---|", *rows],
     ]
-    return "\n".join([*lines, *_section("", Config)]) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+def config_page(page: str) -> str:
+    """Returns a page with every key of some sections: type, default and meaning."""
+    names = CONFIG_PAGES[page]
+    lines = [
+        f"# Configuration: {', '.join(names)}",
+        "",
+        "Made by `python -m tools.docs`; [config.md](../config.md) has all.",
+    ]
+    for name in names:
+        kind = Config.model_fields[name].annotation
+        assert isinstance(kind, type), name
+        lines += _section(name, kind)
+    return "\n".join(lines) + "\n"
+
+
+def _first_line(kind: Any) -> str:
+    return inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
 
 
 def _section(path: str, section: type[BaseModel]) -> list[str]:
@@ -56,7 +95,7 @@ def _section(path: str, section: type[BaseModel]) -> list[str]:
             inner += _section(f"{path}.{name}".lstrip("."), kind)
         else:
             default = "" if field.is_required() else f"`{_plain(field.get_default(call_default_factory=True))}`"
-            meaning = f"{field.description}{_bounds(field)}"
+            meaning = f"{' '.join((field.description or '').split())}{_bounds(field)}"
             rows.append(f"| `{name}` | {_cell(_type_name(kind))} | {default} | {_cell(meaning)} |")
             if entry := _entry(kind):
                 inner += _section(f"{path}.{name}[]", entry)
@@ -117,7 +156,13 @@ def _cell(text: str) -> str:
     return text.replace("|", r"\|")
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"config": config_page, "from-verl": from_verl_page, "metrics": metrics_page}
+PAGES: Mapping[str, Callable[[], str]] = {
+    "config": config_contents,
+    **{page: partial(config_page, page) for page in CONFIG_PAGES},
+    "from-verl": from_verl_page,
+    **{page: partial(from_verl_keys_page, page) for page in KEY_PAGES},
+    "metrics": metrics_page,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -129,6 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
     status = 0
     for name in [options.page] if options.page else PAGES:
         file, page = DOCS / f"{name}.md", PAGES[name]()
+        file.parent.mkdir(exist_ok=True)
         if not options.check:
             file.write_text(page, encoding="utf-8")
         elif not file.is_file() or file.read_text(encoding="utf-8") != page:

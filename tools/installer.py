@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
 UV_OPTIONS = {"index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links"}
 # Whether an index can be reached at all is known after one try and another.
 FEW_RETRIES = {"UV_HTTP_RETRIES": "1", "PIP_RETRIES": "1"}

