@@ -17,6 +17,8 @@ PAGES = sorted(
 MAX_COLUMNS = 120
 MAX_LINES = 250
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+REPLACED = r"(?:partly replaced: .+, by|replaced by) \[\d{3}\]\([\w-]+\.md\)"
+DECISION = re.compile(r"^\| \[\d+\]\(([\w-]+\.md)\) \|.*\| ([^|]+) \|$", re.MULTILINE)
 
 
 def text_lines(page: str) -> Iterator[tuple[int, str]]:
@@ -76,3 +78,15 @@ def test_the_table_of_contents_names_every_page() -> None:
     named = {str((ROOT / "docs" / target.partition("#")[0]).resolve()) for target in LINK.findall(contents)}
     pages = [page for page in PAGES if page.startswith("docs/") and not page.startswith("docs/adr/")]
     assert [page for page in pages if page != "docs/README.md" and str(ROOT / page) not in named] == []
+
+
+def test_every_decision_has_a_number_a_status_and_a_line_in_the_table() -> None:
+    table = dict(DECISION.findall((ROOT / "docs/adr/README.md").read_text()))
+    decisions = [page for page in (ROOT / "docs/adr").glob("*.md") if page.name != "README.md"]
+    assert sorted(table) == sorted(page.name for page in decisions)
+    for page in decisions:
+        header = re.match(rf"# {page.name[:3]}: [A-Za-z].*\n\nStatus: (accepted|{REPLACED})\n\n", page.read_text())
+        assert header is not None, page.name
+        is_accepted = header[1] == "accepted"
+        by = re.findall(r"\[(\d{3})\]", header[1])
+        assert table[page.name].endswith("accepted" if is_accepted else f"replaced by {by[0]}"), page.name
