@@ -20,7 +20,7 @@ from splitppo.rpc.wire_format import CHUNK_BYTES, MAX_HEADER_FIELDS, MAX_MEASURE
 from splitppo.v1 import actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, worker_pb2
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in ("protocol.md", "protocol-messages.md"))
+PAGE = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("protocol*.md")))
 FILES = [
     module.DESCRIPTOR for module in (actor_pb2, batch_pb2, critic_pb2, reference_pb2, reward_model_pb2, worker_pb2)
 ]

@@ -2,7 +2,7 @@
 
     python -I ppo_step.py SETTINGS.json     prints what it found, as JSON
 
-Written from docs/protocol.md, whose sections the functions name. SETTINGS: `stubs`, a folder with generated stubs;
+Written from docs/protocol*.md, whose sections the functions name. SETTINGS: `stubs`, a folder with generated stubs;
 `run_dir`, that of both workers; `actor` and `critic`, each with `address`, `token` and, where it speaks TLS, the files
 `ca`, `cert` and `key`.
 """
@@ -176,7 +176,7 @@ def refusal(call: Any) -> dict[str, Any]:
 
 
 def step(actor: Worker, critic: Worker, slot: batch_pb2.Slot) -> dict[str, Any]:
-    """Section "A step": from prompts to both updates."""
+    """Section "A run and a step": from prompts to both updates."""
     base = slot.step - 1
     seeds = [[1000 * row + sample for sample in range(NUM_SAMPLES)] for row in range(len(PROMPTS))]
     sent = actor.put(slot, prompts=PROMPTS, seeds=seeds)
