@@ -10,7 +10,7 @@ from controller.from_verl.settings import num_of
 _FUNCTIONS = "functions are chosen by data_source, each response is scored in a process of its own"
 _FIRST_ROWS = "the first ones; with data.shuffle a random choice there"
 _LENGTH = "not needed where it is data.max_response_length, else not supported"
-_OWN_CLASS = "a class of yours; what it must have: docs/running.md"
+_OWN_CLASS = "a class of yours; what it must have: docs/extending/prompts.md"
 _TEXT_ONLY = "text only: prompts with images, videos or sounds are not read"
 
 

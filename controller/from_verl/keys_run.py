@@ -185,7 +185,7 @@ def _trainer(trainer: Section) -> Iterator[Row]:
     yield trainer.changed("logger", "tracking.trackers", loggers, _loggers)
     gpus = "both models have all GPUs there; each has its own here, three to one unless --gpus says otherwise"
     yield trainer.changed("n_gpus_per_node", "services.*.devices", gpus, _gpus)
-    several = "with several machines you start the groups, with services.*.nnodes and master_addr: docs/deployment.md"
+    several = "with several machines you start the groups, with services.*.nnodes and master_addr: docs/hosts.md"
     yield trainer.changed("nnodes", "services.*.num_processes", several, _machines)
     warmup = "max(0, N - 1): there the actor joins in step N"
     yield trainer.changed("critic_warmup", "critic.warmup_steps", warmup, _warmup, 0)

@@ -184,7 +184,7 @@ def _place(result: Translation, run: VerlRun) -> None:
     if groups.shared:
         result.set("services.allow_shared_devices", True, "one GPU for both models")
     if several:
-        result.set("services.launch", "external", "start the groups on your machines: docs/deployment.md")
+        result.set("services.launch", "external", "start the groups on your machines: docs/hosts.md")
         for place, role in enumerate(groups.ranks(), 7001):
             result.set(
                 f"services.{role}.address", f"127.0.0.1:{place}", "of its rank 0; elsewhere with services.security"

@@ -4,7 +4,7 @@
 #   deploy/hosts/supervise.sh actor --config my.yaml --node-rank 1 [key.path=value ...]
 #
 # Leaves when they were drained (0), after SIGTERM or SIGINT, and where their input is refused at the first start (2):
-# later on it has worked before, and a port or a folder may come back. docs/deployment.md says how machines use it.
+# later on it has worked before, and a port or a folder may come back. docs/hosts.md says how machines use it.
 set -u
 PAUSE_S=2
 role=$1

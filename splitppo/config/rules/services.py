@@ -1,4 +1,4 @@
-"""Rules of addresses: groups that span several machines, and what may listen where (docs/deployment.md)."""
+"""Rules of addresses: groups that span several machines, and what may listen where (docs/hosts.md)."""
 
 from collections.abc import Iterable, Iterator
 from typing import get_args

@@ -94,7 +94,7 @@ class Rehearsal:
         os.kill(self.supervisors[name].torchrun, signal.SIGKILL)
 
     def check_ports(self) -> None:
-        """Nothing listens but what docs/deployment.md's table has."""
+        """Nothing listens but what docs/hosts.md's table has."""
         own = {self.one: {7001, MASTER_PORT}, self.two: {7002}}
         for host, ports in own.items():
             outside = {one for one in host.listening() if not one[0].startswith("127.")}
