@@ -118,9 +118,7 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
 
 def _places(config: Config, total: int, for_rewards: int) -> Iterator[Place]:
     """Yields all layouts; without a critic all devices are the actor's. A reward group keeps its devices."""
-    hosts: list[RoleName | None] = [None]
-    if config.uses_reference:
-        hosts = ["actor", "critic"] if config.uses_critic else ["actor"]
+    hosts: Sequence[RoleName | None] = config.trained_roles if config.uses_reference else (None,)
     schedules: Sequence[Schedule] = get_args(Schedule)
     kept = {"reward": for_rewards} if for_rewards else {}
     total -= for_rewards
@@ -169,29 +167,21 @@ class _Memory:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._known: dict[object, dict[str, GroupMemory]] = {}
+        self._estimated: dict[object, dict[str, GroupMemory]] = {}
 
     def of(self, place: Place) -> dict[str, float | None]:
         """Returns the GiB of a rank of each group at its peak; ConfigError if the run cannot be laid out so."""
-        roles, trained_roles = self._config.roles, self._config.trained_roles
-        counts = {role: place.devices_of(role) for role in roles}
+        counts = {role: place.devices_of(role) for role in self._config.roles}
         key = (*counts.values(), place.reference)
-        if key not in self._known:
-            self._known[key] = self._groups(counts, place.reference)
-        groups = self._known[key]
-        gib: dict[str, float | None] = {}
-        for role in roles:
-            gib[role] = groups[role].peak.total / GIB if role in groups else None
+        if key not in self._estimated:
+            self._estimated[key] = self._groups(counts, place.reference)
+        groups, trained = self._estimated[key], self._config.trained_roles
+        peaks = {role: group.peak.total / GIB for role, group in groups.items()}
+        gib: dict[str, float | None] = {role: peaks.get(role) for role in counts}
         if place.layout != "colocated":
             return gib
-        both = [groups[role] for role in trained_roles if role in groups]
-        of_rewards = {role: known for role, known in gib.items() if role not in trained_roles}
-        if len(both) < len(trained_roles):
-            return {"all": None, **of_rewards}
-        # One works, the other rests beside it.
-        at_rest = [min(terms.total for terms in group.phases.values()) for group in both]
-        peak = max(group.peak.total - rest for group, rest in zip(both, at_rest, strict=True)) + sum(at_rest)
-        return {"all": peak / GIB, **of_rewards}
+        shared = _shared_bytes([groups[role] for role in trained]) / GIB if groups.keys() >= {*trained} else None
+        return {"all": shared, **{role: gib[role] for role in gib if role not in trained}}
 
     def _groups(self, counts: Mapping[RoleName, int], host: RoleName | None) -> dict[str, GroupMemory]:
         tree = self._config.model_dump(mode="json")
@@ -211,3 +201,9 @@ class _Memory:
             return {"num_processes": count, "devices": list(range(count))}
         num_ranks = service.num_processes if count % service.num_processes == 0 else count
         return {"num_processes": num_ranks, "threads": count // num_ranks}
+
+
+def _shared_bytes(groups: Sequence[GroupMemory]) -> int:
+    """Returns the peak of a device that all these groups share: one group works, the others rest beside it."""
+    at_rest = [min(terms.total for terms in group.phases.values()) for group in groups]
+    return sum(at_rest) + max(group.peak.total - rest for group, rest in zip(groups, at_rest, strict=True))

@@ -132,15 +132,14 @@ def _split_or_colocated(split: Plan, colocated: Plan, error: float) -> str:
     idle = " and ".join(f"the {pool} for {share:.0%}" for pool, share in split.bubbles.items())
     seconds = f"{split.step_s:.3g} s at best against {colocated.step_s:.3g} s"
     if abs(split.step_s - colocated.step_s) <= error * colocated.step_s:
-        return (
-            f"split placement is as fast as colocated ({seconds}): the prediction of the measured step is off by"
-            f" {error:.1%}, more than they differ{_memory(split, colocated)}."
-        )
-    if split.step_s > colocated.step_s:
+        verdict = "as fast as"
+        why = f"the prediction of the measured step is off by {error:.1%}, more than they differ"
+    elif split.step_s > colocated.step_s:
+        verdict = "slower than"
         why = f"it leaves {idle} of the step idle, while shared devices take one call after the other and never wait"
-        return f"split placement is slower than colocated ({seconds}): {why}{_memory(split, colocated)}."
-    why = f"what the groups do at the same time is worth more than what it leaves idle ({idle})"
-    return f"split placement is faster than colocated ({seconds}): {why}{_memory(split, colocated)}."
+    else:
+        verdict, why = "faster than", f"the groups gain more by parallel work than they lose while idle ({idle})"
+    return f"split placement is {verdict} colocated ({seconds}): {why}{_memory(split, colocated)}."
 
 
 def _memory(split: Plan, colocated: Plan) -> str:

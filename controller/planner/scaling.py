@@ -7,7 +7,7 @@ from statistics import fmean
 
 import numpy as np
 
-from controller.planner.measured import PHASES, Measurement
+from controller.planner.measured import Measurement
 
 # Of what takes turns completely.
 _MAX_SLOWDOWN = 2.0
@@ -53,15 +53,13 @@ def phase_times(measurements: Sequence[Measurement]) -> tuple[dict[str, PhaseTim
     """
     by_place: _ByPlace = defaultdict(list)
     for measurement in measurements:
-        for name in PHASES:
-            if name in measurement.phase_s:
-                place = name, measurement.device_count_of(name)
-                by_place[place].append((measurement.phase_s[name], measurement.shared_s[name]))
+        for name, seconds in measurement.phase_s.items():
+            by_place[name, measurement.device_count_of(name)].append((seconds, measurement.shared_s[name]))
     lost = _lost_share(by_place)
     times: dict[str, dict[int, float]] = defaultdict(dict)
     for (name, devices), runs in by_place.items():
         times[name][devices] = fmean(seconds - lost * shared for seconds, shared in runs)
-    return {name: PhaseTimes(seconds) for name, seconds in times.items()}, 1.0 / (1.0 - lost)
+    return {name: PhaseTimes(by_devices) for name, by_devices in times.items()}, 1.0 / (1.0 - lost)
 
 
 def _lost_share(by_place: _ByPlace) -> float:
