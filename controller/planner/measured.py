@@ -95,15 +95,15 @@ def measurement_of(
             # Under `overlap` the critic's update belongs to the next step's time.
             seconds["idle"].append(_idle_s(own, spans, started_s, started_s + line["timing_s/step"]))
             for name in PHASES:
-                if parts := [span for span in own if span.name == name]:
-                    seconds[name].append(sum(span.duration_s for span in parts))
-                    shared[name].append(sum(_shared_s(span, spans) for span in parts))
+                parts = [span for span in own if span.name == name]
+                seconds[name].append(sum(span.duration_s for span in parts))
+                shared[name].append(sum(_shared_s(span, spans) for span in parts))
     if not seconds["step"]:
         raise ConfigError(
             f"{source} holds no step that can be used: expected timing_s/step, and its spans in trace.json"
         )
     medians = {name: median(values) for name, values in seconds.items()}
-    phase_s = {name: medians[name] for name in PHASES if name in medians}
+    phase_s = {name: medians[name] for name in PHASES if medians[name] > 0.0}
     shared_s = {name: median(shared[name]) for name in phase_s}
     devices: dict[str, int] = {role: _devices(config, role) for role in config.roles}
     return Measurement(config, phase_s, shared_s, medians["idle"], medians["step"], len(seconds["step"]), devices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_policy(tmp_path_factory.mktemp("policy")))
 
 
-def leave_run(run_dir: Path, model: str, *, speed: float = 1.0, num_steps: int = 3, **changes: Any) -> Path:
-    """The folder of a serial run with a reference on the actor, of which the first step was slow."""
+def leave_run(
+    run_dir: Path,
+    model: str,
+    *,
+    speed: float = 1.0,
+    num_steps: int = 3,
+    checked_steps: Container[int] = range(1000),
+    **changes: Any,
+) -> Path:
+    """Leaves the folder of a serial run with a reference on the actor, whose first step was slow.
+
+    Only `checked_steps` compute old log-probs.
+    """
     one_thread = {"services__actor__threads": 1, "services__critic__threads": 1}
     settings = {"run__schedule": "serial", "algorithm__use_kl_in_reward": True, "actor__model": model}
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -51,6 +63,8 @@ def leave_run(run_dir: Path, model: str, *, speed: float = 1.0, num_steps: int =
     for step in range(1, num_steps + 1):
         started_s = now_s
         for pool, name, seconds in calls:
+            if name == "old_log_prob" and step not in checked_steps:
+                continue
             ended_s = now_s + seconds / speed * (2.0 if step == 1 else 1.0)
             trace.add([Span(pool, name, step, now_s, ended_s)])
             now_s = ended_s
@@ -72,6 +86,14 @@ def test_a_measurement_has_medians_without_the_first_step(tmp_path: Path, model:
     assert measured.idle_s == pytest.approx(1.0, abs=1e-4)
     assert measured.phase_s == pytest.approx({name: seconds for _, name, seconds in SERIAL}, abs=1e-4)
     assert (measured.num_steps, measured.devices) == (2, {"actor": 1, "critic": 1})
+
+
+def test_a_phase_that_most_steps_lack_takes_no_time_in_the_median_step(tmp_path: Path, model: str) -> None:
+    measured = read_measurement(leave_run(tmp_path / "run", model, num_steps=6, checked_steps=(1, 3, 6)))
+    assert measured.step_s == pytest.approx(24.0)
+    assert "old_log_prob" not in measured.phase_s
+    plans = make_plans([measured], None)
+    assert plans.fitted_s == pytest.approx(24.0, abs=1e-3)
 
 
 def test_the_devices_of_the_run_give_its_own_phases_in_every_layout(tmp_path: Path, model: str) -> None:
