@@ -1,4 +1,4 @@
-"""The measurement of a run: seconds of every phase of a step in its engine, and on how many devices."""
+"""The measurement of a run: the seconds of each phase of a step, and the number of devices it ran on."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,26 +13,27 @@ from controller.workers.span import Span, busy_s
 from splitppo.config import Config, ConfigError, load_stored_config
 from splitppo.config.section import RoleName
 
-# Of a step: spans of these names are its phases. "score" is of the reward processes, "adv" of the controller.
+# Spans with these names are the phases of a step. The reward processes work in "score", the controller in "adv".
 PHASES = ("gen", "old_log_prob", "ref", "values", "reward_model", "score", "adv", "update_actor", "update_critic")
 _HOSTS: Mapping[str, RoleName] = {
     **dict.fromkeys(("gen", "old_log_prob", "update_actor"), "actor"),
     **dict.fromkeys(("values", "update_critic"), "critic"),
 }
-_FIRST_STEPS = 1  # slower than the rest: left out where there are more
+_FIRST_STEPS = 1  # slower than the rest: left out if there are more
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The steps of one run.
+    """The median step of one run.
 
     Attributes:
-        phase_s: median seconds of each phase that the steps have; of a phase in parts, their sum.
-        shared_s: of these, seconds in which the other one of actor and critic worked, too.
-        idle_s: median seconds of a step in which nobody worked: transfer and calls that nothing hides.
+        phase_s: median seconds of each phase. The parts of a phase are added up, and a step without the phase counts as
+            0 s. Phases with a median of 0 s are left out.
+        shared_s: the median seconds of each phase in which actor and critic worked at the same time.
+        idle_s: median seconds of a step in which no group worked: transfers and calls that no work hides.
         step_s: median wall time of a step.
-        num_steps: how many steps the medians are of.
-        devices: GPUs of each group, or on a CPU its threads.
+        num_steps: the number of steps behind the medians.
+        devices: the number of GPUs of each group; on a CPU, its number of threads.
     """
 
     config: Config
@@ -44,23 +45,23 @@ class Measurement:
     devices: Mapping[str, int]
 
     def device_count_of(self, phase: str) -> int:
-        """Devices of the group that a phase ran on; 0 for what runs on the controller's machine."""
+        """Returns the number of devices that a phase ran on; 0 for a phase on the controller's machine."""
         host = host_of(self.config, phase)
         return self.devices[host] if host else 0
 
 
 def host_of(config: Config, phase: str) -> RoleName | None:
-    """Returns the role whose group computes a phase; None: the controller, or its reward processes."""
+    """Returns the role whose group computes a phase; None for the controller and its reward processes."""
     if phase in ("ref", "reward_model"):
         return config.reference_host if phase == "ref" else config.reward_model_host
     return _HOSTS.get(phase)
 
 
 def read_measurement(run_dir: Path) -> Measurement:
-    """Reads the measurement of a run folder.
+    """Returns the measurement of the run in a run folder.
 
     Raises:
-        ConfigError: it is none, was left by another version, or holds no step.
+        ConfigError: the folder is not a run folder, another version wrote it, or it holds no step.
     """
     config_file = run_dir / "config.yaml"
     if not config_file.exists():
@@ -78,10 +79,16 @@ def read_measurement(run_dir: Path) -> Measurement:
 def measurement_of(
     config: Config, blocks: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Span]]], *, source: str
 ) -> Measurement:
-    """Measures blocks of steps, each by its lines of metrics and its spans; the first step of a block warms it up.
+    """Returns the measurement of blocks of steps.
+
+    Args:
+        config: the configuration of the run.
+        blocks: (lines of metrics, spans) of each block. The first step of a block is a warm-up and is left out, if the
+            block has more steps.
+        source: the name of the run in errors.
 
     Raises:
-        ConfigError: no step has both a time and spans.
+        ConfigError: no step has both timing_s/step and spans.
     """
     seconds: defaultdict[str, list[float]] = defaultdict(list)
     shared: defaultdict[str, list[float]] = defaultdict(list)
@@ -92,7 +99,7 @@ def measurement_of(
                 continue
             seconds["step"].append(line["timing_s/step"])
             started_s = min(span.started_s for span in own)
-            # Under `overlap` the critic's update belongs to the next step's time.
+            # With `overlap` the critic's update falls into the time of the next step.
             seconds["idle"].append(_idle_s(own, spans, started_s, started_s + line["timing_s/step"]))
             for name in PHASES:
                 parts = [span for span in own if span.name == name]
@@ -110,14 +117,14 @@ def measurement_of(
 
 
 def _idle_s(own: Sequence[Span], spans: Sequence[Span], started_s: float, finished_s: float) -> float:
-    """Seconds of a step in which neither it nor its neighbours had anybody at work."""
+    """Returns the seconds of a step in which no group worked, for this step or for its neighbours."""
     steps = (own[0].step - 1, own[0].step, own[0].step + 1)
     working = [span for span in spans if span.step in steps and span.name in PHASES]
     return finished_s - started_s - busy_s(working, started_s, finished_s)
 
 
 def _shared_s(span: Span, spans: Sequence[Span]) -> float:
-    """Seconds of a span of the actor or the critic in which the other one works."""
+    """Returns the seconds of a span of the actor or the critic in which the other group works; else 0."""
     others = {"actor": "critic", "critic": "actor"}
     working = (other for other in spans if other.pool == others.get(span.pool) and other.name in PHASES)
     return busy_s(working, span.started_s, span.finished_s)

@@ -1,26 +1,26 @@
-"""The parts of a streamed generation, as shares of the responses and of the tokens of a step."""
+"""Sizes of the parts of a streamed generation, as shares of the responses and of the tokens of a step."""
 
 from itertools import pairwise
 
 from splitppo.balance import part_ends
 from splitppo.config import Config
 
-# Responses of a step that is only planned: shares of so many are as good as exact.
+# The number of responses of a planned step; with so many, rounding does not matter.
 _MANY = 1 << 20
 
 
 def part_shares(num_parts: int) -> list[float]:
-    """Returns the share of the responses in each part, where responses are many; see `part_ends`."""
+    """Returns the share of the responses in each part, for a step with many responses (`part_ends` cuts it)."""
     return [(end - begin) / _MANY for begin, end in pairwise((0, *part_ends(_MANY, num_parts)))]
 
 
 def part_work_shares(num_parts: int, response_share: float) -> list[float]:
-    """Returns the share of a step's tokens in each part; those that come first are short.
+    """Returns the share of a step's tokens in each part; short responses are in the first parts.
 
-        share of tokens = share of responses x (1 - response_share + response_share x (before + up to it))
+        share of tokens = share of responses x (1 - response_share + response_share x (before + up_to))
 
-    with the shares of the responses before a part and up to its end: as if their lengths were spread evenly, from
-    nothing to the longest. `response_share` is the share of response tokens in all tokens of a step.
+    `before` and `up_to` are the shares of the responses before a part and up to its end. Lengths of responses are taken
+    to be spread evenly from 0 to the longest. `response_share` is the share of response tokens in all tokens of a step.
     """
     work, before = [], 0.0
     for share in part_shares(num_parts):
@@ -31,6 +31,6 @@ def part_work_shares(num_parts: int, response_share: float) -> list[float]:
 
 
 def response_share(config: Config) -> float:
-    """Returns the share of response tokens in a step's tokens, where responses are half as long as they may be."""
+    """Returns the share of response tokens in a step's tokens, if responses have half of their maximum length."""
     prompt, response = config.data.max_prompt_length, config.data.max_response_length / 2
     return response / (prompt + response)

@@ -1,4 +1,4 @@
-"""Every way to lay a run out on N devices, with the step time, idle shares and memory that it would have."""
+"""All layouts of a run on N devices, with the predicted step time, idle shares and memory of each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +19,12 @@ from splitppo.config.section import RoleName
 
 @dataclass(frozen=True)
 class Place:
-    """A way to lay a run out.
+    """A layout of a run.
 
     Attributes:
-        devices: of each group; of both together where they are colocated.
-        reference: its host; None without a reference.
+        layout: the schedule, or "colocated".
+        devices: the number of devices of each group; if actor and critic are colocated, "all" has those of both.
+        reference: the host of the reference; None without a reference.
     """
 
     layout: Layout
@@ -31,33 +32,39 @@ class Place:
     reference: RoleName | None
 
     def devices_of(self, role: str) -> int:
-        """Returns the devices that a group has, or shares; 0 if there are none for it."""
+        """Returns the number of devices that a group has or shares; 0 if it has none."""
         return self.devices.get(role, self.devices.get("all", 0))
 
 
 @dataclass(frozen=True)
 class Plan(Place):
-    """One row: a layout of N devices, and what is predicted for it.
+    """A layout with its prediction: one row of the table.
 
     Attributes:
-        memory_gib: of each rank at its peak; of a device that both share where they are colocated; None: unknown.
-        laws: by which phases were scaled that nobody has measured on so many devices; none: all were.
+        step_s: seconds of a step.
+        bubbles: the idle share of each pool, 0 to 1.
+        memory_gib: peak memory of a rank of each group; if colocated, of a device that both share; None if unknown.
+        laws: the laws that scaled phases to these devices; empty if all phases were measured on so many devices.
+        is_measured: True if one of the runs had this layout.
     """
 
     step_s: float
     bubbles: Mapping[str, float]
     memory_gib: Mapping[str, float | None]
     laws: tuple[str, ...]
+    is_measured: bool = False
 
 
 @dataclass(frozen=True)
 class Plans:
-    """All rows, best first.
+    """All plans of a run.
 
     Attributes:
-        measured: the first run; `fitted_s` is its step by the model.
-        slowdown: by how much actor and critic slow each other down while both work.
-        refused: layouts that the run's sizes do not allow, and why.
+        measured: the measurement of the first run.
+        fitted_s: seconds of a step that the model predicts for the first run's own layout.
+        slowdown: work of actor and critic takes so many times as long while both work.
+        rows: the plans, fastest first.
+        refused: a sentence for each layout that the run's sizes do not allow.
     """
 
     measured: Measurement
@@ -68,25 +75,27 @@ class Plans:
 
     @property
     def error(self) -> float:
-        """The share by which the model's prediction of the measured step is off."""
+        """The relative error of the predicted step of the first run."""
         return abs(self.fitted_s - self.measured.step_s) / self.measured.step_s
 
     @property
     def best_split(self) -> Plan | None:
-        """The fastest layout in which each model has devices of its own."""
+        """The fastest plan in which each model has devices of its own; None if there is none."""
         return next((row for row in self.rows if row.layout != "colocated"), None)
 
     @property
     def colocated(self) -> Plan | None:
-        """The layout in which both models share all devices."""
+        """The plan in which both models share all devices; None if there is none."""
         return next((row for row in self.rows if row.layout == "colocated"), None)
 
 
 def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> Plans:
-    """Predicts all layouts of `num_devices`, those of the first run by default, from what the runs have measured.
+    """Predicts all layouts on `num_devices` devices from the measurements of one or more runs.
+
+    `num_devices` None stands for the devices of the first run.
 
     Raises:
-        ConfigError: fewer than two devices, runs of different work, or no layout that is possible.
+        ConfigError: there are fewer than two devices, the runs do different work, or no layout is possible.
     """
     first = measurements[0]
     config, (times, slowdown) = first.config, phase_times(measurements)
@@ -103,21 +112,21 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
                 " lengths, on other devices"
             )
     model, memory = _StepModel(config, times, slowdown, first.idle_s), _Memory(config)
+    run_places = [Place(run.config.run.schedule, run.devices, run.config.reference_host) for run in measurements]
     rows, refused = [], []
     for place in _places(config, total, first.devices.get("reward", 0)):
         try:
-            rows.append(model.plan(place, memory.of(place)))
+            rows.append(model.plan(place, memory.of(place), is_measured=place in run_places))
         except ConfigError as why:
             refused.append(f"{place.layout} {' + '.join(map(str, place.devices.values()))}: {why}")
     if not rows:
         raise ConfigError(f"--gpus {total}: no layout is possible; {refused[0]}")
-    own_place = Place(config.run.schedule, first.devices, config.reference_host)
     rows.sort(key=lambda row: row.step_s)
-    return Plans(first, model.plan(own_place, {}).step_s, slowdown, tuple(rows), tuple(refused))
+    return Plans(first, model.plan(run_places[0], {}).step_s, slowdown, tuple(rows), tuple(refused))
 
 
 def _places(config: Config, total: int, for_rewards: int) -> Iterator[Place]:
-    """Yields all layouts; without a critic all devices are the actor's. A reward group keeps its devices."""
+    """Yields all layouts. A reward group keeps its devices; without a critic the actor has all others."""
     hosts: Sequence[RoleName | None] = config.trained_roles if config.uses_reference else (None,)
     schedules: Sequence[Schedule] = get_args(Schedule)
     kept = {"reward": for_rewards} if for_rewards else {}
@@ -134,18 +143,18 @@ def _places(config: Config, total: int, for_rewards: int) -> Iterator[Place]:
 
 @dataclass(frozen=True)
 class _StepModel:
-    """Predicts steps of a run from the times of its phases."""
+    """Predicts the steps of a run from the times of its phases."""
 
     config: Config
     times: Mapping[str, PhaseTimes]
     slowdown: float
     idle_s: float
 
-    def plan(self, place: Place, memory: Mapping[str, float | None]) -> Plan:
+    def plan(self, place: Place, memory: Mapping[str, float | None], *, is_measured: bool = True) -> Plan:
         phase_s, laws = {}, set()
-        for name, known in self.times.items():
+        for name, times in self.times.items():
             host = place.reference if name == "ref" else host_of(self.config, name)
-            phase_s[name], law = known.on(place.devices_of(host or ""))
+            phase_s[name], law = times.on(place.devices_of(host or ""))
             laws.add(law)
         predicted = step_time(
             phase_s,
@@ -158,19 +167,27 @@ class _StepModel:
             slowdown=self.slowdown,
         )
         bubbles = {pool: share for pool, share in predicted.bubbles.items() if pool in place.devices}
-        laws_used = tuple(sorted(laws - {""}))
-        return Plan(place.layout, place.devices, place.reference, predicted.step_s, bubbles, memory, laws_used)
+        return Plan(
+            place.layout,
+            place.devices,
+            place.reference,
+            predicted.step_s,
+            bubbles,
+            memory,
+            laws=tuple(sorted(laws - {""})),
+            is_measured=is_measured,
+        )
 
 
 class _Memory:
-    """The memory of a run's ranks, by devices and host of the reference; schedules do not matter."""
+    """The memory of a run's ranks in each layout; it depends on devices and host of the reference alone."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._estimated: dict[object, dict[str, GroupMemory]] = {}
 
     def of(self, place: Place) -> dict[str, float | None]:
-        """Returns the GiB of a rank of each group at its peak; ConfigError if the run cannot be laid out so."""
+        """Returns the peak memory of a rank of each group in GiB; ConfigError if this layout is not possible."""
         counts = {role: place.devices_of(role) for role in self._config.roles}
         key = (*counts.values(), place.reference)
         if key not in self._estimated:
@@ -195,7 +212,10 @@ class _Memory:
         return {group.role: group for group in memory_plan(config, {}).groups}
 
     def _service(self, role: RoleName, count: int) -> dict[str, Any]:
-        """Returns ranks for so many devices: one per GPU; on a CPU as many as before, while they divide the threads."""
+        """Returns the keys of a group on `count` devices.
+
+        A GPU has one rank. On a CPU the number of ranks is kept if it divides the number of threads.
+        """
         service = self._config.services.of(role)
         if service.devices:
             return {"num_processes": count, "devices": list(range(count))}

@@ -1,4 +1,4 @@
-"""`python -m controller plan RUN_DIR`: the plans as a table, best first, and what they say in sentences; or as JSON."""
+"""`python -m controller plan RUN_DIR`: the plans as a table with its explanation, or as JSON."""
 
 import json
 import textwrap
@@ -13,11 +13,11 @@ from splitppo.config.resolve import auto_reference_host
 
 _MAX_ROWS = 20
 _WIDTH = 120
-_HEAD = ("step s", "vs best", "layout", "actor", "critic", "reference", "idle", "GiB", "scaled by")
+_HEAD = ("step s", "vs best", "layout", "actor", "critic", "reference", "idle", "GiB", "seconds from")
 
 
 def run_plan(run_dirs: Sequence[Path], num_devices: int | None, *, as_json: bool) -> str:
-    """Returns what the command prints; ConfigError for a folder or number that cannot be used."""
+    """Returns the output of the command; ConfigError for a folder or a number that cannot be used."""
     plans = make_plans([read_measurement(run_dir) for run_dir in run_dirs], num_devices)
     return _as_json(plans) if as_json else _as_text(plans)
 
@@ -54,8 +54,8 @@ def _as_text(plans: Plans) -> str:
         lines.append(f"and {more} slower ones (--json lists all)")
     if plans.refused:
         lines.append(f"{len(plans.refused)} layouts are not possible, the first: {plans.refused[0]}")
-    said = [textwrap.fill(sentence, _WIDTH) for sentence in explain(plans)]
-    return "\n".join([*_measured(plans.measured, plans.fitted_s), "", *lines, "", *said]) + "\n"
+    explanation = [textwrap.fill(sentence, _WIDTH) for sentence in explain(plans)]
+    return "\n".join([*_measured(plans.measured, plans.fitted_s), "", *lines, "", *explanation]) + "\n"
 
 
 def _measured(measured: Measurement, fitted_s: float) -> list[str]:
@@ -66,7 +66,7 @@ def _measured(measured: Measurement, fitted_s: float) -> list[str]:
     sentences = (
         f"measured: {measured.step_s:.3g} s a step ({config.run.schedule}{host}, {devices}; median of"
         f" {measured.num_steps} steps); its phases give {fitted_s:.3g} s",
-        f"seconds: {phases}, nobody works {measured.idle_s:.3g}",
+        f"seconds: {phases}, no group works {measured.idle_s:.3g}",
     )
     return [textwrap.fill(sentence, _WIDTH) for sentence in sentences]
 
@@ -83,34 +83,38 @@ def _cells(plan: Plan, best_s: float) -> tuple[str, ...]:
         plan.reference or "-",
         idle,
         memory,
-        ", ".join(plan.laws) or "measured",
+        ", ".join(plan.laws) or ("measured" if plan.is_measured else "measured phases"),
     )
 
 
 def explain(plans: Plans) -> list[str]:
-    """Explains the table: split or colocated, what was scaled, and where `auto` puts the reference."""
+    """Returns sentences on the table: split or colocated, measured or scaled, and the host of the reference."""
     sentences = []
     split, colocated = plans.best_split, plans.colocated
     if split is not None and colocated is not None:
         sentences.append(_split_or_colocated(split, colocated, plans.error))
     if plans.slowdown > 1.0:
         sentences.append(
-            f"work takes {plans.slowdown:.2f} times as long while the other group works, too, in these runs."
+            f"in these runs work takes {plans.slowdown:.2f} times as long while the other group works, too."
         )
     elif plans.measured.config.uses_critic:
         sentences.append(
-            "whether one group's work slows the other's down is not known from one schedule: name the folders of a"
-            " serial run and of one that is not."
+            "one schedule alone does not show how much parallel work slows each group down: name the folders of a"
+            " serial run and of a run with another schedule."
         )
     laws = {law for plan in plans.rows for law in plan.laws}
+    if not all(plan.laws or plan.is_measured for plan in plans.rows):
+        sentences.append(
+            "measured phases: nobody has run this layout; its step is computed from phases measured on these devices."
+        )
     if "1/n" in laws:
         sentences.append(
-            "1/n: seconds were measured on one number of devices and divided by how many more there are, as if rows"
-            " were all that is divided; fixed costs make wide rows slower than this. A run on another number of devices"
-            " shows them: name its folder too."
+            "1/n: seconds were measured on one number of devices, and scaled as if all work were divided among devices;"
+            " fixed costs make layouts on many devices slower than this. A run on another number of devices shows"
+            " these costs: name its folder too."
         )
     if "a+b/n" in laws:
-        sentences.append("a+b/n: a fixed and a divided part, fitted to the runs on several numbers of devices.")
+        sentences.append("a+b/n: a fixed and a divided part, fitted to runs on several numbers of devices.")
     if plans.measured.config.uses_reference:
         sentences.append(_reference(plans))
     return sentences

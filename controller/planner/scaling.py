@@ -1,4 +1,4 @@
-"""The work of each phase, and its seconds on another number of devices than it was measured on."""
+"""Scales the seconds of each phase to numbers of devices on which it was not measured."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -9,30 +9,31 @@ import numpy as np
 
 from controller.planner.measured import Measurement
 
-# Of what takes turns completely.
+# Two groups that never work at the same time take twice as long.
 _MAX_SLOWDOWN = 2.0
 _ByPlace = dict[tuple[str, int], list[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """The times of one phase: seconds by number of devices; those of the controller's machine are by 0."""
+    """The seconds of one phase by number of devices; 0 devices stands for the controller's machine."""
 
     seconds: Mapping[int, float]
 
     def on(self, num_devices: int) -> tuple[float, str]:
-        """Returns (seconds, the law that they come from; empty: measured).
+        """Returns (seconds on so many devices, the law that scaled them; "" if they were measured).
 
-        Measured on one number n:   t n / devices                      rows are divided, nothing else
-        on several:                 fixed + divided / devices          least squares, neither below 0 (Amdahl, 1967)
+        1/n    measured on one number n of devices:   t n / num_devices              all work is divided
+        a+b/n  measured on several:                   fixed + divided / num_devices  least squares, neither below 0
+                                                                                     (Amdahl, 1967)
         """
         if 0 in self.seconds:
             return self.seconds[0], ""
         if num_devices in self.seconds:
             return self.seconds[num_devices], ""
         if len(self.seconds) == 1:
-            ((known, measured_s),) = self.seconds.items()
-            return measured_s * known / num_devices, "1/n"
+            ((measured_devices, measured_s),) = self.seconds.items()
+            return measured_s * measured_devices / num_devices, "1/n"
         shares = np.array([1.0 / devices for devices in self.seconds])
         times = np.array(list(self.seconds.values()))
         divided, fixed = np.polyfit(shares, times, 1)
@@ -44,12 +45,12 @@ class PhaseTimes:
 
 
 def phase_times(measurements: Sequence[Measurement]) -> tuple[dict[str, PhaseTimes], float]:
-    """(times by phase, slowdown) of all runs together.
+    """Returns (times by phase, slowdown), fitted to all runs together.
 
-    A phase that takes w seconds alone takes t = w + s (1 - 1 / slowdown) if s of them are shared: actor and critic work
-    at the same time, and on one machine they may wait for its memory or its cores. The slowdown is fitted by least
-    squares, within phases, to runs that share different parts of their time: schedules, or places of the reference.
-    Where no two do, it is 1: what was measured is taken as it is.
+    A phase that takes w seconds alone takes t = w + s (1 - 1 / slowdown) if actor and critic both work in s of them: on
+    one machine they may wait for its memory or its cores. The slowdown is fitted by least squares, within phases, to
+    runs with different shared times, because of their schedules or hosts of the reference. If no two runs differ, the
+    slowdown is 1, and measured times are taken as they are.
     """
     by_place: _ByPlace = defaultdict(list)
     for measurement in measurements:
@@ -63,7 +64,7 @@ def phase_times(measurements: Sequence[Measurement]) -> tuple[dict[str, PhaseTim
 
 
 def _lost_share(by_place: _ByPlace) -> float:
-    """Returns 1 - 1 / slowdown: of shared time, the part in which nothing gets done."""
+    """Returns 1 - 1 / slowdown: the share of shared time that is lost."""
     together = spread = 0.0
     for runs in by_place.values():
         deviations = np.array(runs) - np.mean(runs, axis=0)

@@ -1,4 +1,4 @@
-"""The time of a step from the work of its phases: what waits for what, under each schedule (controller/trainer.py)."""
+"""Computes the time of a step from the work of its phases, by the order of calls in controller/trainer.py."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,17 @@ from controller.planner.part_shares import part_shares, part_work_shares
 from splitppo.config import Schedule
 from splitppo.config.section import RoleName
 
-# One pool of devices for both models, one call after the other.
+# "colocated": one pool of devices for both models, one call after the other.
 Layout = Schedule | Literal["colocated"]
-# Steps until an overlapped critic's update has found its rhythm.
+# After so many steps an overlapped update of the critic is in its steady state.
 _STEPS = 6
-# What a task waits for: the tasks before it, by number.
+# The numbers of the tasks that a task waits for.
 _Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step, and the share of it in which each pool is idle."""
+    """The seconds of a step, and the share of them in which each pool is idle."""
 
     step_s: float
     bubbles: Mapping[str, float]
@@ -27,7 +27,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class _Task:
-    """A call: `work` seconds in a pool, which does one after the other in their order; without a pool, a delay."""
+    """A call: `work` seconds in a pool, which does its calls in order; a call without a pool is a delay."""
 
     pool: str
     work: float
@@ -45,22 +45,22 @@ def step_time(
     has_reward_group: bool = False,
     slowdown: float = 1.0,
 ) -> StepTime:
-    """Computes the steady state of steps.
+    """Returns the time of a step in the steady state.
 
         serial, colocated   the sum of all
         gather              generate + max(old [+ ref], values [+ ref] [+ reward model], scores) + adv + max(updates)
         overlap             the same, but the critic's update only delays the critic's next values
 
     Args:
-        phase_s: seconds of work of each phase; one that is absent takes none.
-        layout: the schedule, or one pool for both models.
-        reference: its host.
-        idle_s: seconds of a step in which nobody works, on top.
-        num_parts: of a streamed generation: all but the actor begin with the first part. A part ends when its share of
-            the decoding is done, and holds the tokens of `part_work_shares`.
-        response_share: of response tokens in all tokens of a step.
-        has_reward_group: the reward model is in a group of its own, else on the critic.
-        slowdown: work of actor and critic takes so many times as long while the other one works, too.
+        phase_s: seconds of work of each phase; an absent phase takes 0 s.
+        idle_s: seconds of a step in which no group works; they are added.
+        layout: the schedule, or "colocated".
+        reference: the host of the reference.
+        num_parts: the parts of a streamed generation. All groups but the actor begin with the first part. A part ends
+            when its share of the decoding is done, and holds the tokens of `part_work_shares`.
+        response_share: the share of response tokens in all tokens of a step.
+        has_reward_group: True if the reward model has a group of its own; else the critic's group computes it.
+        slowdown: work of actor and critic takes so many times as long while the other group works, too.
     """
     at = defaultdict(float, phase_s)
     at["adv"] += idle_s
@@ -98,12 +98,12 @@ def step_time(
 
 
 def _run(tasks: Sequence[_Task], slowdown: float) -> tuple[list[float], list[float]]:
-    """Returns when each task starts and ends."""
+    """Returns (start, end) of all tasks, in seconds from the start of the first one."""
     left = [task.work for task in tasks]
     started, ended = [-1.0] * len(tasks), [-1.0] * len(tasks)
     waiting, now = list(range(len(tasks))), 0.0
     while waiting:
-        # The next of each pool, and nothing behind it, even while it waits; delays wait for no pool.
+        # A pool works on its first task alone, also while this task waits; delays need no pool.
         first = {tasks[number].pool or number: number for number in reversed(waiting)}
         ready = [number for number in first.values() if all(ended[other] >= 0.0 for other in tasks[number].after)]
         both = {"actor", "critic"} <= {tasks[number].pool for number in ready if left[number] > 0.0}

@@ -158,6 +158,20 @@ def test_runs_of_other_work_are_refused(tmp_path: Path, model: str, capsys: pyte
     assert "does other work than" in capsys.readouterr().err
 
 
+def test_only_a_layout_that_was_run_is_called_measured(
+    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = leave_run(tmp_path / "run", model)
+    plans = make_plans([read_measurement(run_dir)], None)
+    assert [(row.layout, row.reference) for row in plans.rows if row.is_measured] == [("serial", "actor")]
+    assert main(["plan", str(run_dir)]) == 0
+    told = capsys.readouterr().out
+    rows = [line for line in told.splitlines() if line.endswith(("measured", "measured phases"))]
+    assert [row.split()[2:6] for row in rows if row.endswith("  measured")] == [["serial", "1", "1", "actor"]]
+    assert len(rows) == 6
+    assert "measured phases: nobody has run this layout" in told
+
+
 def test_the_table_is_best_first_and_says_why(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = leave_run(tmp_path / "run", model)
     assert main(["plan", str(run_dir)]) == 0
