@@ -83,7 +83,7 @@ class Age:
             return f"defaults are those of verl {_name(self.version)}: {self.why} (--verl-version says another)"
         last = (0, 4, 1) if self.version else _LAST_OLD
         others = Age(last).defaults(engine)
-        keys = ", ".join(key for key in others if key not in settings.given and _counts(key, settings))
+        keys = ", ".join(key for key in others if key not in settings.given and VerlRun(settings).has_use_for(key))
         if not keys or self.is_given:
             return ""
         if self.version:
@@ -132,10 +132,6 @@ def age_of_yaml(text: str) -> Age:
     if "use_kl_in_reward" in text:
         return Age(LATEST)
     return Age(_LAST_OLD, "it has no algorithm.use_kl_in_reward") if "hybrid_engine" in text else Age(None)
-
-
-def _counts(key: str, settings: Settings) -> bool:
-    return VerlRun(settings).uses_critic or not key.startswith("critic.")
 
 
 def _name(version: Version) -> str:

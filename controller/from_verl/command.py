@@ -19,8 +19,10 @@ from splitppo.atomic_write import write_atomically
 from splitppo.config import ConfigError
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.load import validate
+from splitppo.dotted_keys import nested
 
 _OPTION = re.compile(r"--?(config-path|config-name|config-dir|cp|cn|cd)(?:=(.*))?$")
+_LONG_NAMES = {"cp": "config-path", "cn": "config-name"}
 _NO_FILE = Path("-")
 
 
@@ -103,7 +105,7 @@ def translated_yaml(translation: Translation, name: str) -> str:
     Raises:
         ConfigError: its numbers do not fit together here.
     """
-    batch_plan(validate(translation.tree(), name))
+    batch_plan(validate(nested(translation.values), name))
     dropped = [finding.key for finding in translation.findings if finding.is_dropped]
     header = f"From {name}, by python -m controller from-verl{'; dropped: ' + ', '.join(dropped) if dropped else ''}."
     return yaml_text(translation.values, translation.comments, header)
@@ -120,16 +122,11 @@ def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> li
     """Returns the overrides; reads a configuration that the script names beside verl's own."""
     rest: list[Word] = []
     options: dict[str, str] = {}
-    waiting = ""
-    for word in words:
-        if waiting:
-            options[waiting], waiting = _known(settings, word), ""
-        elif found := _OPTION.match(word.text):
-            name = {"cp": "config-path", "cn": "config-name"}.get(found[1], found[1])
-            if found[2] is None:
-                waiting = name
-            else:
-                options[name] = found[2]
+    remaining = iter(words)
+    for word in remaining:
+        if option := _OPTION.match(word.text):
+            value = option[2] if option[2] is not None else _known(settings, next(remaining, Word("", 0)))
+            options[_LONG_NAMES.get(option[1], option[1])] = value
         elif word.text.startswith("-"):
             raise ConfigError(f"{settings.source}, line {word.line}: option {word.text} is not understood here")
         else:
@@ -137,10 +134,10 @@ def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> li
     config = options.get("config-name", "").removesuffix(".yaml")
     if config and config not in ("ppo_trainer", "ppo_megatron_trainer"):
         file = Path(options.get("config-path", ".")) / f"{config}.yaml"
-        found_file = next((path for path in (file, source.parent / file) if path.is_file()), None)
-        if found_file is None:
+        place = file if file.is_file() else source.parent / file
+        if not place.is_file():
             raise ConfigError(f"{settings.source} starts from {file}, which is not here; run this where it is")
-        settings.add_yaml(_read(found_file), found_file.name)
+        settings.add_yaml(_read(place), place.name)
     return rest
 
 

@@ -121,7 +121,7 @@ def _resume(value: Any, run: VerlRun) -> Any:
 def _keep(value: Any, run: VerlRun) -> Any:
     """Returns the larger number of those that are given; None, for all, where one is null or not above 0."""
     keys = [f"trainer.max_{role}_ckpt_to_keep" for role in ("actor", "critic")]
-    kept = [run.value(key) for key in keys if run.settings.is_given(key)] or [value]
+    kept = [run.value(key) for key in keys if key in run.settings.given] or [value]
     return None if any(number is None or num_of(number, keys[0]) <= 0 for number in kept) else int(max(kept))
 
 

@@ -58,7 +58,7 @@ class _Trained:
 
     def grad_clip(self, value: Any, run: VerlRun) -> Any:
         """Takes what older workers of verl read, unless optim.clip_grad is given, which its engines read."""
-        if run.settings.is_given(f"{self.verl}.optim.clip_grad"):
+        if f"{self.verl}.optim.clip_grad" in run.settings.given:
             raise NotNeeded("optim.clip_grad is given, too, and is the one that verl's engines read")
         return value
 

@@ -83,20 +83,9 @@ class Section:
         """Makes a row for a key with the same name and meaning here."""
         return self.renamed(key, key, default, convert, **more)
 
-    def renamed(
-        self,
-        key: str,
-        to: str,
-        default: Any = NO_DEFAULT,
-        convert: Convert | None = None,
-        *,
-        note: str = "",
-        is_section: bool = False,
-    ) -> Row:
+    def renamed(self, key: str, to: str, default: Any = NO_DEFAULT, convert: Convert | None = None, **more: Any) -> Row:
         """Makes a row for a key whose meaning has another name here."""
-        return Row(
-            self._key(key), "taken", _joined(self.ours, to), note, default, convert=convert, is_section=is_section
-        )
+        return Row(self._key(key), "taken", _joined(self.ours, to), default=default, convert=convert, **more)
 
     def changed(self, key: str, to: str, how: str, convert: Convert | None = None, default: Any = NO_DEFAULT) -> Row:
         """Makes a row for a key whose meaning is had by another value, or nearly so."""
@@ -178,10 +167,5 @@ def _joined(section: str, key: str) -> str:
 
 def _regex(pattern: str) -> str:
     """Returns the regular expression of a pattern with *, ** and {a,b}."""
-    signs = {"**": r".+", "*": r"[^.]+"}
-    parts = re.split(r"(\*\*|\*|\{[^}]*\})", pattern)
-    return "".join(signs.get(part) or (_either(part) if part[:1] == "{" else re.escape(part)) for part in parts)
-
-
-def _either(part: str) -> str:
-    return f"(?:{'|'.join(map(_regex, part[1:-1].split(',')))})"
+    signs = {"**": ".+", "*": "[^.]+", "{": "(?:", ",": "|", "}": ")"}
+    return "".join(signs.get(part) or re.escape(part) for part in re.split(r"(\*\*|[*{,}])", pattern))

@@ -53,6 +53,10 @@ class VerlRun:
         """True if the estimator needs values, as in this project."""
         return "values_BT" in NEEDS.get(str(self.value("algorithm.adv_estimator")), ())
 
+    def has_use_for(self, key: str) -> bool:
+        """Returns False for the critic's keys if the run has no critic."""
+        return self.uses_critic or not (key.startswith("critic.") or key == "trainer.critic_warmup")
+
     @property
     def has_reward_model(self) -> bool:
         """True if a reward model is switched on, by its old name or the new one."""
@@ -82,29 +86,32 @@ class VerlRun:
         total = int(self.settings.number("trainer.nnodes") * self.settings.number("trainer.n_gpus_per_node"))
         wanted = self._count("actor_rollout_ref.rollout.tensor_model_parallel_size")
         reward = self._reward_gpus(total)
-        if not self.uses_critic:
-            return self._without_critic(total, reward, wanted)
+        shared = self.uses_critic and total == 1 and self.requested is None
         if self.requested is not None:
-            actor, critic = self.requested
-            if not actor or not critic:
-                raise ConfigError(f"--gpus {actor}:{critic}: expected at least one GPU for each of actor and critic")
-            return GpuGroups(actor, critic, reward, math.gcd(wanted, actor))
-        if total == 1:
-            return GpuGroups(1, 1, reward, 1, shared=True)
-        actor = min(total - 1, max(1, round(total * ACTOR_SHARE)))
-        actor = actor - actor % wanted or actor
-        return GpuGroups(_positive(actor, total), total - actor, reward, math.gcd(wanted, actor))
+            actor, critic = self._checked(*self.requested)
+        elif not self.uses_critic:
+            in_pool = self.value("reward.reward_model.enable_resource_pool")
+            actor, critic = total - (0 if in_pool else reward), 0
+        elif shared:
+            actor, critic = 1, 1
+        else:
+            actor = min(total - 1, max(1, round(total * ACTOR_SHARE)))
+            actor = actor - actor % wanted or actor
+            critic = total - actor
+        if actor < 1:
+            raise ConfigError(f"trainer.n_gpus_per_node times trainer.nnodes is {total}; expected at least one GPU")
+        return GpuGroups(actor, critic, reward, math.gcd(wanted, actor), shared)
 
-    def _without_critic(self, total: int, reward: int, wanted: int) -> GpuGroups:
-        if self.requested is not None and self.requested[1]:
+    def _checked(self, actor: int, critic: int) -> tuple[int, int]:
+        if self.uses_critic and not (actor and critic):
+            raise ConfigError(f"--gpus {actor}:{critic}: expected at least one GPU for each of actor and critic")
+        if critic and not self.uses_critic:
             estimator = self.value("algorithm.adv_estimator")
             raise ConfigError(
-                f"--gpus {self.requested[0]}:{self.requested[1]}: algorithm.adv_estimator {estimator} has no critic;"
-                f" expected {sum(self.requested)}:0"
+                f"--gpus {actor}:{critic}: algorithm.adv_estimator {estimator} has no critic; expected"
+                f" {actor + critic}:0"
             )
-        in_pool = self.value("reward.reward_model.enable_resource_pool")
-        actor = self.requested[0] if self.requested else total - (0 if in_pool else reward)
-        return GpuGroups(_positive(actor, total), 0, reward, math.gcd(wanted, actor))
+        return actor, critic
 
     def _reward_gpus(self, total: int) -> int:
         """Returns the GPUs of a reward group; 0 where there is none, as the critic's group hosts the model."""
@@ -117,9 +124,3 @@ class VerlRun:
 
     def _count(self, key: str) -> int:
         return int(self.settings.number(key))
-
-
-def _positive(actor: int, total: int) -> int:
-    if actor < 1:
-        raise ConfigError(f"trainer.n_gpus_per_node times trainer.nnodes is {total}; expected at least one GPU")
-    return actor

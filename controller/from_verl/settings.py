@@ -102,9 +102,6 @@ class Settings:
         """Returns what a key is in the end, for computing with it; ConfigError if that is no number."""
         return num_of(self.value(key), key)
 
-    def is_given(self, key: str) -> bool:
-        return key in self.given
-
     def _note(self, key: str, line: int) -> None:
         whole = next((section for section in self._sections if key.startswith(f"{section}.")), key)
         self.given.pop(whole, None)

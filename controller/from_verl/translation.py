@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any, get_args
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from controller.from_verl.keys import ROWS, row_of
@@ -14,7 +13,6 @@ from controller.from_verl.row import NO_DEFAULT, NotNeeded, NotSupported, Outcom
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import Settings
 from splitppo.config import Config, ConfigError
-from splitppo.dotted_keys import nested
 
 
 @dataclass(frozen=True)
@@ -62,10 +60,6 @@ class Translation:
         """The findings that must be dropped by name, or be had otherwise, before there is a configuration."""
         return [finding for finding in self.findings if finding.stops and not finding.is_dropped]
 
-    def tree(self) -> dict[str, Any]:
-        """Returns the configuration as nested sections."""
-        return nested(self.values)
-
     def set(self, key: str, value: Any, comment: str = "") -> None:
         """Sets a value, unless it is our default, which is left out."""
         self.values.pop(key, None)
@@ -91,7 +85,7 @@ def translate(settings: Settings, *, gpus: tuple[int, int] | None, drop: Sequenc
     result = Translation()
     given_rows = {row.key for key in settings.given if (row := row_of(key)) is not None}
     for row in ROWS:
-        if row.to and row.default is not NO_DEFAULT and row.key not in given_rows and _applies(row.key, run):
+        if row.to and row.default is not NO_DEFAULT and row.key not in given_rows and run.has_use_for(row.key):
             _take_default(result, _convert(row, row.key, settings.value(row.key), run))
     for key, line in settings.given.items():
         finding = replace(_dropped(_finding(key, run), drop), line=line)
@@ -113,15 +107,11 @@ def _take_default(result: Translation, finding: Finding) -> None:
             result.findings.append(replace(finding, outcome="changed", note=note, is_default=True))
 
 
-def _applies(key: str, run: VerlRun) -> bool:
-    return run.uses_critic or not (key.startswith("critic.") or key == "trainer.critic_warmup")
-
-
 def _finding(key: str, run: VerlRun) -> Finding:
     row = row_of(key)
     if row is None:
         return _unknown(key, run.value(key))
-    if not _applies(key, run):
+    if not run.has_use_for(key):
         estimator = run.value("algorithm.adv_estimator")
         return Finding(key, None, "not needed", f"algorithm.adv_estimator {estimator} has no critic", row=row.key)
     return _convert(row, key, None if row.outcome == "not needed" else run.value(key), run)
@@ -151,12 +141,10 @@ def _convert(row: Row, key: str, value: Any, run: VerlRun) -> Finding:
 def _new_value(row: Row, value: Any, run: VerlRun) -> Any:
     if row.outcome == "not needed":
         raise NotNeeded(row.note)
-    is_unsupported = row.outcome == "not supported"
-    has_no_value = value is None and row.default in (None, NO_DEFAULT) and not _takes_null(row.to)
-    if row.is_off(value) if is_unsupported else has_no_value:
+    if row.outcome == "not supported":
+        raise NotNeeded("off") if row.is_off(value) else NotSupported(row.note, changes_results=row.changes_results)
+    if value is None and row.default in (None, NO_DEFAULT) and not _takes_null(row.to):
         raise NotNeeded("off")
-    if is_unsupported:
-        raise NotSupported(row.note, changes_results=row.changes_results)
     return row.convert(value, run) if row.convert else value
 
 
@@ -212,11 +200,9 @@ def _is_default(key: str, value: Any) -> bool:
 
 
 def _field(key: str) -> FieldInfo:
-    section: type[BaseModel] = Config
+    section: Any = Config
     *parents, leaf = key.split(".")
     for parent in parents:
-        kind = section.model_fields[parent].annotation
-        assert isinstance(kind, type)
-        assert issubclass(kind, BaseModel)
-        section = kind
-    return section.model_fields[leaf]
+        section = section.model_fields[parent].annotation
+    field_info: FieldInfo = section.model_fields[leaf]
+    return field_info
