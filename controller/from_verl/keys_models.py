@@ -61,8 +61,7 @@ def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
 
 def _reference(reference: Section) -> Iterator[Row]:
     yield reference.not_needed("model.override_config.attn_implementation", "the fastest one of model and machine")
-    for key in ("model", "model.**"):
-        yield reference.unsupported(key, "the reference is the model that the policy starts from")
+    yield reference.unsupported("model{,.**}", "the reference is the model that the policy starts from")
     yield reference.not_needed("log_prob_*", _MICRO_BATCHES.format("actor"))
     frozen = "the reference is frozen and sharded over its group, placement.reference"
     yield reference.not_needed("fsdp_config.**", frozen)

@@ -59,8 +59,7 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     sleep = "1: memory is given back while it does not generate; 0: kept"
     yield vllm.changed("free_cache_engine", "sleep_level", sleep, _sleep_level, True)
     for name in ("prompt_length", "response_length"):
-        is_the_length = same_as(f"data.max_{name}", f"data.max_{name} is the one length")
-        yield rollout.checked(name, _LENGTHS, is_the_length)
+        yield rollout.checked(name, _LENGTHS, same_as(f"data.max_{name}", f"data.max_{name} is the one length"))
     validation = Section(f"{rollout.verl}.val_kwargs", "evaluation")
     yield validation.taken("n", 1)
     yield validation.taken("temperature", 0, note="0: greedy")
@@ -69,8 +68,7 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield validation.not_needed("do_sample", "val_kwargs.temperature says it, as to verl's agent loop")
     yield rollout.unsupported("logprobs_mode", "log-probs are of what was sampled from", "processed_logprobs")
     yield rollout.unsupported("over_sample_rate", "every rollout that is asked for is awaited", 0, 0.0)
-    yield rollout.unsupported("{quantization,quantization_config_file}", _OWN_WEIGHTS)
-    yield rollout.unsupported("qat.enable", _OWN_WEIGHTS)
+    yield rollout.unsupported("{quantization,quantization_config_file,qat.enable}", _OWN_WEIGHTS)
     yield rollout.unsupported("mtp.{enable,enable_rollout}", "no speculative decoding")
     yield rollout.unsupported("enable_rollout_routing_replay", "no replay of expert routing")
     yield rollout.unsupported("multi_turn.enable", _ONE_TURN)
@@ -79,8 +77,7 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     agents = "agent.{agent_loop_config_path,custom_async_server.path,custom_async_server.name}"
     yield rollout.unsupported(agents, _ONE_TURN)
     yield rollout.not_needed("agent.**", "the actor's ranks sample themselves")
-    yield rollout.unsupported("skip.enable", _SAMPLES_ANEW)
-    yield rollout.unsupported("skip_rollout", _SAMPLES_ANEW)
+    yield rollout.unsupported("{skip.enable,skip_rollout}", _SAMPLES_ANEW)
     yield rollout.not_needed("{skip.**,skip_dump_dir}", _SAMPLES_ANEW)
     yield from _engine_rows(rollout, vllm)
     spread = "{data_parallel_size,expert_parallel_size,moe_tensor_parallel_size,pipeline_model_parallel_size}"
@@ -90,8 +87,7 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.slower("disaggregation.enabled", "one engine prefills and decodes")
     yield rollout.slower("prometheus.enable", "metrics.jsonl, and the health of every worker by grpcurl")
     yield rollout.slower("trace.backend", "tracking.dump_rollouts")
-    yield rollout.not_needed("{disaggregation,prometheus,trace,profiler,mtp,qat}.**", "off, or of Ray")
-    yield rollout.not_needed("{mtp,qat,profiler}", "off")
+    yield rollout.not_needed("{disaggregation,prometheus,trace,profiler,mtp,qat}{,.**}", "off, or of Ray")
     yield rollout.not_needed("log_prob_*", "what is only computed goes in the micro-batches of actor.ppo_*_per_gpu")
     yield rollout.not_needed("{seed,full_determinism}", "every response has a seed of its own, from run.seed")
     yield rollout.not_needed("dtype", "actor.dtype")
@@ -114,13 +110,12 @@ def _engine_rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.not_needed("engine_kwargs.{sglang,trtllm}.**", "of another engine")
     yield rollout.not_needed(
         "engine_kwargs.vllm.{disable_mm_preprocessor_cache,swap_space,attention_backend,block_size,"
-        "compilation_config.**,compilation_config,max_seq_len_to_capture,cpu_offload_gb,num_gpu_blocks_override,"
+        "compilation_config,compilation_config.**,max_seq_len_to_capture,cpu_offload_gb,num_gpu_blocks_override,"
         "async_scheduling,enable_sleep_mode,enable_expert_parallel,mm_processor_cache_gb,distributed_executor_backend,additional_config.**}",
         "speed and memory only",
     )
     yield vllm.renamed("engine_kwargs.vllm.max_model_len", "max_model_len", convert=_vllm_only)
-    for key in ("engine_kwargs.**", "engine_kwargs"):
-        yield rollout.unsupported(key, "what may be set of vLLM is in rollout.vllm")
+    yield rollout.unsupported("engine_kwargs{,.**}", "what may be set of vLLM is in rollout.vllm")
 
 
 _ROLLOUT = "actor_rollout_ref.rollout"

@@ -125,10 +125,6 @@ def _keep(value: Any, run: VerlRun) -> Any:
     return None if any(number is None or num_of(number, keys[0]) <= 0 for number in kept) else int(max(kept))
 
 
-def _dump(value: Any, _: VerlRun) -> bool:
-    return value is not None
-
-
 def _filter_metric(value: Any, run: VerlRun) -> Any:
     if value is None or not run.value("algorithm.filter_groups.enable"):
         raise NotNeeded("only with filter_groups.enable")
@@ -197,8 +193,8 @@ def _trainer(trainer: Section) -> Iterator[Row]:
     yield trainer.not_needed("resume_from_path", "only with resume_mode resume_path", None)
     for key in ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"):
         yield trainer.changed(key, "checkpoint.keep", "pairs; null: all", _keep, None)
-    yield trainer.changed("rollout_data_dir", "tracking.dump_rollouts", "into run.dir", _dump)
-    yield trainer.changed("validation_data_dir", "evaluation.dump_generations", "into run.dir", _dump)
+    for key, dump in (("rollout", "tracking.dump_rollouts"), ("validation", "evaluation.dump_generations")):
+        yield trainer.changed(f"{key}_data_dir", dump, "into run.dir", lambda value, _: value is not None)
     generations = "evaluation.dump_generations writes all of them, evaluation.num_examine are printed"
     yield trainer.not_needed("{log_val_generations,val_generations_to_log_to_wandb}", generations)
     yield trainer.slower("default_hdfs_dir", "copy run.dir/checkpoints")
@@ -225,9 +221,9 @@ def _rest(top: Section) -> Iterator[Row]:
     yield top.not_needed("skip.**", _SAMPLES_ANEW)
     yield top.not_needed("{ray_kwargs,ray_init}.**", "no Ray")
     yield top.not_needed("transfer_queue.**", "columns go by gRPC, each worker is sent what it lacks")
-    yield top.not_needed("{global_profiler,profiler,actor_rollout_ref.profiler,trainer.npu_profile}.**", _TRACE)
-    yield top.not_needed("trainer.{profile_steps,controller_nsight_options.**,worker_nsight_options.**}", _TRACE)
-    yield top.slower("{global_profiler,profiler}", _TRACE)
+    profilers = "{global_profiler,profiler,actor_rollout_ref.profiler,trainer.npu_profile}{,.**}"
+    for key in (profilers, "trainer.{profile_steps,controller_nsight_options.**,worker_nsight_options.**}"):
+        yield top.not_needed(key, _TRACE)
     yield top.unsupported("{rollout,async_training}.**", _SYNCHRONOUS)
     yield top.not_needed("hydra.**", "no Hydra")
     engines = "{model_engine,actor@actor_rollout_ref.actor,critic@critic,ref@actor_rollout_ref.ref}"

@@ -42,10 +42,6 @@ class _Trained:
     def _number(self, run: VerlRun, key: str) -> float:
         return run.settings.number(f"{self.verl}.{key}")
 
-    def mini_batch(self, value: Any, run: VerlRun) -> Any:
-        """Returns None if the critic uses the actor's value (the default here), else the value."""
-        return none_if_same_as(f"{ACTOR}.ppo_mini_batch_size")(value, run) if self.ours == "critic" else value
-
     def micro_batch(self, value: Any, run: VerlRun) -> Any:
         if self._of(run, "use_dynamic_bsz"):
             raise NotNeeded("use_dynamic_bsz takes micro-batches by tokens")
@@ -185,8 +181,7 @@ def _optimizer(trained: Section, of: _Trained) -> Iterator[Row]:
         "overlap_cpu_optimizer_d2h_h2d,use_precision_aware_optimizer,use_torch_optimizer_for_cpu_offload}",
         _SPEED,
     )
-    overridden = "{override_optimizer_config,override_optimizer_config.**}"
-    yield optim.unsupported(overridden, "betas, eps and weight_decay are keys of their own")
+    yield optim.unsupported("override_optimizer_config{,.**}", "betas, eps and weight_decay are keys of their own")
     yield optim.unsupported("num_cycles", "half a cosine", 0.5, default=0.5)
     yield optim.unsupported("zero_indexed_step", "the decay begins at lr", True, default=True)
     megatrons = "{lr_warmup_init,lr_min,lr_start,weight_decay_incr_style}"
@@ -203,7 +198,8 @@ def _batches(trained: Section, of: _Trained) -> Iterator[Row]:
         return f"${{{ACTOR}.{key}}}" if ours == "critic" else value
 
     mini_batch = "ppo_mini_batch_size"
-    yield trained.taken(mini_batch, inherited(mini_batch, 256), of.mini_batch, note="prompts, in both")
+    convert = none_if_same_as(f"{ACTOR}.{mini_batch}") if ours == "critic" else None
+    yield trained.taken(mini_batch, inherited(mini_batch, 256), convert, note="prompts, in both")
     yield trained.taken("ppo_micro_batch_size_per_gpu", None, of.micro_batch)
     by_tokens = f"{ours}.ppo_micro_batch_size_per_gpu, or none: micro-batches are then taken by tokens"
     yield trained.slower("ppo_micro_batch_size", by_tokens)
