@@ -14,7 +14,7 @@ _HEAD = """# From verl
 Data files, reward functions, models and dashboards stay as they are. This page is made by `python -m tools.docs` from
 the table that translates (`controller/from_verl/keys.py`).
 
-    python -m controller from-verl run_ppo.sh -o my.yaml                  # a launch script
+    python -m controller from-verl run_ppo.sh --verl-version 0.9 -o my.yaml   # a launch script, written for verl 0.9
     python -m controller from-verl outputs/.../.hydra/config.yaml -o my.yaml
     python -m controller --config my.yaml --check
 

@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from controller.from_verl.keys import SECTIONS, VERL_DEFAULTS
 from controller.from_verl.report import report_text
 from controller.from_verl.script import Launch, Word, read_script
 from controller.from_verl.settings import Settings
-from controller.from_verl.translation import Translation, translate
+from controller.from_verl.translation import Finding, Translation, translate
 from controller.from_verl.yaml_file import yaml_text
 from splitppo.atomic_write import write_atomically
 from splitppo.config import ConfigError
@@ -48,16 +48,12 @@ def from_verl(arguments: Sequence[str]) -> int:
         options.source, options.overrides, os.environ, datetime.now().astimezone(), options.version
     )
     translation = translate(settings, gpus=options.gpus, drop=options.drop)
-    name = settings.source
-    report = report_text(translation, settings)
     out = sys.stderr if options.output is None else sys.stdout
-    out.write(report)
-    if translation.stopping or settings.asks_age:
-        asked = [settings.age] if settings.asks_age else []
-        decide = [_what_to_decide(translation)] if translation.stopping else []
-        sys.stderr.write("".join(f"error: {sentence}\n" for sentence in (*asked, *decide)))
+    out.write(report_text(translation, settings))
+    if undecided := [*_undecided(translation, settings)]:
+        sys.stderr.write("".join(f"error: {sentence}\n" for sentence in undecided))
         return 1
-    text = translated_yaml(translation, name)
+    text = translated_yaml(translation, settings.source)
     if options.output is None:
         sys.stdout.write(text)
     else:
@@ -161,13 +157,25 @@ def _key(word: Word) -> str:
     return word.text.partition("=")[0].lstrip("+")
 
 
-def _what_to_decide(translation: Translation) -> str:
-    keys = [finding.key for finding in translation.stopping]
-    listed = ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
-    return (
-        f"without {listed} the run would learn something else, and nothing is written: give another value behind the"
-        " file's name (key=value), or go on without it (--drop KEY)"
-    )
+def _undecided(translation: Translation, settings: Settings) -> Iterator[str]:
+    """Yields a sentence on each kind of decision that the user must make before a file is written."""
+    if settings.asks_age:
+        yield settings.age
+    if unknown := [finding for finding in translation.stopping if finding.is_unknown]:
+        yield (
+            f"no version of verl's PPO trainer has {_listed(unknown)}, and nothing is written: correct the name, or go"
+            " on without it (--drop KEY)"
+        )
+    if unsupported := [finding for finding in translation.stopping if not finding.is_unknown]:
+        yield (
+            f"without {_listed(unsupported)} the run would learn something else, and nothing is written: give another"
+            " value after the file's name (key=value), or go on without it (--drop KEY)"
+        )
+
+
+def _listed(findings: Sequence[Finding]) -> str:
+    more = f" and {len(findings) - 5} more" if len(findings) > 5 else ""
+    return ", ".join(finding.key for finding in findings[:5]) + more
 
 
 def _gpus(text: str) -> tuple[int, int]:

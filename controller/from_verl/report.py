@@ -7,32 +7,29 @@ from operator import attrgetter
 from controller.from_verl.settings import Settings
 from controller.from_verl.translation import Finding, Translation
 
-_TITLES = (
-    ("stops", "not supported, and the run would learn something else; change it, or drop it by name"),
-    ("dropped", "dropped, though the run learns something else"),
-    ("not supported", "not supported, without any effect on what is learned"),
-    ("changed", "changed"),
-    ("default", "verl's defaults that are not ours"),
-    ("taken", "taken"),
-    ("not needed", "not needed"),
-)
+_TITLES = {
+    "unknown": "unknown to every version of verl's PPO trainer; correct it, or drop it by name",
+    "to be decided": "not supported, and the run would learn something else; change it, or drop it by name",
+    "dropped": "dropped, though the run learns something else",
+    "not supported": "not supported, without any effect on what is learned",
+    "changed": "changed",
+    "default": "verl's defaults that are not ours",
+    "taken": "taken",
+    "not needed": "not needed",
+}
 
 
 def report_text(translation: Translation, settings: Settings) -> str:
-    """Returns all findings, those first that need a decision."""
-    by_kind = {kind: [finding for finding in translation.findings if _kind(finding) == kind] for kind, _ in _TITLES}
-    counts = [f"{len(found)} {kind}" for kind, found in by_kind.items() if found and kind not in ("stops", "default")]
-    undecided = by_kind["stops"]
-    lines = [
-        f"{settings.source}: {len(translation.findings) - len(by_kind['default'])} keys: {', '.join(counts) or 'none'}"
-    ]
-    if undecided:
-        lines[0] += f"; {len(undecided)} to be decided"
+    """Returns the report on all keys; keys that need a decision come first."""
+    by_kind = {kind: [finding for finding in translation.findings if _kind(finding) == kind] for kind in _TITLES}
+    counts = [f"{len(found)} {kind}" for kind, found in by_kind.items() if found and kind != "default"]
+    num_keys = len(translation.findings) - len(by_kind["default"])
+    lines = [f"{settings.source}: {num_keys} keys: {', '.join(counts) or 'none'}"]
     if settings.from_environment:
         lines.append(f"variables of your environment that it reads: {', '.join(settings.from_environment)}")
-    if settings.age:
+    if settings.age and not settings.asks_age:
         lines.append(settings.age)
-    for kind, title in _TITLES:
+    for kind, title in _TITLES.items():
         if found := by_kind[kind]:
             lines += ["", f"{title}:", *(f"  {line}" for line in _lines(kind, found))]
     return "\n".join(lines) + "\n"
@@ -42,7 +39,7 @@ def _kind(finding: Finding) -> str:
     if finding.is_dropped:
         return "dropped"
     if finding.stops:
-        return "stops"
+        return "unknown" if finding.is_unknown else "to be decided"
     return "default" if finding.is_default else finding.outcome
 
 
@@ -54,7 +51,7 @@ def _lines(kind: str, found: Iterable[Finding]) -> Iterator[str]:
             yield f"{', '.join(keys[:4])}{more}: {note}"
         return
     for finding in found:
-        where = f" (line {finding.line})" if finding.line and kind == "stops" else ""
+        where = f" (line {finding.line})" if finding.line and finding.stops else ""
         arrow = f" -> {_ours(finding)}" if finding.to else ""
         note = f": {finding.note}" if finding.note and not finding.is_default else ""
         yield f"{finding.key} {_short(finding.value)}{where}{arrow}{note}"

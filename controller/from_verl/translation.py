@@ -42,6 +42,11 @@ class Finding:
     is_dropped: bool = False
 
     @property
+    def is_unknown(self) -> bool:
+        """True if no version of verl has this key."""
+        return self.stops and not self.row
+
+    @property
     def keeps_value(self) -> bool:
         """True if our value is verl's; true and 1 are two values."""
         return bool(self.new == self.value) and isinstance(self.new, bool) == isinstance(self.value, bool)
@@ -121,7 +126,7 @@ def _unknown(key: str, value: Any) -> Finding:
     if value in (None, [], {}):
         return Finding(key, value, "not needed", "off")
     close = difflib.get_close_matches(key, [row.key for row in ROWS if not row.is_pattern], n=1, cutoff=0.8)
-    note = f"verl's PPO trainer has no such key{f'; did you mean {close[0]}?' if close else ''}"
+    note = f"did you mean {close[0]}?" if close else "mistyped, or of a fork"
     return Finding(key, value, "not supported", note, stops=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from controller.__main__ import main
 from controller.from_verl.command import read_settings, translated_yaml
 from controller.from_verl.translation import translate
 from splitppo.config import ConfigError, load_config
+from tests.support.groups import PROJECT
 from tests.support.verl_launch import BASE, NOW
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -115,6 +117,38 @@ def test_the_version_is_asked_for_where_no_key_tells_it_and_defaults_differ(
     assert sentence.startswith("error: no key tells verl's version, and the defaults of algorithm.use_kl_in_reward, ")
     assert sentence.endswith("were others up to 0.3: give --verl-version 0.3 or --verl-version 0.9")
     assert not file.exists()
+
+
+def test_the_question_for_the_version_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("-", *BASE, "-o", tmp_path / "my.yaml") == 1
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).count("no key tells verl's version") == 1
+
+
+def test_the_first_example_of_the_page_translates_a_script_that_tells_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (PROJECT / "docs" / "from-verl.md").read_text()
+    example = next(line for line in page.splitlines() if line.startswith("    python -m controller from-verl"))
+    monkeypatch.chdir(tmp_path)
+    _, _, _, _, script, *options = shlex.split(example, comments=True)
+    Path(script).write_text(f"python -m verl.trainer.main_ppo {' '.join(BASE)}\n")
+    assert run(script, *options) == 0
+
+
+def test_a_mistyped_key_is_listed_as_unknown_and_not_as_one_that_changes_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistyped = ("data.train_batch_sise=4", "--verl-version=0.9", "-o", tmp_path / "my.yaml")
+    assert run("-", *BASE, *mistyped) == 1
+    printed = capsys.readouterr()
+    assert (
+        "unknown to every version of verl's PPO trainer; correct it, or drop it by name:\n"
+        "  data.train_batch_sise 4: did you mean data.train_batch_size?\n"
+    ) in printed.out
+    assert "something else" not in printed.out + printed.err
+    assert printed.err.startswith("error: no version of verl's PPO trainer has data.train_batch_sise, and nothing is")
+    assert run("-", *BASE, *mistyped, "--drop", "data.train_batch_sise") == 0
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tests.support.verl_launch import ACTOR, ROLLOUT, finding, translated
         ("actor_rollout_ref.model.override_config={attention_dropout: 0.1}", "dropout is 0"),
         ("actor_rollout_ref.model.override_config={moe_config: {freeze_moe_router: True}}", "moe_config"),
         ("+rollout.nnodes=1", "synchronous"),
-        ("+data.no_such_key=1", "no such key"),
+        ("+data.no_such_key=1", "mistyped, or of a fork"),
         (f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype=fp8", "rollout.vllm"),
         ("data.train_files=hdfs://a/b.parquet", "copy"),
         ("trainer.v1.trainer_mode=separate_async", "run.schedule"),
