@@ -37,7 +37,7 @@ def read_jsonl(file: Path, *, until_torn: bool = False) -> Iterator[tuple[int, d
 def json_object(line: bytes, place: str) -> dict[str, Any]:
     """The object that a line holds; a ValueError that begins with its `place` if there is none."""
     try:
-        content = json.loads(line.decode())
+        content = json.loads(line.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
         raise ValueError(f"{place}: not UTF-8 text: {error}") from error
     except (ValueError, RecursionError) as error:

@@ -19,6 +19,7 @@ def test_objects_come_with_their_lines_and_blank_lines_are_passed_over(tmp_path:
     ("line", "message"),
     [
         (b"{a", r"a\.jsonl, line 2: not valid JSON: [^()]*, at column 2$"),  # one number of a line
+        (b'{"a": 1', r"a\.jsonl, line 2: not valid JSON: [^()]*, at column 8$"),
         (b"[1]", r"a\.jsonl, line 2: expected a JSON object, got list"),
         (b"\xff", r"a\.jsonl, line 2: not UTF-8 text"),
         (b"[" * 100_000, r"a\.jsonl, line 2: not valid JSON: "),
