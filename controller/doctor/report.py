@@ -57,10 +57,10 @@ def _of_run(facts: Facts) -> Iterator[tuple[str, str]]:
         free = f"{size(run.disk_free_bytes)} of {size(run.disk_total_bytes)} free"
         yield "disk", f"{free}; the next checkpoint {next_one}"
     wire = "mutual TLS" if run.tls else "plaintext on this machine"
-    token = "a token" if run.token else "no token"
+    token = ", a token" if run.token else ", no token" if run.is_live else ""  # the token of a local run goes with it
     ends = run.certificate_ends_unix_s
     left = "" if ends is None else f"; the controller's certificate has {_days(ends, facts)}"
-    yield "wire", f"{wire}, {token}{left}"
+    yield "wire", f"{wire}{token}{left}"
 
 
 _HEADINGS = (

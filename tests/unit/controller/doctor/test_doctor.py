@@ -278,6 +278,7 @@ async def test_what_a_local_run_has_left_behind_is_no_live_run(run_dir: Path) ->
     assert findings == []
     assert not facts.run.is_live
     assert facts.notes == [f"no run is live in {run_dir}, so there are no groups to ask (services.launch: local)"]
+    assert "\nwire         plaintext on this machine\n" in as_text(facts, findings)
 
 
 async def test_a_run_whose_controller_is_gone_is_unfinished_until_its_summary_says_completed(run_dir: Path) -> None:
