@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,7 @@ tail tee touch tr uname uniq wc xargs
 _READERS = ("source", ".", "bash", "sh", "[", "[[", "test", "ls", "cat")  # what they name is shown
 _LIMIT_S = 10
 _PROC = ("--proc", "/proc")  # for <(...); containers often forbid it
+_MESSAGE = re.compile(r"[^:]*: line (\d+): (.*)")
 _FIRST_FD = 200  # scripts use low numbers
 # The first process ends last: bubblewrap ends all others with it.
 _FIRST_PROCESS = (
@@ -66,13 +68,13 @@ class BashRun:
         launches: line and words of each launch of verl.
         calls: LINE@NAME of the commands that were not run.
         steps: all commands, as bash traced them.
-        errors: lines of its standard error.
+        messages: line and text of each error of bash.
     """
 
     launches: list[tuple[int, list[str]]]
     calls: list[str]
     steps: list[Step]
-    errors: list[str]
+    messages: list[tuple[int, str]]
 
 
 @dataclass
@@ -144,7 +146,8 @@ class Bash:
                     return self._once(environment, settings, arguments)
                 raise NoSandbox(lines[0])
             launches, calls = _noted(_text(notes).split("\0")[:-1])
-            return BashRun(launches, calls, [*_traced(_text(trace))], lines)
+            messages = [(int(found[1]), found[2]) for found in map(_MESSAGE.match, lines) if found]
+            return BashRun(launches, calls, [*_traced(_text(trace))], messages)
 
     def _files(self) -> Iterator[str]:
         yield from ("--dir", str(Path.cwd()))
@@ -175,11 +178,10 @@ def _noted(fields: Sequence[str]) -> tuple[list[tuple[int, list[str]]], list[str
     launches: list[tuple[int, list[str]]] = []
     calls: list[str] = []
     rest = iter(fields)
-    for kind in rest:
-        line, count = int(next(rest)), int(next(rest))
-        words = [next(rest) for _ in range(count)]
+    for kind, line, num_words in zip(rest, rest, rest, strict=True):
+        words = [*islice(rest, int(num_words))]
         if kind == "launch":
-            launches.append((line, words))
+            launches.append((int(line), words))
         else:
             calls.append(f"{line}@{words[0]}")
     return launches, calls

@@ -15,7 +15,6 @@ from rewards.code.bubblewrap import NoSandbox
 from splitppo.config import ConfigError
 
 _CALL = re.compile(r"@@(\d+)@([^@\s]*)@@")
-_MESSAGE = re.compile(r"[^:]*: line (\d+): (.*)")
 _UNBOUND = re.compile(r"\$?(\w+): unbound variable")
 _SIMPLE_TESTS = ("[", "[[", "test")
 _TESTS = (*_SIMPLE_TESTS, "_ask_tested", "((")
@@ -79,7 +78,7 @@ class _Questions:
         unset = self._unset()
         own = [Word("", line, why) for word, why in unset.items() if not word]
         words = [self._word(word, line, unset.get(word, "")) for word in self._words]
-        names = self._having_effect([*self._environment], lambda group: _words(self._with_marks(group)))
+        names = _having_effect([*self._environment], lambda group: _words(self._with_marks(group)), self._words)
         return Launch([*words, *own], names)
 
     def _word(self, word: str, line: int, unset: str) -> Word:
@@ -92,27 +91,29 @@ class _Questions:
 
     def _check(self, run: BashRun) -> None:
         """Raises ConfigError unless there is one launch, and no number depends on a mark."""
-        name = self._file.name
-        for message in map(_MESSAGE.match, run.errors):
-            if message and (found := _CALL.search(message[2])) and message[2].split(":")[0] not in _TESTS:
-                raise ConfigError(f"{name}, line {message[1]}: a value is not known, as {_why(found)}")
+        for line, message in run.messages:
+            if (found := _CALL.search(message)) and message.split(":")[0] not in _TESTS:
+                raise self._mistake(line, f"a value is not known, as {_why(found)}")
         if not run.launches:
-            raise ConfigError(self._why_no_launch(run))
+            raise self._no_launch(run)
         lines = [line for line, _ in run.launches]
         if any(words != run.launches[0][1] for _, words in run.launches):
-            raise ConfigError(f"{name}, line {lines[1]}: a second run, after that of line {lines[0]}: keep one of them")
+            raise self._mistake(lines[1], f"a second run, after that of line {lines[0]}: keep one of them")
 
-    def _why_no_launch(self, run: BashRun) -> str:
-        name = self._file.name
-        messages = [found for error in run.errors if (found := _MESSAGE.match(error))]
-        if messages:
-            line, what = messages[-1].groups()
-            unbound = _UNBOUND.fullmatch(what)
-            what = f"{_unset(unbound[1])}; {_how_to_set(unbound[1])}" if unbound else f"bash says {what}"
-            return f"{name}, line {line}: {what}"
+    def _no_launch(self, run: BashRun) -> ConfigError:
+        if run.messages:
+            line, message = run.messages[-1]
+            unbound = _UNBOUND.fullmatch(message)
+            why = f"{_unset(unbound[1])}; {_how_to_set(unbound[1])}" if unbound else f"bash says {message}"
+            return self._mistake(line, why)
         last = run.steps[-1] if run.steps else None
         ended = f" before it ends in line {last.line}" if last and last.text.startswith("exit") else ""
-        return f"{name} starts no verl.trainer.main_ppo{ended}; expected python -m verl.trainer.main_ppo"
+        return ConfigError(
+            f"{self._file.name} starts no verl.trainer.main_ppo{ended}; expected python -m verl.trainer.main_ppo"
+        )
+
+    def _mistake(self, line: int | str, sentence: str) -> ConfigError:
+        return ConfigError(f"{self._file.name}, line {line}: {sentence}")
 
     def _check_tests(self, run: BashRun, passed: Sequence[int] = ()) -> None:
         """A test of a mark, which does not hold, must not matter: the same is passed where it holds, or nothing."""
@@ -124,9 +125,7 @@ class _Questions:
                 holds_already = [s for s in run.steps if s.line != step.line or s.name not in _TESTS] == other.steps
                 can_be_passed = step.name in _SIMPLE_TESTS and not holds_already and len(lines) <= _MAX_TESTS
                 if not can_be_passed or _words(other) not in (None, self._words):
-                    raise ConfigError(
-                        f"{self._file.name}, line {step.line}: which branch is taken is not known, as {_why(found)}"
-                    )
+                    raise self._mistake(step.line, f"which branch is taken is not known, as {_why(found)}")
                 self._check_tests(other, lines)
 
     def _check_calls(self, calls: Sequence[str]) -> None:
@@ -138,12 +137,10 @@ class _Questions:
             return None if words is None else [word for word in words if _key(word) in known]
 
         before = [word for word in self._words if _key(word) in known]
-        for call in self._having_effect([*dict.fromkeys(calls)], with_failing, before):
+        for call in _having_effect([*dict.fromkeys(calls)], with_failing, before):
             line, name = call.split("@")
-            raise ConfigError(
-                f"{self._file.name}, line {line}: what is passed depends on whether {name} succeeds, which would have"
-                " to be run"
-            )
+            why = f"what is passed depends on whether {name} succeeds, which would have to be run"
+            raise self._mistake(line, why)
 
     def _unset(self) -> dict[str, str]:
         """Words in which something that is set nowhere stands, as bash has them, with the reason."""
@@ -151,9 +148,9 @@ class _Questions:
         for name in self._read_unset():
             mark = f"@@{name}@@"
             run = self._with_marks([name])
-            if message := next((error for error in run.errors if mark in error and _MESSAGE.match(error)), ""):
-                line = message.split("line ")[1].partition(":")[0]
-                raise ConfigError(f"{self._file.name}, line {line}: a value is not known, as {_unset(name)}")
+            for line, message in run.messages:
+                if mark in message:
+                    raise self._mistake(line, f"a value is not known, as {_unset(name)}")
             for word in _words(run) or []:
                 if mark in word and (empty := word.replace(mark, "")) in ("", *self._words):
                     found[empty] = _unset(name)
@@ -164,11 +161,10 @@ class _Questions:
         names: list[str] = []
         while True:
             run = self._run_with(dict.fromkeys(names, ""), strict=True)
-            messages = [found[2] for error in run.errors if (found := _MESSAGE.match(error))]
-            new = {found[1] for message in messages if (found := _UNBOUND.fullmatch(message))} - {*names}
-            if not new:
+            unbound = {found[1] for _, message in run.messages if (found := _UNBOUND.fullmatch(message))}
+            if unbound <= {*names}:
                 return names
-            names += sorted(new)
+            names += sorted(unbound - {*names})
 
     def _with_marks(self, names: Sequence[str]) -> BashRun:
         return self._run_with({name: f"@@{name}@@" for name in names})
@@ -180,22 +176,18 @@ class _Questions:
         arguments = [values.get(str(place), "") for place in range(1, last + 1)]
         return self._bash.run(self._environment | variables, arguments=arguments, strict=strict)
 
-    def _having_effect(
-        self,
-        names: Sequence[str],
-        words_with: Callable[[Sequence[str]], list[str] | None],
-        before: Sequence[str] | None = None,
-    ) -> list[str]:
-        """Returns the names with which other words are passed, found by halves."""
-        if not names:
-            return []
-        words = words_with(names)
-        if words == (self._words if before is None else before) or (words is None and len(names) == 1):
-            return []
-        if len(names) == 1:
-            return [*names]
-        half = len(names) // 2
-        return [name for part in (names[:half], names[half:]) for name in self._having_effect(part, words_with, before)]
+
+def _having_effect(
+    names: Sequence[str], words_with: Callable[[Sequence[str]], list[str] | None], before: Sequence[str]
+) -> list[str]:
+    """Returns the names with which other words are passed, found by halves."""
+    words = words_with(names) if names else before
+    if words == before or (words is None and len(names) == 1):
+        return []
+    if len(names) == 1:
+        return [*names]
+    half = len(names) // 2
+    return [name for part in (names[:half], names[half:]) for name in _having_effect(part, words_with, before)]
 
 
 def _words(run: BashRun) -> list[str] | None:
