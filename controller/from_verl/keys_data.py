@@ -1,4 +1,4 @@
-"""verl's keys of data and rewards: `data`, `reward`, and what was `reward_model` and `custom_reward_function`."""
+"""verl's keys of data and rewards: `data`, `reward`, and the older `reward_model` and `custom_reward_function`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,18 +7,18 @@ from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, need
 from controller.from_verl.run import VerlRun
 from controller.from_verl.settings import num_of
 
-_FUNCTIONS = "functions are chosen by data_source, each response is scored in a process of its own"
-_FIRST_ROWS = "the first ones; with data.shuffle a random choice there"
-_LENGTH = "not needed where it is data.max_response_length, else not supported"
-_OWN_CLASS = "a class of yours; what it must have: docs/extending/prompts.md"
+_FUNCTIONS = "functions are chosen by data_source, and run in processes of their own"
+_FIRST_ROWS = "the first rows; verl takes random rows with data.shuffle"
+_LENGTH = "not needed if it is data.max_response_length, else not supported"
+_OWN_CLASS = "your class; docs/extending/prompts.md says what it must have"
 _TEXT_ONLY = "text only: prompts with images, videos or sounds are not read"
 
 
 def _files(value: Any, _: VerlRun) -> Any:
-    """Returns a list, or the only file."""
+    """Returns the list of files, or the only file."""
     names = value if isinstance(value, list) else [value]
     if remote := [name for name in names if "://" in str(name)]:
-        raise NotSupported(f"copy {remote[0]} here first")
+        raise NotSupported(f"copy {remote[0]} to this machine first")
     return names if len(names) > 1 else names[0]
 
 
@@ -28,9 +28,9 @@ def _limit(value: Any, _: VerlRun) -> Any:
 
 def _gen_batch(value: Any, run: VerlRun) -> Any:
     if value in (None, run.value("data.train_batch_size")):
-        raise NotNeeded("data.train_batch_size says it")
+        raise NotNeeded("same value as data.train_batch_size")
     if not run.value("algorithm.filter_groups.enable"):
-        raise NotSupported("without filter_groups.enable a step trains on all that it generates: data.train_batch_size")
+        raise NotSupported("without filter_groups.enable a step trains on all its prompts: set data.train_batch_size")
     return value
 
 
@@ -39,7 +39,7 @@ def _reward_model(value: Any, run: VerlRun) -> Any:
         raise NotNeeded("the reward model is off")
     functions = (run.value(f"{section}custom_reward_function.path") for section in ("reward.", ""))
     if any(functions):
-        raise NotSupported("a reward function of your own cannot ask the model; the scores of both are added")
+        raise NotSupported("a reward function of your own cannot call the reward model; here both scores are added")
     return value
 
 
@@ -62,7 +62,7 @@ def _data(data: Section) -> Iterator[Row]:
     yield data.taken("max_response_length", 512)
     yield data.taken("prompt_key", "prompt")
     sources = needless(["data_source"], "the column has this name", "rename the column to data_source")
-    yield data.checked("reward_fn_key", "not needed where it is data_source, else not supported", sources)
+    yield data.checked("reward_fn_key", "not needed if it is data_source, else not supported", sources)
     yield data.changed("train_max_samples", "max_samples", _FIRST_ROWS, _limit, -1)
     yield data.changed("val_max_samples", "val_max_samples", _FIRST_ROWS, _limit, -1)
     yield data.taken("shuffle", True)
@@ -72,24 +72,24 @@ def _data(data: Section) -> Iterator[Row]:
     yield data.taken("truncation", "error")
     yield data.taken("tokenizer", None)
     yield data.taken("apply_chat_template_kwargs", {}, is_section=True)
-    prompts = "prompts per Generate call; all of them there, by default"
+    prompts = "prompts per Generate call; verl's default: all prompts"
     yield elsewhere.changed("val_batch_size", "evaluation.batch_size", prompts, default=None)
     for key in ("custom_cls.path", "custom_cls.name", "sampler.class_path", "sampler.class_name"):
         yield data.changed(key, key, _OWN_CLASS, default=None)
-    yield data.unsupported("datagen.**", "no data is made in a run")
+    yield data.unsupported("datagen.**", "no prompts are made during a run")
     yield data.not_needed("continuous_token.*", "one turn: the chat template's tokens are never encoded anew")
-    yield data.unsupported("{tool_config_path,function_tool_path}", "one turn: a prompt, a response")
+    yield data.unsupported("{tool_config_path,function_tool_path}", "only one turn: a prompt and a response")
     for medium in ("image", "video", "audio"):
-        # A script that names the column has such data, be it under verl's default name.
+        # A script that names the column has such data, also if the name is verl's default.
         is_given = needless((), "", _TEXT_ONLY)
-        yield data.checked(f"{medium}_key", f"not supported where it is given: {_TEXT_ONLY}", is_given, f"{medium}s")
+        yield data.checked(f"{medium}_key", f"not supported if it is given: {_TEXT_ONLY}", is_given, f"{medium}s")
     yield data.unsupported("{image_keys,video_keys,audio_keys,mm_processor_kwargs,mm_processor_kwargs.**}", _TEXT_ONLY)
     yield data.not_needed("{image_patch_size,return_multi_modal_inputs}", _TEXT_ONLY)
     workers = "{validation_shuffle,dataloader_num_workers,filter_overlong_prompts_workers,use_shm}"
     yield data.not_needed(workers, "speed only")
     messages = "{return_raw_input_ids,return_raw_chat,return_full_prompt}"
     yield data.not_needed(messages, "rows keep their messages and columns")
-    yield data.not_needed("trust_remote_code", "a tokenizer is tokenizer.json, without code")
+    yield data.not_needed("trust_remote_code", "tokenizers are read from tokenizer.json, which has no code")
 
 
 def _functions() -> Iterator[Row]:
@@ -115,33 +115,29 @@ def _functions() -> Iterator[Row]:
     yield top.unsupported(own_manager, "reward.custom_function_path", "register")
     module = "{reward.reward_manager.module.*,reward_manager.module.*,reward_model.reward_loop_*}"
     yield top.not_needed(module, "only with a reward manager of your own")
-    always = "functions are chosen by data_source, and always called here"
-    yield top.not_needed("reward_model.use_reward_loop", always)
+    yield top.not_needed("reward_model.use_reward_loop", "functions are chosen by data_source, and always called here")
 
 
 def _models(top: Section, model: Section) -> Iterator[Row]:
-    """Yields the rows of the reward model, and of the sandbox; `model` has verl's older names."""
-    alone = "its score alone, in training; reward_model.rule_coef 0. Validation is by reward functions"
+    """Yields the rows of the reward model and of the sandbox; `model` is the section with verl's older names."""
+    alone = "its score alone, in training (reward_model.rule_coef 0); reward functions score validation"
     path = "{reward.reward_model.model_path,reward_model.model.path}"
     both = Section("{reward.reward_model,reward_model}")
     yield top.changed(path, "reward_model.model", alone, _reward_model)
-    yield both.changed("enable", "placement.reward_model", "the critic's group, or one of its own", _pool)
-    yield both.changed("rollout.dtype", "reward_model.dtype", "compute", _reward_model_dtype)
-    pool = "{enable_resource_pool,n_gpus_per_node,nnodes}"
-    yield both.not_needed(pool, "placement.reward_model, services.reward")
+    yield both.changed("enable", "placement.reward_model", "the critic's group, or a group of its own", _pool)
+    yield both.changed("rollout.dtype", "reward_model.dtype", "of the computation", _reward_model_dtype)
+    yield both.not_needed("{enable_resource_pool,n_gpus_per_node,nnodes}", "placement.reward_model, services.reward")
     yield both.not_needed("rollout.**", "one forward pass per response, no engine")
     yield model.taken("max_length", None, _reward_model)
-    template = "responses are encoded anew for the reward model, with its own template"
-    yield model.not_needed("model.input_tokenizer", template)
+    yield model.not_needed("model.input_tokenizer", "responses are encoded anew, with the model's own template")
     yield model.not_needed(
         "{strategy,micro_batch_size,micro_batch_size_per_gpu,use_dynamic_bsz,forward_max_token_len_per_gpu,"
         "ulysses_sequence_parallel_size,megatron.**,param_offload,nccl_timeout,load_weight}",
         "speed and memory only",
     )
-    calls = "{launch_reward_fn_async,model.**,profiler.**}"
-    yield model.not_needed(calls, "responses are scored while others are generated")
+    yield model.not_needed("{launch_reward_fn_async,model.**,profiler.**}", "scoring runs during generation")
     sandbox = Section("{sandbox_fusion,reward.sandbox_fusion,reward_model.sandbox_fusion}")
-    limit = "the same data sources run in sandboxes here (reward.code), with a limit for all tests of an answer"
+    limit = "code answers run in local sandboxes here (reward.code), with one limit for all tests of an answer"
     yield sandbox.unsupported("url", limit)
     yield sandbox.not_needed("*", "only with sandbox_fusion.url")
 

@@ -11,26 +11,25 @@ from splitppo.config.subsections.policy_loss import LOSS_MODES, PolicyLossConfig
 
 _MODEL = "actor_rollout_ref.model"
 _LOSSES = f"losses here: {', '.join(LOSS_MODES)}"
-_MICRO_BATCHES = "what is only computed goes in the micro-batches of {}.ppo_*_per_gpu"
+_MICRO_BATCHES = "forward passes use the micro-batches of {}.ppo_*_per_gpu"
 _OF_SINGLE_LOSSES = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
 
 
 def _loss_mode(value: Any, run: VerlRun) -> Any:
     if value != "vanilla" and run.value("algorithm.rollout_correction.bypass_mode"):
         raise NotSupported(
-            "verl ignores it with bypass_mode, and has PPO's clip or REINFORCE by loss_type: loss_mode=vanilla"
+            "with bypass_mode verl ignores it, and loss_type chooses PPO's clip or REINFORCE: set loss_mode=vanilla"
         )
-    own = "one of your own is a function in the file actor.policy_loss.custom_path"
+    own = "a loss of your own: actor.policy_loss.custom_path"
     return one_of(LOSS_MODES, f"{_LOSSES}; {own}")(value, run)
 
 
 def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
     yield model.renamed("path", "actor.model", "~/models/deepseek-llm-7b-chat")
     yield model.changed("tokenizer_path", "data.tokenizer", "the policy's tokenizer", default=None)
-    template = "write it to a file, and name that in data.chat_template"
-    yield model.unsupported("custom_chat_template", template)
+    yield model.unsupported("custom_chat_template", "write it to a file, and set data.chat_template to this file")
     yield actor.taken("clip_ratio", 0.2)
-    unless_given = "there 0.2 unless given, whatever clip_ratio is"
+    unless_given = "verl's default is 0.2, whatever clip_ratio is"
     for key in ("clip_ratio_low", "clip_ratio_high"):
         yield actor.changed(key, key, unless_given, none_if_same_as(f"{ACTOR}.clip_ratio"), 0.2)
     yield actor.taken("clip_ratio_c", 3.0)
@@ -40,15 +39,14 @@ def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
     for key in ("tau_pos", "tau_neg"):
         yield actor.renamed(key, f"policy_loss.{key}", PolicyLossConfig.model_fields[key].default)
         yield losses.taken(key, None)
-    yield losses.not_needed("rollout_correction.**", "algorithm.rollout_correction says it")
+    yield losses.not_needed("rollout_correction.**", "algorithm.rollout_correction sets it")
     yield losses.unsupported("*", _LOSSES)
-    correction = "algorithm.rollout_correction: rollout_is token, rollout_is_threshold"
-    yield actor.unsupported("tis_imp_ratio_cap", correction, -1)
+    yield actor.unsupported("tis_imp_ratio_cap", "rollout_is: token in algorithm.rollout_correction", -1)
     yield actor.taken("entropy_coeff", 0)
-    entropy = Section(ACTOR, "algorithm.adaptive_entropy")
-    yield entropy.renamed("use_adaptive_entropy_adjustment", "enable", note="of Skywork-OR1's fork")
+    entropy, fork = Section(ACTOR, "algorithm.adaptive_entropy"), "of Skywork-OR1's fork of verl"
+    yield entropy.renamed("use_adaptive_entropy_adjustment", "enable", note=fork)
     for key in ("target_entropy", "entropy_coeff_delta", "min_entropy_coeff", "max_entropy_coeff"):
-        yield entropy.taken(key, note="of Skywork-OR1's fork")
+        yield entropy.taken(key, note=fork)
     measured = "{calculate_entropy,calculate_sum_pi_squared,sum_pi_squared_checkpointing}"
     yield actor.not_needed(measured, "actor/entropy is always measured")
     yield actor.taken("use_kl_loss", False)
@@ -60,24 +58,22 @@ def _actor(actor: Section, model: Section, losses: Section) -> Iterator[Row]:
 
 
 def _reference(reference: Section) -> Iterator[Row]:
-    yield reference.not_needed("model.override_config.attn_implementation", "the fastest one of model and machine")
+    yield reference.not_needed("model.override_config.attn_implementation", "always the fastest")
     yield reference.unsupported("model{,.**}", "the reference is the model that the policy starts from")
     yield reference.not_needed("log_prob_*", _MICRO_BATCHES.format("actor"))
-    frozen = "the reference is frozen and sharded over its group, placement.reference"
-    yield reference.not_needed("fsdp_config.**", frozen)
-    as_the_actor = "the reference is computed as the actor is, in the group that placement.reference names"
-    yield reference.not_needed("**", as_the_actor)
+    yield reference.not_needed("fsdp_config.**", "the reference is sharded over its group (placement.reference)")
+    yield reference.not_needed("**", "the reference is computed like the actor, in the group of placement.reference")
 
 
 def _critic(critic: Section) -> Iterator[Row]:
     yield critic.renamed("model.path", "model", convert=none_if_same_as(f"{_MODEL}.path"))
     yield critic.not_needed("model.tokenizer_path", "the policy's tokenizer")
-    yield critic.not_needed("model.custom_chat_template", "the policy's")
-    yield critic.checked("enable", "there is a critic where the estimator needs values", _critic_enable)
+    yield critic.not_needed("model.custom_chat_template", "the policy's template")
+    yield critic.checked("enable", "there is a critic if the estimator needs values", _critic_enable)
     yield critic.taken("cliprange_value", 0.5)
     forward = "{forward_max_token_len_per_gpu,forward_micro_batch_size,forward_micro_batch_size_per_gpu}"
     yield critic.not_needed(forward, _MICRO_BATCHES.format("critic"))
-    # The engine's keys were under critic.model before they moved.
+    # Older versions have the engine's keys under critic.model.
     engine = Section("critic.model.fsdp_config")
     yield engine.changed("dtype", "critic.dtype", COMPUTE, compute_dtype)
     yield engine.slower("{param_offload,optimizer_offload,offload_policy,grad_offload}", MORE_GPUS)
@@ -88,10 +84,10 @@ def _critic(critic: Section) -> Iterator[Row]:
 
 def _critic_enable(value: Any, run: VerlRun) -> Any:
     if value is None or bool(value) == run.uses_critic:
-        raise NotNeeded("there is a critic where the estimator needs values")
+        raise NotNeeded("there is a critic if the estimator needs values")
     if value:
-        raise NotNeeded("values that the estimator does not use are not learned")
-    raise NotSupported("another algorithm.adv_estimator than gae")
+        raise NotNeeded("the estimator uses no values, so none are learned")
+    raise NotSupported("choose an algorithm.adv_estimator other than gae")
 
 
 MODEL_ROWS: tuple[Row, ...] = (

@@ -6,11 +6,11 @@ from typing import Any
 from controller.from_verl.row import NotNeeded, NotSupported, Row, Section, mapped, only_if, same_as
 from controller.from_verl.run import VerlRun
 
-_LENGTHS = "not needed where data says the same, else not supported"
-_TOP_K = "0: every token, -1 there"
-_ONE_TURN = "one turn: a prompt, a response"
+_LENGTHS = "not needed if data has the same length, else not supported"
+_TOP_K = "0: every token; in verl -1"
+_ONE_TURN = "only one turn: a prompt and a response"
 _OWN_WEIGHTS = "the engine samples with the policy's own weights"
-_SAMPLES_ANEW = "every step samples anew"
+_SAMPLES_ANEW = "every step samples new responses"
 _VLLM_OPTIONS = {
     "gpu_memory_utilization": 0.5,
     "max_num_seqs": 256,
@@ -38,14 +38,13 @@ def _sleep_level(value: Any, run: VerlRun) -> int:
 
 def _sampled(value: Any, _: VerlRun) -> Any:
     if value:
-        raise NotNeeded("rollouts are sampled")
-    raise NotSupported("rollouts are sampled; validation is greedy by evaluation.temperature 0")
+        raise NotNeeded("rollouts are always sampled")
+    raise NotSupported("rollouts are always sampled; for greedy validation set evaluation.temperature to 0")
 
 
 def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     backends = mapped({"vllm": "vllm", "sglang": "vllm", "trtllm": "vllm", "hf": "hf"}, "vllm or hf")
-    engines = "vllm in place of other engines: the same distribution"
-    yield rollout.changed("name", "backend", engines, backends, "vllm")
+    yield rollout.changed("name", "backend", "vllm replaces other engines: same distribution", backends, "vllm")
     yield rollout.taken("n", 1)
     yield rollout.taken("temperature", 1.0)
     yield rollout.taken("top_p", 1)
@@ -56,7 +55,7 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield vllm.changed(size, size, divisor, _tensor_parallel, 2)
     for key, default in _VLLM_OPTIONS.items():
         yield vllm.taken(key, default, _vllm_only)
-    sleep = "1: memory is given back while it does not generate; 0: kept"
+    sleep = "1: gives memory back while it does not generate; 0: keeps it"
     yield vllm.changed("free_cache_engine", "sleep_level", sleep, _sleep_level, True)
     for name in ("prompt_length", "response_length"):
         yield rollout.checked(name, _LENGTHS, same_as(f"data.max_{name}", f"data.max_{name} is the one length"))
@@ -65,9 +64,9 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield validation.taken("temperature", 0, note="0: greedy")
     yield validation.taken("top_p", 1.0)
     yield validation.changed("top_k", "top_k", _TOP_K, _top_k, -1)
-    yield validation.not_needed("do_sample", "val_kwargs.temperature says it, as to verl's agent loop")
-    yield rollout.unsupported("logprobs_mode", "log-probs are of what was sampled from", "processed_logprobs")
-    yield rollout.unsupported("over_sample_rate", "every rollout that is asked for is awaited", 0, 0.0)
+    yield validation.not_needed("do_sample", "val_kwargs.temperature decides, as in verl's agent loop")
+    yield rollout.unsupported("logprobs_mode", "log-probs are those of the sampled distribution", "processed_logprobs")
+    yield rollout.unsupported("over_sample_rate", "a step waits for all its rollouts", 0, 0.0)
     yield rollout.unsupported("{quantization,quantization_config_file,qat.enable}", _OWN_WEIGHTS)
     yield rollout.unsupported("mtp.{enable,enable_rollout}", "no speculative decoding")
     yield rollout.unsupported("enable_rollout_routing_replay", "no replay of expert routing")
@@ -76,25 +75,24 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.unsupported("agent.default_agent_loop", _ONE_TURN, "single_turn_agent")
     agents = "agent.{agent_loop_config_path,custom_async_server.path,custom_async_server.name}"
     yield rollout.unsupported(agents, _ONE_TURN)
-    yield rollout.not_needed("agent.**", "the actor's ranks sample themselves")
+    yield rollout.not_needed("agent.**", "the actor's ranks sample")
     yield rollout.unsupported("{skip.enable,skip_rollout}", _SAMPLES_ANEW)
     yield rollout.not_needed("{skip.**,skip_dump_dir}", _SAMPLES_ANEW)
     yield from _engine_rows(rollout, vllm)
     spread = "{data_parallel_size,expert_parallel_size,moe_tensor_parallel_size,pipeline_model_parallel_size}"
-    replicas = "tensor_model_parallel_size; the rest of the actor's GPUs are replicas"
-    yield rollout.slower(spread, replicas, 1)
+    yield rollout.slower(spread, "tensor_model_parallel_size; other GPUs of the actor have replicas", 1)
     yield rollout.slower("nnodes", "rollouts are sampled on the actor's GPUs", 0)
     yield rollout.slower("disaggregation.enabled", "one engine prefills and decodes")
-    yield rollout.slower("prometheus.enable", "metrics.jsonl, and the health of every worker by grpcurl")
+    yield rollout.slower("prometheus.enable", "read metrics.jsonl; grpcurl asks workers for their health")
     yield rollout.slower("trace.backend", "tracking.dump_rollouts")
-    yield rollout.not_needed("{disaggregation,prometheus,trace,profiler,mtp,qat}{,.**}", "off, or of Ray")
-    yield rollout.not_needed("log_prob_*", "what is only computed goes in the micro-batches of actor.ppo_*_per_gpu")
-    yield rollout.not_needed("{seed,full_determinism}", "every response has a seed of its own, from run.seed")
-    yield rollout.not_needed("dtype", "actor.dtype")
+    yield rollout.not_needed("{disaggregation,prometheus,trace,profiler,mtp,qat}{,.**}", "off, or for Ray")
+    yield rollout.not_needed("log_prob_*", "forward passes use the micro-batches of actor.ppo_*_per_gpu")
+    yield rollout.not_needed("{seed,full_determinism}", "every response has its own seed, derived from run.seed")
+    yield rollout.not_needed("dtype", "actor.dtype sets it")
     yield rollout.not_needed("trust_remote_code", "a model that brings its own code is refused when it is loaded")
     yield rollout.not_needed("layer_name_map.*", "only with Megatron")
     yield rollout.not_needed("mode", "the engine is in the actor's processes")
-    yield rollout.not_needed("calculate_log_probs", "always: every step compares them")
+    yield rollout.not_needed("calculate_log_probs", "always calculated")
     yield rollout.not_needed(
         "{checkpoint_engine.**,update_weights_bucket_megabytes,load_format,layered_summon,multi_stage_wake_up,n_gpus_per_node}",
         "the policy's weights are in the engine's own processes",
@@ -107,7 +105,7 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
 
 
 def _engine_rows(rollout: Section, vllm: Section) -> Iterator[Row]:
-    yield rollout.not_needed("engine_kwargs.{sglang,trtllm}.**", "of another engine")
+    yield rollout.not_needed("engine_kwargs.{sglang,trtllm}.**", "for another engine")
     yield rollout.not_needed(
         "engine_kwargs.vllm.{disable_mm_preprocessor_cache,swap_space,attention_backend,block_size,"
         "compilation_config,compilation_config.**,max_seq_len_to_capture,cpu_offload_gb,num_gpu_blocks_override,"
@@ -115,7 +113,7 @@ def _engine_rows(rollout: Section, vllm: Section) -> Iterator[Row]:
         "speed and memory only",
     )
     yield vllm.renamed("engine_kwargs.vllm.max_model_len", "max_model_len", convert=_vllm_only)
-    yield rollout.unsupported("engine_kwargs{,.**}", "what may be set of vLLM is in rollout.vllm")
+    yield rollout.unsupported("engine_kwargs{,.**}", "rollout.vllm has the options of vLLM that can be set")
 
 
 _ROLLOUT = "actor_rollout_ref.rollout"

@@ -1,4 +1,4 @@
-"""verl's keys of algorithm and run: `algorithm`, `trainer`, and what belongs to no model."""
+"""verl's keys of algorithm and run: `algorithm`, `trainer`, and keys of no section above."""
 
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -14,8 +14,8 @@ from splitppo.config.subsections.rejection import parse_weight_bounds
 _CORRECTION = "algorithm.rollout_correction"
 _LOWER = "rollout_rs_threshold_lower"
 _OLD_REJECTIONS = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
-_SAMPLES_ANEW = "every step samples anew"
-_SYNCHRONOUS = "synchronous PPO; run.schedule: overlap hides the critic's update"
+_SAMPLES_ANEW = "every step samples new responses"
+_SYNCHRONOUS = "only synchronous PPO; run.schedule: overlap hides the critic's update"
 _TRACE = "trace.json has every call of a step, for Perfetto"
 _TRACKERS = get_args(get_args(TrackingConfig.model_fields["trackers"].annotation)[0])
 _KL_CONTROL = {  # our key and verl's default
@@ -28,7 +28,7 @@ _KL_CONTROL = {  # our key and verl's default
 
 def _estimator(value: Any, run: VerlRun) -> Any:
     name = str(value).removesuffix("_vectorized")  # the same formula, computed in another way
-    known = f"one of {', '.join(NEEDS)}, or one from a file of yours: docs/extending.md"
+    known = f"one of {', '.join(NEEDS)}, or a function of your own: docs/extending.md"
     return one_of(NEEDS, known)(name, run)
 
 
@@ -39,7 +39,7 @@ def _reinforces(run: VerlRun) -> bool:
 
 def _weights(value: Any, run: VerlRun) -> Any:
     if run.value(f"{_CORRECTION}.bypass_mode") and not _reinforces(run):
-        raise NotNeeded("with bypass_mode and ppo_clip only measured there: the ratio has them")
+        raise NotNeeded("with bypass_mode and ppo_clip verl only measures weights: the ratio includes them")
     return value
 
 
@@ -56,12 +56,12 @@ def _is_threshold(value: Any, run: VerlRun) -> Any:
 def _normalizes(value: Any, run: VerlRun) -> Any:
     _weights(value, run)
     if value and run.value(f"{_CORRECTION}.bypass_mode") and run.value(f"{_CORRECTION}.rollout_is"):
-        raise NotSupported("weights by the policy in training: there they are divided by the mean of a micro-batch")
+        raise NotSupported("with bypass_mode verl divides the weights by the mean of each micro-batch")
     return value
 
 
 def _rejects(value: Any, _: VerlRun) -> Any:
-    """Returns the name here; those of verl up to 0.7.0 are of ratios, of which k1 is minus the logarithm."""
+    """Returns the name here. Options of verl up to 0.7.0 bound the ratio; k1 is minus its logarithm."""
     return _OLD_REJECTIONS.get(value, value)
 
 
@@ -74,7 +74,7 @@ def _rejection_bounds(value: Any, run: VerlRun) -> Any:
 
 def _bypass(value: Any, _: VerlRun) -> Any:
     if not value:
-        raise NotNeeded("auto, the default here: the policy's own log-probs, however they are had")
+        raise NotNeeded("auto, the default here: log-probs of the policy, from the trainer or the rollout backend")
     return True
 
 
@@ -86,7 +86,7 @@ def _loss_type(value: Any, run: VerlRun) -> Any:
 
 def _policy_gradient(value: Any, run: VerlRun) -> Any:
     if not value:
-        raise NotNeeded("loss_type says it")
+        raise NotNeeded("loss_type sets it")
     return _loss_type(value, run)
 
 
@@ -99,12 +99,12 @@ def _warmup(value: Any, _: VerlRun) -> int:
 
 
 def _loggers(value: Any, _: VerlRun) -> list[Any]:
-    """Returns those that there are; a run with others learns the same."""
+    """Returns the trackers that exist here; others have no effect on what is learned."""
     return [name for name in (value if isinstance(value, list) else [value]) if name in _TRACKERS]
 
 
 def _gpus(_: Any, run: VerlRun) -> str:
-    """Returns the GPUs of each group for the report; the keys are set for all groups at once."""
+    """Returns the GPUs of each group, for the report; `translate` sets the keys of all groups together."""
     return " + ".join(f"{count} {role}" for role, count in run.groups.ranks().items())
 
 
@@ -119,7 +119,7 @@ def _resume(value: Any, run: VerlRun) -> Any:
 
 
 def _keep(value: Any, run: VerlRun) -> Any:
-    """Returns the larger number of those that are given; None, for all, where one is null or not above 0."""
+    """Returns the larger of the given numbers; None, which keeps all, if a number is null or not above 0."""
     keys = [f"trainer.max_{role}_ckpt_to_keep" for role in ("actor", "critic")]
     kept = [run.value(key) for key in keys if key in run.settings.given] or [value]
     return None if any(number is None or num_of(number, keys[0]) <= 0 for number in kept) else int(max(kept))
@@ -150,60 +150,61 @@ def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     yield correction.taken("rollout_is", None, _weights)
     yield correction.taken("rollout_is_threshold", 2.0, _is_threshold)
     yield correction.taken("rollout_is_batch_normalize", False, _normalizes)
-    ratios = "of verl up to 0.7.0: token, sequence and geometric become k1, whose bounds are of the inverse ratio"
+    ratios = "token, sequence and geometric, of verl up to 0.7.0, become k1, which bounds the inverse ratio"
     yield correction.changed("rollout_rs", "rollout_rs", ratios, _rejects, None)
     yield correction.changed("rollout_rs_threshold", "rollout_rs_threshold", ratios, _rejection_bounds, None)
     yield correction.not_needed(_LOWER, "a part of rollout_rs_threshold", None)
     yield correction.unsupported("rollout_token_veto_threshold", "rollout_rs: token_k1, seq_max_k3", default=None)
-    yield correction.changed("use_policy_gradient", "loss_type", "loss_type reinforce", _policy_gradient, False)
+    yield correction.changed("use_policy_gradient", "loss_type", "true: loss_type reinforce", _policy_gradient, False)
     yield correction.taken("bypass_mode", False, _bypass)
     yield correction.taken("loss_type", "ppo_clip", _loss_type)
-    moved = "algorithm.rollout_correction: rollout_is is the level, rollout_rs what mask and veto reject"
+    moved = "algorithm.rollout_correction: rollout_is is the level, rollout_rs replaces mask and veto"
     yield algorithm.unsupported("rollout_is_threshold", moved)
     yield algorithm.not_needed("{rollout_is,rollout_is_*}", "only with algorithm.rollout_is_threshold")
     filters = Section("algorithm.filter_groups", "algorithm.filter_groups")
     yield filters.taken("enable", False)
     yield filters.taken("metric", None, _filter_metric)
     yield filters.taken("max_num_gen_batches", 0, _max_gen_batches)
-    yield filters.slower("max_inflight_gen_batches", "a step's generations follow one another", 1)
-    yield algorithm.unsupported("use_pf_ppo", "every response is learned from once per epoch")
+    yield filters.slower("max_inflight_gen_batches", "the generations of a step run one after the other", 1)
+    yield algorithm.unsupported("use_pf_ppo", "every response is used once per epoch")
     yield algorithm.not_needed("pf_ppo.*", "only with use_pf_ppo")
 
 
 def _trainer(trainer: Section) -> Iterator[Row]:
-    yield trainer.renamed("total_training_steps", "run.total_steps", None, note="with epochs, whichever ends first")
+    yield trainer.renamed(
+        "total_training_steps", "run.total_steps", None, note="if epochs are given too, the lower limit counts"
+    )
     yield trainer.renamed("total_epochs", "run.total_epochs", 30)
     yield trainer.renamed("experiment_name", "run.name", "gsm8k")
     yield trainer.renamed("project_name", "tracking.project", "verl_examples")
     folder = "checkpoints/${trainer.project_name}/${trainer.experiment_name}"
-    yield trainer.renamed("default_local_dir", "run.dir", folder, note="checkpoints, metrics, logs, all of it")
-    loggers = f"of {', '.join(_TRACKERS)}; console and metrics.jsonl are always written"
+    yield trainer.renamed("default_local_dir", "run.dir", folder, note="checkpoints, metrics and logs")
+    loggers = f"{', '.join(_TRACKERS)}; console and metrics.jsonl are always written"
     yield trainer.changed("logger", "tracking.trackers", loggers, _loggers)
-    gpus = "both models have all GPUs there; each has its own here, three to one unless --gpus says otherwise"
+    gpus = "in verl both models use all GPUs; here each has its own, three to one unless --gpus is given"
     yield trainer.changed("n_gpus_per_node", "services.*.devices", gpus, _gpus)
-    several = "with several machines you start the groups, with services.*.nnodes and master_addr: docs/hosts.md"
+    several = "on several machines you start the groups, with services.*.nnodes and master_addr: docs/hosts.md"
     yield trainer.changed("nnodes", "services.*.num_processes", several, _machines)
-    warmup = "max(0, N - 1): there the actor joins in step N"
+    warmup = "max(0, N - 1): in verl the actor learns from step N on"
     yield trainer.changed("critic_warmup", "critic.warmup_steps", warmup, _warmup, 0)
-    yield trainer.changed("save_freq", "checkpoint.save_freq", "-1: after the last step only, never there", _freq, -1)
-    yield trainer.changed("test_freq", "evaluation.test_freq", "-1: before and after the run only", _freq, -1)
+    yield trainer.changed("save_freq", "checkpoint.save_freq", "-1: only after the last step; in verl never", _freq, -1)
+    yield trainer.changed("test_freq", "evaluation.test_freq", "-1: only before and after the run", _freq, -1)
     yield trainer.renamed("val_before_train", "evaluation.val_before_train", True)
     yield trainer.renamed("val_only", "evaluation.val_only", False)
     yield trainer.renamed("resume_mode", "run.resume", "auto", _resume)
     yield trainer.not_needed("resume_from_path", "only with resume_mode resume_path", None)
     for key in ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep"):
-        yield trainer.changed(key, "checkpoint.keep", "pairs; null: all", _keep, None)
+        yield trainer.changed(key, "checkpoint.keep", "pairs of checkpoints; null: all", _keep, None)
     for key, dump in (("rollout", "tracking.dump_rollouts"), ("validation", "evaluation.dump_generations")):
         yield trainer.changed(f"{key}_data_dir", dump, "into run.dir", lambda value, _: value is not None)
-    generations = "evaluation.dump_generations writes all of them, evaluation.num_examine are printed"
+    generations = "evaluation.dump_generations writes them all, evaluation.num_examine prints some"
     yield trainer.not_needed("{log_val_generations,val_generations_to_log_to_wandb}", generations)
     yield trainer.slower("default_hdfs_dir", "copy run.dir/checkpoints")
     yield trainer.slower("checkpoint_callback_class", "watch run.dir/checkpoints/latest")
     yield trainer.slower("device", "NVIDIA GPUs or CPUs", "cuda", "cpu", default="cuda")
     yield trainer.unsupported("v1.trainer_mode", _SYNCHRONOUS, "sync")
     yield trainer.unsupported("v1.sampler.sync_refill_failed_groups", "a lost group is sampled again")
-    on_policy = "rollouts are learned from in the step that samples them"
-    yield trainer.unsupported("v1.sampler.custom_sampler.{path,name}", on_policy)
+    yield trainer.unsupported("v1.sampler.custom_sampler.{path,name}", "a step trains on the rollouts that it samples")
     yield trainer.not_needed("v1.**", "synchronous PPO")
     yield trainer.not_needed("balance_batch", "rows are always divided evenly by tokens")
     yield trainer.not_needed("{use_v1,use_legacy_worker_impl,ray_wait_register_center_timeout}", "no Ray")
@@ -220,7 +221,7 @@ def _rest(top: Section) -> Iterator[Row]:
     yield top.unsupported("skip.{rollout,rollout_tq,async_rollout}.enable", _SAMPLES_ANEW)
     yield top.not_needed("skip.**", _SAMPLES_ANEW)
     yield top.not_needed("{ray_kwargs,ray_init}.**", "no Ray")
-    yield top.not_needed("transfer_queue.**", "columns go by gRPC, each worker is sent what it lacks")
+    yield top.not_needed("transfer_queue.**", "gRPC sends each worker the columns that it lacks")
     profilers = "{global_profiler,profiler,actor_rollout_ref.profiler,trainer.npu_profile}{,.**}"
     for key in (profilers, "trainer.{profile_steps,controller_nsight_options.**,worker_nsight_options.**}"):
         yield top.not_needed(key, _TRACE)

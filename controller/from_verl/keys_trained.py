@@ -10,13 +10,13 @@ from splitppo.config.sections.models import is_dropout
 from splitppo.config.subsections.policy_loss import SEQUENCE_LOSSES
 
 ACTOR = "actor_rollout_ref.actor"
-MORE_GPUS = "nothing is moved to the host: more GPUs share the model; `--check` prints the memory"
-COMPUTE = "compute; master weights and optimizer are fp32"
-SHARDED = "FSDP2 shards as it needs to: speed and memory only"
+MORE_GPUS = "no offloading to the host: take more GPUs; `--check` prints the memory"
+COMPUTE = "of the computation; master weights and optimizer are fp32"
+SHARDED = "FSDP2 decides: speed and memory only"
 _FSDP2 = "FSDP2 over all ranks of a group"
 _SPEED = "speed and memory only"
 _EVERYTHING = ["model", "optimizer", "extra"]
-# Of forward and backward passes.
+# Converts the dtype of forward and backward passes.
 compute_dtype = mapped({"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"}, "bf16 or fp32")
 
 
@@ -24,7 +24,7 @@ def _steps_or_refuse(run: VerlRun, for_what: str) -> int:
     steps = run.num_steps()
     if steps is None:
         raise NotSupported(
-            f"{for_what} needs the number of steps, and data.train_files are not here to be counted: add"
+            f"{for_what} needs the number of steps, and data.train_files are not on this machine: add"
             " trainer.total_training_steps=N"
         )
     return steps
@@ -44,7 +44,7 @@ class _Trained:
 
     def micro_batch(self, value: Any, run: VerlRun) -> Any:
         if self._of(run, "use_dynamic_bsz"):
-            raise NotNeeded("use_dynamic_bsz takes micro-batches by tokens")
+            raise NotNeeded("with use_dynamic_bsz micro-batches are cut by tokens")
         return value
 
     def token_budget(self, value: Any, run: VerlRun) -> Any:
@@ -53,26 +53,26 @@ class _Trained:
         return max(int(num_of(value, f"{self.verl}.ppo_max_token_len_per_gpu")), run.longest_row)
 
     def grad_clip(self, value: Any, run: VerlRun) -> Any:
-        """Takes what older workers of verl read, unless optim.clip_grad is given, which its engines read."""
+        """Returns the value that older workers of verl read; verl's engines read optim.clip_grad instead."""
         if f"{self.verl}.optim.clip_grad" in run.settings.given:
-            raise NotNeeded("optim.clip_grad is given, too, and is the one that verl's engines read")
+            raise NotNeeded("optim.clip_grad is given too, and verl's engines read only that key")
         return value
 
     def warmup_steps(self, value: Any, _: VerlRun) -> Any:
         if value is None or num_of(value, "lr_warmup_steps") <= 0:
-            raise NotNeeded("lr_warmup_steps_ratio says it")
+            raise NotNeeded("lr_warmup_steps_ratio sets it")
         return int(value)
 
     def warmup_ratio(self, value: Any, run: VerlRun) -> Any:
         steps = self._of(run, "optim.lr_warmup_steps")
         if steps is not None and num_of(steps, "lr_warmup_steps") > 0:
-            raise NotNeeded("lr_warmup_steps is given, too, and wins")
+            raise NotNeeded("lr_warmup_steps is given too, and counts")
         if not num_of(value, f"{self.verl}.optim.lr_warmup_steps_ratio"):
             return 0
         return int(value * _steps_or_refuse(run, "a share of the steps"))
 
     def _schedule(self, run: VerlRun) -> Any:
-        """Returns the schedule by FSDP's name, or Megatron's, or Torchtitan's."""
+        """Returns the schedule, from FSDP's key or else from Megatron's or Torchtitan's."""
         names = (self._of(run, f"optim.{key}") for key in ("warmup_style", "lr_decay_style", "decay_type"))
         style = next(filter(None, names), None)
         if style == "WSD":
@@ -81,7 +81,7 @@ class _Trained:
 
     def schedule(self, value: Any, run: VerlRun) -> Any:
         if value not in ("WSD", self._schedule(run)):
-            raise NotNeeded("another key says it: lr_scheduler_type, or Megatron's lr_decay_style")
+            raise NotNeeded("another key sets it: lr_scheduler_type, or Megatron's lr_decay_style")
         if self._schedule(run) not in ("constant", "cosine", "linear"):
             raise NotSupported("constant, cosine or linear, or WSD with lr_wsd_decay_style cosine or linear")
         return self._schedule(run)
@@ -109,20 +109,20 @@ class _Trained:
         return self._number(run, "optim.min_lr") / self._number(run, "optim.lr")
 
     def aggregation(self, value: Any, run: VerlRun) -> Any:
-        """Returns the aggregation; in verl losses over sequences use that of their papers, as here by default."""
+        """Returns the aggregation; losses over sequences have the aggregation of their papers, here and in verl."""
         if self.ours == "actor" and run.value(f"{ACTOR}.policy_loss.loss_mode") in SEQUENCE_LOSSES:
             raise NotNeeded(
-                f"{', '.join(SEQUENCE_LOSSES)} are aggregated by seq-mean-token-mean here and, whatever is set, there;"
-                " but verl 0.9.1 aggregates gspo as it is set"
+                f"{', '.join(SEQUENCE_LOSSES)} are always aggregated by seq-mean-token-mean, here and in verl; but"
+                " verl 0.9.1 aggregates gspo as set"
             )
         return value
 
 
 def _override_config(value: Any, _: VerlRun) -> dict[str, Any]:
-    """Returns the attributes of the config; Megatron's workers have them in model_config."""
+    """Returns the attributes for config.json; for Megatron's workers they are in model_config."""
     attributes = {**(value or {})}
     if any((attributes.pop("moe_config", None) or {}).values()):
-        raise NotSupported("moe_config: the router learns, too")
+        raise NotSupported("moe_config: the router is trained, too")
     attributes |= attributes.pop("model_config", None) or {}
     attributes.pop("attn_implementation", None)
     if any(attributes[name] for name in attributes if is_dropout(name)):
@@ -136,9 +136,9 @@ def _hf_model(value: Any, _: VerlRun) -> bool:
 
 
 def trained(section: Section, *, model: str, engine: str) -> Iterator[Row]:
-    """Yields the rows that the sections of actor and critic share.
+    """Yields the rows that the sections of actor and critic have in common.
 
-    `model` and `engine` are verl's sections of the model and of FSDP's keys.
+    `model` and `engine` are the names of verl's sections with the keys of the model and of FSDP.
     """
     of = _Trained(section)
     yield from _optimizer(section, of)
@@ -150,28 +150,24 @@ def trained(section: Section, *, model: str, engine: str) -> Iterator[Row]:
 def _optimizer(trained: Section, of: _Trained) -> Iterator[Row]:
     optim, ours = Section(f"{trained.verl}.optim", trained.ours), trained.ours
     yield optim.taken("lr", 1e-6 if ours == "actor" else 1e-5)
-    first_step = "the first step has lr / steps here, 0 there"
+    first_step = "the first step has lr / steps here, 0 in verl"
     yield optim.changed("lr_warmup_steps", "lr_warmup_steps", first_step, of.warmup_steps, -1)
-    share = "the share times the number of steps, rounded down"
+    share = "share times steps, rounded down"
     yield optim.changed("lr_warmup_steps_ratio", "lr_warmup_steps", share, of.warmup_ratio, 0.0)
     yield optim.renamed("lr_scheduler_type", "lr_schedule", "constant", of.schedule)
-    old_name = "the old name of lr_scheduler_type"
-    yield optim.changed("warmup_style", "lr_schedule", old_name, of.schedule, None)
-    run_steps = "the run's steps, as verl sets it itself"
-    yield optim.changed("total_training_steps", "lr_decay_steps", run_steps, of.decay_steps, -1)
+    yield optim.changed("warmup_style", "lr_schedule", "the old name of lr_scheduler_type", of.schedule, None)
+    yield optim.changed("total_training_steps", "lr_decay_steps", "the run's steps, as in verl", of.decay_steps, -1)
     for key in ("lr_decay_style", "decay_type"):
         yield optim.renamed(key, "lr_schedule", None, of.schedule)
     yield optim.taken("lr_decay_steps", None, of.decay_steps)
-    stable = "what warm-up and decay leave of the decay's steps"
-    yield optim.changed("lr_wsd_decay_steps", "lr_stable_steps", stable, of.stable_steps, None)
+    yield optim.changed("lr_wsd_decay_steps", "lr_stable_steps", "steps from warm-up to decay", of.stable_steps, None)
     yield optim.changed("min_lr", "lr_min_ratio", "as a share of lr", of.min_lr, None)
     yield optim.renamed("min_lr_ratio", "lr_min_ratio", 0.0, of.min_ratio)
     yield optim.renamed("min_lr_factor", "lr_min_ratio", None, of.min_ratio)
     yield optim.taken("weight_decay", 0.01)
     yield optim.taken("betas", [0.9, 0.999])
     yield optim.renamed("clip_grad", "grad_clip", 1.0)
-    workers = "FSDP's workers read it up to verl 0.7, engines read optim.clip_grad alone"
-    yield trained.taken("grad_clip", 1.0, of.grad_clip, note=workers)
+    yield trained.taken("grad_clip", 1.0, of.grad_clip, note="only FSDP's workers up to verl 0.7 read it")
     yield optim.taken("eps", None)
     yield optim.unsupported("optimizer", "AdamW", "AdamW", "adamw", "adam", default="AdamW")
     yield optim.unsupported("name", "AdamW", "AdamW")
@@ -194,22 +190,21 @@ def _batches(trained: Section, of: _Trained) -> Iterator[Row]:
     ours = trained.ours
 
     def inherited(key: str, value: Any) -> Any:
-        """Returns verl's default; the critic's is what the actor has."""
+        """Returns verl's default; the critic's default is the actor's value."""
         return f"${{{ACTOR}.{key}}}" if ours == "critic" else value
 
     mini_batch = "ppo_mini_batch_size"
     convert = none_if_same_as(f"{ACTOR}.{mini_batch}") if ours == "critic" else None
-    yield trained.taken(mini_batch, inherited(mini_batch, 256), convert, note="prompts, in both")
+    yield trained.taken(mini_batch, inherited(mini_batch, 256), convert, note="counts prompts, as in verl")
     yield trained.taken("ppo_micro_batch_size_per_gpu", None, of.micro_batch)
-    by_tokens = f"{ours}.ppo_micro_batch_size_per_gpu, or none: micro-batches are then taken by tokens"
-    yield trained.slower("ppo_micro_batch_size", by_tokens)
-    dynamic = f"the rule here, unless {ours}.ppo_micro_batch_size_per_gpu is set"
+    yield trained.slower("ppo_micro_batch_size", f"{ours}.ppo_micro_batch_size_per_gpu; else batches are cut by tokens")
+    dynamic = f"always dynamic, unless {ours}.ppo_micro_batch_size_per_gpu is set"
     yield trained.not_needed("use_dynamic_bsz", dynamic, inherited("use_dynamic_bsz", False))
-    longest, budget = "at least the longest row: rows are not cut over GPUs", 16384 if ours == "actor" else 32768
+    longest, budget = "at least the longest row: rows are never split over GPUs", 16384 if ours == "actor" else 32768
     yield trained.changed("ppo_max_token_len_per_gpu", "ppo_max_token_len_per_gpu", longest, of.token_budget, budget)
     yield trained.taken("ppo_epochs", inherited("ppo_epochs", 1))
     yield trained.taken("shuffle", inherited("shuffle", False))
-    yield trained.not_needed("data_loader_seed", "run.seed seeds all")
+    yield trained.not_needed("data_loader_seed", "run.seed is the only seed")
     yield trained.taken("loss_agg_mode", inherited("loss_agg_mode", "token-mean"), of.aggregation)
     yield trained.taken("loss_scale_factor", None)
 
@@ -219,8 +214,7 @@ def _engine(trained: Section, model: Section, engine: Section) -> Iterator[Row]:
     yield engine.changed("dtype", "dtype", COMPUTE, compute_dtype, "bfloat16")
     checkpoint, always = Section(f"{trained.verl}.checkpoint"), "model, optimizer and the rest are always saved"
     yield checkpoint.changed("save_contents", "checkpoint.save_hf_model", always, _hf_model, _EVERYTHING)
-    whole = "a checkpoint is loaded as a whole"
-    yield checkpoint.slower("load_contents", whole, _EVERYTHING, [*_EVERYTHING, "hf_model"])
+    yield checkpoint.slower("load_contents", "checkpoints are loaded whole", _EVERYTHING, [*_EVERYTHING, "hf_model"])
     yield checkpoint.not_needed("**", "always written in the background, whole or not at all")
     yield engine.unsupported("model_dtype", "master weights are fp32", "fp32", "float32", default="fp32")
     yield engine.renamed("mixed_precision.param_dtype", "dtype", None, compute_dtype)
@@ -230,31 +224,30 @@ def _engine(trained: Section, model: Section, engine: Section) -> Iterator[Row]:
     yield engine.slower("{param_offload,optimizer_offload,offload_policy,grad_offload}", MORE_GPUS)
     both = Section(f"{{{engine.verl},{trained.verl}}}")
     yield both.unsupported("qat.enable", "no quantization in training")
-    uncut = "rows are not cut over GPUs: lower ppo_max_token_len_per_gpu"
-    yield both.slower("ulysses_sequence_parallel_size", uncut, 1)
-    yield engine.not_needed("{seed,full_determinism}", "a run is a function of run.seed")
+    yield both.slower("ulysses_sequence_parallel_size", "rows are never split: lower ppo_max_token_len_per_gpu", 1)
+    yield engine.not_needed("{seed,full_determinism}", "run.seed determines a run")
     for section in (engine, trained):
         yield section.slower("strategy", _FSDP2, "fsdp", "fsdp2", default="fsdp")
     yield trained.not_needed("{megatron,veomni,torchtitan,automodel,mindspeed,engine}.**", _FSDP2)
     yield engine.not_needed("**", SHARDED)
     yield trained.not_needed("{fsdp_config,fsdp,qat}.**", _SPEED)
     yield trained.not_needed("{profiler,profile}.**", "trace.json has every call of a step, for Perfetto")
-    always_loaded = "rollout.n; services.progress_timeout_s; always loaded"
+    always_loaded = "rollout.n; services.progress_timeout_s; weights are always loaded"
     yield trained.not_needed("{rollout_n,nccl_timeout,load_weight}", always_loaded)
     chunks = "{entropy_from_logits_with_chunking,entropy_from_logits_chunk_size,entropy_checkpointing}"
-    yield trained.not_needed(chunks, "logits are always taken in pieces")
+    yield trained.not_needed(chunks, "logits are always computed in pieces")
     kernels = "{pad_to_length,use_remove_padding,use_torch_compile,use_fused_kernels,use_prefix_grouper}"
     yield trained.not_needed(kernels, _SPEED)
 
 
 def _model(ours: str, model: Section) -> Iterator[Row]:
-    yield model.unsupported("{lora_rank,lora.rank}", "full fine-tuning", 0)
+    yield model.unsupported("{lora_rank,lora.rank}", "only full fine-tuning", 0)
     yield model.unsupported("{lora_adapter_path,lora.adapter_path}", "merge the adapter into a model folder first")
     yield model.not_needed("{lora_alpha,target_modules,exclude_modules,lora.*}", "only with LoRA")
-    without = "but dropout, which is 0, and attn_implementation: the fastest one of model and machine"
+    without = "without dropout, which is 0, and attn_implementation, which is the fastest"
     yield model.taken("override_config", {}, _override_config, note=without, is_section=True)
     yield model.unsupported("hf_config_path", "write it into the model folder's config.json")
-    yield model.unsupported("external_lib", "models are those of transformers")
+    yield model.unsupported("external_lib", "only models of transformers")
     yield model.unsupported("mtp.{enable,enable_train,enable_rollout}", "no multi-token prediction")
     yield model.not_needed("mtp.**", "only with multi-token prediction")
     yield model.not_needed("trust_remote_code", "a model that brings its own code is refused when it is loaded")

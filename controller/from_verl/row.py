@@ -140,7 +140,7 @@ def same_as(key: str, instead: str) -> Convert:
     """Returns the conversion by which the value of another key is not needed, and all others not supported."""
 
     def convert(value: Any, run: VerlRun) -> Any:
-        raise NotNeeded(f"{key} says it") if value == run.value(key) else NotSupported(instead)
+        raise NotNeeded(f"same value as {key}") if value == run.value(key) else NotSupported(instead)
 
     return convert
 

@@ -80,10 +80,10 @@ def test_what_changes_no_result_is_only_said(tmp_path: Path, override: str) -> N
         ("algorithm.filter_groups.metric=acc", "only with filter_groups.enable"),
         ("+algorithm.rollout_is_level=token", "only with algorithm.rollout_is_threshold"),
         (f"{ACTOR}.fsdp_config.optimizer_offload=False", "off"),
-        ("data.gen_batch_size=512", "data.train_batch_size says it"),
-        ("+reward_model.reward_kwargs.max_resp_len=512", "data.max_response_length says it"),
+        ("data.gen_batch_size=512", "same value as data.train_batch_size"),
+        ("+reward_model.reward_kwargs.max_resp_len=512", "same value as data.max_response_length"),
         ("ray_kwargs.ray_init.num_cpus=8", "no Ray"),
-        (f"{ROLLOUT}.prompt_length=512", "data.max_prompt_length says it"),
+        (f"{ROLLOUT}.prompt_length=512", "same value as data.max_prompt_length"),
     ],
 )
 def test_what_is_not_needed_says_why(tmp_path: Path, override: str, why: str) -> None:
