@@ -1,4 +1,4 @@
-"""The one table: what becomes of every key of verl's PPO trainer. Translation and docs/from-verl.md are made of it."""
+"""The table of all keys of verl's PPO trainer. It translates runs, and docs/from-verl.md is made from it."""
 
 from controller.from_verl.keys_data import DATA_ROWS
 from controller.from_verl.keys_models import MODEL_ROWS
@@ -8,7 +8,7 @@ from controller.from_verl.row import NO_DEFAULT, Row
 
 ROWS: tuple[Row, ...] = (*RUN_ROWS, *DATA_ROWS, *MODEL_ROWS, *ROLLOUT_ROWS)
 
-# Of verl, as far as a run here depends on them.
+# The defaults of verl that a translation depends on.
 VERL_DEFAULTS = {row.key: row.default for row in ROWS if row.default is not NO_DEFAULT} | {
     "trainer.nnodes": 1,
     "trainer.n_gpus_per_node": 8,
@@ -18,10 +18,10 @@ VERL_DEFAULTS = {row.key: row.default for row in ROWS if row.default is not NO_D
     "reward.reward_model.n_gpus_per_node": 8,
 }
 
-# Mappings that are taken as a whole.
+# The keys whose value is a mapping that is taken as a whole.
 SECTIONS = tuple(row.key for row in ROWS if row.is_section)
 
 
 def row_of(key: str) -> Row | None:
-    """Returns the first row that matches; None if neither verl's PPO trainer nor this table knows the key."""
+    """Returns the first row that matches a key; None if verl's PPO trainer has no such key."""
     return next((row for row in ROWS if row.matches(key)), None)

@@ -1,4 +1,4 @@
-"""The report on each key, for people: by outcome, a line for a key, or for a row of the table."""
+"""The report of a translation: each key by outcome, with its value here or a reason."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -22,7 +22,7 @@ _TITLES = {
 def report_text(translation: Translation, settings: Settings) -> str:
     """Returns the report on all keys; keys that need a decision come first."""
     by_kind = {kind: [finding for finding in translation.findings if _kind(finding) == kind] for kind in _TITLES}
-    counts = [f"{len(found)} {kind}" for kind, found in by_kind.items() if found and kind != "default"]
+    counts = [f"{len(findings)} {kind}" for kind, findings in by_kind.items() if findings and kind != "default"]
     num_keys = len(translation.findings) - len(by_kind["default"])
     lines = [f"{settings.source}: {num_keys} keys: {', '.join(counts) or 'none'}"]
     if settings.from_environment:
@@ -30,8 +30,8 @@ def report_text(translation: Translation, settings: Settings) -> str:
     if settings.age and not settings.asks_age:
         lines.append(settings.age)
     for kind, title in _TITLES.items():
-        if found := by_kind[kind]:
-            lines += ["", f"{title}:", *(f"  {line}" for line in _lines(kind, found))]
+        if by_kind[kind]:
+            lines += ["", f"{title}:", *(f"  {line}" for line in _lines(kind, by_kind[kind]))]
     return "\n".join(lines) + "\n"
 
 
@@ -43,14 +43,14 @@ def _kind(finding: Finding) -> str:
     return "default" if finding.is_default else finding.outcome
 
 
-def _lines(kind: str, found: Iterable[Finding]) -> Iterator[str]:
+def _lines(kind: str, findings: Iterable[Finding]) -> Iterator[str]:
     if kind == "not needed":
-        for note, group in groupby(sorted(found, key=attrgetter("note", "row")), key=attrgetter("note")):
+        for note, group in groupby(sorted(findings, key=attrgetter("note", "row")), key=attrgetter("note")):
             keys = [name for _, of_row in groupby(group, key=attrgetter("row")) for name in _names([*of_row])]
             more = f" and {len(keys) - 4} more" if len(keys) > 4 else ""
             yield f"{', '.join(keys[:4])}{more}: {note}"
         return
-    for finding in found:
+    for finding in findings:
         where = f" (line {finding.line})" if finding.line and finding.stops else ""
         arrow = f" -> {_ours(finding)}" if finding.to else ""
         note = f": {finding.note}" if finding.note and not finding.is_default else ""
@@ -58,7 +58,7 @@ def _lines(kind: str, found: Iterable[Finding]) -> Iterator[str]:
 
 
 def _names(of_row: list[Finding]) -> list[str]:
-    """Returns the keys, or the pattern of the table that many of them match."""
+    """Returns the keys of one row; for four or more keys, the pattern of the row."""
     return [finding.key for finding in of_row] if len(of_row) < 4 else [f"{of_row[0].row} ({len(of_row)} keys)"]
 
 
@@ -71,6 +71,6 @@ def _ours(finding: Finding) -> str:
 
 
 def _short(value: object) -> str:
-    """Returns a value as YAML has it, on one line at most."""
+    """Returns a value as in YAML, cut after 60 characters."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

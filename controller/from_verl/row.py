@@ -1,4 +1,4 @@
-"""One row of the table of verl's keys: what becomes of a key here."""
+"""Rows of the table that translates verl's keys, and the conversions that several rows use."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,11 +14,14 @@ NO_DEFAULT = object()
 
 
 class NotNeeded(Exception):
-    """This value needs no key here; the text says why."""
+    """Raised for a value that needs no key here; the text is the reason."""
 
 
 class NotSupported(Exception):
-    """This value cannot be had here; the text says what instead."""
+    """Raised for a value that is not supported here; the text says what to do instead.
+
+    `changes_results` is False if only speed or memory differ without the value.
+    """
 
     def __init__(self, instead: str, *, changes_results: bool = True) -> None:
         super().__init__(instead)
@@ -27,17 +30,17 @@ class NotSupported(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """The rule for the keys that a pattern matches.
+    """The rule for one key of verl, or for all keys that match a pattern.
 
     Attributes:
-        key: verl's; * stands for one part, ** for any number of them, {a,b} for either.
-        to: our key, if there is one.
-        note: how it is changed, why it is not needed, or what to do instead.
-        default: verl's; it holds where the key is not given, and our default is another.
-        convert: from verl's value to ours; it may raise NotNeeded or NotSupported.
-        off: values with which something unsupported is not asked for, beside None, false and what is empty.
-        changes_results: True if a run without it would learn something else; else only speed or memory differ.
-        is_section: the value is a mapping, taken as a whole.
+        key: verl's key or pattern: * matches one part, ** any number of characters, {a,b} either a or b.
+        to: our key; "" if there is none.
+        note: how the value is changed, why the key is not needed, or what to do instead.
+        default: verl's default; it is used if the key is not given and our default differs.
+        convert: returns our value of verl's value; it may raise NotNeeded or NotSupported.
+        off: values that switch something unsupported off, beside None, false and empty values.
+        changes_results: True if a run without the key would learn something else; else only speed or memory differ.
+        is_section: True if the value is a mapping that is taken as a whole.
     """
 
     key: str
@@ -59,21 +62,21 @@ class Row:
         return any(sign in self.key for sign in "*{")
 
     def matches(self, key: str) -> bool:
-        """Returns True if this row says what becomes of the key."""
+        """Returns True if this row is the rule for the key."""
         return key == self.key or (self.is_pattern and self._pattern.fullmatch(key) is not None)
 
     def is_off(self, value: Any) -> bool:
-        """Returns True if a value asks for nothing."""
+        """Returns True if the value switches the key off."""
         return value is None or value is False or value in ("", [], {}) or value in self.off
 
 
 @dataclass(frozen=True)
 class Section:
-    """Makes the rows of one section of verl's.
+    """Makes the rows of one section of verl's configuration.
 
     Attributes:
-        verl: the section there, which stands before the keys of all its rows.
-        ours: the section here, before our keys; "" where they are given as a whole.
+        verl: verl's section: the prefix of verl's keys in all rows.
+        ours: our section: the prefix of our keys; "" if rows give our keys in full.
     """
 
     verl: str
@@ -88,23 +91,23 @@ class Section:
         return Row(self._key(key), "taken", _joined(self.ours, to), default=default, convert=convert, **more)
 
     def changed(self, key: str, to: str, how: str, convert: Convert | None = None, default: Any = NO_DEFAULT) -> Row:
-        """Makes a row for a key whose meaning is had by another value, or nearly so."""
+        """Makes a row for a key whose meaning needs another value here, or is only nearly the same."""
         return Row(self._key(key), "changed", _joined(self.ours, to), how, default, convert)
 
     def checked(self, key: str, how: str, convert: Convert, default: Any = NO_DEFAULT) -> Row:
-        """Makes a row for a key without one here: `convert` raises NotNeeded or NotSupported for each value."""
+        """Makes a row for a key that we do not have: `convert` raises NotNeeded or NotSupported for each value."""
         return Row(self._key(key), "changed", "", how, default, convert)
 
     def not_needed(self, key: str, why: str, default: Any = NO_DEFAULT) -> Row:
-        """Makes a row for a key that needs no setting here, whatever its value."""
+        """Makes a row for a key that is not needed here, whatever its value."""
         return Row(self._key(key), "not needed", note=why, default=default)
 
     def unsupported(self, key: str, instead: str, *off: Any, default: Any = NO_DEFAULT) -> Row:
-        """Makes a row for what cannot be had; a run without it learns something else."""
+        """Makes a row for a key that is not supported; a run without it learns something else."""
         return Row(self._key(key), "not supported", note=instead, default=default, off=off)
 
     def slower(self, key: str, instead: str, *off: Any, default: Any = NO_DEFAULT) -> Row:
-        """Makes a row for what cannot be had; only speed, memory or what is written down differ without it."""
+        """Makes a row for a key that is not supported; without it only speed, memory or logs differ."""
         return Row(self._key(key), "not supported", note=instead, default=default, off=off, changes_results=False)
 
     def _key(self, key: str) -> str:
@@ -112,10 +115,10 @@ class Section:
 
 
 def mapped(values: Mapping[str, str], instead: str) -> Convert:
-    """Returns the conversion of verl's values to ours; `instead` is what to do for others."""
+    """Returns the conversion by this mapping; for other values the message is `instead`."""
 
     def convert(value: Any, _: VerlRun) -> str:
-        if value not in [*values]:  # it may be a list
+        if value not in [*values]:  # the value may be a list
             raise NotSupported(instead)
         return values[value]
 
@@ -123,12 +126,12 @@ def mapped(values: Mapping[str, str], instead: str) -> Convert:
 
 
 def one_of(names: Iterable[str], instead: str = "") -> Convert:
-    """Returns the conversion that takes these values; `instead` is what to do for others, else they are listed."""
+    """Returns the conversion that keeps these values; for others the message is `instead`, or a list of them."""
     return mapped({name: name for name in names}, instead or f"one of {', '.join(names)}")
 
 
 def needless(values: Collection[Any], why: str, instead: str) -> Convert:
-    """Returns the conversion by which these values are not needed, and all others not supported."""
+    """Returns the conversion for which these values are not needed, and all others are not supported."""
 
     def convert(value: Any, _: VerlRun) -> Any:
         raise NotNeeded(why) if value in values else NotSupported(instead)
@@ -137,7 +140,7 @@ def needless(values: Collection[Any], why: str, instead: str) -> Convert:
 
 
 def same_as(key: str, instead: str) -> Convert:
-    """Returns the conversion by which the value of another key is not needed, and all others not supported."""
+    """Returns the conversion for which the value of another key is not needed, and others are not supported."""
 
     def convert(value: Any, run: VerlRun) -> Any:
         raise NotNeeded(f"same value as {key}") if value == run.value(key) else NotSupported(instead)
@@ -146,12 +149,12 @@ def same_as(key: str, instead: str) -> Convert:
 
 
 def none_if_same_as(key: str) -> Convert:
-    """Returns the conversion to None, which stands for the value of another key, where the value is that."""
+    """Returns the conversion that keeps the value, or returns None if it is the value of another key."""
     return lambda value, run: None if value == run.value(key) else value
 
 
 def only_if(condition: Callable[[VerlRun], bool], why_not: str) -> Convert:
-    """Returns the conversion that takes the value in some runs; in others it is not needed."""
+    """Returns the conversion that keeps the value if the run meets the condition; else it is not needed."""
 
     def convert(value: Any, run: VerlRun) -> Any:
         if not condition(run):
@@ -166,6 +169,6 @@ def _joined(section: str, key: str) -> str:
 
 
 def _regex(pattern: str) -> str:
-    """Returns the regular expression of a pattern with *, ** and {a,b}."""
+    """Returns the regular expression for a pattern with *, ** and {a,b}."""
     signs = {"**": ".+", "*": "[^.]+", "{": "(?:", ",": "|", "}": ")"}
     return "".join(signs.get(part) or re.escape(part) for part in re.split(r"(\*\*|[*{,}])", pattern))

@@ -1,4 +1,4 @@
-"""A verl run as a whole: its settings, what follows from several of them, and the GPUs that each group gets here."""
+"""A verl run: its settings, values that follow from several of them, and the GPUs of each group here."""
 
 import math
 from collections.abc import Mapping
@@ -10,13 +10,16 @@ from controller.from_verl.settings import Settings, rows_in
 from splitppo.config import ConfigError
 from splitppo.config.subsections.estimator import NEEDS
 
-# Of the GPUs that verl gives to all models, for the actor, which also generates; the critic has the rest.
+# The actor's share of verl's GPUs. The actor also generates; the critic has the rest.
 ACTOR_SHARE = 0.75
 
 
 @dataclass(frozen=True)
 class GpuGroups:
-    """Ranks of each group, a GPU for each; `shared`: there is one GPU for all."""
+    """The number of ranks of each group; each rank has a GPU.
+
+    `tensor_parallel` is the size of a vLLM engine. `shared` is True if actor and critic share the only GPU.
+    """
 
     actor: int
     critic: int
@@ -25,13 +28,13 @@ class GpuGroups:
     shared: bool = False
 
     def ranks(self) -> Mapping[str, int]:
-        """Returns the ranks of the groups that there are, by role."""
+        """Returns the number of ranks of each group that exists, by role."""
         return {role: count for role, count in asdict(self).items() if role in ("actor", "critic", "reward") and count}
 
 
 @dataclass(frozen=True)
 class VerlRun:
-    """The run that conversions may ask about; `requested` are the GPUs of actor and critic that `--gpus` gives."""
+    """The verl run that is translated; `requested` are the GPUs of actor and critic that `--gpus` gives."""
 
     settings: Settings
     requested: tuple[int, int] | None = None
@@ -41,7 +44,7 @@ class VerlRun:
 
     @property
     def longest_row(self) -> int:
-        """Tokens of the longest prompt with the longest response."""
+        """The number of tokens of the longest prompt with the longest response."""
         return self._count("data.max_prompt_length") + self._count("data.max_response_length")
 
     @property
@@ -50,7 +53,7 @@ class VerlRun:
 
     @property
     def uses_critic(self) -> bool:
-        """True if the estimator needs values, as in this project."""
+        """True if the estimator needs values."""
         return "values_BT" in NEEDS.get(str(self.value("algorithm.adv_estimator")), ())
 
     def has_use_for(self, key: str) -> bool:
@@ -59,11 +62,11 @@ class VerlRun:
 
     @property
     def has_reward_model(self) -> bool:
-        """True if a reward model is switched on, by its old name or the new one."""
+        """True if a reward model is enabled, by its old or its new key."""
         return bool(self.value("reward.reward_model.enable") or self.value("reward_model.enable"))
 
     def num_steps(self) -> int | None:
-        """Returns the PPO steps of the run; None where the epochs' length is not known here."""
+        """Returns the number of PPO steps; None if that needs data files that are not on this machine."""
         if self.value("trainer.total_training_steps") is not None:
             return self._count("trainer.total_training_steps")
         rows = rows_in(self.value("data.train_files"))
@@ -75,20 +78,21 @@ class VerlRun:
 
     @cached_property
     def groups(self) -> GpuGroups:
-        """Actor and critic side by side, where verl has both on all GPUs: three to one, or as requested.
+        """The GPUs of each group: as requested, or three for the actor to one for the critic.
 
-        The actor's share is rounded down to whole vLLM engines, where that leaves it one. A reward model has the GPUs
-        of its pool in verl; without a pool and without a critic to host it, a quarter.
+        In verl both models use all GPUs. The actor's share is rounded down to whole vLLM engines, if it has at least
+        one. A reward model has the GPUs of its pool in verl. Without a pool the critic's group hosts it; without a
+        critic it gets a quarter of the GPUs.
 
         Raises:
-            ConfigError: fewer GPUs than groups, or a number of GPUs for a critic that there is not.
+            ConfigError: there are fewer GPUs than groups, or `--gpus` names GPUs for a critic that the run has not.
         """
         total = int(self.settings.number("trainer.nnodes") * self.settings.number("trainer.n_gpus_per_node"))
         wanted = self._count("actor_rollout_ref.rollout.tensor_model_parallel_size")
         reward = self._reward_gpus(total)
         shared = self.uses_critic and total == 1 and self.requested is None
         if self.requested is not None:
-            actor, critic = self._checked(*self.requested)
+            actor, critic = self._check_requested(*self.requested)
         elif not self.uses_critic:
             in_pool = self.value("reward.reward_model.enable_resource_pool")
             actor, critic = total - (0 if in_pool else reward), 0
@@ -102,7 +106,7 @@ class VerlRun:
             raise ConfigError(f"trainer.n_gpus_per_node times trainer.nnodes is {total}; expected at least one GPU")
         return GpuGroups(actor, critic, reward, math.gcd(wanted, actor), shared)
 
-    def _checked(self, actor: int, critic: int) -> tuple[int, int]:
+    def _check_requested(self, actor: int, critic: int) -> tuple[int, int]:
         if self.uses_critic and not (actor and critic):
             raise ConfigError(f"--gpus {actor}:{critic}: expected at least one GPU for each of actor and critic")
         if critic and not self.uses_critic:
@@ -114,7 +118,7 @@ class VerlRun:
         return actor, critic
 
     def _reward_gpus(self, total: int) -> int:
-        """Returns the GPUs of a reward group; 0 where there is none, as the critic's group hosts the model."""
+        """Returns the GPUs of the reward group; 0 if there is none, because the critic's group hosts the model."""
         if not self.has_reward_model:
             return 0
         if self.value("reward.reward_model.enable_resource_pool"):

@@ -1,4 +1,4 @@
-"""The configuration as YAML that people go on from: what differs from the defaults, in the order of the sections."""
+"""The translated configuration as a YAML file for people: values other than our defaults, in our order of keys."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from splitppo.config.keys import KEYS
 
 
 def yaml_text(values: Mapping[str, Any], comments: Mapping[str, str], header: str) -> str:
-    """Returns the dotted keys as nested sections, a comment behind those that have one."""
+    """Returns the YAML of dotted keys, with a header and with comments behind values."""
     lines = [f"# {header}"]
     for key in KEYS:
         indent, name = "  " * key.count("."), key.rpartition(".")[-1]
@@ -22,6 +22,6 @@ def yaml_text(values: Mapping[str, Any], comments: Mapping[str, str], header: st
 
 
 def _inline(value: Any) -> str:
-    """Returns a value on one line, as our loader reads it back."""
+    """Returns the YAML of a value on one line; our loader reads the same value."""
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1 << 20).strip()
     return text.removesuffix("\n...").strip()
