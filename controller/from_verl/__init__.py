@@ -1,1 +1,1 @@
-"""Reads a verl configuration or launch script and says it in this project's keys."""
+"""Translates a verl configuration or launch script into a SplitPPO configuration."""

@@ -1,6 +1,6 @@
-"""verl's older defaults, and from which of its versions a launch is.
+"""Defaults of verl's older versions, and the version that a launch was written for.
 
-Hydra refuses a key that a version does not have, and a `+` before one that it has: so keys tell the version.
+Hydra refuses a key that a version does not have, and a `+` before a key that it has. So keys tell the version.
 """
 
 import re
@@ -16,13 +16,13 @@ from splitppo.config import ConfigError
 
 Version = tuple[int, ...]  # 0.4.0 is (0, 4)
 LATEST: Version = (0, 9)
-# The last one with other defaults for what is learned.
+# The last version with other defaults that change results.
 _LAST_OLD: Version = (0, 3)
 _ACTOR = "actor_rollout_ref.actor"
 OmegaConf.register_resolver("verl_not", lambda value: not value, replace=True)
 
 _FIRST: Version = (0, 1)
-# Defaults other than those of the latest version, by engine ("": all), first and last version.
+# Defaults that differ from the latest version: engine ("": all), first version, last version, defaults by key.
 _OTHERS: tuple[tuple[str, Version, Version, dict[str, Any]], ...] = (
     (
         "",
@@ -45,7 +45,7 @@ _OTHERS: tuple[tuple[str, Version, Version, dict[str, Any]], ...] = (
     ("torchtitan", (0, 7), LATEST, {f"{model}.optim.decay_type": "linear" for model in (_ACTOR, "critic")}),
 )
 
-# Since 0.4. Of verl's own scripts of 0.4 to 0.9, one in a hundred sets none of them.
+# Keys since 0.4. Of verl's own scripts for 0.4 to 0.9, 99 in 100 set at least one.
 _NEW = (
     r"algorithm\.(use_kl_in_reward|norm_adv_by_std_in_grpo|rollout_correction\..*|rollout_is.*)",
     r"trainer\.(val_before_train|device|log_val_generations|use_v1)",
@@ -53,8 +53,9 @@ _NEW = (
     r"actor_rollout_ref\.(rollout\.calculate_log_probs|ref\.use_torch_compile)",
     r"actor_rollout_ref\.model\.(trust_remote_code|use_fused_kernels|lora_rank)|critic\.fsdp\..*|reward\..*",
 )
+# Keys that only 0.3 and older versions accept.
 _OLD = (r"trainer\.val_generations_to_log_to_wandb|\+trainer\.val_before_train",)
-# Gone since 0.3.
+# Keys that only 0.2 and older versions accept.
 _OLDER = (
     r"(actor_rollout_ref\.actor|critic\.model)\.fsdp_config\.grad_offload",
     r"trainer\.remove_previous_ckpt_in_save",
@@ -63,7 +64,13 @@ _OLDER = (
 
 @dataclass(frozen=True)
 class Age:
-    """A version of verl, and how it is known; None: any may have taken these keys, and the latest is assumed."""
+    """The version of verl that a launch was written for.
+
+    Attributes:
+        version: None if the keys fit several versions; then the latest is assumed.
+        why: the reason, as the end of a sentence.
+        is_given: True if the user gave the version.
+    """
 
     version: Version | None
     why: str = ""
@@ -78,9 +85,9 @@ class Age:
         return defaults
 
     def text(self, settings: Settings, engine: str = "") -> str:
-        """Returns a sentence on whose defaults are taken; "" where nothing hangs on it."""
+        """Returns a sentence on the version whose defaults are taken; "" if the version makes no difference."""
         if self.version and self.version[:2] <= _LAST_OLD:
-            return f"defaults are those of verl {_name(self.version)}: {self.why} (--verl-version says another)"
+            return f"defaults are those of verl {_name(self.version)}: {self.why} (--verl-version gives another)"
         last = (0, 4, 1) if self.version else _LAST_OLD
         others = Age(last).defaults(engine)
         keys = ", ".join(key for key in others if key not in settings.given and VerlRun(settings).has_use_for(key))
@@ -88,8 +95,8 @@ class Age:
             return ""
         if self.version:
             return (
-                f"defaults are those of verl {_name(LATEST)}; those of {keys} were others in 0.4.1 or 0.5, which"
-                " --verl-version says"
+                f"defaults are those of verl {_name(LATEST)}; those of {keys} were others in 0.4.1 or 0.5: if the"
+                " script is that old, give --verl-version"
             )
         return (
             f"no key tells verl's version, and the defaults of {keys} were others up to {_name(_LAST_OLD)}: give"
@@ -98,29 +105,29 @@ class Age:
 
 
 def age_of_release(text: str) -> Age:
-    """Returns the release that its numbers name.
+    """Returns the age for a release number, such as 0.4.1.
 
     Raises:
-        ConfigError: there are none, or verl has no such version.
+        ConfigError: the text is no release number of verl.
     """
-    found = re.match(r"v?0\.(\d+)(?:\.(\d+)|\.|$)", text)
-    if not found or not 1 <= int(found[1]) <= LATEST[1]:
+    release = re.match(r"v?0\.(\d+)(?:\.(\d+)|\.|$)", text)
+    if not release or not 1 <= int(release[1]) <= LATEST[1]:
         raise ConfigError(f"--verl-version: expected 0.1 to {_name(LATEST)}, got {text!r}")
-    patch = int(found[2] or 0)
-    return Age((0, int(found[1]), patch) if patch else (0, int(found[1])), "as --verl-version says", is_given=True)
+    minor, patch = int(release[1]), int(release[2] or 0)
+    return Age((0, minor, patch) if patch else (0, minor), "as --verl-version says", is_given=True)
 
 
 def age_of_words(words: Sequence[str]) -> Age:
-    """Returns the last version that may have taken these overrides."""
+    """Returns the age of overrides: the last version that accepts them."""
     keys = [word.partition("=")[0] for word in words]
     for version, patterns in (((0, 2), _OLDER), (_LAST_OLD, _OLD), (LATEST, _NEW)):
-        if found := next((key for key in keys if any(re.fullmatch(pattern, key) for pattern in patterns)), ""):
-            return Age(version, f"it sets {found}")
+        if telling := next((key for key in keys if any(re.fullmatch(pattern, key) for pattern in patterns)), ""):
+            return Age(version, f"it sets {telling}")
     return Age(None)
 
 
 def engine_of_words(words: Sequence[str]) -> str:
-    """Returns the engine whose defaults hold; Megatron's older configuration is ppo_megatron_trainer."""
+    """Returns the engine of overrides; Megatron's older configuration is "ppo_megatron_trainer"."""
     if names := [word.removeprefix("model_engine=") for word in words if word.startswith("model_engine=")]:
         return names[-1]
     is_megatron = any("ppo_megatron_trainer" in word or word.endswith("actor.strategy=megatron") for word in words)
@@ -128,7 +135,7 @@ def engine_of_words(words: Sequence[str]) -> str:
 
 
 def age_of_yaml(text: str) -> Age:
-    """Returns the last version that may have written this configuration, if it has all keys of the trainer."""
+    """Returns the age of a configuration: the last version that may have written it, if it has all keys."""
     if "use_kl_in_reward" in text:
         return Age(LATEST)
     return Age(_LAST_OLD, "it has no algorithm.use_kl_in_reward") if "hybrid_engine" in text else Age(None)

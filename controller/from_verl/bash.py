@@ -1,7 +1,7 @@
-"""Bash itself, asked what a launch script passes on: one run of the script in a sandbox.
+"""Runs a launch script with bash in a sandbox, and records the launches of verl.
 
-The sandbox has bash, tools whose output follows from their input, and the files that the script reads, in a view of
-its own: what the script writes goes nowhere, and there is no network. `answers.bash` stands for all other commands.
+The sandbox has bash, tools whose output follows from their input, and the files that the script reads. It has no
+network, and files that the script writes are lost. `answers.bash` replaces all other commands.
 """
 
 import fcntl
@@ -26,12 +26,13 @@ _TOOLS = """
 awk basename cat cut date dirname env expr find grep head ls mkdir mktemp mv printf readlink realpath rm sed seq sort
 tail tee touch tr uname uniq wc xargs
 """
-_READERS = ("source", ".", "bash", "sh", "[", "[[", "test", "ls", "cat")  # what they name is shown
+# The sandbox shows the files that these commands name.
+_READERS = ("source", ".", "bash", "sh", "[", "[[", "test", "ls", "cat")
 _LIMIT_S = 10
 _PROC = ("--proc", "/proc")  # for <(...); containers often forbid it
 _MESSAGE = re.compile(r"[^:]*: line (\d+): (.*)")
 _FIRST_FD = 200  # scripts use low numbers
-# The first process ends last: bubblewrap ends all others with it.
+# The first process waits for all others: when it ends, bubblewrap kills them.
 _FIRST_PROCESS = (
     f'ulimit -t {_LIMIT_S} -f 4096; BASH_ENV=/answers.bash bash "$@"; status=$?;'
     " while kill -s 0 -- -1 2>/dev/null; do :; done; exit $status"
@@ -40,7 +41,7 @@ _FIRST_PROCESS = (
 
 @dataclass(frozen=True)
 class Step:
-    """A command as bash has run it: its line, the folder it ran in, and its words, expanded."""
+    """A command that bash ran: its file and line, its working folder, and its text after expansion."""
 
     file: str
     line: int
@@ -49,6 +50,7 @@ class Step:
 
     @property
     def words(self) -> list[str]:
+        """The words of the command."""
         try:
             return shlex.split(self.text)
         except ValueError:
@@ -56,19 +58,19 @@ class Step:
 
     @property
     def name(self) -> str:
-        """Its first word."""
+        """The first word of the command; "" if it has none."""
         return next(iter(self.words), "")
 
 
 @dataclass(frozen=True)
 class BashRun:
-    """The observations of one run of a script.
+    """The record of one run of a script.
 
     Attributes:
         launches: line and words of each launch of verl.
-        calls: LINE@NAME of the commands that were not run.
+        calls: LINE@NAME of each command that was replaced.
         steps: all commands, as bash traced them.
-        messages: line and text of each error of bash.
+        messages: line and text of each error message of bash.
     """
 
     launches: list[tuple[int, list[str]]]
@@ -79,11 +81,17 @@ class BashRun:
 
 @dataclass
 class Bash:
-    """Runs one script; the files and folders of this machine that it asks for are shown to it, read-only.
+    """Runs one script, which sees the files and folders of this machine that it reads, read-only.
+
+    Attributes:
+        now_s: the unix time that `date` gives.
+        shown: the options of bubblewrap that show a file or folder, by path.
+        programs: the programs that the script calls by their paths; they are replaced, too.
+        sandbox: the command of bubblewrap.
 
     Raises:
         NoSandbox: bubblewrap is not installed, or cannot start here.
-        ConfigError: the script does not end.
+        ConfigError: the script does not end in time.
     """
 
     script: Path
@@ -101,9 +109,14 @@ class Bash:
         passed: Collection[int] = (),
         strict: bool = False,
     ) -> BashRun:
-        """Runs the script once; `failing` are calls that fail, `arguments` follow its name.
+        """Runs the script, and runs it again while it asks for files and programs that are new.
 
-        Tests in the lines `passed` hold; `strict` is `set -u`.
+        Args:
+            environment: the variables of the script.
+            failing: the calls (LINE@NAME) that fail.
+            arguments: the arguments of the script.
+            passed: the lines whose tests succeed.
+            strict: runs it with `set -u`.
         """
         settings = {"NOW": self.now_s, "STRICT": "u" if strict else "", "FAILING": f" {' '.join(failing)} "}
         settings |= {"PASSED": f" {' '.join(map(str, passed))} "}
@@ -145,9 +158,9 @@ class Bash:
                     self.sandbox = [option for option in self.sandbox if option not in _PROC]
                     return self._once(environment, settings, arguments)
                 raise NoSandbox(lines[0])
-            launches, calls = _noted(_text(notes).split("\0")[:-1])
-            messages = [(int(found[1]), found[2]) for found in map(_MESSAGE.match, lines) if found]
-            return BashRun(launches, calls, [*_traced(_text(trace))], messages)
+            launches, calls = _read_notes(_text(notes).split("\0")[:-1])
+            messages = [(int(match[1]), match[2]) for match in map(_MESSAGE.match, lines) if match]
+            return BashRun(launches, calls, [*_read_trace(_text(trace))], messages)
 
     def _files(self) -> Iterator[str]:
         yield from ("--dir", str(Path.cwd()))
@@ -157,7 +170,7 @@ class Bash:
 
 
 def _sandbox() -> list[str]:
-    """Returns the command of bubblewrap with bash and the tools."""
+    """Returns the command of bubblewrap for a sandbox with bash and the tools."""
     options = [*isolated(platform.node()), *(() if is_root() else ("--unshare-user",)), *shared_libraries()]
     options += ["--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/urandom", "/dev/urandom"]
     options += [*_PROC, "--symlink", "/proc/self/fd", "/dev/fd", "--tmpfs", "/tmp"]  # noqa: S108
@@ -173,8 +186,8 @@ def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def _noted(fields: Sequence[str]) -> tuple[list[tuple[int, list[str]]], list[str]]:
-    """Launches and calls."""
+def _read_notes(fields: Sequence[str]) -> tuple[list[tuple[int, list[str]]], list[str]]:
+    """Returns (launches, calls) from the fields that `answers.bash` wrote."""
     launches: list[tuple[int, list[str]]] = []
     calls: list[str] = []
     rest = iter(fields)
@@ -187,7 +200,7 @@ def _noted(fields: Sequence[str]) -> tuple[list[tuple[int, list[str]]], list[str
     return launches, calls
 
 
-def _traced(text: str) -> Iterator[Step]:
+def _read_trace(text: str) -> Iterator[Step]:
     entries = [entry.split("\x1f", 3) for entry in re.split("\x1e+", text)]
     for file, line, folder, command in (fields for fields in entries if len(fields) == 4):  # the last may be cut off
         if file and file != "/answers.bash" and not command.startswith("_ask_is_"):
@@ -195,7 +208,7 @@ def _traced(text: str) -> Iterator[Step]:
 
 
 def _files_of(steps: Sequence[Step], shown: Collection[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the files and folders of this machine that a script reads, each with the options that show it."""
+    """Yields each file or folder of this machine that the steps read, with the options that show it."""
     for step in steps:
         words = step.words
         if words and (words[0] in _READERS or words[0].endswith(".sh")):
@@ -206,7 +219,7 @@ def _files_of(steps: Sequence[Step], shown: Collection[str]) -> Iterator[tuple[s
 
 
 def _programs_of(steps: Sequence[Step]) -> set[str]:
-    """Programs that are called by their paths: they are not run either."""
+    """Returns the programs that the steps call by their paths."""
     return {
         word
         for word in (step.name for step in steps)

@@ -1,4 +1,4 @@
-"""`python -m controller from-verl SCRIPT_OR_YAML`: from the command line to the file and the exit status."""
+"""`python -m controller from-verl SCRIPT_OR_YAML`: reads a verl run, writes our configuration and a report."""
 
 import argparse
 import os
@@ -27,22 +27,26 @@ _NO_FILE = Path("-")
 
 
 def from_verl(arguments: Sequence[str]) -> int:
-    """0: translated; 1: something that changes results must be decided first; ConfigError for input that is none."""
+    """Runs the command; returns 0, or 1 if the user must decide something first.
+
+    Raises:
+        ConfigError: the input cannot be used.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m controller from-verl",
         allow_abbrev=False,
-        description="Says a verl configuration in this project's keys; a script runs in a sandbox, and no training.",
+        description="Translates a verl configuration; a launch script runs in a sandbox, and trains nothing.",
     )
     parser.add_argument(
-        "source", type=Path, metavar="SCRIPT_OR_YAML", help="launch script, or Hydra configuration; -: neither"
+        "source", type=Path, metavar="SCRIPT_OR_YAML", help="launch script or Hydra configuration; -: only overrides"
     )
-    parser.add_argument("--gpus", type=_gpus, metavar="A:C", help="GPUs of actor and critic; default: verl's, 3:1")
+    parser.add_argument("--gpus", type=_gpus, metavar="A:C", help="GPUs of actor and critic; default: verl's GPUs, 3:1")
     parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="default: standard output")
     parser.add_argument(
-        "--drop", action="append", default=[], metavar="KEY", help="leave it out, though results change"
+        "--drop", action="append", default=[], metavar="KEY", help="leave this key out, although results change"
     )
-    parser.add_argument("--verl-version", dest="version", default="", help="whose defaults to take, as 0.3")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="verl's keys; behind the script's own")
+    parser.add_argument("--verl-version", dest="version", default="", help="whose defaults to take, e.g. 0.3")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of verl; they override the script's")
     options = parser.parse_intermixed_args([*arguments])
     settings = read_settings(
         options.source, options.overrides, os.environ, datetime.now().astimezone(), options.version
@@ -68,12 +72,12 @@ def from_verl(arguments: Sequence[str]) -> int:
 def read_settings(
     source: Path, overrides: Sequence[str], environment: Mapping[str, str], now: datetime, verl_version: str = ""
 ) -> Settings:
-    """Reads a YAML file, or what a shell script would pass to verl; `overrides` come last in both.
+    """Returns the settings of a YAML file or of a launch script, with overrides applied last.
 
-    Defaults are those of verl's version as given, or as the keys tell, or of the latest.
+    Defaults are those of `verl_version`, else of the version that the keys tell, else of the latest version.
 
     Raises:
-        ConfigError: the file cannot be read, or not be understood.
+        ConfigError: the file cannot be read or understood.
     """
     name = "the command line" if source == _NO_FILE else source.name
     text = "" if source == _NO_FILE else _read(source)
@@ -96,10 +100,10 @@ def read_settings(
 
 
 def translated_yaml(translation: Translation, name: str) -> str:
-    """Returns the text of the configuration file, after it has passed the checks of a configuration.
+    """Returns the text of the configuration file; `name` is the name of the source.
 
     Raises:
-        ConfigError: its numbers do not fit together here.
+        ConfigError: the configuration does not pass its checks.
     """
     batch_plan(validate(nested(translation.values), name))
     dropped = [finding.key for finding in translation.findings if finding.is_dropped]
@@ -115,7 +119,7 @@ def _read(file: Path) -> str:
 
 
 def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> list[Word]:
-    """Returns the overrides; reads a configuration that the script names beside verl's own."""
+    """Returns the words that are overrides, and reads the configuration that options such as --config-name give."""
     rest: list[Word] = []
     options: dict[str, str] = {}
     remaining = iter(words)
@@ -124,7 +128,7 @@ def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> li
             value = option[2] if option[2] is not None else _known(settings, next(remaining, Word("", 0)))
             options[_LONG_NAMES.get(option[1], option[1])] = value
         elif word.text.startswith("-"):
-            raise ConfigError(f"{settings.source}, line {word.line}: option {word.text} is not understood here")
+            raise ConfigError(f"{settings.source}, line {word.line}: option {word.text} is not supported here")
         else:
             rest.append(word)
     config = options.get("config-name", "").removesuffix(".yaml")
@@ -132,13 +136,13 @@ def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> li
         file = Path(options.get("config-path", ".")) / f"{config}.yaml"
         place = file if file.is_file() else source.parent / file
         if not place.is_file():
-            raise ConfigError(f"{settings.source} starts from {file}, which is not here; run this where it is")
+            raise ConfigError(f"{settings.source} starts from {file}, which is not here; run this command where it is")
         settings.add_yaml(_read(place), place.name)
     return rest
 
 
 def _add_words(settings: Settings, words: Sequence[Word]) -> None:
-    """Adds the overrides; later ones win, and a value that only a command could give must be given again."""
+    """Adds the overrides; later ones count. ConfigError for a value that is unknown and not overridden."""
     names = [_key(word) for word in words if not word.unknown]
     for word in words:
         if not word.unknown or _key(word) not in names:
@@ -179,7 +183,7 @@ def _listed(findings: Sequence[Finding]) -> str:
 
 
 def _gpus(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+):(\d+)", text)
-    if not found:
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if not match:
         raise argparse.ArgumentTypeError(f"expected A:C, GPUs of the actor and of the critic, got {text!r}")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])

@@ -28,8 +28,8 @@ _KL_CONTROL = {  # our key and verl's default
 
 def _estimator(value: Any, run: VerlRun) -> Any:
     name = str(value).removesuffix("_vectorized")  # the same formula, computed in another way
-    known = f"one of {', '.join(NEEDS)}, or a function of your own: docs/extending.md"
-    return one_of(NEEDS, known)(name, run)
+    names = f"one of {', '.join(NEEDS)}, or a function of your own: docs/extending.md"
+    return one_of(NEEDS, names)(name, run)
 
 
 def _reinforces(run: VerlRun) -> bool:

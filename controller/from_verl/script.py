@@ -1,7 +1,7 @@
-"""The words that a launch script passes to `verl.trainer.main_ppo`, found by asking bash.
+"""Reads the words that a launch script passes to `verl.trainer.main_ppo`.
 
-A script depends on variables, and on commands that cannot be run here. What of them the launch depends on is found by
-asking again, with other answers.
+Bash runs the script. A script depends on variables, and on commands that cannot be run here. Further runs with other
+variables and results show on which of them the launch depends.
 """
 
 import re
@@ -18,17 +18,18 @@ _CALL = re.compile(r"@@(\d+)@([^@\s]*)@@")
 _UNBOUND = re.compile(r"\$?(\w+): unbound variable")
 _SIMPLE_TESTS = ("[", "[[", "test")
 _TESTS = (*_SIMPLE_TESTS, "_ask_tested", "((")
-_MAX_TESTS = 8  # within each other
-# Of the environment, what bash and the linker obey.
+_MAX_TESTS = 8  # nested in each other
+# Variables of the environment that change bash and the linker; the script does not get them.
 _OF_BASH = re.compile(r"BASH.*|PATH|PS4|PWD|OLDPWD|SHLVL|SHELLOPTS|POSIXLY_CORRECT|LD_.*|LC_.*|LANG|_")
 
 
 @dataclass(frozen=True)
 class Word:
-    """One argument, and the line of the script in which it is written; 0: it came from outside.
+    """One argument of verl.
 
     Attributes:
-        unknown: why the rest of the text is not known; "" where there is no such rest.
+        line: its line in the script; 0 if it is not from a script.
+        unknown: the reason why the rest of the text is not known; "" if all of it is known.
     """
 
     text: str
@@ -38,30 +39,30 @@ class Word:
 
 @dataclass(frozen=True)
 class Launch:
-    """The words that follow the entry point, and the variables of the environment on which they depend."""
+    """The words after the entry point, and the variables of the environment that they depend on."""
 
     words: list[Word]
     from_environment: Collection[str]
 
 
 def read_script(file: Path, text: str, environment: Mapping[str, str], now: datetime) -> Launch:
-    """Returns the words that follow `-m verl.trainer.main_ppo` in a script that is given none itself.
+    """Returns the words that a script passes to `verl.trainer.main_ppo`; the script itself gets no arguments.
 
     Raises:
-        ConfigError: bash cannot be asked here, the script starts no such program, or two, or which branch it takes
-            depends on a command that cannot be run.
+        ConfigError: bash cannot run here, the script does not start verl or starts two runs, or a branch depends on
+            a command that cannot be run.
     """
     try:
-        return _Questions(file, text, environment, now).launch()
+        return _Reader(file, text, environment, now).launch()
     except NoSandbox as error:
         raise ConfigError(
-            f"{file.name} cannot be given to bash here: {error} (docs/deployment.md says what it takes); without it,"
-            " paste what the script passes to main_ppo: python -m controller from-verl - key=value ..."
+            f"bash cannot run {file.name} here: {error} (docs/deployment.md says what it needs); without it, paste the"
+            " arguments of main_ppo: python -m controller from-verl - key=value ..."
         ) from error
 
 
-class _Questions:
-    """Asks bash about one script, again and again."""
+class _Reader:
+    """Runs one script with different variables and results, and reads its launch."""
 
     def __init__(self, file: Path, text: str, environment: Mapping[str, str], now: datetime) -> None:
         self._file, self._text = file, text
@@ -85,15 +86,15 @@ class _Questions:
         key = _key(word)
         here = re.compile(rf"(?<![\w.]){re.escape(key)}=")
         line = next((number for number, text in enumerate(self._text.splitlines(), 1) if here.search(text)), line)
-        if found := _CALL.search(word):
-            return Word(word[: found.start()], line, _why(found))
+        if call := _CALL.search(word):
+            return Word(word[: call.start()], line, _why(call))
         return Word(f"{key}=" if unset else word, line, unset)
 
     def _check(self, run: BashRun) -> None:
-        """Raises ConfigError unless there is one launch, and no number depends on a mark."""
+        """Raises ConfigError unless the script has one launch, and no number in it depends on a mark."""
         for line, message in run.messages:
-            if (found := _CALL.search(message)) and message.split(":")[0] not in _TESTS:
-                raise self._mistake(line, f"a value is not known, as {_why(found)}")
+            if (call := _CALL.search(message)) and message.split(":")[0] not in _TESTS:
+                raise self._mistake(line, f"a value is not known, as {_why(call)}")
         if not run.launches:
             raise self._no_launch(run)
         lines = [line for line, _ in run.launches]
@@ -116,35 +117,38 @@ class _Questions:
         return ConfigError(f"{self._file.name}, line {line}: {sentence}")
 
     def _check_tests(self, run: BashRun, passed: Sequence[int] = ()) -> None:
-        """A test of a mark, which does not hold, must not matter: the same is passed where it holds, or nothing."""
+        """Raises ConfigError if the launch depends on a test of a mark.
+
+        Such a test fails. Where it succeeds, the launch must have the same words, or not be reached.
+        """
         for step in run.steps:
-            found = _CALL.search(step.text)
-            if found and step.name in _TESTS and step.line not in passed:
+            call = _CALL.search(step.text)
+            if call and step.name in _TESTS and step.line not in passed:
                 lines = [*passed, step.line]
                 other = self._bash.run(self._environment, passed=lines)
                 holds_already = [s for s in run.steps if s.line != step.line or s.name not in _TESTS] == other.steps
                 can_be_passed = step.name in _SIMPLE_TESTS and not holds_already and len(lines) <= _MAX_TESTS
                 if not can_be_passed or _words(other) not in (None, self._words):
-                    raise self._mistake(step.line, f"which branch is taken is not known, as {_why(found)}")
+                    raise self._mistake(step.line, f"which branch is taken is not known, as {_why(call)}")
                 self._check_tests(other, lines)
 
     def _check_calls(self, calls: Sequence[str]) -> None:
-        """Raises ConfigError if the words depend on whether a command succeeds that does not end the script."""
-        known = {_key(word) for word in self._words if not _CALL.search(word)}
+        """Raises ConfigError if the words are others where a replaced command fails."""
+        keys = {_key(word) for word in self._words if not _CALL.search(word)}
 
         def with_failing(group: Sequence[str]) -> list[str] | None:
             words = _words(self._bash.run(self._environment, group))
-            return None if words is None else [word for word in words if _key(word) in known]
+            return None if words is None else [word for word in words if _key(word) in keys]
 
-        before = [word for word in self._words if _key(word) in known]
+        before = [word for word in self._words if _key(word) in keys]
         for call in _having_effect([*dict.fromkeys(calls)], with_failing, before):
             line, name = call.split("@")
             why = f"what is passed depends on whether {name} succeeds, which would have to be run"
             raise self._mistake(line, why)
 
     def _unset(self) -> dict[str, str]:
-        """Words in which something that is set nowhere stands, as bash has them, with the reason."""
-        found: dict[str, str] = {}
+        """Returns the words that contain an unset variable or argument, as bash expands them, each with the reason."""
+        reasons: dict[str, str] = {}
         for name in self._read_unset():
             mark = f"@@{name}@@"
             run = self._with_marks([name])
@@ -153,15 +157,15 @@ class _Questions:
                     raise self._mistake(line, f"a value is not known, as {_unset(name)}")
             for word in _words(run) or []:
                 if mark in word and (empty := word.replace(mark, "")) in ("", *self._words):
-                    found[empty] = _unset(name)
-        return found
+                    reasons[empty] = _unset(name)
+        return reasons
 
     def _read_unset(self) -> list[str]:
-        """Returns variables that bash takes as empty, and arguments that are not given, in the order of their use."""
+        """Returns the unset variables and arguments that the script reads, in order of use."""
         names: list[str] = []
         while True:
             run = self._run_with(dict.fromkeys(names, ""), strict=True)
-            unbound = {found[1] for _, message in run.messages if (found := _UNBOUND.fullmatch(message))}
+            unbound = {match[1] for _, message in run.messages if (match := _UNBOUND.fullmatch(message))}
             if unbound <= {*names}:
                 return names
             names += sorted(unbound - {*names})
@@ -170,7 +174,7 @@ class _Questions:
         return self._run_with({name: f"@@{name}@@" for name in names})
 
     def _run_with(self, values: Mapping[str, str], *, strict: bool = False) -> BashRun:
-        """Runs the script again, with these values of variables and, by their numbers, arguments."""
+        """Runs the script with these values of variables; names that are numbers are arguments."""
         variables = {name: value for name, value in values.items() if not name.isdigit()}
         last = max([0, *(int(name) for name in values if name.isdigit())])
         arguments = [values.get(str(place), "") for place in range(1, last + 1)]
@@ -180,7 +184,7 @@ class _Questions:
 def _having_effect(
     names: Sequence[str], words_with: Callable[[Sequence[str]], list[str] | None], before: Sequence[str]
 ) -> list[str]:
-    """Returns the names with which other words are passed, found by halves."""
+    """Returns the names that change the words of the launch, by bisection."""
     words = words_with(names) if names else before
     if words == before or (words is None and len(names) == 1):
         return []
@@ -206,5 +210,5 @@ def _key(word: str) -> str:
     return word.partition("=")[0]
 
 
-def _why(found: re.Match[str]) -> str:
-    return f"{found[2]} in line {found[1]} would have to be run"
+def _why(call: re.Match[str]) -> str:
+    return f"{call[2]} in line {call[1]} would have to be run"

@@ -1,4 +1,4 @@
-"""The configuration of a verl run: what was given, and verl's defaults for the rest."""
+"""The configuration of a verl run: the given keys, and verl's defaults for all others."""
 
 import math
 import re
@@ -13,23 +13,23 @@ from omegaconf.errors import OmegaConfBaseException
 from splitppo.config import ConfigError
 from splitppo.dotted_keys import leaves, nested
 
-# A key that must be given in verl.
+# The value of a key that verl requires.
 MISSING = "???"
 
 
 class Settings:
-    """verl's configuration tree, with the keys that were set in it.
+    """The configuration tree of verl, and the keys that were given.
 
     Args:
-        source: the file, as errors name it.
-        defaults: verl's, by key, as far as anything depends on them.
+        source: the name of the file in errors.
+        defaults: the defaults of verl that the translation needs, by key.
         sections: keys whose value is a mapping that is taken as a whole.
 
     Attributes:
-        given: the keys that were set, in their order, with the line of the script; 0 where there is none.
-        from_environment: variables that a script has read.
-        age: which of verl's versions the defaults are of, where that is not certain.
-        asks_age: True if the version must be given: no key tells it, and defaults that were not overridden differ.
+        given: the given keys in order, each with its line in the script; 0 if it has none.
+        from_environment: the variables that a script has read.
+        age: a sentence on the version of verl whose defaults are taken; "" if it makes no difference.
+        asks_age: True if the user must give the version: no key tells it, and defaults that are not overridden differ.
     """
 
     def __init__(self, source: str, defaults: Mapping[str, Any], sections: Sequence[str] = ()) -> None:
@@ -42,10 +42,10 @@ class Settings:
         self._tree: DictConfig = OmegaConf.create(nested(defaults))
 
     def add_yaml(self, text: str, name: str) -> None:
-        """Adds a primary configuration of Hydra's, resolved or not; what it leaves at verl's default is not given.
+        """Adds a primary configuration of Hydra, resolved or not; keys at verl's default do not count as given.
 
         Raises:
-            ConfigError: it is no mapping in YAML, or its defaults list names a file that is not verl's.
+            ConfigError: it is not a mapping in YAML, or its defaults list names a file that is not verl's.
         """
         try:
             tree = OmegaConf.create(text)
@@ -64,7 +64,11 @@ class Settings:
                 self._note(key, 0)
 
     def add_override(self, text: str, line: int = 0) -> None:
-        """`key=value`, `+key=value`, `++key=value` or `~key`, as on Hydra's command line."""
+        """Adds `key=value`, `+key=value`, `++key=value` or `~key`, as on Hydra's command line.
+
+        Raises:
+            ConfigError: the text is no override, or its value cannot be read.
+        """
         key, separator, value = text.partition("=")
         where = f"{self.source}, line {line}: " if line else ""
         if text.startswith("~"):
@@ -83,10 +87,10 @@ class Settings:
             self._note(inner, line)
 
     def value(self, key: str) -> Any:
-        """Returns what a key is in the end, interpolations resolved; None where nobody has set it.
+        """Returns the final value of a key, with interpolations resolved; None if it has none.
 
         Raises:
-            ConfigError: it cannot be resolved.
+            ConfigError: an interpolation cannot be resolved.
         """
         try:
             value = OmegaConf.select(self._tree, key)
@@ -99,7 +103,7 @@ class Settings:
             raise ConfigError(f"{self.source}: {key} is {raw}, which cannot be resolved: {why}; give {key}") from error
 
     def number(self, key: str) -> float:
-        """Returns what a key is in the end, for computing with it; ConfigError if that is no number."""
+        """Returns the final value of a key; ConfigError if it is not a number."""
         return num_of(self.value(key), key)
 
     def _note(self, key: str, line: int) -> None:
@@ -123,7 +127,7 @@ class Settings:
 
 
 def tree_of(config: DictConfig) -> dict[str, Any]:
-    """Returns plain dictionaries, with interpolations as they were written."""
+    """Returns a configuration as plain dictionaries, with interpolations as text."""
     return cast("dict[str, Any]", OmegaConf.to_container(config))
 
 
@@ -132,7 +136,7 @@ def _is_interpolation(value: Any) -> bool:
 
 
 def _check_defaults_list(entries: Any, name: str) -> None:
-    """Raises ConfigError if a defaults list names a file that is not verl's own: it would have to be read, too."""
+    """Raises ConfigError if a defaults list names a file that is not verl's: such a file is not read."""
     for entry in entries if isinstance(entries, list) else [entries]:
         chosen = entry if isinstance(entry, str) else next(iter(entry.values()), None)
         if entry == "_self_" or chosen is None:
@@ -145,21 +149,21 @@ def _check_defaults_list(entries: Any, name: str) -> None:
 
 
 def _as_yaml(value: str) -> str:
-    """Returns a value of Hydra's grammar as YAML: `{a:1}` gets a blank; nothing at all is the empty text."""
+    """Returns a value of Hydra's grammar as YAML: adds blanks to `{a:1}`, and quotes to an empty value."""
     if value.startswith("{"):
         return re.sub(r"(?<=[\w'\"]):(?=[^\s/])", ": ", value)
     return value or "''"
 
 
 def num_of(value: Any, key: str) -> float:
-    """Returns a value that is a number; ConfigError if it is something else."""
+    """Returns the value; ConfigError that names the key if it is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"{key}: expected a number, got {value!r}")
     return value
 
 
 def rows_in(files: Any) -> int | None:
-    """Returns the rows of parquet files; None unless all of them are here."""
+    """Returns the number of rows of parquet files; None unless all of them are on this machine."""
     paths = [Path(str(name)).expanduser() for name in (files if isinstance(files, list) else [files])]
     if not paths or not all(path.suffix == ".parquet" and path.is_file() for path in paths):
         return None

@@ -1,4 +1,4 @@
-"""A verl run in this project's keys: the configuration, and what became of each key that was given."""
+"""Translates a verl run: the values of our keys, and the outcome for each key of verl."""
 
 import difflib
 from collections.abc import Sequence
@@ -20,13 +20,14 @@ class Finding:
     """The outcome for one key.
 
     Attributes:
-        key, value: verl's.
-        to, new: ours, and its value; "" where there is none.
-        note: how, why, or what instead.
-        row: the pattern of the table that said so; "" for a key that the table does not know.
-        is_default: nobody has given it: verl's default, which is not ours.
-        stops: the run would learn something else without it.
-        is_dropped: it would, but it was dropped by name.
+        key, value: verl's key and value.
+        note: how the value is changed, why it is not needed, or what to do instead.
+        to, new: our key and value; "" if we have no such key.
+        row: the key or pattern of the row that decided; "" for an unknown key.
+        line: the line of the script; 0 if there is none.
+        is_default: True if the value is verl's default, which differs from ours.
+        stops: True if the run would learn something else without the key.
+        is_dropped: True if the user dropped the key by name.
     """
 
     key: str
@@ -48,13 +49,13 @@ class Finding:
 
     @property
     def keeps_value(self) -> bool:
-        """True if our value is verl's; true and 1 are two values."""
+        """True if our value equals verl's; true and 1 are not equal."""
         return bool(self.new == self.value) and isinstance(self.new, bool) == isinstance(self.value, bool)
 
 
 @dataclass
 class Translation:
-    """The configuration as dotted keys, with a comment where the value is not verl's, and the findings."""
+    """The translated values and their comments by our dotted keys, and the findings on verl's keys."""
 
     values: dict[str, Any] = field(default_factory=dict)
     comments: dict[str, str] = field(default_factory=dict)
@@ -62,11 +63,11 @@ class Translation:
 
     @property
     def stopping(self) -> list[Finding]:
-        """The findings that must be dropped by name, or be had otherwise, before there is a configuration."""
+        """The findings that the user must decide on before there is a configuration."""
         return [finding for finding in self.findings if finding.stops and not finding.is_dropped]
 
     def set(self, key: str, value: Any, comment: str = "") -> None:
-        """Sets a value, unless it is our default, which is left out."""
+        """Sets a value; removes the key if the value is our default."""
         self.values.pop(key, None)
         self.comments.pop(key, None)
         if (value is not None or _takes_null(key)) and not _is_default(key, value):
@@ -76,12 +77,15 @@ class Translation:
 
 
 def translate(settings: Settings, *, gpus: tuple[int, int] | None, drop: Sequence[str]) -> Translation:
-    """Translates every given key by its row of the table, then verl's defaults where ours differ, then the GPUs.
+    """Returns the translation of a run: verl's defaults that differ from ours, the given keys, and the GPUs.
 
-    `drop` names keys, or sections, that may be left out although the run learns something else without them.
+    Args:
+        settings: the configuration of the run.
+        gpus: the GPUs of actor and critic; None divides verl's GPUs.
+        drop: keys or sections that are left out, although the run learns something else without them.
 
     Raises:
-        ConfigError: a value cannot be computed with, `drop` names nothing that was given, or GPUs do not suffice.
+        ConfigError: a value is not a number, `drop` names a key that is not given, or there are too few GPUs.
     """
     for name in drop:
         if not any(key == name or key.startswith(f"{name}.") for key in settings.given):
@@ -102,7 +106,7 @@ def translate(settings: Settings, *, gpus: tuple[int, int] | None, drop: Sequenc
 
 
 def _take_default(result: Translation, finding: Finding) -> None:
-    """Sets what nobody has given, where it is not our default, too."""
+    """Adds a default of verl if it differs from our default."""
     if finding.stops:
         result.findings.append(finding)
     elif finding.outcome in ("taken", "changed") and (finding.new is not None or _takes_null(finding.to)):
@@ -131,7 +135,7 @@ def _unknown(key: str, value: Any) -> Finding:
 
 
 def _convert(row: Row, key: str, value: Any, run: VerlRun) -> Finding:
-    """Returns what becomes of a value by its row; with an equal value here nothing is changed."""
+    """Returns the finding on a value by its row; a value that stays equal counts as taken."""
     try:
         new = _new_value(row, value, run)
     except NotNeeded as why:
@@ -160,12 +164,11 @@ def _dropped(finding: Finding, drop: Sequence[str]) -> Finding:
 
 
 def _place(result: Translation, run: VerlRun) -> None:
-    """Sets ranks and GPUs of each group: `--gpus`, or verl's number divided."""
+    """Sets ranks and GPUs of each group."""
     groups, per_node, nodes = run.groups, run.value("trainer.n_gpus_per_node"), run.value("trainer.nnodes")
     total = f"{per_node}{f' on each of {nodes} machines' if nodes != 1 else ''}"
-    why = (
-        "--gpus" if run.requested else f"of {total}, which both models have in verl" if groups.critic else "as in verl"
-    )
+    in_verl = f"of {total}, which both models have in verl" if groups.critic else "as in verl"
+    why = "--gpus" if run.requested else in_verl
     on_cpu, several = run.value("trainer.device") == "cpu", nodes != 1 and not run.requested
     start = 0
     for role, count in groups.ranks().items():
@@ -177,11 +180,10 @@ def _place(result: Translation, run: VerlRun) -> None:
     if groups.shared:
         result.set("services.allow_shared_devices", True, "one GPU for both models")
     if several:
-        result.set("services.launch", "external", "start the groups on your machines: docs/hosts.md")
+        result.set("services.launch", "external", "you start the groups on your machines: docs/hosts.md")
         for place, role in enumerate(groups.ranks(), 7001):
-            result.set(
-                f"services.{role}.address", f"127.0.0.1:{place}", "of its rank 0; elsewhere with services.security"
-            )
+            comment = "of rank 0; other machines need services.security"
+            result.set(f"services.{role}.address", f"127.0.0.1:{place}", comment)
     if groups.reward:
         result.set("placement.reward_model", "reward")
     if "reward_model.model" in result.values:
@@ -189,7 +191,7 @@ def _place(result: Translation, run: VerlRun) -> None:
 
 
 def _takes_null(key: str) -> bool:
-    """Returns True if null says something else there than our default."""
+    """Returns True if our key may be null, and null is not its default."""
     if not key or "*" in key:
         return False
     field_of = _field(key)
