@@ -1,1 +1,1 @@
-"""`python -m controller doctor`: what is wrong with a run, its groups and its wire, and what to do."""
+"""`python -m controller doctor`: finds faults of a run, its groups and its connections, and gives advice."""

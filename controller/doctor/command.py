@@ -11,18 +11,18 @@ from splitppo.config import load_config
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """Prints what it finds; 0: healthy, 1: something is wrong. ConfigError for a configuration that cannot be used."""
+    """Prints facts and faults; returns 0 if there is no fault, else 1. ConfigError for an unusable configuration."""
     parser = argparse.ArgumentParser(
         prog="python -m controller doctor",
         allow_abbrev=False,
-        description="Asks every group of a run how it is, without disturbing it; says what is wrong and what to do.",
+        description="Asks every group of a run for its state, without disturbing it; prints faults and advice.",
     )
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
     parser.add_argument("--json", action="store_true", help="everything, for programs")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="changes to the configuration")
     options = parser.parse_intermixed_args(arguments)
     config = load_config(options.config, options.overrides)
-    # What gRPC logs of failed handshakes is in the findings already; it reads this when it is imported.
+    # The findings have what gRPC would log of failed handshakes. gRPC reads this variable when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from controller.doctor.examination import examine_run
     from controller.doctor.findings import find

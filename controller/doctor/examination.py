@@ -1,4 +1,4 @@
-"""Looks at a run from outside: its folder and disk, its credentials, and all its groups at the same time."""
+"""Examines a run from outside: its folder and disk, its credentials, and all its groups at the same time."""
 
 import asyncio
 import json
@@ -29,12 +29,12 @@ from splitppo.machine.process_tree import is_stopped
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import Credentials, load_credentials, load_server_credentials
 
-# fp32 weights and AdamW's two moments; a Hugging Face folder beside them has the weights again.
+# Bytes per parameter: fp32 weights and both moments of AdamW; a Hugging Face folder has the weights again.
 _CHECKPOINT_BYTES, _HF_BYTES = 12, 4
 
 
 async def examine_run(config: Config) -> Facts:
-    """Finds out what it can within seconds; ConfigError for a configuration or a folder that cannot be used."""
+    """Returns all facts that can be had within seconds; ConfigError for an unusable configuration or folder."""
     batch_plan(config)
     if config.services.launch == "local" and not config.run.dir.is_dir():
         raise ConfigError(f"run.dir: there is no run folder {config.run.dir}, so no run was started with it")
@@ -70,18 +70,18 @@ async def _examine_groups(facts: Facts, credentials: Credentials) -> None:
     turn = asyncio.Lock()
     with _nonce(Path(facts.run.dir), facts) as nonce:
         await asyncio.gather(*(examine(group, credentials, nonce.name if nonce else "", turn) for group in asked))
-        if nonce and not nonce.exists():  # a controller that started meanwhile has tidied up
+        if nonce and not nonce.exists():  # a controller that started meanwhile has removed the file
             for group in asked:
                 group.shares_run_dir = None
 
 
 def _compare_configs(config: Config, facts: Facts) -> None:
-    """Names the keys in which a group differs, where it runs with what the run folder holds."""
+    """Notes the keys in which a group differs, if it runs with the configuration in the run folder."""
     with suppress(ConfigError):
         stored = load_stored_config(RunFolder(config).config_file)
         for role, group in facts.groups.items():
             if group.config_digest == worker_digest(stored, role):
-                there, here = (dict(leaves(worker_sections(one, role))) for one in (stored, config))
+                there, here = (dict(leaves(worker_sections(tree, role))) for tree in (stored, config))
                 group.config_differences = [
                     f"{key} is {there.get(key)!r} there, {here.get(key)!r} here"
                     for key in sorted({**there, **here})
@@ -91,7 +91,10 @@ def _compare_configs(config: Config, facts: Facts) -> None:
 
 @contextmanager
 def _nonce(run_dir: Path, facts: Facts) -> Iterator[Path | None]:
-    """Makes a file in the run folder that groups must see, for the time of the block; None if it cannot be written."""
+    """Makes a file in the run folder for the time of the block; yields its path, None if it cannot be written.
+
+    Groups that share the folder must see the file.
+    """
     nonce = run_dir / f"{NONCE_PREFIX}{secrets.token_hex(8)}"
     try:
         nonce.touch()
@@ -109,9 +112,10 @@ def _nonce(run_dir: Path, facts: Facts) -> Iterator[Path | None]:
 
 
 def _addresses(config: Config, facts: Facts) -> dict[RoleName, str]:
-    """Returns where the groups are: configured, or announced in the run folder by groups that the controller started.
+    """Returns the addresses of the groups: from the configuration, or as announced in the run folder.
 
-    Empty for one that has not announced itself; none at all where they cannot be asked from here, which is then said.
+    The address of a group that has not announced itself is empty. If the groups are on another machine, this is a
+    mistake of the facts, and no address is returned.
     """
     if config.services.launch == "external":
         return configured_addresses(config)
@@ -129,22 +133,22 @@ def _announcement(config: Config, role: RoleName) -> Path:
 
 
 def _stopped_pids(run_dir: Path, role: RoleName) -> dict[int, int]:
-    """Returns the pids, by rank, of the role's processes in processes.json that are stopped on this machine."""
+    """Returns the pids, by rank, of the role's stopped processes on this machine, as processes.json lists them."""
     rows = _read_json(run_dir / "processes.json") or []
     here = [row for row in rows if row.get("role") == role and row.get("host") == os.uname().nodename]
     return {row["rank"]: row["pid"] for row in here if is_stopped(row["pid"])}
 
 
 def _controllers_host(run_dir: Path) -> str:
-    """Returns the controller's machine by processes.json; empty if that does not say."""
+    """Returns the host of the controller in processes.json; "" if it has none."""
     rows = _read_json(run_dir / "processes.json") or []
     return next((str(row.get("host", "")) for row in rows if row.get("role") == "controller"), "")
 
 
 def _credentials(config: Config, facts: Facts) -> Credentials | None:
-    """Returns the controller's credentials; None, and a finding, if its files cannot be used."""
+    """Returns the controller's credentials; notes a mistake and returns None if its files cannot be used."""
     security, token_file = config.services.security, config.run.dir / "services" / "token"
-    # Only of groups on this machine are the files here.
+    # Only groups on this machine have their files here.
     for role in config.roles if config.services.launch == "local" and security.tls else ():
         with _mistakes_of(facts, role):
             load_server_credentials(config.services, role)
@@ -184,15 +188,13 @@ def _run_facts(config: Config) -> RunFacts:
     store = CheckpointStore(run_dir / "checkpoints")
     facts.last_checkpoint_step = store.latest_step() or None
     facts.next_checkpoint_bytes = _size_of_last(store) or _size_by_models(config)
-    existing = next((folder for folder in (run_dir, *run_dir.absolute().parents) if folder.is_dir()), None)
-    if existing is not None:
-        disk = shutil.disk_usage(existing)
-        facts.disk_free_bytes, facts.disk_total_bytes = disk.free, disk.total
+    disk = shutil.disk_usage(next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.is_dir()))
+    facts.disk_free_bytes, facts.disk_total_bytes = disk.free, disk.total
     return facts
 
 
 def _has_new_epoch(run_dir: Path) -> bool:
-    """Returns True if a controller has taken the folder, and has not listed the processes of its groups since."""
+    """Returns True if a controller has taken the folder, and has not written processes.json since."""
     record, processes = run_dir / "controller.epoch", run_dir / "processes.json"
     if not record.exists():
         return False
@@ -200,7 +202,7 @@ def _has_new_epoch(run_dir: Path) -> bool:
 
 
 def _size_of_last(store: CheckpointStore) -> int | None:
-    """Bytes of the newest checkpoint; None where there is none, or it goes while it is looked at."""
+    """Returns the bytes of the newest checkpoint; None if there is none, or it is removed meanwhile."""
     step = store.latest_step()
     try:
         return sum(file.stat().st_size for file in store.folder(step).rglob("*") if file.is_file()) if step else None
@@ -209,7 +211,7 @@ def _size_of_last(store: CheckpointStore) -> int | None:
 
 
 def _size_by_models(config: Config) -> int | None:
-    """Returns the bytes of the trained models and their optimizers; None if the models are not here."""
+    """Returns the bytes of a checkpoint of the trained models; None if the models are not on this machine."""
     num_parameters = 0
     for role in config.trained_roles:
         try:
@@ -221,7 +223,7 @@ def _size_by_models(config: Config) -> int | None:
 
 
 def _read_json(file: Path) -> Any:
-    """Returns the content of a file; None if it is not there, or not (yet) whole."""
+    """Returns the content of a JSON file; None if it does not exist or is incomplete."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The facts about a run and its groups, as plain values; their names are the keys of `--json`."""
+"""Facts about a run and its groups, as plain values; the names of the attributes are the keys of `--json`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,32 +9,16 @@ import numpy as np
 from splitppo.config.section import RoleName
 from splitppo.v1 import worker_pb2
 
-# Why a group does not answer, or not to the end.
+# The reason why a group does not answer, or stops answering.
 FailureCode = Literal["address", "down", "failed", "not_a_worker", "not_announced", "silent", "storage", "tls", "token"]
-Code = (
-    FailureCode
-    | Literal[
-        "certificate",
-        "clock",
-        "config",
-        "credentials",
-        "disk",
-        "other_machine",
-        "restarted",
-        "role",
-        "run_folder",
-        "silent_rank",
-        "state",
-        "stopped",
-        "unfinished",
-        "version",
-    ]
-)
+RunCode = Literal["certificate", "credentials", "disk", "other_machine", "run_folder", "unfinished"]
+GroupCode = Literal["clock", "config", "restarted", "role", "silent_rank", "state", "stopped", "version"]
+Code = FailureCode | RunCode | GroupCode
 
 
 @dataclass(frozen=True)
 class RankFacts:
-    """One rank, by its last sign of life, `silent_s` seconds ago; None: not known."""
+    """One rank by its last sign of life, which is `silent_s` seconds old; None if not known."""
 
     rank: int
     host: str
@@ -47,17 +31,17 @@ class RankFacts:
 
 @dataclass
 class GroupFacts:
-    """One worker group; what it was not asked for, or has not answered, is None.
+    """One worker group. An attribute is None if the group was not asked for it, or did not answer.
 
     Attributes:
-        address: host:port; empty where the group has not said it.
-        is_reached: it has answered.
-        failure, failure_code: why it has not, or not to the end; as a sentence's end, and the code of the finding.
-        clock_offset_s: its clock minus this one's, known to within half of the fastest round trip.
-        role: what it says it is.
-        expected_config_digest: what this configuration asks of it.
-        config_differences: keys that differ, with both values, where the run folder has the other configuration.
-        stopped_pids: processes of its ranks on this machine that a signal or a debugger has stopped, by rank.
+        address: host:port; empty if the group has not announced it.
+        expected_config_digest: the digest of this configuration for the group.
+        is_reached: True if the group answered.
+        failure, failure_code: why the group did not answer, or stopped answering: the end of a sentence, and the code.
+        role: the role that the group reports.
+        config_differences: keys that differ, with both values, if the run folder has the group's configuration.
+        clock_offset_s: the group's clock minus this machine's, exact to half of the fastest round trip.
+        stopped_pids: pids, by rank, of its processes on this machine that a signal or a debugger has stopped.
     """
 
     address: str
@@ -95,7 +79,7 @@ class GroupFacts:
     certificate_ends_unix_s: int | None = None
 
     def note_status(self, status: worker_pb2.GetStatusResponse) -> None:
-        """Takes over what a worker says of itself."""
+        """Copies the status that a worker reports."""
         self.is_reached = True
         self.role = _name(worker_pb2.Role, status.role, "ROLE_")
         self.state = _name(worker_pb2.WorkerState, status.state, "WORKER_STATE_")
@@ -109,16 +93,16 @@ class GroupFacts:
         self.config_digest = status.config_digest
 
     def note_round_trips(self, round_trips_s: Sequence[float], clock_offset_s: float | None) -> None:
-        """Takes over the seconds of each round trip, of which there is at least one."""
+        """Copies statistics of the round trips, of which there is at least one."""
         self.num_round_trips, self.round_trip_min_s = len(round_trips_s), min(round_trips_s)
         p50_s, p99_s = np.quantile(round_trips_s, (0.5, 0.99), method="inverted_cdf")
         self.round_trip_p50_s, self.round_trip_p99_s = float(p50_s), float(p99_s)
         self.clock_offset_s = clock_offset_s
 
     def note_diagnosis(self, diagnosis: worker_pb2.DiagnoseResponse, *, asked_for_nonce: bool) -> None:
-        """Takes over where the ranks run and what they have."""
+        """Copies the diagnosis: ranks, run folder, disk and certificate."""
         self.is_diagnosed = True
-        self.ranks = [_rank(one) for one in diagnosis.ranks]
+        self.ranks = [_rank(rank) for rank in diagnosis.ranks]
         self.run_dir, self.is_run_dir_writable = diagnosis.run_dir, diagnosis.is_writable
         self.shares_run_dir = diagnosis.sees_nonce if asked_for_nonce else None
         self.disk_free_bytes = diagnosis.disk_free_bytes if diagnosis.is_writable else None
@@ -127,16 +111,16 @@ class GroupFacts:
 
 @dataclass
 class RunFacts:
-    """The run as this process sees it; None: not known.
+    """The run as this process sees it; None if not known.
 
     Attributes:
-        controller_runs: whether a controller holds the run folder.
+        is_live: True if there are groups to ask.
+        controller_runs: True if a controller holds the lock of the run folder.
         is_starting: True if this controller has not reached all its groups yet (services.launch: local).
-        is_live: whether there are groups to ask.
-        step: the last one that was recorded.
-        is_completed: True if the run has done its last step and said so.
-        next_checkpoint_bytes: size of the last one, else by the models.
-        certificate_ends_unix_s: of the controller's own, or the authority behind it.
+        step: the last recorded step.
+        is_completed: True if the run's summary says that it did its last step.
+        next_checkpoint_bytes: the size of the last checkpoint; without one, an estimate from the models.
+        certificate_ends_unix_s: the end of the controller's certificate, or of its authority if that is earlier.
     """
 
     dir: str
@@ -162,7 +146,7 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong: a code for programs, whom it is about (a role, or `run`), a sentence, and what to do."""
+    """A fault: its code for programs, its subject (a role, or "run"), a sentence, and advice."""
 
     code: Code
     about: str
@@ -172,7 +156,7 @@ class Finding:
 
 @dataclass
 class Facts:
-    """All of it; `mistakes` were found on the way, `notes` are no faults."""
+    """All facts; `mistakes` are faults met while facts were collected, `notes` are no faults."""
 
     run: RunFacts
     now_unix_s: float
@@ -182,17 +166,17 @@ class Facts:
 
 
 def _name(enum: Any, number: int, prefix: str) -> str:
-    """Returns a name in small letters; the number if a worker of another version says what is not known here."""
+    """Returns the name of an enum value in small letters; for a value of another version, its number."""
     return enum.Name(number).removeprefix(prefix).lower() if number in enum.values() else str(number)
 
 
-def _rank(one: worker_pb2.RankDiagnosis) -> RankFacts:
+def _rank(rank: worker_pb2.RankDiagnosis) -> RankFacts:
     return RankFacts(
-        rank=one.process.rank,
-        host=one.process.host,
-        pid=one.process.pid,
-        device=one.device or None,
-        free_bytes=one.free_bytes if one.total_bytes else None,
-        total_bytes=one.total_bytes or None,
-        silent_s=one.silent_s,
+        rank=rank.process.rank,
+        host=rank.process.host,
+        pid=rank.process.pid,
+        device=rank.device or None,
+        free_bytes=rank.free_bytes if rank.total_bytes else None,
+        total_bytes=rank.total_bytes or None,
+        silent_s=rank.silent_s,
     )

@@ -1,4 +1,4 @@
-"""The faults that follow from the facts alone: a sentence for each, and what to do."""
+"""Derives faults from the facts: a sentence and advice for each."""
 
 import datetime as dt
 from collections.abc import Iterator, Mapping
@@ -10,9 +10,9 @@ from splitppo.rpc.software_version import why_versions_differ
 from splitppo.v1 import worker_pb2
 
 MAX_CLOCK_OFFSET_S = 1.0
-# Signs of life come every second.
+# A rank gives a sign of life every second.
 MAX_SILENCE_S = 10.0
-# As the warning at the start of a process (splitppo/rpc/certificates.py).
+# The same limit as for the warning at the start of a process (splitppo/rpc/certificates.py).
 MIN_CERTIFICATE_DAYS = 14.0
 _DAY_S = 86400.0
 
@@ -28,11 +28,11 @@ _CERTIFICATES = "python -m tools.certs makes new ones (docs/security.md); copy t
 
 
 def find(facts: Facts) -> list[Finding]:
-    """Returns everything that is wrong, the run's own mistakes first; nothing if all is well."""
-    found = [*facts.mistakes, *_of_run(facts.run, facts.now_unix_s)]
+    """Returns all faults, those of the run first."""
+    faults = [*facts.mistakes, *_of_run(facts.run, facts.now_unix_s)]
     for role, group in facts.groups.items():
-        found += _of_group(role, group, facts)
-    return found if facts.run.is_starting else [*found, *_restarted(facts.groups)]
+        faults += _of_group(role, group, facts)
+    return faults if facts.run.is_starting else [*faults, *_restarted(facts.groups)]
 
 
 def _of_run(run: RunFacts, now_unix_s: float) -> Iterator[Finding]:
@@ -101,7 +101,7 @@ def _differences(role: str, group: GroupFacts) -> str:
 
 
 def _advice(role: str, code: str, run: RunFacts) -> str:
-    """Returns what helps against a group that does not answer."""
+    """Returns advice for a group that does not answer."""
     log = f"{run.dir}/logs/{role}_0.log"
     again = "the controller starts it again, or ends and says why" if run.launch == "local" else "start it again"
     return {
@@ -177,7 +177,7 @@ def _certificate(about: str, what: str, ends_unix_s: int | None, now_unix_s: flo
 
 
 def _restarted(groups: Mapping[RoleName, GroupFacts]) -> Iterator[Finding]:
-    """Finds groups that know no controller beside one that works for one. Steps may differ while all is well."""
+    """Yields groups that know no controller while another group does. Their steps may differ without a fault."""
     epoch = max((group.epoch or 0 for group in groups.values()), default=0)
     for role, group in groups.items():
         if group.is_reached and not group.epoch and epoch:

@@ -1,4 +1,4 @@
-"""Asks one group, within seconds, whatever is the matter with it; disturbs nothing that it does."""
+"""Asks one group for its state within seconds, also if the group is faulty; does not disturb its work."""
 
 import asyncio
 import time
@@ -17,27 +17,31 @@ from splitppo.rpc.errors import error_from_rpc
 from splitppo.rpc.wire_format import CHUNK_BYTES, MAX_MEASURED_BYTES
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
 
-# Longest wait for an answer, and for all that is measured, the turn of other groups included.
+# The longest wait for an answer, and for all measurements with the wait for other groups.
 _ANSWER_S = 3.0
 _MEASURE_S = 6.0
-# How long round trips are counted, and bytes sent in each direction.
+# The time for round trips, and for bytes in each direction.
 _ROUND_TRIPS_S = 0.2
 _MAX_ROUND_TRIPS = 100
 _SEND_S = 0.2
-_UPLOAD_BYTES = CHUNK_BYTES // 4  # a message; small, so that a slow wire is left soon
+_UPLOAD_BYTES = CHUNK_BYTES // 4  # a message; small, so that a slow connection is left soon
 
 
 async def examine(group: GroupFacts, credentials: Credentials, nonce: str, turn: asyncio.Lock) -> None:
-    """Fills in what a group answers; never raises for what is wrong with it.
+    """Asks a group and fills in its answers; its faults become `failure`, not exceptions.
 
-    `nonce` is a file in the run folder, or empty; who has the `turn` measures, so that groups do not slow each other.
+    Args:
+        group: the facts to fill in.
+        credentials: those of the controller.
+        nonce: the name of a file in the run folder that the group must see; "" without such a file.
+        turn: held while speed is measured, so that groups do not slow each other down.
     """
     channel = credentials.channel(group.address, options=answering_within(_ANSWER_S))
     worker: Any = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
     try:
         group.note_status(await worker.GetStatus(worker_pb2.GetStatusRequest(), timeout=_ANSWER_S))
         await _diagnose(group, worker, nonce)
-        with suppress(TimeoutError):  # what could not be measured in time is not known
+        with suppress(TimeoutError):  # measurements that take too long stay None
             async with asyncio.timeout(_MEASURE_S), turn:
                 group.note_round_trips(*await _round_trips(worker))
                 if group.is_diagnosed:
@@ -50,7 +54,7 @@ async def examine(group: GroupFacts, credentials: Credentials, nonce: str, turn:
 
 
 async def _diagnose(group: GroupFacts, worker: Any, nonce: str) -> None:
-    """Asks for a diagnosis; a worker of another make may not know the question."""
+    """Asks for a diagnosis; workers of other software may not support it."""
     try:
         answer = await worker.Diagnose(worker_pb2.DiagnoseRequest(nonce=nonce), timeout=_ANSWER_S)
     except grpc.aio.AioRpcError as error:
@@ -63,7 +67,10 @@ async def _diagnose(group: GroupFacts, worker: Any, nonce: str) -> None:
 
 
 async def _round_trips(worker: Any) -> tuple[list[float], float | None]:
-    """Seconds of each, and the worker's clock minus this one's by the fastest; None where it does not tell its time."""
+    """Returns (seconds of each round trip, the worker's clock minus this one's); None if it does not send its time.
+
+    The offset of the clock is taken from the fastest round trip.
+    """
     round_trips_s: list[float] = []
     clock_offset_s = None
     deadline = time.perf_counter() + _ROUND_TRIPS_S
@@ -78,7 +85,7 @@ async def _round_trips(worker: Any) -> tuple[list[float], float | None]:
 
 
 async def _upload(worker: Any) -> float | None:
-    """Bytes per second to the worker; None where not even one message arrives in time."""
+    """Returns the bytes per second to the worker; None if not even one message arrives in time."""
     message = worker_pb2.MeasureUploadRequest(payload=bytes(_UPLOAD_BYTES))
     began_s = time.perf_counter()
 
@@ -96,7 +103,7 @@ async def _upload(worker: Any) -> float | None:
 
 
 async def _download(worker: Any) -> float | None:
-    """Bytes per second from the worker; None where not even one message arrives in time."""
+    """Returns the bytes per second from the worker; None if not even one message arrives in time."""
     num_bytes, began_s = 0, time.perf_counter()
     took_s = 0.0
     call = worker.MeasureDownload(worker_pb2.MeasureDownloadRequest(num_bytes=MAX_MEASURED_BYTES), timeout=_ANSWER_S)
@@ -107,14 +114,14 @@ async def _download(worker: Any) -> float | None:
             if took_s > _SEND_S:
                 break
     except grpc.RpcError:
-        pass  # what came before counts
+        pass  # earlier messages count
     finally:
         call.cancel()
     return num_bytes / took_s if num_bytes else None
 
 
 def _explain(error: grpc.RpcError, *, has_tls: bool) -> tuple[FailureCode, str]:
-    """Returns (code of the finding, the end of a sentence) for a call that did not succeed."""
+    """Returns (code of the finding, end of its sentence) for a failed call."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return "token", error_from_rpc(error).message

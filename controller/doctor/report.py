@@ -1,4 +1,4 @@
-"""The examination as tables for people, or as JSON for programs."""
+"""The report of an examination: tables for people, or JSON for programs."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,14 +7,14 @@ from dataclasses import asdict
 from controller.doctor.facts import Facts, Finding, GroupFacts
 from controller.tracking.plain_text import columns, size, span
 
-# Raised when a key of the JSON changes its meaning or goes; new ones may come at any time.
+# Raised when a key of the JSON is removed or changes its meaning; new keys may be added at any time.
 FORMAT = 1
 _DAY_S = 86400.0
 _DIGEST_CHARACTERS = 12
 
 
 def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
-    """Returns everything, by the names of the facts."""
+    """Returns all facts and faults as JSON, by the names of their attributes."""
     content = {
         "format": FORMAT,
         "healthy": not findings,
@@ -28,7 +28,7 @@ def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
 
 
 def as_text(facts: Facts, findings: Sequence[Finding]) -> str:
-    """Returns the run, a column for each group, a line for each rank, and what is wrong."""
+    """Returns the tables of the run, of the groups (a column each) and of the ranks, and the faults."""
     tables: list[list[tuple[str, ...]]] = [[*_of_run(facts)], [*_groups(facts)], [*_ranks(facts)]]
     blocks = [columns(table, gap=3) for table in tables if table]
     blocks.append([*facts.notes, *_verdict(findings)])
@@ -51,11 +51,9 @@ def _of_run(facts: Facts) -> Iterator[tuple[str, str]]:
     saved = "no checkpoint" if run.last_checkpoint_step is None else f"checkpoint of step {run.last_checkpoint_step}"
     yield "run folder", run.dir
     yield "controller", f"{'runs' if run.controller_runs else 'does not run'}{epoch}; {saved}"
-    if run.disk_free_bytes is not None and run.disk_total_bytes is not None:
-        needed = run.next_checkpoint_bytes
-        next_one = "is not known" if needed is None else f"takes about {size(needed)}"
-        free = f"{size(run.disk_free_bytes)} of {size(run.disk_total_bytes)} free"
-        yield "disk", f"{free}; the next checkpoint {next_one}"
+    needed = run.next_checkpoint_bytes
+    next_one = "has an unknown size" if needed is None else f"takes about {size(needed)}"
+    yield "disk", f"{_free(run.disk_free_bytes, run.disk_total_bytes)}; the next checkpoint {next_one}"
     wire = "mutual TLS" if run.tls else "plaintext on this machine"
     token = ", a token" if run.token else ", no token" if run.is_live else ""  # the token of a local run goes with it
     ends = run.certificate_ends_unix_s
@@ -85,7 +83,7 @@ def _groups(facts: Facts) -> Iterator[tuple[str, ...]]:
 
 
 def _cells(role: str, group: GroupFacts, facts: Facts) -> tuple[str, ...]:
-    """Returns what stands under the headings; a dash for what is not known."""
+    """Returns the column of a group: a cell under each heading, a dash if not known."""
     if not group.is_reached:
         return (role, group.address or "-", "-", "not reached", *["-"] * (len(_HEADINGS) - 4))
     rates = group.upload_bytes_per_s, group.download_bytes_per_s
@@ -140,8 +138,10 @@ def _days(ends_unix_s: int, facts: Facts) -> str:
 
 def _ranks(facts: Facts) -> Iterator[tuple[str, ...]]:
     for role, group in facts.groups.items():
-        for one in group.ranks:
-            free = "-"
-            if one.free_bytes is not None and one.total_bytes is not None:
-                free = f"{size(one.free_bytes)} of {size(one.total_bytes)} free"
-            yield f"{role} {one.rank} of {len(group.ranks)}", one.host, f"pid {one.pid}", one.device or "-", free
+        for rank in group.ranks:
+            name, free = f"{role} {rank.rank} of {len(group.ranks)}", _free(rank.free_bytes, rank.total_bytes)
+            yield name, rank.host, f"pid {rank.pid}", rank.device or "-", free
+
+
+def _free(free_bytes: int | None, total_bytes: int | None) -> str:
+    return "-" if free_bytes is None or total_bytes is None else f"{size(free_bytes)} of {size(total_bytes)} free"
