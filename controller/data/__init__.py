@@ -1,1 +1,1 @@
-"""Prompts: files, rows, chat templates, token ids."""
+"""Prompts: data files, rows, chat templates and token ids."""

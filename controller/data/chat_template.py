@@ -1,4 +1,4 @@
-"""Chat messages to the text that a model sees, as transformers renders them."""
+"""Renders chat messages to the text that a model sees, as transformers does."""
 
 import json
 import time
@@ -21,31 +21,33 @@ Prompt = str | Messages
 
 
 def as_messages(prompt: Prompt) -> Messages:
-    """A prompt as a conversation: a plain string is what a user says."""
+    """Returns a prompt as messages; a plain string becomes one message of the user."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The form in which a model wants its prompts.
+    """The chat template of a model.
 
     Attributes:
-        template: None for a base model without one.
-        variables: what the template sees besides the messages, e.g. the named special tokens.
+        template: None for a base model without a template.
+        variables: variables of the template besides the messages, e.g. the named special tokens.
     """
 
     template: jinja2.Template | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Returns True if the rendered prompt has its special tokens already."""
+        """Returns True if rendering this prompt adds the special tokens."""
         return self.template is not None and not isinstance(prompt, str)
 
     def render(self, prompt: Prompt) -> str:
-        """The text that the model sees: messages through the template, with the generation prompt.
+        """Returns the text that the model sees: the messages in the template, with the generation prompt.
 
-        A plain string is returned as it is; so are the contents of messages, one per line, where there is no template.
-        Raises ValueError: no messages, a message without role and content, or a refusal by the template.
+        A plain string is returned unchanged. Without a template the text is the contents of the messages, one per line.
+
+        Raises:
+            ValueError: there are no messages, a message has no role or content, or the template refuses the messages.
         """
         if isinstance(prompt, str):
             return prompt
@@ -67,10 +69,17 @@ def load_chat_template(
     *,
     section: str = "data",
 ) -> ChatTemplate:
-    """The template of a file, else of the model's chat_template.jinja, else of its tokenizer_config.json.
+    """Returns the template of a file, else of the model's chat_template.jinja, else of its tokenizer_config.json.
 
-    `section` is that of the key chat_template, which errors name.
-    Raises ConfigError: no such file, no template of the name "default", or no valid Jinja.
+    Args:
+        folder: the folder of the model.
+        tokenizer_config: the content of its tokenizer_config.json.
+        override: the file of the user; None for the model's own template.
+        variables: as in `ChatTemplate`.
+        section: the section of the key chat_template, for errors.
+
+    Raises:
+        ConfigError: the file does not exist, no template is named "default", or the template is not valid Jinja.
     """
     if override is not None and not override.is_file():
         raise ConfigError(f"{section}.chat_template: no such file {override}")
@@ -88,7 +97,7 @@ def load_chat_template(
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}`, which marks assistant text for training; rendered as its body."""
+    """The block `{% generation %}`, which marks text of the assistant for training; rendered as its body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
 
@@ -98,7 +107,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 def _compile(template: str, source: Path) -> jinja2.Template:
-    """Compiles in the sandbox, with the settings, filters and functions that transformers gives to chat templates."""
+    """Compiles a template in jinja2's sandbox, with the settings, filters and functions of transformers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
     )

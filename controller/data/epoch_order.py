@@ -1,4 +1,4 @@
-"""The order of the prompts of an epoch: a function of seed and epoch."""
+"""The order of the prompts in an epoch, as a function of seed and epoch."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,7 +10,7 @@ Indices = NDArray[np.int64]
 
 
 def quotas(weights: Sequence[float], num_prompts: int) -> list[int]:
-    """Returns each weight's share of `num_prompts`, rounded by largest remainder; the sum is exact."""
+    """Returns the share of `num_prompts` for each weight, rounded by largest remainder; the sum is exact."""
     shares = np.asarray(weights, np.float64) / np.sum(weights) * num_prompts
     counts = np.floor(shares).astype(np.int64)
     missing = num_prompts - int(counts.sum())
@@ -20,7 +20,7 @@ def quotas(weights: Sequence[float], num_prompts: int) -> list[int]:
 
 @lru_cache(maxsize=2)
 def epoch_order(num_prompts: int, seed: int, epoch: int, *, shuffle: bool) -> Indices:
-    """Every prompt once."""
+    """Returns the order of an epoch: the indices of all prompts, each once."""
     return _permutation(num_prompts, seed, epoch) if shuffle else np.arange(num_prompts)
 
 
@@ -28,10 +28,11 @@ def epoch_order(num_prompts: int, seed: int, epoch: int, *, shuffle: bool) -> In
 def mixed_order(
     file_sizes: tuple[int, ...], file_quotas: tuple[int, ...], seed: int, epoch: int, *, shuffle: bool
 ) -> Indices:
-    """`file_quotas[f]` prompts of each file f, whose prompts follow those of file f - 1 in the table.
+    """Returns the order of an epoch with `file_quotas[f]` prompts of each file f.
 
-    A file goes through its own prompts again and again, across epochs: none comes twice before each came once.
-    Shuffled, every such pass has an order of its own, and so has the epoch; else the files take turns, evenly.
+    In the table the prompts of file f follow those of file f - 1. A file repeats its prompts in passes, which continue
+    over epochs: no prompt comes twice in a pass. With `shuffle` each pass and each epoch has its own random order;
+    without, the prompts of all files are interleaved evenly.
     """
     drawn, turns, start = [], [], 0
     for file, (size, quota) in enumerate(zip(file_sizes, file_quotas, strict=True)):
@@ -49,5 +50,5 @@ def mixed_order(
 
 
 def _permutation(num_prompts: int, *key: int) -> Indices:
-    """Sorts raw generator output, which numpy keeps stable across its versions."""
+    """Returns a random permutation. It sorts raw output of a generator, which is the same in all versions of numpy."""
     return np.argsort(np.random.PCG64(list(key)).random_raw(num_prompts), kind="stable")

@@ -1,4 +1,4 @@
-"""A model's small files: in a local folder, or fetched from the Hugging Face hub."""
+"""Reads the small files of a model, from a local folder or from the Hugging Face hub."""
 
 import json
 from pathlib import Path
@@ -17,9 +17,12 @@ _HUB_FILES = [
 
 
 def model_folder(source: str, key: str) -> Path:
-    """The folder that `source`, the value of `key`, names; the small files of a hub name are fetched.
+    """Returns the folder of a model; for a name on the hub it downloads the small files.
 
-    Raises ConfigError where there is no such folder, and no such model on the hub.
+    `source` is the folder or the name, `key` is the key that has it, for errors.
+
+    Raises:
+        ConfigError: there is no such folder, and no such model on the hub.
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
@@ -31,13 +34,13 @@ def model_folder(source: str, key: str) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=_HUB_FILES))
     except (OSError, ValueError) as error:  # HTTP errors of the hub are OSErrors
-        found = f"{source!r} is neither a local folder nor a model that the Hugging Face hub gives us (key {key})"
         reason = str(error).strip().split("\n")[0]
-        raise ConfigError(f"{found}: {reason}") from error
+        where = "neither a local folder nor a model that the Hugging Face hub gives us"
+        raise ConfigError(f"{source!r} is {where} (key {key}): {reason}") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object, empty if the file is not there. ConfigError if the file is something else."""
+    """Returns the JSON object in a file; empty if the file does not exist. ConfigError if it has no JSON object."""
     if not file.is_file():
         return {}
     try:
@@ -50,7 +53,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_description(source: str, key: str) -> dict[str, Any]:
-    """Reads a model's config.json, with the entries of its text_config. ConfigError if there is none to be read."""
+    """Returns a model's config.json, with the entries of its text_config. ConfigError if it cannot be read."""
     file = model_folder(source, key) / "config.json"
     if not file.is_file():
         raise ConfigError(f"{key}: {file.parent} has no config.json")

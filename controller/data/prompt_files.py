@@ -1,17 +1,18 @@
-"""Rows of prompts: of parquet and JSONL files, or of a user's class; checked, and every mistake named by its place."""
+"""Reads and checks rows of prompts from parquet files, JSONL files or a user's class."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from controller.data.chat_template import as_messages
 from splitppo.config import ConfigError, DataConfig
 from splitppo.config.subsections.row_filters import Condition, ValueRange, passes
 from splitppo.jsonl import read_jsonl
 from splitppo.user_file import describe, load_from_file
 
 Split = Literal["train", "val"]
-# Columns of what is no text, and how a prompt stands for it, as in verl's data.
+# Columns with images, videos and sounds, and their signs in prompts, as in verl's data.
 _MEDIA_COLUMNS = ("images", "videos", "audios")
 _MEDIA_SIGNS = ("<image>", "<video>", "<audio>")
 _Contents = Iterator[tuple[str, Mapping[str, Any]]]  # (place, columns by name)
@@ -19,13 +20,13 @@ _Contents = Iterator[tuple[str, Mapping[str, Any]]]  # (place, columns by name)
 
 @dataclass(frozen=True)
 class PromptRow:
-    """One row of a data file, checked.
+    """One checked row of a data file.
 
     Attributes:
-        place: e.g. "train.parquet, row 3" (from 1), for errors.
+        place: the place of the row, for errors: e.g. "train.parquet, row 3" (from 1).
         prompt: chat messages, or text.
-        data_source, ground_truth, extra_info: for the scorer.
-        file_index: which of the split's files it comes from.
+        data_source, ground_truth, extra_info: the input of the scorer.
+        file_index: the index of its file in the split.
     """
 
     place: str
@@ -37,10 +38,11 @@ class PromptRow:
 
 
 def read_rows(config: DataConfig, split: Split) -> list[PromptRow]:
-    """The first `max_samples` rows of a split that pass its filters, all files together in their order.
+    """Returns the first `max_samples` rows of a split that pass its filters, in the order of its files.
 
-    Raises ConfigError: a file is missing, unreadable or empty, a row has not the columns that it needs, the user's
-    class fails, or no row passes.
+    Raises:
+        ConfigError: a file is missing, unreadable or empty, a row lacks a column, the user's class fails, or no row
+            passes the filters.
     """
     is_train, key = split == "train", "data.custom_cls" if config.custom_cls.path else f"data.{split}_files"
     max_samples = config.max_samples if is_train else config.val_max_samples
@@ -64,7 +66,7 @@ def read_rows(config: DataConfig, split: Split) -> list[PromptRow]:
 
 
 def _sources(config: DataConfig, split: Split, filters: Mapping[str, Condition]) -> Iterator[tuple[str, _Contents]]:
-    """Yields the origins of rows, by name: every file of the split, or the user's class."""
+    """Yields (name, rows) of each file of the split, or of the user's class."""
     files = config.train_files if split == "train" else config.val_files
     if config.custom_cls.path is not None and config.custom_cls.name is not None:
         name = f"{config.custom_cls.name} of {config.custom_cls.path}"
@@ -77,7 +79,7 @@ def _sources(config: DataConfig, split: Split, filters: Mapping[str, Condition])
 
 
 def _custom_rows(path: Path, name: str, config: DataConfig, split: Split) -> _Contents:
-    """The rows of a user's class: what iterating over it gives, or its items where it has only those."""
+    """Yields the rows of a user's class, by iteration or else by index."""
     make = load_from_file(path, name, path_key="data.custom_cls.path", name_key="data.custom_cls.name")
     try:
         files = config.train_files if split == "train" else config.val_files
@@ -148,12 +150,11 @@ def _checked(content: Mapping[str, Any], place: str, prompt_key: str, file_index
 
 
 def _medium_in(content: Mapping[str, Any], prompt: str | list[Any]) -> str:
-    """A clause that says where the row has images, videos or sounds; empty for text."""
+    """Returns a clause that says where the row has images, videos or sounds; "" for text."""
     for name in _MEDIA_COLUMNS:
         if content.get(name) is not None and len(content[name]):
             return f"column {name!r} is not empty"
-    messages = [{"content": prompt}] if isinstance(prompt, str) else [one for one in prompt if isinstance(one, Mapping)]
-    for parts in (message.get("content") for message in messages):
+    for parts in (message.get("content") for message in as_messages(prompt) if isinstance(message, Mapping)):
         for part in parts if isinstance(parts, list) else [parts]:
             if isinstance(part, Mapping) and part.get("type", "text") != "text":
                 return f"the prompt has a part of type {part['type']!r}"
@@ -163,7 +164,7 @@ def _medium_in(content: Mapping[str, Any], prompt: str | list[Any]) -> str:
 
 
 def _value(content: Mapping[str, Any], place: str, column: str) -> Any:
-    """Returns the value that a filter looks at; `a.b` is b inside of a, where no column has the whole name."""
+    """Returns the value that a filter tests; `a.b` is the entry b of column a, unless a column is named `a.b`."""
     value: Any = content
     for name in [column] if column in content else column.split("."):
         if not isinstance(value, Mapping) or name not in value:
@@ -174,8 +175,8 @@ def _value(content: Mapping[str, Any], place: str, column: str) -> Any:
 
 def _shown_filters(filters: Mapping[str, Condition]) -> str:
     conditions = {
-        column: one.model_dump(exclude_none=True) if isinstance(one, ValueRange) else list(one)
-        for column, one in filters.items()
+        column: condition.model_dump(exclude_none=True) if isinstance(condition, ValueRange) else list(condition)
+        for column, condition in filters.items()
     }
     return ", ".join(f"{column}: {condition}" for column, condition in conditions.items())
 

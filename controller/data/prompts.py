@@ -1,8 +1,8 @@
-"""Prompts: tokenised once, and handed out as a pure function of (seed, step)."""
+"""Tokenised prompts, and the prompts of each step as a pure function of (seed, step)."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from controller.data.epoch_order import epoch_order, mixed_order, quotas
 from controller.data.prompt_files import PromptRow, Split, read_rows
 from controller.data.tokenizer import Tokenizer
-from splitppo.batch import COLUMN_DTYPES, Batch, Column
+from splitppo.batch import COLUMN_DTYPES, Batch, Column, concatenate
 from splitppo.config import ConfigError, DataConfig
 from splitppo.splitmix import splitmix64
 
@@ -22,13 +22,13 @@ NO_ROWS = np.empty(0, np.int64)
 
 @dataclass(frozen=True, eq=False)
 class PromptBatch:
-    """Tokenised prompts: all of a split, those of a step, or a part of either; each field has one entry per prompt.
+    """Tokenised prompts: those of a split, of a step, or a part of them; each field has one entry per prompt.
 
     Attributes:
-        row_indices: [num_prompts], the prompts' places in their split.
+        row_indices: [num_prompts] int64, the places of the prompts in their split.
         prompts: token ids.
-        texts: what was tokenised, before any truncation.
-        rows: what the files say, for the scorer.
+        texts: the rendered texts, before truncation.
+        rows: the rows of the data files, for the scorer.
     """
 
     row_indices: NDArray[np.int64]
@@ -42,11 +42,11 @@ class PromptBatch:
 
     @property
     def data_sources(self) -> frozenset[str]:
-        """The sources that need a reward."""
+        """The data sources of the prompts."""
         return frozenset(row.data_source for row in self.rows)
 
     def take(self, places: NDArray[np.int64]) -> "PromptBatch":
-        """The prompts at these places of the batch, in this order."""
+        """Returns the prompts at these places of the batch, in this order."""
         return PromptBatch(
             row_indices=self.row_indices[places],
             prompts=self.prompts.take(places),
@@ -56,26 +56,24 @@ class PromptBatch:
 
     @classmethod
     def join(cls, batches: "Sequence[PromptBatch]") -> "PromptBatch":
-        """The prompts of several batches, one batch after the other."""
-        values, lengths = (
-            np.concatenate([getattr(one.prompts, name) for one in batches]) for name in ("values", "lengths")
-        )
+        """Returns the prompts of several batches, one batch after the other."""
+        columns = [Batch(batch.num_prompts, {"prompts": batch.prompts}) for batch in batches]
         return cls(
-            row_indices=np.concatenate([one.row_indices for one in batches]),
-            prompts=Column(values, lengths),
-            texts=tuple(text for one in batches for text in one.texts),
-            rows=tuple(row for one in batches for row in one.rows),
+            row_indices=np.concatenate([batch.row_indices for batch in batches]),
+            prompts=concatenate(columns)["prompts"],
+            texts=tuple(text for batch in batches for text in batch.texts),
+            rows=tuple(row for batch in batches for row in batch.rows),
         )
 
     def parts(self, num_prompts: int) -> "Iterator[PromptBatch]":
-        """Every prompt once, in order, in parts of at most `num_prompts`."""
+        """Yields the prompts in order, in parts of at most `num_prompts`."""
         for start in range(0, self.num_prompts, num_prompts):
             yield self.take(np.arange(start, min(start + num_prompts, self.num_prompts)))
 
     def to_batch(self, run_seed: int, step: int, num_samples: int, *, earlier: NDArray[np.int64] = NO_ROWS) -> Batch:
-        """Returns what Generate reads: one row per prompt with `prompts` and `num_samples` sampling `seeds`.
+        """Returns the input of Generate: a row per prompt with `prompts` and `num_samples` sampling `seeds`.
 
-        A prompt that is there again, or among the row indices drawn `earlier` for this step, gets further seeds.
+        A prompt that repeats in the batch, or is among the row indices drawn `earlier` for this step, gets new seeds.
         """
         occurrences = _occurrences(np.concatenate([earlier, self.row_indices]))[len(earlier) :]
         samples = np.arange(num_samples) + num_samples * occurrences[:, None]
@@ -84,46 +82,53 @@ class PromptBatch:
         return Batch(self.num_prompts, {"prompts": self.prompts, "seeds": Column(seeds.reshape(-1), lengths)})
 
     def repeated(self, num_samples: int) -> "PromptBatch":
-        """The prompt of each response: every prompt `num_samples` times, ordered by prompt."""
+        """Returns the prompt of each response: every prompt `num_samples` times, ordered by prompt."""
         return self.take(np.repeat(np.arange(self.num_prompts), num_samples))
 
 
-# A batch of prompts, and [B], the scores of its responses.
+# A batch of prompts, and the scores [B] of its responses.
 Answered: TypeAlias = tuple[PromptBatch, NDArray[np.float32]]
 
 
 class PromptSource(Protocol):
-    """The order of the prompts of a table. A batch of them is a step's, or that of one generation of a step."""
+    """The order of the training prompts. A batch has the prompts of a step, or of one generation of a step."""
 
     @property
     def table(self) -> PromptBatch:
         """All training prompts."""
 
     def num_steps(self, num_epochs: int) -> int:
-        """Batches of the first data epochs."""
+        """Returns the number of batches in the first data epochs."""
 
     def batch_at(self, step: int) -> PromptBatch:
-        """The prompts of a batch, by its number in the run (from 1: the step, where each step draws one); batches are
-        asked for one after the other.
+        """Returns the prompts of a batch; batches are drawn one after the other.
+
+        `step` is the number of the batch in the run, from 1. It is the step if each step draws one batch.
         """
 
     def epoch_of(self, step: int) -> int:
-        """The data epoch, from 0, that the batch which was asked for last belongs to."""
+        """Returns the data epoch, from 0, of the batch that was drawn last."""
 
     def state_after(self, answered: Sequence[Answered]) -> Mapping[str, Any] | None:
-        """Returns what the next batches depend on beside seed and number, as JSON, after a step that drew these."""
+        """Returns the state, as JSON, that the next batches depend on, after a step with these batches."""
 
     def restored(self, state: Mapping[str, Any] | None) -> Self:
-        """The same source, going on from such a state; None: from the start."""
+        """Returns a source that continues from such a state; None stands for the start."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class PromptDataset:
-    """Prompts by (seed, step): an order of its own per epoch, incomplete batches left out, no state.
+    """The prompts of each step as a function of (seed, step), without state.
 
-    `weights`, one per file, are the files' shares of an epoch. Without `shuffle` the files' order is kept, or, with
-    weights, the files take turns. `batch_key` names the size in errors. Raises ConfigError if the table does not fill a
-    batch, or a file has no share.
+    Each epoch has its own order. A batch that would be incomplete at the end of an epoch is left out.
+
+    Attributes:
+        weights: each file's share of an epoch; None for all prompts of all files.
+        shuffle: False keeps the order of the files, or, with weights, interleaves their prompts evenly.
+        batch_key: the key of `batch_size`, for errors.
+
+    Raises:
+        ConfigError: the table does not fill a batch, or a file has no share.
     """
 
     table: PromptBatch
@@ -132,29 +137,27 @@ class PromptDataset:
     shuffle: bool
     weights: Sequence[float] | None = None
     batch_key: str = "data.train_batch_size"
-    _mixture: tuple[tuple[int, ...], tuple[int, ...]] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.batch_size > self.table.num_prompts:
-            found = f"the number of training prompts ({self.table.num_prompts})"
-            raise ConfigError(f"{self.batch_key} ({self.batch_size}) is larger than {found}")
-        if self.weights is not None:
-            object.__setattr__(self, "_mixture", _mixture(self.table, self.weights))
+            prompts = f"the number of training prompts ({self.table.num_prompts})"
+            raise ConfigError(f"{self.batch_key} ({self.batch_size}) is larger than {prompts}")
+        self._mixture = None if self.weights is None else _mixture(self.table, self.weights)
 
     @property
     def steps_per_epoch(self) -> int:
         return self.table.num_prompts // self.batch_size
 
     def num_steps(self, num_epochs: int) -> int:
-        """Steps of the first epochs."""
+        """Returns the number of steps in the first epochs."""
         return num_epochs * self.steps_per_epoch
 
     def epoch_of(self, step: int) -> int:
-        """The epoch, from 0, that a step, from 1, belongs to."""
+        """Returns the epoch, from 0, of a step, from 1."""
         return (step - 1) // self.steps_per_epoch
 
     def batch_at(self, step: int) -> PromptBatch:
-        """The prompts of a step (from 1): the same for the same files, seed and step, whatever was asked before."""
+        """Returns the prompts of a step (from 1); they depend on files, seed and step alone."""
         if step < 1:
             raise ValueError(f"steps count from 1, got {step}")
         start, epoch = (step - 1) % self.steps_per_epoch * self.batch_size, self.epoch_of(step)
@@ -165,14 +168,14 @@ class PromptDataset:
         return self.table.take(order[start : start + self.batch_size])
 
     def state_after(self, answered: Sequence[Answered]) -> None:
-        """None: seed and step say all."""
+        """Returns None: this source has no state."""
 
     def restored(self, state: Mapping[str, Any] | None) -> Self:  # noqa: ARG002 - of PromptSource
         return self
 
 
 def _mixture(table: PromptBatch, weights: Sequence[float]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(rows, rows per epoch) of each file."""
+    """Returns (rows, rows per epoch) of each file; ConfigError if a file has no share."""
     sizes = np.bincount([row.file_index for row in table.rows], minlength=len(weights))
     counts = quotas(weights, table.num_prompts)
     for index, (size, count) in enumerate(zip(sizes, counts, strict=True)):
@@ -185,7 +188,8 @@ def _mixture(table: PromptBatch, weights: Sequence[float]) -> tuple[tuple[int, .
 def load_prompts(config: DataConfig, tokenizer: Tokenizer, split: Split) -> PromptBatch:
     """Reads, renders and tokenises the prompts of a split.
 
-    Raises ConfigError: as `read_rows`; or a prompt is too long with `truncation` "error", or no prompt is left.
+    Raises:
+        ConfigError: as in `read_rows`, or a prompt is too long with `truncation` "error", or no prompt is left.
     """
     key, limit = f"data.{split}_files", config.max_prompt_length
     rows = read_rows(config, split)
@@ -210,9 +214,10 @@ def load_prompts(config: DataConfig, tokenizer: Tokenizer, split: Split) -> Prom
 
 
 def response_seeds(run_seed: int, step: int, prompt_index: ArrayLike, sample: ArrayLike) -> NDArray[np.int64]:
-    """The sampling seed of every response: a hash of where it stands in the run, the same for a replayed step.
+    """Returns the sampling seed of each response, in [0, 2**63): a hash of the arguments.
 
-    `prompt_index`, the prompt's place in its split, and `sample` are broadcast together; seeds lie in [0, 2**63).
+    So a step that is repeated has the same seeds. `prompt_index` is the place of the prompt in its split; it is
+    broadcast with `sample`.
     """
     state = np.zeros(np.broadcast_shapes(np.shape(prompt_index), np.shape(sample)), np.uint64)
     for part in (run_seed, step, prompt_index, sample):
@@ -221,13 +226,13 @@ def response_seeds(run_seed: int, step: int, prompt_index: ArrayLike, sample: Ar
 
 
 def _occurrences(row_indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Counts how often each entry stood there before: [5, 7, 5] gives [0, 0, 1]."""
+    """Returns how often each entry occurs before its place: [5, 7, 5] gives [0, 0, 1]."""
     order = np.argsort(row_indices, kind="stable")
     starts = np.flatnonzero(np.diff(row_indices[order], prepend=-1))
     lengths = np.diff(starts, append=len(order))
-    found = np.empty_like(order)
-    found[order] = np.arange(len(order)) - np.repeat(starts, lengths)
-    return found
+    counts = np.empty_like(order)
+    counts[order] = np.arange(len(order)) - np.repeat(starts, lengths)
+    return counts
 
 
 def _render(row: PromptRow, prompt_key: str, tokenizer: Tokenizer) -> str:

@@ -1,10 +1,7 @@
-"""The rows of the reward model: the messages of a prompt and a response, in its own chat template and tokens."""
+"""Makes the rows of the reward model: prompt and response in its own chat template and tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from controller.data.chat_template import Prompt
 from controller.data.model_folder import read_description
@@ -13,46 +10,44 @@ from controller.data.tokenizer import Tokenizer, load_tokenizer
 from splitppo.batch import Batch
 from splitppo.config import ConfigError, RewardModelConfig
 
-_HF_NUM_LABELS = 2  # where config.json says nothing
+_HF_NUM_LABELS = 2  # if config.json does not give the number
 
 
 @dataclass(frozen=True)
 class RewardTokenizer:
     """Renders and encodes rows for the reward model.
 
-    Every row is decoded by the policy's tokenizer and encoded anew, also where both tokenizers are the same: the policy
-    sees its prompt with a generation prompt and perhaps cut, and ends its response by itself, while a reward model
-    expects whole conversations, ended as its template does. So there is one way for every model.
+    The policy's tokenizer decodes every row, and this tokenizer encodes it anew, also if both are the same: the
+    policy's prompt has a generation prompt and may be cut, and the policy ends its responses itself, but a reward model
+    expects whole conversations that end as in its template.
 
     Attributes:
-        tokenizer: the reward model's; its template renders without a generation prompt.
-        max_length: tokens; a longer row loses its first ones, so that the response is kept. None: no limit.
+        tokenizer: the tokenizer of the reward model; its template renders without a generation prompt.
+        max_length: the maximum number of tokens of a row; a longer row loses its first tokens. None: no limit.
     """
 
     tokenizer: Tokenizer
     max_length: int | None
 
     def encode(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> Batch:
-        """The column reward_tokens: a row for each prompt with its response, as the turn of the assistant.
+        """Returns a batch with the column reward_tokens: a row for each prompt and its response.
 
-        A plain string is continued by the response; the tokenizer's own special tokens come round it.
+        The response is the assistant's message. A response to a plain string continues the string, and the tokenizer
+        adds its special tokens.
         """
         asked = [_with_response(prompt, text) for prompt, text in zip(prompts, responses, strict=True)]
         texts = [self.tokenizer.chat_template.render(prompt) for prompt in asked]
-        rows = [self._cut(ids) for ids in self.tokenizer.encode_batch(asked, texts)]
-        return Batch.from_rows(reward_tokens=rows)
-
-    def _cut(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        return ids if self.max_length is None else ids[-self.max_length :]
+        first = None if self.max_length is None else -self.max_length
+        return Batch.from_rows(reward_tokens=[ids[first:] for ids in self.tokenizer.encode_batch(asked, texts)])
 
 
 def load_reward_tokenizer(config: RewardModelConfig, prompts: PromptBatch, *, is_model_here: bool) -> RewardTokenizer:
-    """The reward model's tokenizer, tried on the prompts.
+    """Returns the reward model's tokenizer, after a test on the prompts.
 
-    `is_model_here` says whether the model's folder must be: elsewhere only its tokenizer is read.
+    `is_model_here` is True if the model's folder must be on this machine; else only its tokenizer is read.
 
     Raises:
-        ConfigError: a file is missing or unreadable; the model has not one label, or a smaller vocabulary than the
+        ConfigError: a file is missing or unreadable; the model has several labels, or a smaller vocabulary than the
             tokenizer; max_length exceeds its positions; there is no chat template for messages, or it refuses them.
     """
     tokenizer = load_tokenizer(
@@ -84,7 +79,7 @@ def _with_response(prompt: Prompt, response: str) -> Prompt:
 
 
 def _checked_max_length(config: RewardModelConfig, tokenizer: Tokenizer) -> int | None:
-    """Returns the configured length, by default the model's positions. ConfigError if they do not fit together."""
+    """Returns max_length, by default the model's positions. ConfigError if model, tokenizer and length do not fit."""
     entries = read_description(config.model, "reward_model.model")
     num_labels = len(entries.get("id2label") or range(entries.get("num_labels", _HF_NUM_LABELS)))
     if num_labels != 1:

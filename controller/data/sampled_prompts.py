@@ -1,4 +1,4 @@
-"""Prompts in the order of a user's sampler, whose place is saved with every checkpoint."""
+"""Prompts in the order of a user's sampler, whose state is saved with every checkpoint."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,20 +13,20 @@ from splitppo.user_file import describe, load_from_file
 
 
 class SampledPrompts:
-    """The prompts that a user's sampler names; docs/extending/prompts.md has one of each kind.
+    """The prompts that a user's sampler selects; docs/extending/prompts.md has an example of each kind.
 
         Sampler(data_source=rows, data_config=config.data, seed=run.seed)
 
-        order(epoch)                           the indices of a data epoch, from 0: a pure function
-    or  next_batch(num_prompts)                the indices of the next step
-        state_dict(), load_state_dict(state)   its place, as JSON
-        update(indices, scores)                after each step, where it has this: [P], and [P, samples]
+        order(epoch)                           returns the indices of a data epoch, from 0; a pure function
+    or  next_batch(num_prompts)                returns the indices of the next step
+        state_dict(), load_state_dict(state)   its state, as JSON
+        update(indices, scores)                optional, after each step: indices [P] and scores [P, samples]
 
-    With `order`, what an epoch has left over for a batch is left out. With `next_batch`, an epoch is as many prompts as
-    there are rows.
+    With `order`, an incomplete batch at the end of an epoch is left out. With `next_batch`, the number of prompts in an
+    epoch is the number of rows.
 
     Raises (here, and from every method):
-        ConfigError: the class cannot be loaded, fails, or gives something else than indices of rows.
+        ConfigError: the class cannot be loaded, fails, or returns something else than indices of rows.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SampledPrompts:
         self._order = [] if self._has_state else self._order_of(self._epoch)
 
     def num_steps(self, num_epochs: int) -> int:
-        """Steps of the first data epochs; an incomplete batch at the end of one is none."""
+        """Returns the number of steps in the first data epochs; incomplete batches do not count."""
         size = self._config.draw_size
         if self._has_state:
             return num_epochs * self.table.num_prompts // size
@@ -56,11 +56,11 @@ class SampledPrompts:
         return self._epoch
 
     def batch_at(self, step: int) -> PromptBatch:  # noqa: ARG002 - of PromptSource
-        """The prompts that come next."""
+        """Returns the next prompts."""
         return self.table.take(np.array(self._next_indices(), np.int64))
 
     def state_after(self, answered: Sequence[Answered]) -> Mapping[str, Any]:
-        """The sampler hears the scores of each batch, [prompts, samples], and its place is taken."""
+        """Gives the scores of each batch, [prompts, samples], to the sampler; returns the state."""
         for prompts, scores_B in answered if hasattr(self._sampler, "update") else ():
             self._call(
                 "update", partial(self._sampler.update, prompts.row_indices, scores_B.reshape(prompts.num_prompts, -1))
@@ -71,10 +71,10 @@ class SampledPrompts:
         return type(self)(self.table, self._config, seed=self._seed, state=state)
 
     def check_repeats(self) -> None:
-        """Tries whether a new sampler begins with the same prompts, and whether a restored one goes on with them.
+        """Checks that a new sampler begins with the same prompts, and that a restored one continues with the same.
 
         Raises:
-            ConfigError: it does not, so a run could not be resumed.
+            ConfigError: it does not, so that a run could not be resumed.
         """
         first, state = self._next_indices(), self._state()
         second = self._next_indices()
@@ -82,10 +82,10 @@ class SampledPrompts:
             ("made again, it does not begin", self.restored(None), first),
             ("restored, it does not go on", self.restored(state), second),
         ):
-            if (found := other.batch_at(1).row_indices.tolist()) != due:
+            if (indices := other.batch_at(1).row_indices.tolist()) != due:
                 raise ConfigError(
                     f"data.sampler: a run with {self._name} could not be resumed: {how} with the same indices;"
-                    f" expected {_shown(due)}, got {_shown(found)}"
+                    f" expected {_shown(due)}, got {_shown(indices)}"
                 )
 
     def _make(self) -> Any:
@@ -116,8 +116,8 @@ class SampledPrompts:
                 self._order = self._order_of(self._epoch)
             indices = self._order[self._position : self._position + size]
         if len(indices) != size:
-            found = f"{len(indices)} indices in data epoch {self._epoch}"
-            raise ConfigError(f"data.sampler: {self._name} gave {found}, expected {self._config.draw_key} ({size})")
+            given = f"{len(indices)} indices in data epoch {self._epoch}"
+            raise ConfigError(f"data.sampler: {self._name} gave {given}, expected {self._config.draw_key} ({size})")
         self._position += size
         return indices
 
@@ -136,7 +136,7 @@ class SampledPrompts:
         return [int(index) for index in indices]
 
     def _state(self) -> dict[str, Any]:
-        """Returns the state as it will be read back: JSON has no tuples, and its keys are text."""
+        """Returns the state as JSON gives it back: without tuples, and with text as keys."""
         own = None
         if self._has_state:
             own = self._call("state_dict", lambda: json.loads(json.dumps(self._sampler.state_dict())))

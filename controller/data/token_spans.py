@@ -1,14 +1,14 @@
-"""The characters of a decoded response that each of its tokens holds.
+"""Finds the characters of a decoded response that belong to each of its tokens.
 
-The spans of a response's tokens are neighbours and make up its text: a character belongs to one token, of several that
-hold bytes of it to the one that completes it. A token without a character of its own (a special one, the first bytes of
-a character) has an empty span.
+The spans of consecutive tokens are adjacent, and together they are the text. A character belongs to exactly one token;
+if several tokens hold bytes of it, to the token that completes it. A token without a character of its own (a special
+token, the first bytes of a character) has an empty span.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise, takewhile
-from operator import eq
+from itertools import accumulate, pairwise
+from os.path import commonprefix
 from typing import Any
 
 from numpy.typing import NDArray
@@ -18,9 +18,9 @@ from rewards.samples import Span
 
 
 class TokenSpans(Sequence[Span]):
-    """[start, end) in `text`, in characters, of each of the tokens `ids`, which decode to it.
+    """The span [start, end) of each token in `text`, in characters; `ids` decode to `text`.
 
-    They are computed when first looked at: most responses are scored without them.
+    Spans are computed at the first access, because most responses are scored without them.
     """
 
     def __init__(self, tokenizer: Tokenizer, ids: NDArray[Any], text: str) -> None:
@@ -41,31 +41,27 @@ class TokenSpans(Sequence[Span]):
 
 
 def token_ends(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Sequence[int]:
-    """Returns where the characters of each token end in `text`, which the tokens decode to."""
+    """Returns the end of each token in `text`, in characters; the tokens decode to `text`."""
     pieces = tokenizer.pieces(ids)
     if "".join(pieces) == text:
         return tuple(accumulate(map(len, pieces)))
-    # Tokens that are no text by themselves: parts of characters, or of words whose spaces depend on what is before.
+    # Some tokens have another text by themselves: parts of characters, or words after which a space depends on context.
     ends = list(_ends_by_windows(tokenizer, ids, text))
     return (*ends[:-1], len(text)) if ends else ()
 
 
 def _ends_by_windows(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Iterator[int]:
-    """Yields the same: each token is decoded behind the last ones whose text is known, and compared with `text`.
+    """Yields the end of each token in `text`, from decoding windows of tokens.
 
-    ids[known:open] are decoded as text[:base] ends; what ids[open:] add grows until it is the text that follows.
+    A window is ids[start:index + 1]. Its context, ids[start:opened], decodes to the end of text[:base]. The rest of the
+    window grows until it decodes to the text that follows.
     """
-    known, opened, base, end = 0, 0, 0, 0
+    start, opened, base, end = 0, 0, 0, 0
     for index in range(len(ids)):
-        context, window = (tokenizer.decode(ids[known:stop]) for stop in (opened, index + 1))
+        context, window = (tokenizer.decode(ids[start:stop]) for stop in (opened, index + 1))
         added = window[len(context) :]
-        num_right = _num_equal(added, text[base : base + len(added)])
+        num_right = len(commonprefix((added, text[base : base + len(added)])))  # noqa: RUF071 - of characters
         end = max(end, base + num_right)
         if added and num_right == len(added):
-            known, opened, base = opened, index + 1, end
+            start, opened, base = opened, index + 1, end
         yield end
-
-
-def _num_equal(text: Iterable[str], other: Iterable[str]) -> int:
-    """Characters that both begin with."""
-    return sum(takewhile(bool, map(eq, text, other)))

@@ -1,12 +1,11 @@
-"""Text to token ids and back, as the model's Hugging Face folder defines it.
+"""Converts text to token ids and back, as defined by a model's Hugging Face folder.
 
-Uses the `tokenizers` library directly: the controller needs neither transformers nor torch. Rendering and encoding
-give the same ids as `AutoTokenizer.apply_chat_template`.
+It uses the `tokenizers` library: the controller needs neither transformers nor torch. Rendering and encoding give the
+same ids as `AutoTokenizer.apply_chat_template`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from controller.data.model_folder import model_folder, read_json
 from splitppo.config import ConfigError
 
 _NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_ENCODE_CHUNK = 4096  # prompts whose encodings are in memory at a time
+_ENCODE_CHUNK = 4096  # at most so many encodings are in memory
 
 
 @dataclass(frozen=True)
@@ -28,23 +27,27 @@ class Tokenizer:
     """A tokenizer with its chat template.
 
     Attributes:
-        backend: the `tokenizers` object; never truncates, never pads.
-        eos_token_ids: every id that ends a response: of generation_config.json first, then of config.json, then the
-            tokenizer's own eos_token. Empty if the model has none.
+        backend: the `tokenizers` object, without truncation and padding.
+        eos_token_ids: all ids that end a response: those of generation_config.json, then of config.json, then the
+            tokenizer's eos_token. Empty if the model has none.
         chat_template: renders messages.
     """
 
     backend: tokenizers.Tokenizer
     eos_token_ids: tuple[int, ...] = ()
     chat_template: ChatTemplate = field(default_factory=ChatTemplate)
+    _pieces: dict[int, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, added tokens included (a model's embedding may be padded to more)."""
+        """The number of token ids with added tokens; a model's embedding may have more rows."""
         return self.backend.get_vocab_size()
 
     def encode_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Token ids of prompts that were rendered to `texts`; adds special tokens only where no template did."""
+        """Returns the token ids of prompts, which were rendered to `texts`.
+
+        Special tokens are added only to prompts that no template has rendered.
+        """
         ids: list[NDArray[np.int32]] = []
         pairs = zip(prompts, texts, strict=True)
         for is_templated, group in groupby(pairs, lambda pair: self.chat_template.applies_to(pair[0])):
@@ -56,24 +59,18 @@ class Tokenizer:
         return ids
 
     def decode_batch(self, rows: Sequence[NDArray[Any]]) -> list[str]:
-        """The text of each row of token ids, without special tokens."""
+        """Returns the text of each row of token ids, without special tokens."""
         return self.backend.decode_batch([row.tolist() for row in rows])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some tokens, without special tokens."""
+        """Returns the text of token ids, without special tokens."""
         return self.backend.decode(ids)
 
     def pieces(self, ids: Sequence[int]) -> Sequence[str]:
-        """The text of each token by itself, which need not be its part of the text of all."""
-        pieces = self._pieces
-        if new := [one for one in set(ids) if one not in pieces]:
-            pieces.update(zip(new, self.backend.decode_batch([[one] for one in new]), strict=True))
-        return [pieces[one] for one in ids]
-
-    @cached_property
-    def _pieces(self) -> dict[int, str]:
-        """The texts of single tokens that were asked for so far."""
-        return {}
+        """Returns the text of each token by itself; together these need not be the text of all tokens."""
+        if new := list(set(ids) - self._pieces.keys()):
+            self._pieces.update(zip(new, self.backend.decode_batch([[token] for token in new]), strict=True))
+        return [self._pieces[token] for token in ids]
 
 
 def load_tokenizer(
@@ -84,10 +81,17 @@ def load_tokenizer(
     section: str = "data",
     model_key: str = "actor.model",
 ) -> Tokenizer:
-    """Loads the tokenizer of a local model folder or a hub name, with its own chat template or that of a Jinja file.
+    """Returns the tokenizer of a local model folder or of a model on the hub.
 
-    `section` and `model_key` are what errors name: whose keys tokenizer and chat_template are, and tokenizer's default.
-    Raises ConfigError: folder, tokenizer.json or template missing or unreadable.
+    Args:
+        source: the folder or the name on the hub.
+        chat_template: a Jinja file; None for the model's own template.
+        chat_template_kwargs: further variables of the template.
+        section: the section of the keys tokenizer and chat_template, for errors.
+        model_key: the key that is the default of tokenizer, for errors.
+
+    Raises:
+        ConfigError: the folder, tokenizer.json or the template is missing or unreadable.
     """
     folder = model_folder(source, f"{section}.tokenizer, by default {model_key}")
     file = folder / "tokenizer.json"
@@ -105,10 +109,10 @@ def load_tokenizer(
     backend.no_padding()
     config = read_json(folder / "tokenizer_config.json")
     special_tokens = _special_tokens({**read_json(folder / "special_tokens_map.json"), **config})
-    # Special for encoding and decoding, also where tokenizer.json does not say so.
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    # Encoding and decoding treat them as special, also if tokenizer.json does not.
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
     backend.add_special_tokens(
-        [token for token in special_tokens.values() if token not in known and backend.token_to_id(token) is not None]
+        [token for token in special_tokens.values() if token not in added and backend.token_to_id(token) is not None]
     )
     return Tokenizer(
         backend,
@@ -120,7 +124,7 @@ def load_tokenizer(
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Named special tokens, each given as text or as an object with its content."""
+    """Returns the named special tokens; a file gives each as text or as an object with its content."""
     values = {name: config.get(name) for name in _NAMED_SPECIAL_TOKENS}
     contents = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
     return {name: content for name, content in contents.items() if isinstance(content, str)}
