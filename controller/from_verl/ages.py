@@ -22,20 +22,16 @@ _ACTOR = "actor_rollout_ref.actor"
 OmegaConf.register_resolver("verl_not", lambda value: not value, replace=True)
 
 _FIRST: Version = (0, 1)
+_OLD_LOSS = {
+    "algorithm.use_kl_in_reward": f"${{verl_not:${{{_ACTOR}.use_kl_loss}}}}",
+    f"{_ACTOR}.entropy_coeff": 0.001,
+    f"{_ACTOR}.clip_ratio_low": f"${{{_ACTOR}.clip_ratio}}",
+    f"{_ACTOR}.clip_ratio_high": f"${{{_ACTOR}.clip_ratio}}",
+    f"{_ACTOR}.clip_ratio_c": None,
+}
 # Defaults that differ from the latest version: engine ("": all), first version, last version, defaults by key.
 _OTHERS: tuple[tuple[str, Version, Version, dict[str, Any]], ...] = (
-    (
-        "",
-        _FIRST,
-        _LAST_OLD,
-        {
-            "algorithm.use_kl_in_reward": f"${{verl_not:${{{_ACTOR}.use_kl_loss}}}}",
-            f"{_ACTOR}.entropy_coeff": 0.001,
-            f"{_ACTOR}.clip_ratio_low": f"${{{_ACTOR}.clip_ratio}}",
-            f"{_ACTOR}.clip_ratio_high": f"${{{_ACTOR}.clip_ratio}}",
-            f"{_ACTOR}.clip_ratio_c": None,
-        },
-    ),
+    ("", _FIRST, _LAST_OLD, _OLD_LOSS),
     ("", _FIRST, (0, 2), {"data.filter_overlong_prompts": True}),
     ("", _FIRST, (0, 1), {f"{_ACTOR}.shuffle": True, "trainer.test_freq": 2}),
     ("ppo_megatron_trainer", _FIRST, _LAST_OLD, {f"{_ACTOR}.shuffle": True, "trainer.test_freq": 2}),

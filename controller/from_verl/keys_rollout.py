@@ -11,15 +11,6 @@ _TOP_K = "0: every token; in verl -1"
 _ONE_TURN = "only one turn: a prompt and a response"
 _OWN_WEIGHTS = "the engine samples with the policy's own weights"
 _SAMPLES_ANEW = "every step samples new responses"
-_VLLM_OPTIONS = {
-    "gpu_memory_utilization": 0.5,
-    "max_num_seqs": 256,
-    "max_num_batched_tokens": 8192,
-    "max_model_len": None,
-    "enforce_eager": False,
-    "enable_chunked_prefill": True,
-    "enable_prefix_caching": True,
-}
 _vllm_only = only_if(lambda run: run.uses_vllm, "only with rollout.backend vllm")
 
 
@@ -53,8 +44,13 @@ def _rows(rollout: Section, vllm: Section) -> Iterator[Row]:
     yield rollout.unsupported("ignore_eos", "a response ends with the end-of-sequence token")
     size, divisor = "tensor_model_parallel_size", "a divisor of the actor's GPUs"
     yield vllm.changed(size, size, divisor, _tensor_parallel, 2)
-    for key, default in _VLLM_OPTIONS.items():
-        yield vllm.taken(key, default, _vllm_only)
+    yield vllm.taken("gpu_memory_utilization", 0.5, _vllm_only)
+    yield vllm.taken("max_num_seqs", 256, _vllm_only)
+    yield vllm.taken("max_num_batched_tokens", 8192, _vllm_only)
+    yield vllm.taken("max_model_len", None, _vllm_only)
+    yield vllm.taken("enforce_eager", False, _vllm_only)
+    yield vllm.taken("enable_chunked_prefill", True, _vllm_only)
+    yield vllm.taken("enable_prefix_caching", True, _vllm_only)
     sleep = "1: gives memory back while it does not generate; 0: keeps it"
     yield vllm.changed("free_cache_engine", "sleep_level", sleep, _sleep_level, True)
     for name in ("prompt_length", "response_length"):

@@ -18,12 +18,6 @@ _SAMPLES_ANEW = "every step samples new responses"
 _SYNCHRONOUS = "only synchronous PPO; run.schedule: overlap hides the critic's update"
 _TRACE = "trace.json has every call of a step, for Perfetto"
 _TRACKERS = get_args(get_args(TrackingConfig.model_fields["trackers"].annotation)[0])
-_KL_CONTROL = {  # our key and verl's default
-    "type": ("kl_ctrl", "fixed"),
-    "kl_coef": ("kl_coef", 0.001),
-    "horizon": ("kl_horizon", 10000),
-    "target_kl": ("kl_target", 0.1),
-}
 
 
 def _estimator(value: Any, run: VerlRun) -> Any:
@@ -145,8 +139,10 @@ def _algorithm(algorithm: Section, correction: Section) -> Iterator[Row]:
     for key in ("gdpo_reward_keys", "gdpo_reward_weights"):
         yield algorithm.taken(key, None, gdpo)
     yield algorithm.taken("kl_penalty", "kl", one_of(get_args(KlEstimator)))
-    for key, (ours, default) in _KL_CONTROL.items():
-        yield algorithm.renamed(f"kl_ctrl.{key}", ours, default)
+    yield algorithm.renamed("kl_ctrl.type", "kl_ctrl", "fixed")
+    yield algorithm.renamed("kl_ctrl.kl_coef", "kl_coef", 0.001)
+    yield algorithm.renamed("kl_ctrl.horizon", "kl_horizon", 10000)
+    yield algorithm.renamed("kl_ctrl.target_kl", "kl_target", 0.1)
     yield correction.taken("rollout_is", None, _weights)
     yield correction.taken("rollout_is_threshold", 2.0, _is_threshold)
     yield correction.taken("rollout_is_batch_normalize", False, _normalizes)

@@ -9,6 +9,7 @@ from pathlib import Path
 from controller.planner.measured import Measurement, read_measurement
 from controller.planner.plans import Plan, Plans, make_plans
 from controller.tracking.plain_text import columns
+from splitppo.config import Config
 from splitppo.config.resolve import auto_reference_host
 
 _MAX_ROWS = 20
@@ -23,19 +24,11 @@ def run_plan(run_dirs: Sequence[Path], num_devices: int | None, *, as_json: bool
 
 
 def _as_json(plans: Plans) -> str:
-    measured = plans.measured
+    facts = {**vars(plans.measured)}
+    config: Config = facts.pop("config")
+    facts |= {"schedule": config.run.schedule, "reference": config.reference_host, "predicted_step_s": plans.fitted_s}
     content = {
-        "measured": {
-            "schedule": measured.config.run.schedule,
-            "reference": measured.config.reference_host,
-            "devices": measured.devices,
-            "num_steps": measured.num_steps,
-            "step_s": measured.step_s,
-            "predicted_step_s": plans.fitted_s,
-            "idle_s": measured.idle_s,
-            "phase_s": measured.phase_s,
-            "shared_s": measured.shared_s,
-        },
+        "measured": facts,
         "slowdown": plans.slowdown,
         "plans": [asdict(plan) for plan in plans.rows],
         "refused": plans.refused,
