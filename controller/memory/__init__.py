@@ -1,1 +1,1 @@
-"""How much memory the ranks of a run need, estimated before anything starts."""
+"""Estimates the memory of the ranks of a run, before anything starts."""

@@ -1,4 +1,4 @@
-"""The memory of one rank, phase by phase: what the engine keeps, and what comes on top while it works.
+"""Estimates the memory of one rank in each phase: what the engine always keeps, and what the phase adds.
 
 Legend: P weights, R ranks, c bytes of the compute dtype (4 in fp32, 2 in bf16), L layers, D hidden, I width of the MLP,
 H query heads x head dimension, K key-value heads x head dimension, V vocabulary, T tokens of a micro-batch, N response
@@ -6,7 +6,7 @@ tokens of it, C tokens of a chunk of logits.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import ceil
 
 from controller.memory.model_shape import ModelShape
@@ -15,21 +15,21 @@ from splitppo.config.section import RoleName, TrainedRoleName
 from splitppo.machine.memory_limits import KEEP_GATHERED_BYTES, KV_ROOM, MAX_FILE_BYTES, MAX_LOGITS
 
 GIB = 1 << 30
-# Of a rank, before there is a model: Python, torch and transformers in anonymous memory, as benchmarks.memory measures
-# it. On a GPU: the CUDA context, the libraries' work space and NCCL's buffers, which nobody has measured.
+# The memory of a rank without a model. On a CPU: Python, torch and transformers in anonymous memory, as measured by
+# benchmarks.memory. On a GPU: the CUDA context, work space of libraries and buffers of NCCL; not measured.
 CPU_PROCESS_BYTES, GPU_PROCESS_BYTES = 300 << 20, GIB
-_LAYERS_IN_FLIGHT = 2  # one computes, the next is gathered meanwhile
+_LAYERS_IN_FLIGHT = 2  # one layer computes while the next is gathered
 _LABELS = {"kv_cache": "KV cache", "vllm": "vLLM"}
 
 
 def label(term: str) -> str:
-    """Returns the name of a term where people read it."""
+    """Returns the name of a term for people."""
     return _LABELS.get(term, term.replace("_", " "))
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Bytes of one rank in one phase."""
+    """The bytes of one rank in one phase, by term."""
 
     weights: int = 0
     gradients: int = 0
@@ -46,33 +46,32 @@ class Terms:
 
     @property
     def total(self) -> int:
-        return sum(self.by_name().values())
+        return sum(vars(self).values())
 
     @property
     def largest(self) -> str:
         """The name of the largest term."""
-        return max(self.by_name().items(), key=lambda term: term[1])[0]
-
-    def by_name(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return max(vars(self), key=vars(self).__getitem__)
 
 
 @dataclass(frozen=True)
 class GroupMemory:
-    """The memory of each rank of a group in each phase; of its GPU if it has one."""
+    """The memory of each rank of a group in each phase: memory of its GPU, or main memory on a CPU."""
 
     role: RoleName
     num_ranks: int
-    devices: tuple[int, ...]  # GPU indices, one per rank; none: CPU
+    devices: tuple[int, ...]  # GPU indices, one per rank; empty on a CPU
     phases: Mapping[str, Terms]
-    saving: Terms | None = None  # of main memory, on GPUs too; None: nothing is saved
+    saving: Terms | None = None  # main memory during a checkpoint, also on GPUs; None if the group saves nothing
 
     @property
     def peak_phase(self) -> str:
+        """The phase that needs most memory."""
         return max(self.phases, key=lambda name: self.phases[name].total)
 
     @property
     def peak(self) -> Terms:
+        """The terms of the peak phase."""
         return self.phases[self.peak_phase]
 
 
@@ -80,7 +79,7 @@ class GroupMemory:
 class _MicroBatch:
     tokens: int  # T, padding included
     responses: int  # N
-    is_only_one: bool  # of its mini-batch
+    is_only_one: bool  # its mini-batch has no other
 
 
 def estimate_group(
@@ -92,23 +91,29 @@ def estimate_group(
     reward_model: ModelShape | None = None,
     gpu_bytes: int | None = None,
 ) -> GroupMemory:
-    """The memory of each rank of a trained role's group.
+    """Returns the memory of each rank of a trained role's group.
 
-    Always there, with the weights and the moments of AdamW in fp32, sharded, and frozen models in the compute dtype:
+    In every phase there are the weights and the moments of AdamW, sharded, in fp32, and frozen models in the compute
+    dtype:
 
         weights 4 P / R,   optimizer 8 P / R,   reference c P_ref / R,   reward_model c P_rm / R
 
     Phases are "generate" (the actor), "log-probs" (the critic: "values"), "reference", "reward", "backward" (a
-    micro-batch of an update, from its forward pass on) and "optimizer step". A checkpoint is written beside any of
-    them: `saving` is the peak and its buffer. Rows are as long as data.max_prompt_length and max_response_length allow,
-    those of the reward model too. Attention is taken to be computed without its scores in memory.
+    micro-batch of an update, with its forward pass) and "optimizer step". A checkpoint may be written during any of
+    them: `saving` is the peak with the buffer of the checkpoint. All rows, also of the reward model, have the maximum
+    length that data.max_prompt_length and max_response_length allow. Attention is taken to keep no scores in memory.
 
-    `model` is the role's, `reference` and `reward_model` are the frozen models that its group hosts (None: none), and
-    `gpu_bytes` is the memory of the group's smallest GPU, if it is known: vLLM takes a share of it.
+    Args:
+        config: the configuration of the run.
+        role: the role of the group.
+        model: the shape of the role's model.
+        reference: the shape of the reference; None if the group does not host it.
+        reward_model: the shape of the reward model; None if the group does not host it.
+        gpu_bytes: the memory of the group's smallest GPU, of which vLLM takes a share; None if not known.
     """
     service, trained = config.services.of(role), config.trained_model_of(role)
     num_ranks, bytes_each = service.num_processes, _compute_bytes(trained)
-    reference_each = _compute_bytes(config.actor)  # the reference is the actor's model as it was
+    reference_each = _compute_bytes(config.actor)  # the reference is the actor's first model
     reward_each = _compute_bytes(config.reward_model)
     kept = Terms(
         weights=4 * model.num_parameters // num_ranks,
@@ -150,7 +155,7 @@ def estimate_group(
 
 
 def _checkpoint_bytes(model: ModelShape, num_ranks: int, *, with_hf_model: bool) -> int:
-    """Main memory of rank 0 for what it writes and reads back while training goes on; other ranks need no more.
+    """Returns the main memory of rank 0 for a checkpoint that it writes during training; other ranks need no more.
 
     a tensor at a time:  4 T / R, T the weights of the embedding or of a layer, whichever is more
     huggingface/:        min(4 P, max(MAX_FILE_BYTES, 4 T)), and where R > 1 the tensor whose shards are joined, 4 T
@@ -163,7 +168,7 @@ def _checkpoint_bytes(model: ModelShape, num_ranks: int, *, with_hf_model: bool)
 
 
 def estimate_reward_group(config: Config, model: ModelShape) -> GroupMemory:
-    """The memory of each rank of the group that holds the reward model and nothing else."""
+    """Returns the memory of each rank of a group that has only the reward model."""
     service, bytes_each = config.services.reward, _compute_bytes(config.reward_model)
     kept = Terms(
         reward_model=bytes_each * model.num_parameters // service.num_processes,
@@ -176,7 +181,7 @@ def estimate_reward_group(config: Config, model: ModelShape) -> GroupMemory:
 def _forward_phase(
     config: Config, role: RoleName, computed: ComputedModelConfig, model: ModelShape, kept: Terms, *, has_logits: bool
 ) -> Terms:
-    """Returns the terms while a model computes without a gradient, gathered if it is frozen and on several ranks."""
+    """Returns the terms of a forward pass without gradients; on several ranks weights are gathered."""
     bytes_each = _compute_bytes(computed)
     everything = _micro_batch(config, role, computed, config.data.train_batch_size)
     is_gathered = config.services.of(role).num_processes > 1
@@ -188,7 +193,7 @@ def _forward_phase(
 
 
 def training_gathered(model: ModelShape, bytes_each: int) -> int:
-    """Whole weights in the compute dtype that one rank holds while it trains, or computes without a gradient.
+    """Returns the bytes of the whole weights, in the compute dtype, that a rank holds while it computes.
 
     4 P <= KEEP_GATHERED_BYTES:  c P      else:  c (what is in no layer + 2 layers)
     """
@@ -200,10 +205,10 @@ def training_gathered(model: ModelShape, bytes_each: int) -> int:
 def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
     """Returns the bytes that one decoder layer keeps for its backward pass.
 
-        T (8 D + c (4 D + 2 H + 2 K + 4 I))       2 I in place of 4 I where the MLP has no gate
+        T (8 D + c (4 D + 2 H + 2 K + 4 I))       2 I instead of 4 I if the MLP has no gate
 
-    Both norms keep their input in fp32, what they normalised, and their output (which the projections share); attention
-    keeps query, key, value and output; a gated MLP keeps both projections, the activation and the product.
+    Both norms keep their input in fp32, the normalised values and their output, which the projections share. Attention
+    keeps query, key, value and output. A gated MLP keeps both projections, the activation and the product.
     """
     mlp = (4 if model.is_gated else 2) * model.intermediate
     wide, narrow = 2 * model.hidden, 4 * model.hidden + 2 * model.attention + 2 * model.key_values + mlp
@@ -222,7 +227,7 @@ def saved_activations(model: ModelShape, tokens: int, bytes_each: int, *, checkp
 
 
 def kv_cache_bytes(model: ModelShape, rows: int, positions: int, bytes_each: int) -> int:
-    """Keys and values of `rows` rows that grow to `positions`, with the room that is made at once, in bytes.
+    """Returns the bytes of the keys and values of `rows` rows with `positions` tokens, and of the reserved room.
 
     rows x 2 K c x sum over layers of (min(positions, window) + KV_ROOM)
     """
@@ -235,7 +240,7 @@ def _compute_bytes(computed: ComputedModelConfig) -> int:
 
 
 def _micro_batch(config: Config, role: RoleName, computed: ComputedModelConfig, prompts: int) -> _MicroBatch:
-    """The largest micro-batch of rows of full length among this rank's share of so many prompts."""
+    """Returns the largest micro-batch of full rows in a rank's share of so many prompts."""
     service, longest = config.services.of(role), config.data.longest_row
     rows = ceil(prompts * config.rollout.n / service.num_processes)
     budget, fixed = computed.ppo_max_token_len_per_gpu, computed.ppo_micro_batch_size_per_gpu
@@ -251,7 +256,7 @@ def _micro_batch(config: Config, role: RoleName, computed: ComputedModelConfig, 
 
 
 def _forward_only(model: ModelShape, batch: _MicroBatch, bytes_each: int, *, has_logits: bool) -> dict[str, int]:
-    """Without a gradient: the MLP of one layer, or the logits of a chunk, whichever is more.
+    """Returns the terms of a forward pass without gradients: the MLP of a layer or a chunk of logits, if larger.
 
     c T (2 D + 3 I)       or       c N D + 12 C V
     """
@@ -264,21 +269,22 @@ def _forward_only(model: ModelShape, batch: _MicroBatch, bytes_each: int, *, has
 def _backward(
     model: ModelShape, batch: _MicroBatch, trained: TrainedModelConfig, sharded_over: int | None, *, is_policy: bool
 ) -> Iterator[dict[str, int]]:
-    """The moments of a micro-batch's backward pass that may be its peak; `sharded_over` None: nothing is wrapped.
+    """Yields the terms at each moment of a backward pass that may be its peak.
 
-    At the output layer: logits, their exponentials and their gradient, C V each in fp32 (and the gradient in bf16), and
-    twice the gradient of its weights (V D: as it grows, in fp32, and what is added to it). In the last decoder layer:
-    gradients inside its MLP. At the end: the gradient of the embedding, beside that of the output layer if it is tied.
+    At the output layer: logits, their exponentials and their gradient, C V each in fp32 (with bf16 also the gradient in
+    bf16), and the gradient of the layer's weights, V D, twice: the sum in fp32, and the gradient that is added. In the
+    last decoder layer: gradients inside its MLP. At the end: the gradient of the embedding, and of the output layer if
+    it is tied. `sharded_over` is the number of ranks; None if the model is not wrapped.
 
         output layer:   saved_activations + c N D + 12 C V (bf16: 14 C V) + (4 + c) V D
         decoder layer:  saved_activations + c N D + c T (2 D + 3 I) + 4 V D if tied
         embedding:      4 V D, 8 V D if tied
 
-    Gradients are there from the micro-batch before, fp32; of the only micro-batch of a mini-batch they come while
-    activations go.
+    Gradients of earlier micro-batches are kept in fp32. If a mini-batch has only one micro-batch, its gradients grow
+    while its activations are freed.
     """
     bytes_each = _compute_bytes(trained)
-    held = 0 if batch.is_only_one else _held_gradients(model, sharded_over)
+    kept = 0 if batch.is_only_one else _kept_gradients(model, sharded_over)
     saved = saved_activations(model, batch.tokens, bytes_each, checkpointing=trained.gradient_checkpointing)
     embedding = 4 * model.vocabulary * model.hidden
     tied = embedding if model.is_tied else 0
@@ -286,15 +292,15 @@ def _backward(
         saved += bytes_each * batch.responses * model.hidden
         chunk = _chunk(model, batch) * model.vocabulary * (12 if bytes_each == 4 else 14)
         weight = (4 + bytes_each) * model.vocabulary * model.hidden
-        yield {"gradients": held, "activations": saved, "logits": chunk + weight}
+        yield {"gradients": kept, "activations": saved, "logits": chunk + weight}
     inside = _layer_transients(model, batch.tokens, bytes_each)
-    yield {"gradients": held, "activations": saved + inside, "logits": tied}
-    all_gradients = max(held, _held_gradients(model, sharded_over))
+    yield {"gradients": kept, "activations": saved + inside, "logits": tied}
+    all_gradients = max(kept, _kept_gradients(model, sharded_over))
     yield {"gradients": all_gradients + (0 if batch.is_only_one else embedding + tied)}
 
 
-def _held_gradients(model: ModelShape, sharded_over: int | None) -> int:
-    """Between micro-batches, fp32: whole where the model is or stays gathered, else this rank's shard."""
+def _kept_gradients(model: ModelShape, sharded_over: int | None) -> int:
+    """Returns the bytes of the fp32 gradients between micro-batches: all if the model stays gathered, else a shard."""
     whole = 4 * model.num_parameters
     if sharded_over is None or whole <= KEEP_GATHERED_BYTES:
         return whole
@@ -310,17 +316,16 @@ def _chunk(model: ModelShape, batch: _MicroBatch) -> int:
 
 
 def _generation(config: Config, model: ModelShape, kept: Terms) -> Terms:
-    """Sampling: gathering, the prefill of the first prompts, or decoding all rows, whichever is more.
+    """Returns the terms of sampling: gathering, prefill of the first prompts or decoding of all rows, if larger.
 
-        gathering: what is in no layer comes first; a unit is there twice, and its shard in the compute dtype
-    prefill:  c U M (2 D + 3 I + 2 H) + (1 + c) U M^2         of U different prompts of M tokens
-    decoding: the whole KV cache, and of R V logits: two in the compute dtype, their exponentials in fp32, their
-              sums in fp64, what the temperature divides, and what top-k and top-p sort
+    gathering: first the weights in no layer; a unit is there twice, and its shard in the compute dtype
+    prefill:   c U M (2 D + 3 I + 2 H) + (1 + c) U M^2         for U different prompts of M tokens
+    decoding:  the whole KV cache, and `_sampling_bytes` for each of the rows x V logits
     """
     data, rollout, num_ranks = config.data, config.rollout, config.services.actor.num_processes
     bytes_each = _compute_bytes(config.actor)
     wraps = num_ranks > 1 or config.actor.dtype == "bf16"
-    if rollout.backend == "vllm":  # which takes one tensor after the other
+    if rollout.backend == "vllm":  # it copies one tensor at a time
         return replace(kept, gathered_weights=bytes_each * model.vocabulary * model.hidden if wraps else 0)
     root, layer = ((1 + 1 / num_ranks) * unit for unit in (model.root_parameters, model.layer_parameters))
     gathering = bytes_each * max(model.root_parameters + root, model.num_parameters + layer)
@@ -347,7 +352,11 @@ def _generation(config: Config, model: ModelShape, kept: Terms) -> Terms:
 
 
 def _sampling_bytes(config: Config) -> int:
-    """Bytes for each logit while a token is drawn."""
+    """Returns the bytes for each logit while a token is drawn.
+
+    These are the logit in the compute dtype, its exponential in fp32 and its sum in fp64; for bf16, or a temperature
+    other than 1, a copy in fp32; and what top-k and top-p sort.
+    """
     rollout = config.rollout
     cut = 4 + 8 + 8 + 8 + 4 if rollout.top_p < 1.0 else 4 + 8 if rollout.top_k else 0
     widened = 4 if config.actor.dtype == "bf16" or rollout.temperature != 1.0 else 0
@@ -355,7 +364,7 @@ def _sampling_bytes(config: Config) -> int:
 
 
 def _vllm_bytes(config: Config, model: ModelShape, gpu_bytes: int | None) -> int:
-    """Weights and KV cache of vLLM's own: a share of the GPU, or as much as rollout.vllm.kv_cache_gb says."""
+    """Returns the bytes of vLLM's weights and KV cache: a share of the GPU, or weights and rollout.vllm.kv_cache_gb."""
     settings, on_gpu = config.rollout.vllm, bool(config.services.actor.devices)
     if settings.kv_cache_gb is None and on_gpu and gpu_bytes is not None:
         return int(settings.gpu_memory_utilization * gpu_bytes)

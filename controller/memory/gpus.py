@@ -1,4 +1,4 @@
-"""The GPUs of this machine that a run uses, and what cannot fit on them."""
+"""The GPUs of this machine, and a check that the groups of a run fit on them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from splitppo.machine.gpus import total_bytes_of_gpus
 def visible_gpus(config: Config) -> dict[int, int]:
     """Returns the bytes of memory of this machine's GPUs by index.
 
-    Empty where nobody asks: the groups run elsewhere (services.launch: external), or none has devices.
+    Empty if the groups run elsewhere (services.launch: external), or no group has devices.
     """
     uses_gpus = any(config.services.of(role).devices for role in config.roles)
     return total_bytes_of_gpus() if config.services.launch == "local" and uses_gpus else {}
@@ -35,17 +35,17 @@ def find_misfit(config: Config, groups: Iterable[GroupMemory], gpus: Mapping[int
 def _sentence(config: Config, here: Iterable[tuple[GroupMemory, int]], device: int, available: int, needed: int) -> str:
     groups = [group for group, _ in here]
     roles = " and ".join(f"{group.role} ({group.peak.total / GIB:.1f} GiB per rank)" for group in groups)
-    group = max(groups, key=lambda group: group.peak.by_name()[group.peak.largest])
+    group = max(groups, key=lambda group: getattr(group.peak, group.peak.largest))
     term = group.peak.largest
     return (
         f"GPU {device} (services.{group.role}.devices) has {available / GIB:.1f} GiB, but the {roles} would need about"
         f" {needed / GIB:.1f} GiB there; the largest term is {label(term)} of the {group.role} in its phase"
-        f" {group.peak_phase} ({group.peak.by_name()[term] / GIB:.1f} GiB): {way_out(config, group, term)}"
+        f" {group.peak_phase} ({getattr(group.peak, term) / GIB:.1f} GiB): {way_out(config, group, term)}"
     )
 
 
 def way_out(config: Config, group: GroupMemory, term: str) -> str:
-    """Returns a way to lower a term of a group's peak: a key, and how to change it."""
+    """Returns advice that lowers a term of a group's peak: a key, and its change."""
     # The reference computes in the micro-batches of the actor's section.
     section = {"reference": "actor", "reward": "reward_model"}.get(group.peak_phase, group.role)
     computed: ComputedModelConfig = getattr(config, section)

@@ -1,7 +1,4 @@
-"""Reads what the memory of a model depends on: config.json, and the headers of its safetensors files.
-
-No weight is read.
-"""
+"""Reads the shape of a model from config.json and the headers of its safetensors files; reads no weights."""
 
 import re
 from collections import Counter
@@ -21,7 +18,7 @@ Kind = Literal["policy", "value"]
 Shapes = Mapping[str, tuple[int, ...]]
 
 _OUTPUT_LAYERS, _VALUE_HEADS = ("lm_head.", "embed_out."), ("score.", "classifier.")
-# What config.json calls a size; the first one that is there.
+# Names of a size in config.json; the first that it has counts.
 _NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
     "layers": ("num_hidden_layers", "n_layer", "num_layers"),
@@ -31,16 +28,16 @@ _NAMES = {
 
 
 class UnknownShape(Exception):
-    """A model whose memory cannot be estimated, and why; no mistake of the user."""
+    """Raised for a model whose memory cannot be estimated; the text is the reason. It is no mistake of the user."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A transformer as the engine builds it: numbers of weights, and the widths that activations have."""
+    """The shape of a transformer as the engine builds it: numbers of weights, and widths of activations."""
 
-    num_parameters: int  # tied ones once
-    layer_parameters: int  # of the largest decoder layer
-    root_parameters: int  # of what is in no layer: embedding, last norm, output layer
+    num_parameters: int  # tied weights count once
+    layer_parameters: int  # in the largest decoder layer
+    root_parameters: int  # in no layer: embedding, last norm, output layer
     num_layers: int
     hidden: int
     intermediate: int  # of all experts that see one token
@@ -49,16 +46,17 @@ class ModelShape:
     vocabulary: int
     is_gated: bool  # the MLP multiplies two projections
     is_tied: bool  # the output layer is the embedding
-    windows: tuple[int | None, ...]  # positions that a token of each layer sees; None: all before it
+    windows: tuple[int | None, ...]  # sliding window of each layer, in positions; None: a token sees all before it
 
 
 def read_model_shape(source: str, kind: Kind, key: str) -> ModelShape:
-    """The shape of the model that `source`, the value of `key`, names: a causal language model or a value model.
+    """Returns the shape of a causal language model or of a value model.
 
-    A value model has no output layer, and a head of one label, which the folder may lack.
+    A value model has no output layer, and a head with one label, which the folder may lack. `source` is the folder,
+    `key` the key that has it, for errors.
 
     Raises:
-        UnknownShape: the model is not in a local folder, or the folder does not say enough.
+        UnknownShape: the model is not in a local folder, or the folder lacks a size or the weights.
         ConfigError: a file of the folder is torn.
     """
     folder = Path(source).expanduser()
@@ -76,10 +74,10 @@ def read_model_shape(source: str, kind: Kind, key: str) -> ModelShape:
 
 
 def read_tensor_shapes(folder: Path, key: str) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every tensor in the safetensors files of a model by its name; none where there are no files.
+    """Returns the shape of each tensor in the safetensors files of a model, by name; empty if it has no files.
 
     Raises:
-        ConfigError: a file is torn, or the index names one that is not there.
+        ConfigError: a file is torn, or the index names a file that does not exist.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     try:
@@ -91,7 +89,7 @@ def read_tensor_shapes(folder: Path, key: str) -> dict[str, tuple[int, ...]]:
 
 
 def _shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes in one file; ValueError if its header cannot be read, or tells of more than the file has."""
+    """Returns the shapes in one file; ValueError if its header is unreadable, or the file is shorter than it says."""
     try:
         with safe_open(file, framework="numpy") as tensors:  # type: ignore[no-untyped-call]
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
@@ -138,7 +136,7 @@ def _find(config: Mapping[str, Any], size: str) -> int | None:
 
 
 def _intermediate(config: Mapping[str, Any], hidden: int) -> int:
-    """Width of the MLP; of a mixture of experts, of those that one token goes through."""
+    """Returns the width of the MLP; for a mixture of experts, the width of all experts that one token uses."""
     per_token, width = config.get("num_experts_per_tok"), config.get("moe_intermediate_size")
     if per_token and width:
         return int(per_token * width + (config.get("shared_expert_intermediate_size") or 0))

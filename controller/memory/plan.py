@@ -1,4 +1,4 @@
-"""The memory plan that --check prints: the estimate of every group as a table, and what does not fit on a GPU."""
+"""The memory plan that --check prints: a table for each group, and a check against the GPUs."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,13 @@ from splitppo.config.section import RoleName
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The groups whose memory can be estimated, why that of the others cannot, and which GPU has too little of it."""
+    """The memory of the groups.
+
+    Attributes:
+        groups: the groups whose memory can be estimated.
+        unknown: the reason for each other group.
+        misfit: a sentence on a GPU with too little memory; None if all groups fit.
+    """
 
     groups: tuple[GroupMemory, ...]
     unknown: Mapping[RoleName, str]
@@ -24,9 +30,9 @@ class MemoryPlan:
 
 
 def memory_plan(config: Config, gpus: Mapping[int, int]) -> MemoryPlan:
-    """Estimates every group of a run; nothing is fetched, and no weight is read.
+    """Returns the plan for all groups of a run; downloads nothing, and reads no weights.
 
-    `gpus` are the bytes of the GPUs that are known, by index.
+    `gpus` are the bytes of memory of the GPUs by index, as far as they are known.
 
     Raises:
         ConfigError: a file of a model is torn.
@@ -42,7 +48,7 @@ def memory_plan(config: Config, gpus: Mapping[int, int]) -> MemoryPlan:
 
 
 def _estimate(config: Config, role: RoleName, gpus: Mapping[int, int]) -> GroupMemory:
-    """Estimates one group; UnknownShape where one of its models is not known."""
+    """Returns the memory of one group; UnknownShape if the shape of one of its models is not known."""
     reward_model = None
     if role == config.reward_model_host:  # like a value model: a base model with one label
         reward_model = read_model_shape(config.reward_model.model, "value", "reward_model.model")
@@ -60,7 +66,7 @@ def _estimate(config: Config, role: RoleName, gpus: Mapping[int, int]) -> GroupM
 
 
 def _table(group: GroupMemory) -> Iterator[str]:
-    """A line for each term that is not 0, a column for each phase."""
+    """Yields the table of a group: a line for each term that is not 0, a column for each phase."""
     place = f"GPU {', '.join(map(str, group.devices))}" if group.devices else "CPU"
     yield f"memory of each of {group.num_ranks} ranks of the {group.role} ({place}), GiB, estimated:"
     columns = dict(group.phases)
@@ -68,7 +74,7 @@ def _table(group: GroupMemory) -> Iterator[str]:
         columns["saving (host)" if group.devices else "saving"] = group.saving
     widths = [max(9, len(name)) for name in columns]
     yield _line("", columns, widths)
-    by_term = {name: [terms.by_name()[name] for terms in columns.values()] for name in group.peak.by_name()}
+    by_term = {name: [getattr(terms, name) for terms in columns.values()] for name in vars(group.peak)}
     totals = [terms.total for terms in columns.values()]
     for name, sizes in [*by_term.items(), ("total", totals)]:
         if any(sizes):
@@ -77,7 +83,7 @@ def _table(group: GroupMemory) -> Iterator[str]:
     saving = f"; {group.saving.total / GIB:.2f} GiB of main memory while it saves" if group.saving else ""
     yield (
         f"peak {group.peak.total / GIB:.2f} GiB ({group.peak_phase}), of which"
-        f" {label(largest)} {group.peak.by_name()[largest] / GIB:.2f} GiB{saving}"
+        f" {label(largest)} {getattr(group.peak, largest) / GIB:.2f} GiB{saving}"
     )
 
 
