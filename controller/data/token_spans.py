@@ -32,9 +32,6 @@ class TokenSpans(Sequence[Span]):
     def __getitem__(self, index: Any) -> Any:
         return self._spans[index]
 
-    def __iter__(self) -> Iterator[Span]:
-        return iter(self._spans)
-
     @cached_property
     def _spans(self) -> Sequence[Span]:
         return tuple(pairwise((0, *token_ends(self._tokenizer, self._ids.tolist(), self._text))))

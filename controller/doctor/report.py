@@ -61,48 +61,31 @@ def _of_run(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "wire", f"{wire}{token}{left}"
 
 
-_HEADINGS = (
-    "",
-    "address",
-    "version",
-    "state",
-    "step, epoch",
-    "instance",
-    "configuration",
-    "run folder",
-    "round trip",
-    "to it, from it",
-    "clock",
-    "certificate",
-)
-
-
 def _groups(facts: Facts) -> Iterator[tuple[str, ...]]:
-    if facts.groups:
-        yield from zip(_HEADINGS, *(_cells(role, group, facts) for role, group in facts.groups.items()), strict=True)
+    if cells := [_cells(role, group, facts) for role, group in facts.groups.items()]:
+        yield from zip(cells[0], *(column.values() for column in cells), strict=True)
 
 
-def _cells(role: str, group: GroupFacts, facts: Facts) -> tuple[str, ...]:
-    """Returns the column of a group: a cell under each heading, a dash if not known."""
+def _cells(role: str, group: GroupFacts, facts: Facts) -> dict[str, str]:
+    """Returns the column of a group: a cell for each heading, a dash if not known."""
+    rates, clock_s = (group.upload_bytes_per_s, group.download_bytes_per_s), group.clock_offset_s
+    cells = {
+        "": role,
+        "address": group.address or "-",
+        "version": group.software_version or "-",
+        "state": _state(group),
+        "step, epoch": f"{group.step}, {group.epoch}",
+        "instance": (group.instance_id or "-")[:_DIGEST_CHARACTERS],
+        "configuration": _configuration(group),
+        "run folder": _run_folder(group),
+        "round trip": _round_trip(group),
+        "to it, from it": ", ".join("-" if rate is None else f"{size(rate)}/s" for rate in rates),
+        "clock": "-" if clock_s is None else f"{'+' if clock_s >= 0 else ''}{span(clock_s)}",
+        "certificate": "-" if group.certificate_ends_unix_s is None else _days(group.certificate_ends_unix_s, facts),
+    }
     if not group.is_reached:
-        return (role, group.address or "-", "-", "not reached", *["-"] * (len(_HEADINGS) - 4))
-    rates = group.upload_bytes_per_s, group.download_bytes_per_s
-    return (
-        role,
-        group.address,
-        group.software_version or "-",
-        _state(group),
-        f"{group.step}, {group.epoch}",
-        (group.instance_id or "-")[:_DIGEST_CHARACTERS],
-        _configuration(group),
-        _run_folder(group),
-        _round_trip(group),
-        ", ".join("-" if rate is None else f"{size(rate)}/s" for rate in rates),
-        "-"
-        if group.clock_offset_s is None
-        else f"{'+' if group.clock_offset_s >= 0 else ''}{span(group.clock_offset_s)}",
-        "-" if group.certificate_ends_unix_s is None else _days(group.certificate_ends_unix_s, facts),
-    )
+        cells |= {**dict.fromkeys([*cells][2:], "-"), "state": "not reached"}
+    return cells
 
 
 def _state(group: GroupFacts) -> str:

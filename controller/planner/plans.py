@@ -168,12 +168,10 @@ class _StepModel:
         )
         bubbles = {pool: share for pool, share in predicted.bubbles.items() if pool in place.devices}
         return Plan(
-            place.layout,
-            place.devices,
-            place.reference,
-            predicted.step_s,
-            bubbles,
-            memory,
+            **vars(place),
+            step_s=predicted.step_s,
+            bubbles=bubbles,
+            memory_gib=memory,
             laws=tuple(sorted(laws - {""})),
             is_measured=is_measured,
         )
