@@ -50,8 +50,7 @@ class Inputs:
         if run.total_epochs is None:
             return config
         steps = self.prompts.num_steps(run.total_epochs)
-        run = run.model_copy(update={"total_steps": min(run.total_steps or steps, steps)})
-        return config.model_copy(update={"run": run})
+        return config.changed("run", {"total_steps": min(run.total_steps or steps, steps)})
 
     def scored_sources(self, config: RewardConfig) -> frozenset[str]:
         """Returns the data sources that need a reward function: beside a reward model only those that have one."""

@@ -96,9 +96,14 @@ def dump_config(config: Config) -> str:
 
 
 def dump_changes(config: Config) -> str:
-    """Returns the keys of the resolved configuration that differ from their defaults, as YAML."""
-    tree = config.model_dump(mode="json", exclude_defaults=True)
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    """Returns the given keys that differ from their defaults as YAML, without derived values."""
+    tree = config.model_dump(mode="json", exclude_defaults=True, exclude_unset=True)
+    return yaml.safe_dump(_without_empty_sections(tree), sort_keys=False, allow_unicode=True)
+
+
+def _without_empty_sections(tree: dict[str, Any]) -> dict[str, Any]:
+    inner = {name: _without_empty_sections(value) if isinstance(value, dict) else value for name, value in tree.items()}
+    return {name: value for name, value in inner.items() if value != {}}
 
 
 def with_renamed_keys(stored: Any) -> Any:

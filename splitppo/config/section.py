@@ -54,11 +54,14 @@ class Section(BaseModel):
         """Checks what must hold between the keys of this section; ValueError with a sentence that names them."""
 
     def changed(self, path: str, values: Mapping[str, Any]) -> Self:
-        """Returns a copy with other values in the section at `path` ("" is this one); they are not checked."""
-        if not path:
-            return self.model_copy(update=values)
+        """Returns a copy with other values in the section at `path` ("" is this one).
+
+        The values are not checked, and do not count as given by the user.
+        """
         name, _, rest = path.partition(".")
-        return self.model_copy(update={name: getattr(self, name).changed(rest, values)})
+        copy = self.model_copy(update={name: getattr(self, name).changed(rest, values)} if path else values)
+        copy.model_fields_set.intersection_update(self.model_fields_set)
+        return copy
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
