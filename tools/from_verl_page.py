@@ -1,4 +1,4 @@
-"""The page docs/from-verl.md: the table of verl's keys as people read it, and the names of the rest."""
+"""Makes docs/from-verl.md and the pages of verl's keys, from the table that translates."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from controller.from_verl.translation import translate
 
 _HEAD = """# From verl
 
-Data files, reward functions, models and dashboards stay as they are. This page is made by `python -m tools.docs` from
+Your data files, reward functions, models and dashboards stay as they are. `python -m tools.docs` makes this page from
 the table that translates (`controller/from_verl/keys.py`).
 
     python -m controller from-verl run_ppo.sh --verl-version 0.9 -o my.yaml   # a launch script, written for verl 0.9
     python -m controller from-verl outputs/.../.hydra/config.yaml -o my.yaml
     python -m controller --config my.yaml --check
 
-It reads what a script passes to `verl.trainer.main_ppo`, or a Hydra configuration, resolved or with interpolations,
-and says for each key what becomes of it: taken, changed (how), not needed (why), not supported (what instead).
-`my.yaml` has what differs from the defaults here, with a comment where a value is not the one of the script. Keys are
-those of verl 0.9's `ppo_trainer.yaml`; older names of most are known, too.
+It reads the arguments that a script passes to `verl.trainer.main_ppo`, or a Hydra configuration, resolved or with
+interpolations. For each key the report says if it is taken, changed (how), not needed (why), not supported (what to
+do instead) or unknown. `my.yaml` has the values that differ from our defaults, with a comment on each value that is
+not the script's. Keys are those of verl 0.9's `ppo_trainer.yaml`, and most older names.
 
-* `key=value` behind the file's name are verl's keys, as behind the script's own name. `MODEL_PATH=/models/mine python
-  -m controller from-verl ...` gives a script its variables.
+* `key=value` after the file's name are keys of verl. They override the script's. `MODEL_PATH=/models/mine python -m
+  controller from-verl ...` sets a variable of a script.
 * Bash itself runs a script, in bubblewrap ([ADR 047](adr/047-bash-is-asked.md)): with tools such as `basename` and
-  `sed`, without a network, and what it writes is gone afterwards. No other command runs: they are passed over.
-  Where a word or a branch depends on one, or on a variable that nobody has set, one sentence says so, with its line,
-  and which key or variable to give.
-* Without bubblewrap (`apt-get install bubblewrap`), paste what follows `main_ppo`: `from-verl - key=value ...`.
-* verl's defaults are those of the version that its keys tell, or of `--verl-version`, which is asked for where no key
-  does (exit code 1): up to 0.3 the KL was in the reward unless `use_kl_loss`, `entropy_coeff` was 0.001, and there was
-  no dual clip. In 0.5 the learning rate of Megatron's critic decayed to 0 unless told otherwise, in 0.4.1 the
-  actor's, too: the report says so, and `--verl-version` takes it.
-* `--gpus 6:2`: GPUs of actor and critic. verl puts both models on all GPUs; here each has its own, so that both work
-  at the same time. By default the actor, which also generates, gets three of four, in whole vLLM engines; `python -m
-  controller plan RUN_DIR` says what another split would take, once a few steps are measured.
-* What is not supported and changes what is learned ends the translation with exit code 1, and nothing is written,
-  unless it is dropped by name: `--drop algorithm.use_pf_ppo`. A file that cannot be understood, or numbers that do not
-  fit together, are one sentence and exit code 2.
+  `sed`, and without a network. Files that it writes are deleted afterwards. All other commands are skipped. If a word
+  or a branch depends on a skipped command, or on a variable that is not set, one sentence gives the line, and the key
+  or variable to set.
+* Without bubblewrap (`apt-get install bubblewrap`), paste the arguments of `main_ppo`: `from-verl - key=value ...`.
+* Defaults are those of `--verl-version`, or of the version that the keys tell. If no key tells it, the command asks
+  for `--verl-version` (exit code 1). Up to 0.3 the KL was in the reward unless `use_kl_loss`, `entropy_coeff` was
+  0.001, and there was no dual clip. With Megatron the critic's learning rate decayed to 0 by default in 0.4.1 and
+  0.5, and the actor's in 0.4.1: the report says so, and `--verl-version` takes these defaults.
+* `--gpus 6:2` sets the GPUs of actor and critic. In verl both models use all GPUs; here each has its own, so that
+  both work at the same time. By default the actor, which also generates, gets three of four, in whole vLLM engines.
+  `python -m controller plan RUN_DIR` predicts the step time of other splits from a few measured steps.
+* If a key is unknown, or is not supported and changes what is learned, the command writes nothing and ends with exit
+  code 1, unless you drop the key by name: `--drop algorithm.use_pf_ppo`. A file that cannot be understood, or numbers
+  that do not fit together, give one sentence and exit code 2.
 
-What is not a matter of keys: `ppo_mini_batch_size` counts prompts in both. Advantages are whitened over the whole
-batch, losses are divided by what the whole mini-batch has, whatever the number of ranks and micro-batches. A reward
-function gets the decoded response alone, in a process of its own, with a time limit. Seeds are `run.seed`'s: a run
-repeats itself, but not verl's. Where verl's estimators depart from their formulas, ours do not
-([ADR 033](adr/033-estimators.md)), and those that compare samples are refused where a prompt has one.
+Some differences are not in keys. `ppo_mini_batch_size` counts prompts in both. Advantages are whitened over the whole
+batch, and losses are divided by totals of the whole mini-batch, for any number of ranks and micro-batches. A reward
+function gets the decoded response alone, in a process of its own, with a time limit. All seeds are derived from
+`run.seed`: a run repeats itself, but not verl's run. Where verl's estimators depart from their formulas, ours do not
+([ADR 033](adr/033-estimators.md)). Estimators that compare samples are refused if a prompt has only one.
 """
 
 _NAMES = (
@@ -126,9 +126,9 @@ def from_verl_page() -> str:
     lines += [f"| [{page}]({page}.md) | {'; '.join(sections)} |" for page, sections in KEY_PAGES.items()]
     lines += ["", "## Names", "", "| verl | here |", "|---|---|"]
     lines += [f"| {theirs} | {ours} |" for theirs, ours in _NAMES]
-    lines += ["", "## Defaults that differ", "", "The translation sets them where the file does not say otherwise.", ""]
+    lines += ["", "## Defaults that differ", "", "The translation sets these values if the file does not set them.", ""]
     lines += ["| verl | there | here |", "|---|---|---|", *_defaults()]
-    lines += ["", "## Metrics", "", "Dashboards stay; [metrics.md](metrics.md) has the ones that are new.", ""]
+    lines += ["", "## Metrics", "", "Your dashboards stay as they are; [metrics.md](metrics.md) lists all metrics.", ""]
     lines += ["| verl | here |", "|---|---|", *(f"| `{theirs}` | {ours} |" for theirs, ours in METRICS)]
     return "\n".join(lines) + "\n"
 
@@ -166,7 +166,7 @@ def _what(row: Row) -> str:
 
 
 def _is_like_the_actors(row: Row) -> bool:
-    """Whether a row of the critic says what one of the actor says."""
+    """Returns True if a row of the critic equals a row of the actor."""
     for theirs, ours in (
         ("critic.model", "actor_rollout_ref.model"),
         ("critic.fsdp", "actor_rollout_ref.actor.fsdp_config"),
@@ -179,7 +179,7 @@ def _is_like_the_actors(row: Row) -> bool:
 
 
 def _defaults() -> Iterator[str]:
-    """Of a run that sets nothing but its model, data and steps."""
+    """Yields rows on the defaults that differ, for a run that sets only its model, data and steps."""
     settings = Settings("", VERL_DEFAULTS, SECTIONS)
     for override in (
         "actor_rollout_ref.model.path=m",
