@@ -95,7 +95,7 @@ class PromptSource(Protocol):
 
     @property
     def table(self) -> PromptBatch:
-        """All training prompts."""
+        """The training prompts."""
 
     def num_steps(self, num_epochs: int) -> int:
         """Returns the number of batches in the first data epochs."""

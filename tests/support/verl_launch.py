@@ -30,7 +30,7 @@ def translated(
 def config_of(
     tmp_path: Path, *overrides: str, gpus: tuple[int, int] | None = None, drop: tuple[str, ...] = ()
 ) -> Config:
-    """What a run would read: through the file that is written."""
+    """Returns the configuration that a run reads from the written file."""
     translation = translated(tmp_path, *overrides, gpus=gpus, drop=drop)
     assert translation.stopping == []
     file = tmp_path / "my.yaml"

@@ -1,4 +1,4 @@
-"""What the reward model reads: whole conversations in its own template and tokens; what it cannot read is refused."""
+"""Rows of the reward model: whole conversations in its own template and tokens, and refused input."""
 
 from __future__ import annotations
 

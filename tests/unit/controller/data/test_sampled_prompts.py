@@ -40,7 +40,7 @@ class Growing(ByEpoch):
 
 
 class Shuffled:
-    """With random numbers of its own, whose state it keeps."""
+    """A sampler with its own random numbers, whose state it saves."""
 
     def __init__(self, data_source, data_config, seed):
         self.num_rows, self.random, self.left = len(data_source), random.Random(seed), []

@@ -16,7 +16,7 @@ WORDS = ["sort the  letters of words,", "Grüße und 数学 😀 zählen", "def 
 
 
 def byte_level() -> Tokenizer:
-    """As GPT-2, Qwen and Llama 3 have it; its few merges leave most characters of several bytes in pieces."""
+    """Returns a tokenizer like that of GPT-2, Qwen and Llama 3, with few merges: long characters are in pieces."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -29,7 +29,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """As Llama 2 and Mistral have it: spaces are part of words, the first one goes, unknown characters are bytes."""
+    """Returns a tokenizer like that of Llama 2: spaces are part of words, unknown characters are bytes."""
     pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁▁", "▁sort", "s", "ort", "ab", "▁a"]
     backend = Backend(models.BPE({piece: index for index, piece in enumerate(pieces)}, [], byte_fallback=True))
     backend.decoder = decoders.Sequence(

@@ -63,7 +63,7 @@ async def ask(configuration: dict[str, Any]) -> tuple[Facts, list[Finding]]:
 
 
 def identity(folder: Path, role: str) -> Identity:
-    """As a process has it that started long ago: nothing is checked."""
+    """Returns the identity of a process without any check, as if the process had started long ago."""
     return Identity(*((folder / name).read_bytes() for name in ("ca.pem", f"{role}.pem", f"{role}.key")))
 
 

@@ -1,4 +1,4 @@
-"""What a doctor finds: each illness has its sentence, its code and exit status 1, and a healthy run has none."""
+"""The faults that the doctor reports: each has its sentence, its code and exit status 1."""
 
 from __future__ import annotations
 

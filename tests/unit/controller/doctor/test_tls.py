@@ -1,4 +1,4 @@
-"""What a doctor finds of TLS and tokens: whose certificate ends, is a stranger's, or is for another host."""
+"""The faults of TLS and tokens that the doctor reports: certificates that end, of strangers, for other hosts."""
 
 from __future__ import annotations
 

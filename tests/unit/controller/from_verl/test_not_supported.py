@@ -1,4 +1,4 @@
-"""What a translation refuses, and what it leaves out because it changes no result or is not needed."""
+"""Keys that a translation refuses, and keys that it leaves out."""
 
 from __future__ import annotations
 

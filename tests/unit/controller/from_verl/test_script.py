@@ -1,4 +1,4 @@
-"""What a launch script passes to verl: bash says it, and what it cannot know without running a command is asked for."""
+"""The words that a launch script passes to verl, and the questions on words that bash cannot know."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def launch_of(script: str, **environment: str) -> Launch:
 
 
 def words(script: str, **environment: str) -> list[str]:
-    """What follows the entry point; a word that is not known stands with its reason in brackets."""
+    """Returns the words after the entry point; unknown words have the reason in brackets."""
     launch = launch_of(script, **environment)
     return [f"{word.text}<{word.unknown}>" if word.unknown else word.text for word in launch.words]
 

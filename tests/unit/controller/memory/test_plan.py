@@ -1,4 +1,4 @@
-"""What --check says about memory: the table, what is unknown, and what cannot fit."""
+"""The memory plan of --check: the table, unknown models, and groups that do not fit."""
 
 from __future__ import annotations
 
