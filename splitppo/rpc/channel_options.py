@@ -27,8 +27,10 @@ _BOTH: Options = (
 CLIENT_OPTIONS: Options = (
     *_BOTH,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # Despite its name the time that one attempt to connect has, handshakes included (MIN_CONNECT_TIMEOUT in gRPC's
+    # doc/connection-backoff.md). The pause after an attempt that was refused is bounded by the two options above.
+    ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
