@@ -113,7 +113,6 @@ def build_engines(config: Config, setting: Setting) -> dict[str, Generate]:
             role_name="actor",
             rank=0,
             world_size=1,
-            local_rank=0,
             device=device,
             control_group=dist.group.WORLD,  # type: ignore[arg-type]
             config=config.model_copy(update={"rollout": rollout}),

@@ -23,7 +23,6 @@ class RankContext:
     role_name: RoleName
     rank: int
     world_size: int
-    local_rank: int
     device: torch.device
     control_group: ProcessGroup
     config: Config

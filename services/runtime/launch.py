@@ -140,8 +140,8 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
         ledger = Ledger()
         checkpoint_commands = CheckpointCommands(role, context, ledger, slots).commands()
     commands = [*role.commands(), *checkpoint_commands]
-    channel = ControlChannel(rank, world_size, context.control_group)
-    parts_channel = ControlChannel(rank, world_size, context.parts_group)
+    channel = ControlChannel(world_size, context.control_group)
+    parts_channel = ControlChannel(world_size, context.parts_group)
     activity.idle()
     if rank == 0:
         worker = Worker(context, role.role, role.num_parameters, members.processes, ledger, slots)

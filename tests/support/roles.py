@@ -28,7 +28,6 @@ def context_of(role_name: RoleName, **sections: Any) -> RankContext:
         role_name=role_name,
         rank=0,
         world_size=1,
-        local_rank=0,
         device=torch.device("cpu"),
         control_group=cast(Any, None),
         config=validate(config, "test"),

@@ -289,7 +289,7 @@ def main(folder: Path, names: list[str]) -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     config = load_config(folder / "config.yaml")
-    context = RankContext("actor", rank, world_size, rank, CPU, dist.new_group(backend="gloo"), config)
+    context = RankContext("actor", rank, world_size, CPU, dist.new_group(backend="gloo"), config)
     seed_all()
     actor = Actor(config, ActorRole(context), rank, world_size)
     found = {name: SCENARIOS[name](actor) for name in names}

@@ -24,7 +24,7 @@ class Replica:
         self.is_leader = rank == self._leader
         if num_ranks > 1:
             self._group, _ = dist.new_subgroups(num_ranks, backend="gloo")  # type: ignore[no-untyped-call]
-            self._channel = ControlChannel(rank, num_ranks, self._group)
+            self._channel = ControlChannel(num_ranks, self._group)
 
     def share(self, rows: Batch) -> Batch:
         """The leader's rows, on all of its ranks."""

@@ -128,9 +128,7 @@ def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config
     )
     control_group = dist.new_group(backend="gloo", timeout=timeout)
     parts_group = dist.new_group(backend="gloo", timeout=_PARTS_TIMEOUT) if launch.world_size > 1 else None
-    return RankContext(
-        role_name, launch.rank, launch.world_size, launch.local_rank, device, control_group, config, parts_group
-    )
+    return RankContext(role_name, launch.rank, launch.world_size, device, control_group, config, parts_group)
 
 
 class Members(NamedTuple):

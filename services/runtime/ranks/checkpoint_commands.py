@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from services.runtime.context import RankContext
 from services.runtime.role import CheckpointedRole, Command, CommandProgress, Outcome
@@ -125,20 +125,16 @@ class CheckpointCommands:
 
 
 def no_checkpoint_commands(role_name: RoleName) -> Sequence[Command]:
-    """The same commands of a role that does not train: each is refused."""
+    """Returns the same commands for a role that does not train: each is refused."""
 
-    def refuse(_request: Any) -> None:
+    def refuse(*_: Any) -> NoReturn:
         raise InvalidArgument(f"the {role_name} group trains nothing: it has no checkpoints and no digest")
 
-    def run(*_: Any) -> Outcome:
-        raise AssertionError("a request that was refused is not run")
-
-    requests = {
-        "SaveCheckpoint": worker_pb2.SaveCheckpointRequest,
-        "LoadCheckpoint": worker_pb2.LoadCheckpointRequest,
-        "ComputeWeightsDigest": worker_pb2.ComputeWeightsDigestRequest,
-    }
-    return [Command(method, request, run, check=refuse) for method, request in requests.items()]
+    return (
+        Command("SaveCheckpoint", worker_pb2.SaveCheckpointRequest, refuse, check=refuse),
+        Command("LoadCheckpoint", worker_pb2.LoadCheckpointRequest, refuse, check=refuse),
+        Command("ComputeWeightsDigest", worker_pb2.ComputeWeightsDigestRequest, refuse, check=refuse),
+    )
 
 
 @contextmanager

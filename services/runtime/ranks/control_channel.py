@@ -5,7 +5,6 @@ Everything is a tensor with its sizes announced first, on a gloo group of its ow
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -23,20 +22,18 @@ _COLUMN_NAMES = tuple(COLUMN_DTYPES)
 _NO_ROWS, _CANCELLED = 0, -1
 
 
-class OrderKind(IntEnum):
-    """The next thing for the ranks to do."""
-
-    NOTHING = 0
-    COMMAND = 1
-    LEAVE = 2
+# In place of the index of a command.
+NOTHING, LEAVE = -1, -2
 
 
 @dataclass(frozen=True)
 class Order:
-    """The next thing that every rank does: a command, by its index in their table, its request and `Command.attach`."""
+    """The next thing that every rank does: a command, by its index in their table, NOTHING or LEAVE.
 
-    kind: OrderKind
-    command: int = 0
+    `attachment` is what `Command.attach` returned.
+    """
+
+    command: int
     request: bytes = b""
     attachment: bytes = b""
 
@@ -48,8 +45,7 @@ class ControlChannel:
         num_orders: so far; the same on every rank that has received the last one.
     """
 
-    def __init__(self, rank: int, world_size: int, group: ProcessGroup | None = None) -> None:
-        self.rank = rank
+    def __init__(self, world_size: int, group: ProcessGroup | None = None) -> None:
         self.world_size = world_size
         self.num_orders = 0
         self._group = group
@@ -59,7 +55,7 @@ class ControlChannel:
         if self.world_size == 1:
             return
         sizes = len(order.request), len(order.attachment)
-        self._broadcast(torch.tensor([_MAGIC, self.num_orders, order.kind, order.command, *sizes]))
+        self._broadcast(torch.tensor([_MAGIC, self.num_orders, order.command, *sizes]))
         if any(sizes):
             self._broadcast(torch.frombuffer(bytearray(order.request + order.attachment), dtype=torch.uint8))
         self.num_orders += 1
@@ -70,15 +66,15 @@ class ControlChannel:
         Raises:
             RuntimeError: rank 0 has gone, or the ranks have lost step with each other.
         """
-        header = self._broadcast(torch.empty(6, dtype=torch.int64))
-        magic, number, kind, command, request_bytes, attachment_bytes = header.tolist()
+        header = self._broadcast(torch.empty(5, dtype=torch.int64))
+        magic, number, command, request_bytes, attachment_bytes = header.tolist()
         if magic != _MAGIC or number != self.num_orders:
             raise RuntimeError(f"expected order {self.num_orders}, got {number} with mark {magic:#x}")
         self.num_orders += 1
         payload = b""
         if num_bytes := request_bytes + attachment_bytes:
             payload = self._broadcast(torch.empty(num_bytes, dtype=torch.uint8)).numpy().tobytes()
-        return Order(OrderKind(kind), command, payload[:request_bytes], payload[request_bytes:])
+        return Order(command, payload[:request_bytes], payload[request_bytes:])
 
     def scatter(self, shares: Sequence[Batch]) -> None:
         """Rank 0: sends its share of the rows to every other rank; `shares[0]` stays here."""

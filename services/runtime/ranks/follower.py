@@ -12,7 +12,7 @@ from services.runtime.failures.heartbeat import Activity
 from services.runtime.failures.peer_watch import PeerWatch
 from services.runtime.logs import working_on
 from services.runtime.ranks.checkpoint_commands import DURABLE_TIMEOUT_S
-from services.runtime.ranks.control_channel import ControlChannel, Order, OrderKind
+from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order
 from services.runtime.ranks.streaming import sending
 from services.runtime.role import Command, CommandCancelled, CommandProgress, Outcome, step_of
 from splitppo import failpoints
@@ -34,8 +34,8 @@ class Follower:
     def serve(self) -> None:
         """Returns when rank 0 announces the end. Ends the process if this or another rank fails."""
         try:
-            while (order := self.channel.next_order()).kind is not OrderKind.LEAVE:
-                if order.kind is OrderKind.COMMAND:
+            while (order := self.channel.next_order()).command != LEAVE:
+                if order.command != NOTHING:
                     self._take_part(order)
         except Exception as error:  # noqa: BLE001 - the others must not wait for this rank
             self.failure.end_group(error, self.activity.now().place)

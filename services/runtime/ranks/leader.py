@@ -35,7 +35,7 @@ from services.runtime.failures.heartbeat import Activity
 from services.runtime.failures.peer_watch import PeerWatch
 from services.runtime.logs import working_on
 from services.runtime.ranks.checkpoint_commands import DURABLE_TIMEOUT_S
-from services.runtime.ranks.control_channel import ControlChannel, Order, OrderKind
+from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order
 from services.runtime.ranks.preconditions import check_identity, prepared_rows
 from services.runtime.ranks.sharding import Indices, join_shards, shard_rows
 from services.runtime.ranks.streaming import PartGatherer, is_streamed
@@ -77,7 +77,7 @@ class Leader:
             while True:
                 call = self.worker.command_queue.take(self.idle_interval_s)
                 if call is None:
-                    self._announce(Order(OrderKind.NOTHING))
+                    self._announce(Order(NOTHING))
                     continue
                 step = step_of(call.request)
                 with self.activity.command(call.place), working_on(step, call.request_id), failpoints.at_step(step):
@@ -86,7 +86,7 @@ class Leader:
             self.failure.end_group(None, Place())  # waits for the thread that ends it: nobody leaves in good order
         self.worker.command_queue.wait_open(DURABLE_TIMEOUT_S)
         self.failure.stop()
-        self._announce(Order(OrderKind.LEAVE))
+        self._announce(Order(LEAVE))
 
     def answer(self, call: CommandCall) -> None:
         """Runs a call that has left the queue, up to its reply or its error."""
@@ -181,7 +181,7 @@ class Leader:
         """Announces the command, sends each rank its rows, and returns what is for this rank."""
         command, attachment = call.command, call.command.attach()
         request = call.request.SerializeToString()
-        self._announce(Order(OrderKind.COMMAND, self.commands.index(command), request, attachment))
+        self._announce(Order(self.commands.index(command), request, attachment))
         if command.cancellable and self.channel.world_size > 1:
             call.on_cancel(partial(self.failure.cancel, self.channel.num_orders))
         if rows is None:

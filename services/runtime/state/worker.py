@@ -22,6 +22,7 @@ class Worker:
     Attributes:
         ledger: None where nothing is trained: then no step is committed, and requests alone say which one they mean.
         instance_id: new at each start of the group.
+        has_failed: the group ends because of a failure.
         on_change: called, in any thread, when `is_serving` may have changed.
     """
 
@@ -41,11 +42,11 @@ class Worker:
         self.on_change: Callable[[], object] = lambda: None
         self._is_draining = False
         self._dirty = ""
-        self._has_failed = False
+        self.has_failed = False
 
     @property
     def state(self) -> worker_pb2.WorkerState:
-        if self._has_failed:
+        if self.has_failed:
             return worker_pb2.WORKER_STATE_FAILED
         if self._dirty:
             return worker_pb2.WORKER_STATE_DIRTY
@@ -56,12 +57,7 @@ class Worker:
     @property
     def is_serving(self) -> bool:
         """True if it takes commands of every kind."""
-        return not (self._has_failed or self._dirty or self._is_draining)
-
-    @property
-    def has_failed(self) -> bool:
-        """True if the group ends because of a failure."""
-        return self._has_failed
+        return not (self.has_failed or self._dirty or self._is_draining)
 
     @property
     def committed_step(self) -> int | None:
@@ -114,7 +110,7 @@ class Worker:
 
     def mark_failed(self, error: WireError) -> None:
         """The group ends: everybody who waits is told why."""
-        self._has_failed = True
+        self.has_failed = True
         self.on_change()
         self.command_queue.close(error)
         self.command_queue.fail_open(error)

@@ -62,7 +62,7 @@ class Roles:
         config = self.config
         if run_dir is not None:
             config = config.model_copy(update={"run": config.run.model_copy(update={"dir": run_dir})})
-        return RankContext(role_name, 0, 1, 0, torch.device("cpu"), cast(Any, None), config)
+        return RankContext(role_name, 0, 1, torch.device("cpu"), cast(Any, None), config)
 
     def commands(self, run_dir: Path) -> dict[str, dict[str, Any]]:
         """The runtime's commands by role and method, over another run folder."""

@@ -106,7 +106,7 @@ async def serve() -> AsyncIterator[Serve]:
         config = validate(dict(configuration), "test")
         config.run.dir.mkdir(parents=True, exist_ok=True)
         control: Any = None
-        context = RankContext(role, 0, 2, 0, torch.device("cpu"), control, config)
+        context = RankContext(role, 0, 2, torch.device("cpu"), control, config)
         processes = [worker_pb2.Process(rank=rank, pid=100 + rank, host="gpu-one") for rank in range(2)]
         worker = Worker(context, ROLES[role], 1, processes, Ledger(), BatchStore(config.services.max_held_bytes))
         served = Served(free_address(), worker)

@@ -128,7 +128,7 @@ class RecordedFailureWatch:
 
 def new_leader(commands: Sequence[Command], channel: ControlChannel, failure: Any, worker: Worker) -> Leader:
     """A leader that never waits for a call."""
-    alone = ControlChannel(0, 1)
+    alone = ControlChannel(1)
     return Leader(commands, channel, failure, worker, parts_channel=alone, activity=Activity(), idle_interval_s=0.0)
 
 
@@ -150,7 +150,7 @@ class Service:
         )
         self.role = Counter()
         control: Any = None
-        context = RankContext("critic", 0, 1, 0, torch.device("cpu"), control, config)
+        context = RankContext("critic", 0, 1, torch.device("cpu"), control, config)
         ledger, slots = Ledger(), BatchStore()
         self.worker = Worker(context, self.role.role, 1, (), ledger if trains else None, slots)
         self.worker.fencing.take("run", 1)
@@ -158,7 +158,7 @@ class Service:
         self.commands = [*self.role.commands(), *(checkpoints if trains else no_checkpoint_commands("critic"))]
         self.failure = RecordedFailureWatch()
         failure: Any = self.failure
-        self.leader = new_leader(self.commands, ControlChannel(0, 1), failure, self.worker)
+        self.leader = new_leader(self.commands, ControlChannel(1), failure, self.worker)
         self.run_dir = run_dir
 
     def submit(

@@ -85,7 +85,7 @@ class SilentPeer(ControlChannel):
     """The channel of rank 0 of two; the other rank has no columns to send."""
 
     def __init__(self) -> None:
-        super().__init__(0, 2)
+        super().__init__(2)
 
     def announce(self, order: Order) -> None:
         pass

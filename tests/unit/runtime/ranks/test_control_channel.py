@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from services.runtime.ranks.control_channel import ControlChannel, Order, OrderKind, allocate, layout_of
+from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order, allocate, layout_of
 from services.runtime.role import CommandCancelled
 from splitppo.batch import COLUMN_DTYPES, Batch, Column
 
@@ -60,8 +60,8 @@ def test_a_layout_says_the_columns_and_row_lengths_of_a_batch(batch: Batch) -> N
 
 
 def test_a_group_of_one_has_nobody_to_tell() -> None:
-    channel = ControlChannel(0, 1)
-    channel.announce(Order(OrderKind.COMMAND, request=b"x" * 10_000))
+    channel = ControlChannel(1)
+    channel.announce(Order(0, request=b"x" * 10_000))
     channel.scatter([MIXED])
 
 
@@ -69,7 +69,7 @@ def _member(rank: int, store: str, conversation: Callable[[ControlChannel], Any]
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=GROUP_TIMEOUT_S)
     )
-    answers.put((rank, conversation(ControlChannel(rank, 2))))
+    answers.put((rank, conversation(ControlChannel(2))))
     dist.destroy_process_group()
 
 
@@ -90,16 +90,16 @@ def talk(directory: Path, conversation: Callable[[ControlChannel], Any]) -> dict
 
 
 ORDERS = [
-    Order(OrderKind.NOTHING),
-    Order(OrderKind.COMMAND, command=3, request=b"small"),
-    Order(OrderKind.COMMAND, command=65_535, request=b"r" * 512, attachment=b"a" * 100_000),
-    Order(OrderKind.COMMAND, attachment=b"only"),
-    Order(OrderKind.LEAVE),
+    Order(NOTHING),
+    Order(3, request=b"small"),
+    Order(65_535, request=b"r" * 512, attachment=b"a" * 100_000),
+    Order(0, attachment=b"only"),
+    Order(LEAVE),
 ]
 
 
 def _converse(channel: ControlChannel) -> Any:
-    if channel.rank == 0:
+    if dist.get_rank() == 0:
         for order in ORDERS:
             channel.announce(order)
         channel.scatter([MIXED, MIXED.take(np.array([2, 0]))])

@@ -10,7 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from services.runtime.failures.heartbeat import Activity
 from services.runtime.failures.peer_watch import PeerWatch
-from services.runtime.ranks.control_channel import ControlChannel, Order, OrderKind
+from services.runtime.ranks.control_channel import LEAVE, ControlChannel, Order
 from services.runtime.ranks.follower import Follower
 from services.runtime.role import Command, Outcome
 from services.runtime.state.command_call import CommandCall
@@ -26,7 +26,7 @@ class OneOrder:
     num_orders = 1
 
     def __init__(self, order: Order) -> None:
-        self._orders = [order, Order(OrderKind.LEAVE)]
+        self._orders = [order, Order(LEAVE)]
 
     def next_order(self) -> Order:
         return self._orders.pop(0)
@@ -80,7 +80,7 @@ def test_all_ranks_say_of_every_command_that_they_work_on_the_same_step(method: 
         return Outcome()
 
     command = Command(method, type(request_), run)
-    channel = cast(ControlChannel, OneOrder(Order(OrderKind.COMMAND, request=request_.SerializeToString())))
+    channel = cast(ControlChannel, OneOrder(Order(0, request=request_.SerializeToString())))
     failure = cast(PeerWatch, NoFailure())
 
     Follower([command], channel, failure, parts_channel=channel, activity=activity).serve()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.runtime.ranks.control_channel import ControlChannel, Order, OrderKind
+from services.runtime.ranks.control_channel import LEAVE, NOTHING, ControlChannel, Order
 from services.runtime.state.command_call import CommandCall
 from services.runtime.state.command_queue import CommandQueue, draining
 from splitppo.batch import Batch
@@ -210,11 +210,11 @@ class RecordedChannel(ControlChannel):
     """What rank 0 of two announces, and to nobody."""
 
     def __init__(self) -> None:
-        super().__init__(0, 2)
-        self.announced: list[OrderKind] = []
+        super().__init__(2)
+        self.announced: list[int] = []
 
     def announce(self, order: Order) -> None:
-        self.announced.append(order.kind)
+        self.announced.append(order.command)
 
 
 class QuietFailureWatch:
@@ -243,7 +243,7 @@ def test_an_idle_leader_gives_signs_of_life_and_says_when_to_leave(service: Serv
     service.worker.command_queue = DrainedAfterThreeTakes(1)
     watch: Any = failure
     new_leader(service.commands, channel, watch, service.worker).serve()
-    assert channel.announced == [OrderKind.NOTHING, OrderKind.NOTHING, OrderKind.LEAVE]
+    assert channel.announced == [NOTHING, NOTHING, LEAVE]
     assert failure.has_stopped
 
 

@@ -24,7 +24,7 @@ def make_worker(run_dir: Path, **services: Any) -> Worker:
         "services": services,
     }
     control: Any = None
-    context = RankContext("actor", 0, 1, 0, torch.device("cpu"), control, validate(tree, "test"))
+    context = RankContext("actor", 0, 1, torch.device("cpu"), control, validate(tree, "test"))
     worker = Worker(context, worker_pb2.ROLE_ACTOR, 1, (), Ledger(), BatchStore(context.config.services.max_held_bytes))
     worker.fencing.take("run", 1)
     return worker
