@@ -18,12 +18,8 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-)
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from services.runtime.failures.record import Failure, read_failure, read_text, write_failure
 from splitppo import __version__
@@ -70,46 +66,31 @@ def _listen(address: str, port: int) -> TCPStore:
     )
 
 
-class Rendezvous(RendezvousHandler):
-    """The part that both kinds share: ranks use the store of the agents, and open none of their own."""
+class Rendezvous(StaticTCPRendezvous):
+    """The meeting of one machine with itself: its agent is number 0 of 1, in a store that listens on loopback alone.
 
-    use_agent_store = True
+    As in torch's static rendezvous, the ranks use the store of the agents, and nobody joins later. `world_size`
+    machines meet at `master_addr`:`master_port`, and this one is number `rank` of them.
+    """
 
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        self._run_id = parameters.run_id
+    def __init__(self, run_id: str, address: str = LOOPBACK, port: int = 0, rank: int = 0, world_size: int = 1) -> None:
+        super().__init__(address, port, rank, world_size, run_id, timeout=0)
+        self._store: TCPStore | None = None
 
     def get_backend(self) -> str:
         return BACKEND
 
-    def get_run_id(self) -> str:
-        return self._run_id
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Returns the place of this machine among those that have met."""
+        self._store = store = self._meet()
+        where = RendezvousStoreInfo(self.master_addr, store.port)
+        return RendezvousInfo(PrefixStore("torchrun", store), self.rank, self.world_size, where)
 
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        """Nobody joins later: there is nobody to be told."""
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def shutdown(self) -> bool:
-        return True
+    def _meet(self) -> TCPStore:
+        return _listen(self.master_addr, self.master_port)
 
     def tell(self, rank: int, error: str) -> None:
-        """Says how a rank of this machine has ended, to the ranks of the others."""
-
-
-class LoopbackRendezvous(Rendezvous):
-    """One machine meets itself: torchrun's agent is number 0 of 1, in a store that listens on loopback alone."""
-
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        super().__init__(parameters)
-        self._store = _listen(LOOPBACK, 0)
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        where = RendezvousStoreInfo(LOOPBACK, self._store.port)
-        return RendezvousInfo(PrefixStore("torchrun", self._store), rank=0, world_size=1, bootstrap_store_info=where)
+        """Tells the ranks of other machines how a rank of this machine has ended."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +142,6 @@ class MachinesRendezvous(Rendezvous):
     """
 
     def __init__(self, parameters: RendezvousParameters, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(parameters)
-        self._clock = clock
         details: Mapping[str, str] = parameters.config
         if "node_rank" not in details:
             raise CannotMeet(
@@ -170,52 +149,44 @@ class MachinesRendezvous(Rendezvous):
                 " each, with services.ROLE.nnodes in the file"
             )
         address, _, port = parameters.endpoint.rpartition(":")
-        self._address, self._port = address, int(port)
-        self._node_rank = int(details["node_rank"])
-        self._nnodes = parameters.max_nodes
+        super().__init__(parameters.run_id, address, int(port), int(details["node_rank"]), parameters.max_nodes)
+        self._clock = clock
         self._timeout_s = float(details["start_timeout_s"])
         num_processes = int(details["num_processes"])
-        self._first_rank = self._node_rank * (num_processes // self._nnodes)
+        self._first_rank = self.rank * (num_processes // self.world_size)
         self._me = Member(
             socket.gethostname(),
             secrets.token_hex(8),
             details["section"],
-            self._nnodes,
+            self.world_size,
             num_processes,
             details["digest"],
         )
-        self._where = f"{address}:{port}"
-        self._store: TCPStore | None = None
+        self._where = parameters.endpoint
         self._looked_at = -math.inf
         self._failed_at: float | None = None
 
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Waits until all machines are there, at most `services.start_timeout_s`.
+    def _meet(self) -> TCPStore:
+        """Waits until all machines are there, at most `services.start_timeout_s`; returns their store.
 
         Raises:
             CannotMeet: this machine and machine 0 were not given the same, or machine 0 cannot listen.
             HasNotMet: a machine has not come.
         """
         deadline = time.monotonic() + self._timeout_s
-        self._store = self._gather(deadline) if self._node_rank == 0 else self._join(deadline)
-        return RendezvousInfo(
-            PrefixStore("torchrun", self._store),
-            rank=self._node_rank,
-            world_size=self._nnodes,
-            bootstrap_store_info=RendezvousStoreInfo(self._address, self._port),
-        )
+        return self._gather(deadline) if self.rank == 0 else self._join(deadline)
 
     def _gather(self, deadline: float) -> TCPStore:
-        """Machine 0: opens the store, and closes the circle when everybody has come."""
+        """Machine 0: opens the store, and ends the meeting when all machines have come."""
         try:
-            store = _listen(self._address, self._port)
+            store = super()._meet()
         except OSError as error:
             key = f"{self._me.section}.master_addr and master_port"
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise CannotMeet(f"cannot listen on {self._where} ({key}): {reason}") from error
         store.set(_MEMBER_KEY.format(0), json.dumps(asdict(self._me)))
         printed: set[str] = set()
-        while missing := [node for node in range(self._nnodes) if not store.check([_MEMBER_KEY.format(node)])]:
+        while missing := [node for node in range(self.world_size) if not store.check([_MEMBER_KEY.format(node)])]:
             for refused in filter(None, (read_text(store, _REFUSED_KEY.format(node)) for node in missing)):
                 if refused not in printed:
                     sys.stderr.write(f"a machine was refused: {refused}\n")
@@ -224,7 +195,7 @@ class MachinesRendezvous(Rendezvous):
                 many = ", ".join(map(str, missing))
                 raise HasNotMet(f"node ranks {many} of {self._me.section} have not come within {self._timeout_s:g} s")
             time.sleep(_POLL_INTERVAL_S)
-        members = [json.loads(read_text(store, _MEMBER_KEY.format(node))) for node in range(self._nnodes)]
+        members = [json.loads(read_text(store, _MEMBER_KEY.format(node))) for node in range(self.world_size)]
         store.set(_MEMBERS_KEY, json.dumps([member["start"] for member in members]))
         return store
 
@@ -233,11 +204,10 @@ class MachinesRendezvous(Rendezvous):
         lost = ""
         while time.monotonic() < deadline:
             try:
-                with socket.create_connection((self._address, self._port), timeout=_CONNECT_TIMEOUT.total_seconds()):
+                address, port = self.master_addr, self.master_port
+                with socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT.total_seconds()):
                     pass  # it listens; the store's own client waits and warns at length
-                store = TCPStore(
-                    self._address, self._port, is_master=False, timeout=_CONNECT_TIMEOUT, wait_for_workers=False
-                )
+                store = TCPStore(address, port, is_master=False, timeout=_CONNECT_TIMEOUT, wait_for_workers=False)
                 if self._is_member(store, deadline):
                     store.set_timeout(_STORE_TIMEOUT)
                     return store
@@ -251,20 +221,20 @@ class MachinesRendezvous(Rendezvous):
     def _is_member(self, store: TCPStore, deadline: float) -> bool:
         """Returns True if this start of the machine has met the others; RuntimeError if the store goes meanwhile."""
         first = Member(**json.loads(store.get(_MEMBER_KEY.format(0))))
-        if refused := self._me.refused_by(first, self._node_rank, self._where):
-            store.set(_REFUSED_KEY.format(self._node_rank), refused)
+        if refused := self._me.refused_by(first, self.rank, self._where):
+            store.set(_REFUSED_KEY.format(self.rank), refused)
             raise CannotMeet(refused)
         if not store.check([_MEMBERS_KEY]):
-            store.set(_MEMBER_KEY.format(self._node_rank), json.dumps(asdict(self._me)))
+            store.set(_MEMBER_KEY.format(self.rank), json.dumps(asdict(self._me)))
         while not (members := read_text(store, _MEMBERS_KEY)):
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_INTERVAL_S)
         if self._me.start in json.loads(members):
             return True
-        before = json.loads(store.get(_MEMBER_KEY.format(self._node_rank)))["host"]
+        before = json.loads(store.get(_MEMBER_KEY.format(self.rank)))["host"]
         moved = "" if before == self._me.host else f", and was on {before}: does each machine have a rank of its own?"
-        again = f"node rank {self._node_rank} has been started again, on {self._me.host}{moved}"
+        again = f"node rank {self.rank} has been started again, on {self._me.host}{moved}"
         write_failure(ranks_store(store), Failure(self._first_rank, again))
         while time.monotonic() < deadline:  # until that group has ended, and its store with it
             store.check([_MEMBERS_KEY])
@@ -278,7 +248,7 @@ class MachinesRendezvous(Rendezvous):
             HasNotMet: it has, and the ranks that wait for others in their start would not notice.
         """
         now = self._clock()
-        if self._node_rank == 0 and self._store is not None and now - self._looked_at > _LOOK_INTERVAL_S:
+        if self.rank == 0 and self._store is not None and now - self._looked_at > _LOOK_INTERVAL_S:
             self._looked_at = now
             if failure := read_failure(ranks_store(self._store)):
                 self._failed_at = self._failed_at or now
@@ -287,17 +257,18 @@ class MachinesRendezvous(Rendezvous):
         return 0
 
     def tell(self, rank: int, error: str) -> None:
-        if self._store is not None:
-            telling = threading.Thread(target=_tell, args=(self._store, Failure(rank, error)), daemon=True)
-            telling.start()
-            telling.join(_TELL_S)  # the machine with the store may be out of reach
+        if (store := self._store) is None:
+            return
+
+        def write() -> None:
+            with suppress(RuntimeError):  # the store has gone: they know
+                write_failure(ranks_store(store), Failure(rank, error))
+
+        telling = threading.Thread(target=write, daemon=True)
+        telling.start()
+        telling.join(_TELL_S)  # the machine with the store may be out of reach
 
 
 def rendezvous(parameters: RendezvousParameters) -> Rendezvous:
     """Returns the rendezvous that fits the number of machines."""
-    return MachinesRendezvous(parameters) if parameters.max_nodes > 1 else LoopbackRendezvous(parameters)
-
-
-def _tell(store: TCPStore, failure: Failure) -> None:
-    with suppress(RuntimeError):  # the store has gone: they know
-        write_failure(ranks_store(store), failure)
+    return MachinesRendezvous(parameters) if parameters.max_nodes > 1 else Rendezvous(parameters.run_id)
