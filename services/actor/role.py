@@ -85,12 +85,11 @@ class ActorRole:
                 "rollout_is_weights",
                 "seeds",
             ),
-            check=self._check_update,
             prepare=self._prepare_update,
             shard=shard_by_mini_batch,
             commits=True,
         )
-        return (self._generation.command(), compute_log_probs, *self._frozen.commands, update)
+        return (self._generation.command(), compute_log_probs, *self._frozen.commands(), update)
 
     def compute_log_probs(
         self, _request: actor_pb2.ComputeLogProbsRequest, batch: Batch, progress: CommandProgress
@@ -135,10 +134,10 @@ class ActorRole:
         return self._policy.compute_weights_digest()
 
     def _prepare_update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch) -> Batch:
-        if request.advance_only:
-            return batch.take(np.empty(0, np.int64))
         config = self._config_of(request)
         loss = find_policy_loss(config, config.policy_loss.loss_mode)
+        if request.advance_only:
+            return batch.take(np.empty(0, np.int64))
         needed = ("advantages", *(("ref_log_probs",) if config.use_kl_loss else ()), *loss.prepared_from)
         if missing := [name for name in needed if name not in batch]:
             raise WrongState(f"Update needs {', '.join(missing)}, which the slot lacks")
@@ -146,10 +145,6 @@ class ActorRole:
         if loss.prepare is None:
             return batch
         return batch.merge(Batch(batch.num_rows, {"selected_tokens": loss.prepare(config, batch)}))
-
-    def _check_update(self, request: actor_pb2.ActorUpdateRequest) -> None:
-        config = self._config_of(request)
-        find_policy_loss(config, config.policy_loss.loss_mode)
 
     def _config_of(self, request: actor_pb2.ActorUpdateRequest) -> ActorConfig:
         """The section `actor` as an update is to have it; ValueError if its terms do not fit there."""

@@ -54,7 +54,7 @@ class CriticRole:
             shard=shard_by_mini_batch,
             commits=True,
         )
-        return (compute_values, *self._frozen.commands, update)
+        return (compute_values, *self._frozen.commands(), update)
 
     def compute_values(
         self, _request: critic_pb2.ComputeValuesRequest, batch: Batch, progress: CommandProgress

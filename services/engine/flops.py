@@ -61,16 +61,12 @@ class FlopsMeter:
 
     def update_flops(self, batch: Batch, mini_batches: Sequence[MiniBatch]) -> float:
         """Model FLOPs of the gradients of mini-batches with this rank's rows; NaN where they are not known."""
-        if self._shape is None:
-            return math.nan
         parts = [part for mini_batch in mini_batches for part in mini_batch.micro_batches]
         rows = np.concatenate([np.empty(0, np.int64), *parts])
         return train_flops(self._shape, row_lengths(batch)[rows], batch["responses"].lengths[rows])
 
     def forward_flops(self, batch: Batch) -> float:
         """Model FLOPs of a forward pass over this rank's rows: a third of an update's; NaN where they are not known."""
-        if self._shape is None:
-            return math.nan
         return train_flops(self._shape, row_lengths(batch), batch["responses"].lengths) / 3.0
 
     def utilisation(self, flops: float, seconds: float, name: str = "mfu") -> dict[str, float]:
@@ -103,8 +99,13 @@ def dense_shape(model: Any) -> DenseShape | None:
     )
 
 
-def train_flops(shape: DenseShape, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
-    """FLOPs of one forward and one backward pass over rows of so many tokens, prompt and response."""
+def train_flops(shape: DenseShape | None, lengths: NDArray[np.int32], response_lengths: NDArray[np.int32]) -> float:
+    """Returns the FLOPs of one forward and one backward pass over rows of these lengths; NaN for an unknown shape.
+
+    `lengths` count the tokens of prompt and response together.
+    """
+    if shape is None:
+        return math.nan
     tokens, response_tokens = lengths.astype(np.float64), response_lengths.astype(np.float64)
     weights = shape.body_parameters * tokens.sum() + shape.head_parameters * response_tokens.sum()
     return float(6.0 * weights + 12.0 * shape.attention_width * (tokens**2).sum())

@@ -3,15 +3,11 @@
 It keeps no ledger and no checkpoint: started again, it loads its model and goes on.
 """
 
-from collections.abc import Sequence
-
 from services.roles.frozen_models import FrozenModels
-from services.runtime.context import RankContext
-from services.runtime.role import Command
 from splitppo.v1 import worker_pb2
 
 
-class RewardRole:
+class RewardRole(FrozenModels):
     """Behind RewardModelService and ReferenceService; see `services.runtime.role.Role`.
 
     Raises:
@@ -19,11 +15,3 @@ class RewardRole:
     """
 
     role = worker_pb2.ROLE_REWARD
-
-    def __init__(self, context: RankContext) -> None:
-        self._frozen = FrozenModels(context)
-        self.num_parameters = self._frozen.num_parameters
-
-    def commands(self) -> Sequence[Command]:
-        """ComputeRefLogProbs, ComputeRewardScores."""
-        return self._frozen.commands

@@ -19,14 +19,12 @@ from splitppo.v1 import reference_pb2, reward_model_pb2
 
 
 class FrozenModels:
-    """Those that a group hosts, loaded, on every rank together.
+    """The frozen models that a group hosts, loaded on every rank together.
 
     Args:
         before: called before any of them computes, on every rank.
 
     Attributes:
-        commands: ComputeRefLogProbs and ComputeRewardScores, as a group of any role offers them: where the model is
-            elsewhere, the command says where.
         num_parameters: of the models that are here.
 
     Raises:
@@ -36,7 +34,14 @@ class FrozenModels:
     def __init__(self, context: RankContext, *, before: Callable[[], None] = lambda: None) -> None:
         self._context, self._before = context, before
         self.num_parameters = 0
-        self.commands: Sequence[Command] = (self._compute_ref_log_probs(), self._compute_reward_scores())
+        self._commands = (self._compute_ref_log_probs(), self._compute_reward_scores())
+
+    def commands(self) -> Sequence[Command]:
+        """Returns ComputeRefLogProbs and ComputeRewardScores, as a group of any role offers them.
+
+        If another group hosts the model, the command says which.
+        """
+        return self._commands
 
     def _compute_ref_log_probs(self) -> Command:
         """The initial policy: log-probs at rollout.temperature, in micro-batches of the section `actor`."""

@@ -37,12 +37,7 @@ def _statistic(rejection: Rejection, tokens: PolicyTokens) -> Tensor:
             estimate_N = 0.5 * d_N.square()
         case _:
             estimate_N = torch.exp(-d_N) - 1.0 + d_N
-    match rejection.over:
-        case "token":
-            return estimate_N
-        case "seq_sum":
-            return tokens.row_sum(estimate_N)
-        case "seq_mean":
-            return tokens.row_mean(estimate_N)
-        case _:
-            return tokens.row_max(estimate_N)
+    if rejection.over == "token":
+        return estimate_N
+    over_row = {"seq_sum": tokens.row_sum, "seq_mean": tokens.row_mean, "seq_max": tokens.row_max}
+    return over_row[rejection.over](estimate_N)

@@ -4,6 +4,8 @@ With such weights a loss is just sum(weight * token loss): its value and gradien
 split over ranks and micro-batches.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,16 +46,11 @@ def row_weights(
     (verl: all sequences, also those that are masked as a whole).
     """
     sequences = max(total_sequences, 1.0)
-    weights: NDArray[np.float64] | float
-    match mode:
-        case "token-mean":
-            weights = 1.0 / max(total_tokens, 1.0)
-        case "token-sum":
-            weights = 1.0
-        case "seq-mean-token-sum":
-            weights = 1.0 / sequences
-        case "seq-mean-token-mean":
-            weights = 1.0 / (sequences * np.maximum(tokens, 1.0))
-        case "seq-mean-token-sum-norm":
-            weights = 1.0 / (sequences * scale)
-    return np.full_like(tokens, weights, np.float32)
+    weights: Mapping[LossAggMode, NDArray[np.float64] | float] = {
+        "token-mean": 1.0 / max(total_tokens, 1.0),
+        "token-sum": 1.0,
+        "seq-mean-token-sum": 1.0 / sequences,
+        "seq-mean-token-mean": 1.0 / (sequences * np.maximum(tokens, 1.0)),
+        "seq-mean-token-sum-norm": 1.0 / (sequences * scale),
+    }
+    return np.full_like(tokens, weights[mode], np.float32)
