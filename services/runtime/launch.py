@@ -124,7 +124,7 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
         context = join_group(launch, store, role_name, config, device)
         members = introduce(launch, store)
     rank, world_size, limit_s = launch.rank, launch.world_size, services.progress_timeout_s
-    failure = PeerWatch(context, launch.connect_store(may_host=False), *members)
+    failure = PeerWatch(context, launch.connect_store(may_host=False), members)
     failure.start()
     activity = Activity(services.start_timeout_s, limit_s)
     signs = launch.connect_store(may_host=False)

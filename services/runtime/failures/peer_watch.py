@@ -11,10 +11,9 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import MappingProxyType
 from typing import NoReturn
 
 from torch.distributed.distributed_c10d import Store
@@ -22,9 +21,9 @@ from torch.distributed.distributed_c10d import Store
 from services.runtime.context import RankContext
 from services.runtime.failures.error_policy import is_peer_loss
 from services.runtime.failures.record import Failure, read_failure, read_text, write_failure
+from services.runtime.group.process_group import Members
 from splitppo.logs import FILE_ONLY
 from splitppo.rpc.errors import PeerDied, Place, WireError
-from splitppo.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
@@ -46,31 +45,20 @@ class PeerWatch:
 
     Args:
         store: a client of the group's store that no other thread uses.
-        processes: all ranks.
-        same_node: ranks whose processes this one can watch.
-        addresses: of all ranks, where the group has several nodes.
+        members: all ranks; this one can watch the processes of its own node.
 
     Attributes:
         stopped: set by `stop`.
         on_failure: rank 0: answers the callers; the process exits when it returns.
     """
 
-    def __init__(
-        self,
-        context: RankContext,
-        store: Store,
-        processes: Sequence[worker_pb2.Process],
-        same_node: Sequence[int],
-        addresses: Mapping[int, str] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, context: RankContext, store: Store, members: Members) -> None:
         self._context = context
         self._store = store
         self._store_lock = threading.Lock()
-        self._pids = {process.rank: process.pid for process in processes}
-        self._hosts = {process.rank: process.host for process in processes if addresses}
-        self._addresses = addresses
-        self._sees_rank_0 = 0 in same_node
-        self._watched = {os.pidfd_open(self._pids[rank]): rank for rank in same_node if rank != context.rank}
+        self._members = members
+        others = [rank for rank in members.same_node if rank != context.rank]
+        self._watched = {os.pidfd_open(members.processes[rank].pid): rank for rank in others}
         self._agent = os.pidfd_open(os.getppid())
         self.stopped = threading.Event()
         self._ending = threading.Lock()
@@ -152,7 +140,7 @@ class PeerWatch:
         if self._agent_has_ended(_END_WAIT_S):
             return PeerDied("torchrun has ended; the group ends", role)
         said = _one_line(error)
-        away = [rank for rank, address in self._addresses.items() if f"[{address}]" in said and rank != 0]
+        away = [rank for rank, address in self._members.addresses.items() if f"[{address}]" in said and rank != 0]
         where = f", perhaps {' and '.join(map(self._named, away))}" if away else ""
         detail = f" ({said})" if said else ""
         return PeerDied(f"a peer rank died or cannot be reached{where}{detail}; the group ends", role)
@@ -161,7 +149,7 @@ class PeerWatch:
         return bool(_poll((self._agent,)).poll(1000 * wait_s))
 
     def _named(self, rank: int) -> str:
-        return f"rank {rank} on {self._hosts[rank]}" if rank in self._hosts else f"rank {rank}"
+        return f"rank {rank} on {self._members.processes[rank].host}" if self._members.addresses else f"rank {rank}"
 
     def _known_cause(self) -> WireError | None:
         """The failure that a rank has recorded, or the rank that died without a word."""
@@ -170,8 +158,8 @@ class PeerWatch:
             failed = f"{self._named(failure.rank)} failed{where}: {failure.error}; the group ends"
             return PeerDied(failed, Place(rank=failure.rank))
         if (rank := self._silent_death()) is not None:
-            died = f"a peer rank died: {self._named(rank)}, pid {self._pids[rank]}; the group ends"
-            return PeerDied(died, Place(rank=rank))
+            pid = self._members.processes[rank].pid
+            return PeerDied(f"a peer rank died: {self._named(rank)}, pid {pid}; the group ends", Place(rank=rank))
         return None
 
     def _failure(self) -> Failure | None:
@@ -189,7 +177,7 @@ class PeerWatch:
         with _warning_if_store_is_gone():
             while not (self.stopped.is_set() or poll.poll(_POLL_INTERVAL_S * 1000) or self._failure()):
                 pass
-            if not (self.stopped.is_set() or self._sees_rank_0):
+            if not self.stopped.is_set() and 0 not in self._members.same_node:
                 self._tell_other_nodes()
         if self._context.rank != 0:
             self.stopped.wait(_FOLLOWER_GRACE_S)
@@ -201,7 +189,7 @@ class PeerWatch:
         if self._agent_has_ended():
             self._record("torchrun has ended there", Place())
         elif (rank := self._silent_death()) is not None:
-            self._record(f"it died, pid {self._pids[rank]}", Place(rank=rank))
+            self._record(f"it died, pid {self._members.processes[rank].pid}", Place(rank=rank))
 
 
 @contextmanager

@@ -134,8 +134,8 @@ def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config
 class Members(NamedTuple):
     """All ranks of a group, and those whose processes run beside this rank."""
 
-    processes: tuple[worker_pb2.Process, ...]
-    same_node: tuple[int, ...]
+    processes: Sequence[worker_pb2.Process]
+    same_node: Sequence[int]
     addresses: Mapping[int, str]  # empty on one node
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from splitppo.rpc.errors import Unavailable
 from splitppo.rpc.secret_files import write_secret
 from tests.integration.runtime.client import Client
 from tests.support.certificates import TOKEN
-from tests.support.groups import Group, wait_until
+from tests.support.groups import Group
 
 MODULE = "tests.integration.runtime.toy"
 
@@ -35,19 +34,6 @@ def write_config(
     file = run_dir / "config.yaml"
     file.write_text(yaml.safe_dump(tree))
     return file
-
-
-def introduced(client: Client) -> bool:
-    """Returns True if the client could connect and introduce itself.
-
-    An attempt to connect is given 0.1 s (CLIENT_OPTIONS), which is little for TLS on a busy machine: the controller
-    makes it again, too.
-    """
-    try:
-        client.handshake()
-    except Unavailable:
-        return False
-    return True
 
 
 def token_only(folder: Path) -> dict[str, str]:
@@ -97,7 +83,7 @@ def toys(tmp_path: Path) -> Iterator[StartToy]:
             raise
         toy = Toy(group, Client(group.address, config_file), config_file)
         started.append(toy)
-        wait_until(lambda: introduced(toy.client), what="a connection to the toy")
+        toy.client.handshake()
         return toy
 
     try:

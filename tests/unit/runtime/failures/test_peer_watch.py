@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from services.runtime.failures.error_policy import OptimizerStepCounter, cannot_go_on, is_out_of_memory, is_peer_loss
 from services.runtime.failures.peer_watch import PeerWatch
+from services.runtime.group.process_group import Members
 from splitppo.manifest import DamagedCheckpoint
 from splitppo.rpc.errors import DataLoss
 from tests.support.groups import wait_until
@@ -86,13 +87,14 @@ END = """
 from types import SimpleNamespace
 import torch.distributed as dist
 from services.runtime.failures.peer_watch import PeerWatch
+from services.runtime.group.process_group import Members
 from services.runtime.failures.record import Failure, write_failure
 from splitppo.rpc.errors import Place
 
 def answer(error):
     raise OSError(30, "Read-only file system")
 
-watch = PeerWatch(SimpleNamespace(rank=0, role_name="actor"), dist.HashStore(), (), ())
+watch = PeerWatch(SimpleNamespace(rank=0, role_name="actor"), dist.HashStore(), Members((), (), {}))
 watch.on_failure = answer
 try:
     watch.end_group(ValueError("broken"), Place())
@@ -108,7 +110,7 @@ def test_a_rank_whose_callers_cannot_be_answered_ends_all_the_same() -> None:
 
 def test_a_follower_hears_that_its_command_is_cancelled_and_never_of_another_one() -> None:
     follower: Any = SimpleNamespace(rank=1, role_name="actor")
-    watch = PeerWatch(follower, dist.HashStore(), (), ())
+    watch = PeerWatch(follower, dist.HashStore(), Members((), (), {}))
     watch.start()
     try:
         watch.cancel(7)
@@ -126,15 +128,15 @@ import os, sys
 import torch.distributed as dist
 from types import SimpleNamespace
 from services.runtime.failures.peer_watch import PeerWatch
+from services.runtime.group.process_group import Members
 from services.runtime.failures.record import Failure, write_failure
 from splitppo.rpc.errors import Place
 from splitppo.v1 import worker_pb2
 
 store = dist.HashStore()
 processes = [worker_pb2.Process(rank=0, pid=os.getpid(), host="one"), worker_pb2.Process(rank=1, pid=1, host="two")]
-watch = PeerWatch(
-    SimpleNamespace(rank=0, role_name="actor"), store, processes, (0,), {0: "10.0.0.1", 1: "10.0.0.2"}
-)
+members = Members(processes, (0,), {0: "10.0.0.1", 1: "10.0.0.2"})
+watch = PeerWatch(SimpleNamespace(rank=0, role_name="actor"), store, members)
 watch.on_failure = lambda error: print(error, flush=True)
 if len(sys.argv) > 1:
     write_failure(store, Failure(1, sys.argv[1]))
