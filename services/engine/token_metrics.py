@@ -27,24 +27,21 @@ class LossOutput:
 class MetricSums:
     """Metrics of an optimizer step before they are divided: scalars that add up over micro-batches and ranks."""
 
-    weighted: Mapping[str, Tensor]  # "loss" and `LossOutput.sums`, which are metrics as they are
-    numerators: Mapping[str, Tensor]  # `LossOutput.token_values`, summed over the tokens that count
+    totals: Mapping[str, Tensor]  # "loss", `LossOutput.sums` and `token_values` (summed over tokens that count)
     num_tokens: Tensor  # that count
+    means: frozenset[str]  # names of totals that become metrics by a division by num_tokens
 
     @classmethod
     @torch.no_grad()
     def of(cls, output: LossOutput, mask_N: Tensor) -> "MetricSums":
-        """The sums over one micro-batch, without gradient."""
-        weighted = {name: value.detach() for name, value in {"loss": output.loss, **output.sums}.items()}
-        means = output.token_values.items()
-        return cls(weighted, {name: torch.where(mask_N, x_N, 0.0).sum() for name, x_N in means}, mask_N.sum())
+        """Returns the sums over one micro-batch, without gradient."""
+        totals = {name: value.detach() for name, value in {"loss": output.loss, **output.sums}.items()}
+        totals |= {name: torch.where(mask_N, x_N, 0.0).sum() for name, x_N in output.token_values.items()}
+        return cls(totals, mask_N.sum(), frozenset(output.token_values))
 
     def __add__(self, other: "MetricSums") -> "MetricSums":
-        return MetricSums(
-            {name: value + other.weighted[name] for name, value in self.weighted.items()},
-            {name: value + other.numerators[name] for name, value in self.numerators.items()},
-            self.num_tokens + other.num_tokens,
-        )
+        totals = {name: value + other.totals[name] for name, value in self.totals.items()}
+        return MetricSums(totals, self.num_tokens + other.num_tokens, self.means)
 
 
 class MetricLimit(NamedTuple):
@@ -55,22 +52,27 @@ class MetricLimit(NamedTuple):
 
 
 def token_mean(step: MetricSums, metric: str, device: torch.device) -> float:
-    """A metric of one optimizer step, over the tokens of all ranks, which must all call it; waits for the device."""
-    total, num_tokens = parallel.reduce_array([step.numerators[metric].item(), step.num_tokens.item()], device)
+    """Returns a metric of one optimizer step, the mean over the tokens of all ranks. Collective; waits for the device.
+
+    `metric` is a name in `LossOutput.token_values`.
+    """
+    total, num_tokens = parallel.reduce_array([step.totals[metric].item(), step.num_tokens.item()], device)
     return float(total / max(num_tokens, 1.0))
 
 
 def reduce_metrics(steps: Sequence[MetricSums]) -> dict[str, float]:
-    """Metrics of an update: sums over ranks, means over its optimizer steps (equally many on every rank) and tokens."""
+    """Returns the metrics of an update: sums over ranks, means over its optimizer steps and over tokens.
+
+    There are equally many steps on every rank. Collective.
+    """
     if not steps:
         return {}
-    scalars = [[*step.weighted.values(), *step.numerators.values(), step.num_tokens] for step in steps]
+    scalars = [[*step.totals.values(), step.num_tokens] for step in steps]
     means_K = torch.stack([torch.stack([value.float() for value in step]) for step in scalars]).mean(0)
-    *means, num_tokens = parallel.all_reduce(means_K).tolist()
-    names = (*steps[0].weighted, *steps[0].numerators)
+    *totals, num_tokens = parallel.all_reduce(means_K).tolist()
     return {
-        name: mean if name in steps[0].weighted else mean / max(num_tokens, 1.0)
-        for name, mean in zip(names, means, strict=True)
+        name: total / max(num_tokens, 1.0) if name in steps[0].means else total
+        for name, total in zip(steps[0].totals, totals, strict=True)
     }
 
 

@@ -19,11 +19,11 @@ from services.engine.token_metrics import LossOutput, MetricSums, reduce_metrics
 from splitppo.config import ActorConfig, CriticConfig
 from tests.support.engines import response_tokens
 
-BearerTokens = dict[str, Tensor]
+Tokens = dict[str, Tensor]
 COLUMNS = ("old_log_probs", "ref_log_probs", "advantages", "values", "returns")
 
 
-def random_tokens(seed: int, num_tokens: int) -> BearerTokens:
+def random_tokens(seed: int, num_tokens: int) -> Tokens:
     rng = np.random.default_rng(seed)
     tokens = {name: torch.tensor(rng.normal(0, 1, num_tokens)) for name in (*COLUMNS, "log_probs", "new_values")}
     tokens["entropy"] = torch.tensor(rng.exponential(1.0, num_tokens))
@@ -32,12 +32,12 @@ def random_tokens(seed: int, num_tokens: int) -> BearerTokens:
     return tokens
 
 
-def actor(tokens: BearerTokens) -> LossOutput:
+def actor(tokens: Tokens) -> LossOutput:
     config = ActorConfig.model_validate({"model": "unused", "entropy_coeff": 0.01, "use_kl_loss": True})
     return actor_loss(config)(tokens, response_tokens(tokens["mask"], tokens["weights"], tokens))
 
 
-def critic(tokens: BearerTokens) -> LossOutput:
+def critic(tokens: Tokens) -> LossOutput:
     config = CriticConfig.model_validate({"model": "unused"})
     return critic_loss(config)(
         {"values": tokens["new_values"]}, response_tokens(tokens["mask"], tokens["weights"], tokens)
