@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from splitppo.config import ConfigError
+from splitppo.model_folder import local_folder
 
 _HUB_FILES = [
     "tokenizer.json",
@@ -24,19 +25,10 @@ def model_folder(source: str, key: str) -> Path:
     Raises:
         ConfigError: there is no such folder, and no such model on the hub.
     """
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    if source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise ConfigError(f"model folder {source} does not exist (key {key})")
-    import huggingface_hub  # slow to import, and a local folder does not need it
-
     try:
-        return Path(huggingface_hub.snapshot_download(source, allow_patterns=_HUB_FILES))
-    except (OSError, ValueError) as error:  # HTTP errors of the hub are OSErrors
-        reason = str(error).strip().split("\n")[0]
-        where = "neither a local folder nor a model that the Hugging Face hub gives us"
-        raise ConfigError(f"{source!r} is {where} (key {key}): {reason}") from error
+        return local_folder(source, _HUB_FILES)
+    except ValueError as error:
+        raise ConfigError(f"{error} (key {key})") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """The place of a process in its group, and the run that the group works for."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.distributed import ProcessGroup
 
 from splitppo.config import Config, ServiceConfig
 from splitppo.config.section import RoleName
+from splitppo.v1 import worker_pb2
 
 
 @dataclass(frozen=True)
@@ -31,3 +34,11 @@ class RankContext:
     @property
     def service(self) -> ServiceConfig:
         return self.config.services.of(self.role_name)
+
+
+class Members(NamedTuple):
+    """All ranks of a group, and those whose processes run beside this rank."""
+
+    processes: Sequence[worker_pb2.Process]
+    same_node: Sequence[int]
+    addresses: Mapping[int, str]  # empty on one node

@@ -8,7 +8,6 @@ from types import MappingProxyType, MethodType
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
@@ -19,6 +18,7 @@ from services.engine.model.forward import RESPONSE_METHOD, response_log_probs, r
 from services.engine.model.linear import use_onednn
 from services.engine.model.weights import AUTO_MODELS, UNREADABLE, Kind, load_weights
 from splitppo.config.sections.models import is_dropout
+from splitppo.model_folder import local_folder
 
 _FOLDER_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _GENERATION_CONFIG = "generation_config.json"
@@ -30,17 +30,8 @@ _RESPONSE_METHODS: dict[Kind, Callable[..., Any]] = {
 
 
 def resolve_folder(name: str) -> Path:
-    """The local folder of a model: the path itself, or the downloaded snapshot of a hub name; ValueError: neither."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(f"model folder {name} does not exist")
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(_FOLDER_FILES)))
-    except Exception as error:
-        reason = _first_line(error)
-        raise ValueError(f"model {name!r} is neither a folder nor available on the hub: {reason}") from error
+    """Returns the folder of a model: a path, or the files of a hub name, which are fetched; ValueError: neither."""
+    return local_folder(name, _FOLDER_FILES)
 
 
 def describe_architecture(model: Any) -> str:
@@ -180,8 +171,5 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _unusable(name: str, kind: Kind, error: Exception) -> ValueError:
-    return ValueError(f"{name} is not a usable Hugging Face {kind} model: {_first_line(error)}")
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return ValueError(f"{name} is not a usable Hugging Face {kind} model: {reason}")

@@ -18,10 +18,9 @@ from typing import NoReturn
 
 from torch.distributed.distributed_c10d import Store
 
-from services.runtime.context import RankContext
+from services.runtime.context import Members, RankContext
 from services.runtime.failures.error_policy import is_peer_loss
 from services.runtime.failures.record import Failure, read_failure, read_text, write_failure
-from services.runtime.group.process_group import Members
 from splitppo.logs import FILE_ONLY
 from splitppo.rpc.errors import PeerDied, Place, WireError
 

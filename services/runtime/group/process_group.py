@@ -6,13 +6,12 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from services.runtime.context import RankContext
+from services.runtime.context import Members, RankContext
 from services.runtime.group.machine import own_address
 from splitppo.config import Config, ConfigError, ServiceConfig
 from splitppo.config.section import RoleName
@@ -129,14 +128,6 @@ def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config
     control_group = dist.new_group(backend="gloo", timeout=timeout)
     parts_group = dist.new_group(backend="gloo", timeout=_PARTS_TIMEOUT) if launch.world_size > 1 else None
     return RankContext(role_name, launch.rank, launch.world_size, device, control_group, config, parts_group)
-
-
-class Members(NamedTuple):
-    """All ranks of a group, and those whose processes run beside this rank."""
-
-    processes: Sequence[worker_pb2.Process]
-    same_node: Sequence[int]
-    addresses: Mapping[int, str]  # empty on one node
 
 
 def introduce(launch: Launch, store: Store) -> Members:

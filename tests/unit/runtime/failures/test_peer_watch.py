@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from services.runtime.context import Members
 from services.runtime.failures.error_policy import OptimizerStepCounter, cannot_go_on, is_out_of_memory, is_peer_loss
 from services.runtime.failures.peer_watch import PeerWatch
-from services.runtime.group.process_group import Members
 from splitppo.manifest import DamagedCheckpoint
 from splitppo.rpc.errors import DataLoss
 from tests.support.groups import wait_until
@@ -87,7 +87,7 @@ END = """
 from types import SimpleNamespace
 import torch.distributed as dist
 from services.runtime.failures.peer_watch import PeerWatch
-from services.runtime.group.process_group import Members
+from services.runtime.context import Members
 from services.runtime.failures.record import Failure, write_failure
 from splitppo.rpc.errors import Place
 
@@ -128,7 +128,7 @@ import os, sys
 import torch.distributed as dist
 from types import SimpleNamespace
 from services.runtime.failures.peer_watch import PeerWatch
-from services.runtime.group.process_group import Members
+from services.runtime.context import Members
 from services.runtime.failures.record import Failure, write_failure
 from splitppo.rpc.errors import Place
 from splitppo.v1 import worker_pb2
