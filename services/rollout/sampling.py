@@ -8,35 +8,22 @@ Shapes: R rows decoded together, T response tokens, V vocabulary.
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from services.rollout.protocol import Sampling
-
-# The constants of SplitMix64, as the int64 numbers with the same bits.
-_GOLDEN, _MIX_1, _MIX_2 = (
-    np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64).view(np.int64).tolist()
-)
+from splitppo.splitmix import GAMMA, splitmix64
 
 
-def _shift_right(bits: Tensor, count: int) -> Tensor:
-    """Logical right shift of int64, whose own shift copies the sign bit."""
-    return (bits >> count) & ((1 << (64 - count)) - 1)
+def uniforms(seeds: ArrayLike, positions: ArrayLike) -> Tensor:
+    """Returns a number in [0, 1) for each seed and position: SplitMix64 from the mixed seed, one output per position.
 
-
-def _mix(bits: Tensor) -> Tensor:
-    """The output function of SplitMix64 (Steele et al., 2014); int64 products wrap as uint64 ones do."""
-    bits = (bits ^ _shift_right(bits, 30)) * _MIX_1
-    bits = (bits ^ _shift_right(bits, 27)) * _MIX_2
-    return bits ^ _shift_right(bits, 31)
-
-
-def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
-    """A number in [0, 1) for each seed and position: SplitMix64 started at the mixed seed, one output per position.
-
-    Seeds and positions (of response tokens, from 0) are int64 and broadcast; numbers are float64 with 53 random bits.
+    Seeds and positions (of response tokens, from 0) are int64 and broadcast; numbers are float64 with 53 random bits,
+    on the CPU.
     """
-    bits = _mix(_mix(seeds + _GOLDEN) + (positions + 1) * _GOLDEN)
-    return _shift_right(bits, 11).double() * 2.0**-53
+    seeds_u64, positions_u64 = (np.asarray(numbers, np.int64).astype(np.uint64) for numbers in (seeds, positions))
+    bits = splitmix64(splitmix64(seeds_u64) + positions_u64 * GAMMA)
+    return torch.from_numpy((bits >> np.uint64(11)) * 2.0**-53)
 
 
 def sample_tokens(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

@@ -97,7 +97,7 @@ class HfRollout:
     def _sample(self, batch: "Sequence[_Row]", logits_RV: Tensor, sampling: Sampling) -> Tensor:
         """Draws the next token of each row, [R], and adds it to those that have not ended."""
         seeds_and_positions = [(row.response.seed, len(row.response.tokens)) for row in batch]
-        numbers_R = uniforms(*torch.tensor(seeds_and_positions, device=self.device).unbind(1))
+        numbers_R = uniforms(*zip(*seeds_and_positions, strict=True)).to(self.device)
         tokens_R, log_probs_R = sample_tokens(logits_RV, numbers_R, sampling)
         for row, token, log_prob in zip(batch, tokens_R.tolist(), log_probs_R.tolist(), strict=True):
             if not row.has_ended:

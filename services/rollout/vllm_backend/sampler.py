@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from services.rollout.protocol import Sampling
@@ -40,7 +39,7 @@ class SeededSampler:
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens [R] and the log-probs [R, V] that they were drawn from, before top-k and top-p."""
         batch, num_rows = self._runner.input_batch, len(logits_RV)
-        seeds_R = torch.tensor([self._seeds[request_id] for request_id in batch.req_ids[:num_rows]])
-        positions_R = torch.from_numpy((batch.num_tokens_no_spec - batch.num_prompt_tokens)[:num_rows].astype("int64"))
+        seeds_R = [self._seeds[request_id] for request_id in batch.req_ids[:num_rows]]
+        positions_R = (batch.num_tokens_no_spec - batch.num_prompt_tokens)[:num_rows]
         tokens_R, _ = sample_tokens(logits_RV, uniforms(seeds_R, positions_R), self._sampling)
         return tokens_R, logits_RV.log_softmax(dim=-1)
