@@ -178,7 +178,6 @@ def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> Non
         risk = f"any user of this machine can give orders to the {context.role_name}"
         log.warning("neither services.security.tls nor a token is set: %s", risk)
     announcement = context.config.run.dir / "services" / f"{context.role_name}.json"
-    announcement.parent.mkdir(parents=True, exist_ok=True)
     announcement.unlink(missing_ok=True)
     address = server.start()
 

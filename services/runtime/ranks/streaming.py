@@ -14,7 +14,6 @@ command; what they receive on is a process group of its own, so that they distur
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,14 +22,6 @@ from splitppo.batch import Batch, concatenate
 from splitppo.v1 import worker_pb2
 
 _END = 0
-
-
-@dataclass
-class _Part:
-    """A part that is not complete yet: what the ranks have made of their rows of it."""
-
-    columns: dict[int, Batch] = field(default_factory=dict)
-    versions: set[int] = field(default_factory=set)
 
 
 def is_streamed(rows: object) -> bool:
@@ -50,7 +41,8 @@ class PartGatherer:
 
     def __init__(self, num_parts: int, num_ranks: int, deliver: Callable[[worker_pb2.PartReady, Batch], None]) -> None:
         self._num_parts, self._num_ranks, self._deliver = num_parts, num_ranks, deliver
-        self._missing = {part: _Part() for part in range(1, num_parts + 1)}
+        # By part and rank: rows and the version of the weights that made them, until all ranks have sent theirs.
+        self._missing: dict[int, dict[int, tuple[Batch, int]]] = {part: {} for part in range(1, num_parts + 1)}
         self._lock = threading.Lock()
 
     @property
@@ -65,16 +57,15 @@ class PartGatherer:
             raise RuntimeError(f"part {part} was reported, but the command is not streamed")
         with self._lock:
             missing = self._missing.get(part)
-            if missing is None or rank in missing.columns:
+            if missing is None or rank in missing:
                 raise RuntimeError(f"rank {rank} has no part {part} left to report")
-            missing.columns[rank] = columns
-            missing.versions.add(policy_version)
-            if len(missing.columns) < self._num_ranks:
+            missing[rank] = columns, policy_version
+            if len(missing) < self._num_ranks:
                 return
             del self._missing[part]
-            if len(missing.versions) > 1:
-                raise RuntimeError(f"part {part} was made with weights of versions {sorted(missing.versions)}")
-            rows = concatenate(list(missing.columns.values()))
+            if len(versions := {version for _, version in missing.values()}) > 1:
+                raise RuntimeError(f"part {part} was made with weights of versions {sorted(versions)}")
+            rows = concatenate([columns for columns, _ in missing.values()])
             rows = rows.take(np.argsort(rows["places"].values))
             ready = worker_pb2.PartReady(part=part, num_parts=self._num_parts, policy_version=policy_version)
             self._deliver(ready, rows)

@@ -11,7 +11,6 @@ from typing import Any
 
 from services.runtime.failures.heartbeat import VitalSign
 from services.runtime.rpc.limits import refusing_when
-from services.runtime.rpc.method_adapter import Method
 from services.runtime.state.worker import Worker
 from splitppo.rpc.credentials import Credentials
 from splitppo.rpc.errors import InvalidArgument, LimitExceeded
@@ -34,13 +33,6 @@ class DiagnosisServicer:
             from splitppo.rpc.certificates import valid_until
 
             self._certificate_ends_unix_s = int(valid_until(credentials.identity).timestamp())
-
-    def methods(self) -> dict[str, Method]:
-        return {
-            "Diagnose": self.diagnose,
-            "MeasureUpload": self.measure_upload,
-            "MeasureDownload": self.measure_download,
-        }
 
     async def diagnose(self, request: worker_pb2.DiagnoseRequest, _: Any) -> worker_pb2.DiagnoseResponse:
         if request.nonce:

@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from services.runtime.rpc.limits import CallLimit
-from services.runtime.rpc.method_adapter import service_handler
+from services.runtime.rpc.method_adapter import methods_of, service_handler
 from splitppo.rpc.errors import NotFound
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -32,10 +32,9 @@ class HealthServicer:
 
     def handlers(self, role: str) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
         """Handlers of both methods, each with a limit of its own: endless watches take no room of checks."""
-        methods = {"Check": self.check, "Watch": self.watch}
         return tuple(
             service_handler(SERVICE, {name: method}, role, CallLimit(_MAX_CALLS, ends_oldest=True))
-            for name, method in methods.items()
+            for name, method in methods_of(self, SERVICE).items()
         )
 
     def set(self, *, is_serving: bool) -> None:

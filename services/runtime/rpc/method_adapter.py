@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from services.runtime.rpc.limits import MAX_REQUEST_BYTES, CallLimit
+from splitppo import failpoints
 from splitppo.rpc.errors import Internal, InvalidArgument, Place, abort, wire_error
 from splitppo.rpc.wire_format import parse
 
@@ -22,6 +23,12 @@ log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext
 # (message or iterator of serialised messages, context) -> message or async iterator of messages, serialised or not
 Method = Callable[[Any, Any], Any]
+
+
+def methods_of(servicer: object, service: ServiceDescriptor) -> dict[str, Method]:
+    """Returns the RPCs of a service that a servicer has: it answers GetStatus with its method `get_status`."""
+    names = {method.name: failpoints.point_of(method.name) for method in service.methods}
+    return {name: getattr(servicer, attribute) for name, attribute in names.items() if hasattr(servicer, attribute)}
 
 
 def service_handler(

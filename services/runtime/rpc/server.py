@@ -19,7 +19,7 @@ from services.runtime.rpc.diagnosis import DiagnosisServicer
 from services.runtime.rpc.health import SERVICE as HEALTH
 from services.runtime.rpc.health import HealthServicer
 from services.runtime.rpc.limits import CallLimit
-from services.runtime.rpc.method_adapter import Method, service_handler
+from services.runtime.rpc.method_adapter import Method, methods_of, service_handler
 from services.runtime.rpc.reflection import add_reflection
 from services.runtime.rpc.servicer import WorkerServicer, command_method, service_of
 from services.runtime.state.worker import Worker
@@ -50,10 +50,10 @@ class Server:
     vital_signs: Callable[[], Mapping[int, VitalSign]] = dict
 
     def __post_init__(self) -> None:
-        worker_service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
+        service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
         diagnosis = DiagnosisServicer(self.worker, self.credentials, self.vital_signs)
-        methods = WorkerServicer(self.worker).methods() | diagnosis.methods()
-        self._services: dict[ServiceDescriptor, dict[str, Method]] = {worker_service: methods}
+        methods = methods_of(WorkerServicer(self.worker), service) | methods_of(diagnosis, service)
+        self._services: dict[ServiceDescriptor, dict[str, Method]] = {service: methods}
         for command in self.commands:
             self._services.setdefault(service_of(command), {})[command.method] = command_method(self.worker, command)
         self._address: Future[str] = Future()

@@ -31,14 +31,6 @@ class WorkerServicer:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    def methods(self) -> dict[str, Method]:
-        return {
-            "Handshake": self.handshake,
-            "GetStatus": self.get_status,
-            "PutBatch": self.put_batch,
-            "GetBatch": self.get_batch,
-        }
-
     async def handshake(self, request: worker_pb2.HandshakeRequest, _: Any) -> worker_pb2.HandshakeResponse:
         """Checks that controller and worker fit together, then works for this controller and no older one."""
         worker, run_dir = self._worker, self._worker.context.config.run.dir

@@ -21,7 +21,7 @@ from services.runtime.failures.heartbeat import VitalSign
 from services.runtime.rpc.auth_interceptor import TokenInterceptor
 from services.runtime.rpc.diagnosis import DiagnosisServicer
 from services.runtime.rpc.limits import CallLimit
-from services.runtime.rpc.method_adapter import service_handler
+from services.runtime.rpc.method_adapter import methods_of, service_handler
 from services.runtime.rpc.servicer import WorkerServicer
 from services.runtime.state.batch_store import BatchStore
 from services.runtime.state.ledger import Ledger
@@ -111,6 +111,7 @@ async def serve() -> AsyncIterator[Serve]:
         worker = Worker(context, ROLES[role], 1, processes, Ledger(), BatchStore(config.services.max_held_bytes))
         served = Served(free_address(), worker)
         served.signs |= {rank: VitalSign(DeviceState("H200", 3 << 30, 4 << 30), 0.5) for rank in range(2)}
+        service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
         servicer = WorkerServicer(worker)
 
         async def get_status(request: Any, call: Any) -> worker_pb2.GetStatusResponse:
@@ -120,14 +121,13 @@ async def serve() -> AsyncIterator[Serve]:
             return status
 
         diagnosis = DiagnosisServicer(worker, credentials, lambda: served.signs)
-        methods = servicer.methods() | diagnosis.methods() | {"GetStatus": get_status}
+        methods = methods_of(servicer, service) | methods_of(diagnosis, service) | {"GetStatus": get_status}
         methods.pop(without, None)
         tokens = credentials.tokens
         server = grpc.aio.server(
             interceptors=[TokenInterceptor(tokens, role, open_health=True)] if tokens else [],
             options=list(SERVER_OPTIONS),
         )
-        service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
         server.add_generic_rpc_handlers((service_handler(service, methods, role, CallLimit(64)),))
         credentials.listen(server, served.address)
         await server.start()
