@@ -52,16 +52,14 @@ def shard(model: nn.Module, *, device: torch.device, bf16: bool, forward_method:
     Every decoder layer is a unit, everything else the root. With `bf16` gradients are reduced in float32 into the
     float32 weights. `forward_method` gathers like `forward`.
     """
-    if num_ranks() == 1 and not bf16:
-        _materialise(model, device)
-        return
-    keep = _stays_gathered(model)
-    options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (num_ranks(),))}
-    if bf16:
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for layer in decoder_layers(model):
-        fully_shard(layer, reshard_after_forward=not keep, **options)
-    fully_shard(model, reshard_after_forward=not keep, **options)
+    if num_ranks() > 1 or bf16:
+        mesh = init_device_mesh(device.type, (num_ranks(),))
+        reshard = not _stays_gathered(model)
+        policy = MixedPrecisionPolicy()
+        if bf16:
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for unit in (*decoder_layers(model), model):
+            fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     _materialise(model, device)
     for unit in units(model):
         unit.set_gradient_divide_factor(1.0)  # losses are weighted by global totals: gradients add up

@@ -24,11 +24,9 @@ class PolicyWeights(Protocol):
 
     def gathered(self) -> AbstractContextManager[Any]:
         """The model with whole weights, in eval mode, for generation under torch.no_grad. Collective."""
-        ...
 
     def whole_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Every parameter under its Hugging Face name, whole, one after the other; tied ones once. Collective."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -110,15 +108,12 @@ class RolloutBackend(Protocol):
 
     def sync_weights(self, version: int) -> None:
         """Takes over the policy's weights of step `version`. Collective; before `generate` whenever they changed."""
-        ...
 
     def sleep(self) -> None:
         """Gives back device memory until the next `sync_weights` or `generate`, before anything else computes."""
-        ...
 
     def check_request(self, sampling: Sampling, num_tokens: int) -> None:
         """ValueError: it cannot sample like this, or no prompt and response of num_tokens; asked on one rank."""
-        ...
 
     def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
         """Samples one response per seed of this rank's prompts; every one of `empty_responses` ends in some step.
@@ -133,4 +128,3 @@ class RolloutBackend(Protocol):
             GenerationCancelled: `is_cancelled`, for nobody wants the responses any more.
             FloatingPointError: see `Response.extend`.
         """
-        ...

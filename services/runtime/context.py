@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch.distributed import ProcessGroup
 
-from splitppo.config import Config, ServiceConfig
+from splitppo.config import Config
 from splitppo.config.section import RoleName
 from splitppo.v1 import worker_pb2
 
@@ -30,10 +30,6 @@ class RankContext:
     control_group: ProcessGroup
     config: Config
     parts_group: ProcessGroup | None = None
-
-    @property
-    def service(self) -> ServiceConfig:
-        return self.config.services.of(self.role_name)
 
 
 class Members(NamedTuple):

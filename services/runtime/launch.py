@@ -172,8 +172,9 @@ def _place(launch: Launch, role_name: RoleName, config: Config) -> torch.device:
 def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> None:
     """Rank 0: serves until drained, announced in `<run.dir>/services/<role>.json` to whoever started the group."""
     worker, context = leader.worker, leader.worker.context
-    bind, security = context.service.bind, context.config.services.security
-    server = Server(worker, leader.commands, bind, security, credentials, heartbeat.vital_signs)
+    services = context.config.services
+    bind = services.of(context.role_name).bind
+    server = Server(worker, leader.commands, bind, services.security, credentials, heartbeat.vital_signs)
     if credentials == PLAINTEXT:
         risk = f"any user of this machine can give orders to the {context.role_name}"
         log.warning("neither services.security.tls nor a token is set: %s", risk)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+from typing import get_args
 
 import numpy as np
 import torch
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.actor.losses.actor_loss import actor_loss
-from services.actor.losses.kl import KL_ESTIMATES, kl_estimate
+from services.actor.losses.kl import kl_estimate
 from services.critic.losses import critic_loss
 from services.engine.token_metrics import LossOutput, MetricSums, reduce_metrics
 from splitppo.config import ActorConfig, CriticConfig
+from splitppo.config.section import KlEstimator
 from tests.support.engines import response_tokens
 
 Tokens = dict[str, Tensor]
@@ -88,7 +90,7 @@ def test_what_stands_outside_the_mask_changes_nothing(seed, num_tokens, loss) ->
 
 @settings(max_examples=60)
 @given(
-    name=st.sampled_from(sorted(KL_ESTIMATES - {"kl", "k1", "kl+", "k1+"})),
+    name=st.sampled_from(sorted({*get_args(KlEstimator)} - {"kl", "k1", "kl+", "k1+"})),
     log_probs=st.lists(st.floats(-50, 0), min_size=1, max_size=20),
     gap=st.floats(-60, 60),
 )

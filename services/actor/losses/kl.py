@@ -9,13 +9,10 @@ import torch
 from torch import Tensor
 
 from services.actor.losses.policy_loss import MAX_LOG_RATIO
+from splitppo.config.section import KlEstimator
 
 # Bound of the k3 estimate.
 MAX_K3 = 10.0
-
-
-def _k1(log_ratio_N: Tensor) -> Tensor:
-    return log_ratio_N
 
 
 def _k2(log_ratio_N: Tensor) -> Tensor:
@@ -28,30 +25,22 @@ def _k3(log_ratio_N: Tensor) -> Tensor:
 
 
 _KL_ESTIMATES: Mapping[str, Callable[[Tensor], Tensor]] = {
-    **dict.fromkeys(("kl", "k1"), _k1),
+    **dict.fromkeys(("kl", "k1"), torch.positive),
     "abs": torch.abs,
     **dict.fromkeys(("mse", "k2"), _k2),
     **dict.fromkeys(("low_var_kl", "k3"), _k3),
 }
-# Names that actor.kl_loss_type may take.
-KL_ESTIMATES = frozenset(_KL_ESTIMATES) | frozenset(f"{name}+" for name in _KL_ESTIMATES)
 
 
-def kl_estimate(log_probs_N: Tensor, ref_log_probs_N: Tensor, name: str) -> Tensor:
+def kl_estimate(log_probs_N: Tensor, ref_log_probs_N: Tensor, name: KlEstimator) -> Tensor:
     """Estimates KL(policy, reference) at each token (Schulman, 2020, "Approximating KL divergence").
 
         d = log_prob - ref_log_prob;   kl, k1: d;   abs: |d|;   mse, k2: d^2 / 2;   low_var_kl, k3: exp(-d) + d - 1
 
     A trailing "+" keeps the value and takes k2's gradient, which is that of the true KL in expectation.
-
-    Raises:
-        ValueError: unknown name.
     """
-    estimate = _KL_ESTIMATES.get(name.removesuffix("+"))
-    if estimate is None:
-        raise ValueError(f"unknown KL estimate {name!r}; known: {', '.join(sorted(KL_ESTIMATES))}")
     log_ratio_N = log_probs_N - ref_log_probs_N
-    value_N = estimate(log_ratio_N)
+    value_N = _KL_ESTIMATES[name.removesuffix("+")](log_ratio_N)
     if not name.endswith("+"):
         return value_N
     gradient_N = _k2(log_ratio_N)

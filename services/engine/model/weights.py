@@ -57,24 +57,16 @@ def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None
 
 def _fill_from(model: nn.Module, source: Mapping[str, StoredTensor], prefix: str) -> list[str]:
     """Fills what the source has, and returns the names of the parameters that it lacks."""
+    names_of: dict[Tensor, list[str]] = {}  # every tensor once: tied weights have several names
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
+        names_of.setdefault(tensor, []).append(name)
     missing = []
-    for parameter, names in _names_by_parameter(model):
-        if (found := _find(source, names, prefix)) is None:
+    for target, names in names_of.items():
+        if (stored_name := _find(source, names, prefix)) is not None:
+            _fill(target, stored_name, source[stored_name])
+        elif isinstance(target, nn.Parameter):
             missing.append(names[0])
-        else:
-            _fill(parameter, found, source[found])
-    for name, buffer in model.named_buffers():
-        if (found := _find(source, [name], prefix)) is not None:
-            _fill(buffer, found, source[found])
     return sorted(missing)
-
-
-def _names_by_parameter(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
-    """Every parameter once, with all of its names: those of tied weights are several."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    return list(names.items())
 
 
 def _find(source: Mapping[str, StoredTensor], names: Sequence[str], prefix: str) -> str | None:

@@ -101,13 +101,6 @@ class CommandCall:
         """Answers with an error; an answer given before stands."""
         self._append(error.at(self.place), is_last=True)
 
-    def result(self) -> worker_pb2.CommandResult:
-        """The reply of a call that is answered, or its error."""
-        last = self._events[-1]
-        if isinstance(last, WireError):
-            raise last
-        return last.result
-
     def cancel(self, because: str) -> None:
         """Asks the engine to give the command up, where it can be; it may still be finished."""
         with self._lock:

@@ -26,6 +26,7 @@ from splitppo.rpc.errors import (
     Place,
 )
 from splitppo.v1 import batch_pb2, critic_pb2, worker_pb2
+from tests.support.command_calls import result_of
 
 ROWS = Batch.from_rows(prompts=[[1], [2, 3]], responses=[[4], [5, 6]])
 
@@ -182,7 +183,7 @@ class Service:
         call = self.submit(method, **fields)
         self.work()
         call.answered.wait(20)
-        return call.result()
+        return result_of(call)
 
     def directory(self, step: int) -> Path:
         return self.run_dir / "checkpoints" / f"global_step_{step}" / "critic"

@@ -24,6 +24,7 @@ from splitppo.rpc.errors import (
 )
 from splitppo.v1 import worker_pb2
 from tests.support.checkpoints import DAMAGES
+from tests.support.command_calls import result_of
 from tests.support.groups import wait_until
 from tests.unit.runtime.ranks.service import ROWS, GroupEnded, Service, experience, new_leader
 
@@ -37,8 +38,8 @@ def test_the_command_queue_goes_on_while_a_checkpoint_is_written(service: Servic
     service.role.durable.set_result("weights")
     saving.answered.wait(20)
     manifest = service.directory(1) / "manifest.json"
-    assert saving.result().committed_step == 1
-    assert saving.result().manifest_sha256 == hashlib.sha256(manifest.read_bytes()).hexdigest()
+    assert result_of(saving).committed_step == 1
+    assert result_of(saving).manifest_sha256 == hashlib.sha256(manifest.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_its_call_only(
     service.role.durable.set_exception(error)
     saving.answered.wait(20)
     with pytest.raises(StorageFailed, match=sentence):
-        saving.result()
+        result_of(saving)
     assert not (service.directory(0) / "manifest.json").exists()
     assert service.worker.is_serving
 

@@ -25,6 +25,7 @@ from splitppo.rpc.errors import (
     WrongStep,
 )
 from splitppo.v1 import worker_pb2
+from tests.support.command_calls import result_of
 from tests.unit.runtime.ranks.service import (
     ROWS,
     GroupEnded,
@@ -42,8 +43,8 @@ def test_columns_go_into_the_slot_and_progress_to_the_caller(service: Service) -
     call = service.submit("ComputeValues", slot=experience(1))
     service.work()
     assert call.progress == worker_pb2.Progress(done=1, total=1, phase="values")
-    assert dict(call.result().metrics) == {"mean": 2.5}
-    assert call.result().engine_time.finished_unix_ns >= call.result().engine_time.started_unix_ns > 0
+    assert dict(result_of(call).metrics) == {"mean": 2.5}
+    assert result_of(call).engine_time.finished_unix_ns >= result_of(call).engine_time.started_unix_ns > 0
     assert service.worker.slots.get(experience(1))["values"].values.tolist() == [4.0, 5.0, 6.0]
 
 
@@ -88,10 +89,10 @@ def test_steps_are_checked_when_a_command_leaves_the_queue_not_on_arrival(servic
     ahead = service.submit("ComputeValues", base_step=1, slot=experience(2))
     late = service.submit("ComputeValues", base_step=0, slot=experience(2), request_id="late")
     service.work()
-    assert update.result().committed_step == 1
-    assert ahead.result().committed_step == 1
+    assert result_of(update).committed_step == 1
+    assert result_of(ahead).committed_step == 1
     with pytest.raises(WrongStep, match="expects committed step 0, it is 1"):
-        late.result()
+        result_of(late)
 
 
 @pytest.mark.parametrize("step", [2, 3])
@@ -106,7 +107,7 @@ def test_a_controller_that_was_replaced_while_its_command_waited_is_refused(serv
     service.worker.fencing.take("run", 2)
     service.work()
     with pytest.raises(StaleEpoch):
-        call.result()
+        result_of(call)
     assert service.worker.ledger.committed_step == 0
 
 

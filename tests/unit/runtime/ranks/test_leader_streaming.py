@@ -18,6 +18,7 @@ from splitppo.rpc.errors import (
     WireError,
 )
 from splitppo.v1 import batch_pb2, worker_pb2
+from tests.support.command_calls import result_of
 from tests.unit.runtime.ranks.service import ROWS, Service, experience, raises, replace_dtype
 
 
@@ -53,7 +54,7 @@ def test_parts_can_be_fetched_and_are_announced_in_the_order_in_which_they_end(s
     call = service.submit("ComputeValues", slot=experience(1))
     service.work()
     assert [(part.part, part.num_parts, part.policy_version) for part in parts_of(call)] == [(2, 2, 5), (1, 2, 5)]
-    assert call.result().policy_version == 5
+    assert result_of(call).policy_version == 5
     assert service.worker.slots.get(part_of_step_1(1))["values"].values.tolist() == [5.0, 6.0]
     assert service.worker.slots.get(part_of_step_1(1))["places"].values.tolist() == [1]
     whole = service.worker.slots.get(experience(1))
@@ -96,7 +97,7 @@ def test_nothing_is_kept_of_a_cancelled_command_and_the_service_goes_on(service:
     service.role.num_parts, service.role.working = 2, work
     service.work()
     with pytest.raises(Unavailable, match="cancelled: a checkpoint is being loaded"):
-        call.result()
+        result_of(call)
     assert service.worker.slots.slots() == [experience(1)]
     assert "values" not in service.worker.slots.get(experience(1))
     service.role.num_parts, service.role.working = 0, lambda batch, report: None
@@ -113,7 +114,7 @@ def test_a_command_that_is_finished_before_it_notices_is_answered(service: Servi
 
     service.role.num_parts, service.role.working = 2, work
     service.work()
-    assert call.result().committed_step == 0
+    assert result_of(call).committed_step == 0
     assert [part.part for part in parts_of(call)] == [1, 2]
     assert service.worker.slots.get(part_of_step_1(2)).num_rows == 1
 

@@ -11,6 +11,7 @@ from services.runtime.state.command_call import CommandCall
 from services.runtime.state.command_queue import CommandQueue, CommandQueueClosed, draining
 from splitppo.rpc.errors import Busy, InvalidArgument, PeerDied, Unavailable
 from splitppo.v1 import critic_pb2, worker_pb2
+from tests.support.command_calls import result_of
 
 COMMAND = Command("ComputeValues", critic_pb2.ComputeValuesRequest, lambda *_: Outcome())
 GENERATE = Command("ComputeValues", critic_pb2.ComputeValuesRequest, lambda *_: Outcome(), cancellable=True)
@@ -71,7 +72,7 @@ def test_a_finished_request_gets_its_stored_reply() -> None:
     command_queue = CommandQueue(1)
     command_queue.admit(call("a"), no_reply).resolve(worker_pb2.CommandResult())
     stored = worker_pb2.CommandResult(replayed=True)
-    assert command_queue.admit(call("a"), lambda _: stored).result() == stored
+    assert result_of(command_queue.admit(call("a"), lambda _: stored)) == stored
 
 
 def test_a_failed_request_may_be_tried_again() -> None:
@@ -102,7 +103,7 @@ def test_draining_refuses_what_has_not_begun_and_lets_the_rest_finish() -> None:
     command_queue.take(0.0)
     command_queue.close(draining())
     with pytest.raises(Unavailable, match="draining"):
-        queued.result()
+        result_of(queued)
     with pytest.raises(Unavailable, match="draining"):
         command_queue.admit(call("c"), no_reply)
     assert not running.answered.is_set()
@@ -125,7 +126,7 @@ def test_a_call_that_repairs_comes_next_even_into_a_full_queue() -> None:
     load = command_queue.admit(call("load", LOAD), no_reply)
     assert generating.cancelled_because == "a checkpoint is being loaded"
     with pytest.raises(Unavailable, match="a checkpoint is being loaded"):
-        queued.result()
+        result_of(queued)
     assert not load.answered.is_set()
     assert command_queue.take(0.0) is load
 
@@ -143,7 +144,7 @@ def test_a_newer_controller_finds_an_empty_queue() -> None:
     command_queue.supersede("a newer controller has taken over")
     assert generating.cancelled_because == "a newer controller has taken over"
     with pytest.raises(Unavailable, match="a newer controller"):
-        queued.result()
+        result_of(queued)
     assert command_queue.num_queued == 0
 
 
@@ -191,14 +192,14 @@ def test_everything_open_hears_why_the_group_ends() -> None:
     command_queue.fail_open(PeerDied("rank 1 died"))
     for one in calls:
         with pytest.raises(PeerDied, match="rank 1 died"):
-            one.result()
+            result_of(one)
 
 
 def test_an_answer_that_was_given_stands() -> None:
     one = call("a")
     one.resolve(worker_pb2.CommandResult(committed_step=1))
     one.fail(PeerDied("too late"))
-    assert one.result().committed_step == 1
+    assert result_of(one).committed_step == 1
 
 
 def test_progress_is_told_at_new_phases_and_at_the_end_and_the_rest_now_and_then() -> None:
