@@ -82,23 +82,16 @@ class UpdateSteps:
 
     Attributes:
         num_empty: mini-batches in which no token counts on any rank.
-        num_skipped: steps that were not made, because the gradient was not finite.
         num_stopped: steps that were not made, because the update had ended before.
     """
 
     num_empty: int = 0
-    num_skipped: int = 0
     num_stopped: int = 0
-    _made: list[MetricSums] = field(default_factory=list)
-    _norms: list[float] = field(default_factory=list)
+    _steps: list[tuple[MetricSums, float]] = field(default_factory=list)
 
     def add(self, sums: MetricSums, norm: float) -> None:
-        """Counts a step with this gradient norm, which was made if the norm is finite."""
-        if not math.isfinite(norm):
-            self.num_skipped += 1
-            return
-        self._made.append(sums)
-        self._norms.append(norm)
+        """Adds a step with this gradient norm; it was made if the norm is finite, else skipped."""
+        self._steps.append((sums, norm))
 
     def metrics(self, *, may_stop: bool) -> dict[str, float]:
         """Returns the metrics of the loss and "grad_norm" (before clipping), as means over steps made, and the counts.
@@ -106,14 +99,15 @@ class UpdateSteps:
         Without any step made the metrics of the loss are absent, and "grad_norm" is NaN, or absent where no gradient
         was computed for a step. "num_stopped_steps" is there with `may_stop`. Collective.
         """
-        metrics = reduce_metrics(self._made)
-        if self._norms or self.num_skipped:
-            metrics["grad_norm"] = sum(self._norms) / len(self._norms) if self._norms else math.nan
+        made = [(sums, norm) for sums, norm in self._steps if math.isfinite(norm)]
+        metrics = reduce_metrics([sums for sums, _ in made])
+        if self._steps:
+            metrics["grad_norm"] = sum(norm for _, norm in made) / len(made) if made else math.nan
         if may_stop:
             metrics["num_stopped_steps"] = float(self.num_stopped)
         return {
             **metrics,
-            "num_skipped_steps": float(self.num_skipped),
+            "num_skipped_steps": float(len(self._steps) - len(made)),
             "num_empty_steps": float(self.num_empty),
         }
 

@@ -49,7 +49,7 @@ class Generation:
         parts = StreamedParts(batch, request.num_parts, report, version)
         ended: list[Response] = []
         try:
-            for step in self._backend.generate(batch, _sampling(request), lambda: report.is_cancelled):
+            for step in self._backend.generate(batch, _sampling(request), report.is_cancelled):
                 ended += step.ended
                 parts.add(step.ended)
                 report(step.done, step.total, "generate")

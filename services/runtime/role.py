@@ -28,13 +28,15 @@ class CommandProgress:
         point: the command as a failpoint.
         on_progress: each takes done, total and phase.
         on_part: takes a part's number, this rank's rows of it, and the version of its weights.
-        asks_cancelled: whether rank 0 has given the command up.
+        is_cancelled: returns True once nobody needs the command any more: a cancellable command then raises
+            CommandCancelled. Ranks learn it at different times, up to half a second apart, and some may have finished
+            before: between the first question and the end of the command no rank may wait for another one.
     """
 
     point: str
     on_progress: Sequence[Callable[[int, int, str], None]]
     on_part: Callable[[int, Batch, int], None]
-    asks_cancelled: Callable[[], bool]
+    is_cancelled: Callable[[], bool]
 
     def __call__(self, done: int, total: int, phase: str) -> None:
         """Progress, at token and micro-batch boundaries, on every rank; rank 0's is streamed to the callers."""
@@ -50,15 +52,6 @@ class CommandProgress:
         """
         self.on_part(part, columns, policy_version)
         failpoints.hit(f"{self.point}.part")
-
-    @property
-    def is_cancelled(self) -> bool:
-        """True once nobody needs the command any more: a cancellable command then raises CommandCancelled.
-
-        Ranks learn it at different times, up to half a second apart, and some may have finished before: nobody may
-        wait for another rank between the first question and the end of the command.
-        """
-        return self.asks_cancelled()
 
 
 class CommandCancelled(Exception):

@@ -58,7 +58,6 @@ class RecordedProgress(CommandProgress):
         self.parts[part] = columns
         self.versions.add(policy_version)
 
-    @property
     def is_cancelled(self) -> bool:
         self.num_questions += 1
         has_reported = self._most_reports is not None and self.num_reports >= self._most_reports

@@ -30,11 +30,10 @@ def reinforce(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mappin
     is outside of its bounds).
     """
     section, log_weight_N = config.policy_loss, tokens.log_ratio.detach()
-    match section.reinforce_is:
-        case None:
-            log_weight_N = 0.0 * log_weight_N
-        case "sequence":
-            log_weight_N = tokens.row_sum(log_weight_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if section.reinforce_is is None:
+        log_weight_N = 0.0 * log_weight_N
+    elif section.reinforce_is == "sequence":
+        log_weight_N = tokens.row_sum(log_weight_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     weight_N, (lower, upper) = log_weight_N.exp(), section.reinforce_bounds
     outside_N = weight_N > upper if lower is None else (weight_N < lower) | (weight_N > upper)
     bounded_N = torch.where(outside_N, upper if lower is None else 0.0, weight_N)

@@ -24,7 +24,8 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
         ValueError: the folder has none, or an index that cannot be used.
         OSError, SafetensorError: a file cannot be read.
     """
-    files = [_open(file) for file in weight_files(folder)]
+    # What is open is mapped until it is collected.
+    files: list[Any] = [safe_open(file, "pt").__enter__() for file in weight_files(folder)]  # type: ignore[no-untyped-call]
     if not files:
         raise ValueError(f"expected its weights in {EXPECTED}, found neither")
     return {name: file.get_slice(name) for file in files for name in file.keys()}  # noqa: SIM118
@@ -44,7 +45,3 @@ def read_rows(stored: StoredTensor, start: int, stop: int) -> Iterator[tuple[int
     step = max(1, PIECE_BYTES // max(1, 4 * torch.Size(shape[1:]).numel()))
     for first in range(start, stop, step):
         yield first, stored[first : min(stop, first + step)]
-
-
-def _open(file: Path) -> Any:
-    return safe_open(file, framework="pt").__enter__()  # type: ignore[no-untyped-call] # mapped until it is collected

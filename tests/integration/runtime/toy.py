@@ -133,7 +133,7 @@ class ToyRole:
 
     def _look_around(self, report: CommandProgress) -> None:
         time.sleep(0.01)
-        if report.is_cancelled:
+        if report.is_cancelled():
             self._write(f"cancelled_{self._context.rank}", "")
             raise CommandCancelled
 

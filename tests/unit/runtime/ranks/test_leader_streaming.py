@@ -40,7 +40,7 @@ def reports_parts(*parts: int) -> Callable[[Batch, Any], None]:
 
 
 def gives_up(batch: Batch, report: Any) -> None:
-    assert report.is_cancelled
+    assert report.is_cancelled()
     raise CommandCancelled
 
 
