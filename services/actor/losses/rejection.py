@@ -22,9 +22,8 @@ def rejected(tokens: PolicyTokens, rejections: Sequence[Rejection]) -> Tensor:
     rejected_N = torch.zeros_like(tokens.mask)
     for rejection in rejections:
         statistic_N = _statistic(rejection, tokens)
-        rejected_N = rejected_N | (statistic_N > rejection.upper)
-        if rejection.lower is not None:
-            rejected_N = rejected_N | (statistic_N < rejection.lower)
+        lower = -torch.inf if rejection.lower is None else rejection.lower
+        rejected_N = rejected_N | (statistic_N > rejection.upper) | (statistic_N < lower)
     return rejected_N
 
 

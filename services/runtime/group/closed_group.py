@@ -46,7 +46,9 @@ def run_closed_group(arguments: Sequence[str]) -> int:
 
     def meet(parameters: RendezvousParameters) -> Rendezvous:
         met.append(rendezvous(parameters))
-        os.environ.update({**KEPT_MEMORY, **_COMPILED_PRODUCTS, **os.environ, **_interface(parameters)})
+        name = parameters.config.get("ifname", "lo")
+        interface = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}  # else NCCL takes it for a prefix
+        os.environ.update({**KEPT_MEMORY, **_COMPILED_PRODUCTS, **os.environ, **interface})
         return met[0]
 
     rendezvous_handler_registry.register(BACKEND, meet)
@@ -69,12 +71,6 @@ def run_closed_group(arguments: Sequence[str]) -> int:
         sys.stderr.write("error: the group's other machines have gone\n")
         return _FAILED
     return 0
-
-
-def _interface(parameters: RendezvousParameters) -> dict[str, str]:
-    """Returns the variables that name the interface for gloo and NCCL; NCCL takes a prefix without the `=`."""
-    name = parameters.config.get("ifname", "lo")
-    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
 
 
 def culprit(exit_codes: Mapping[int, int]) -> int:

@@ -189,8 +189,7 @@ class BatchStore:
         if key in self._entries or not key.may_have_parts or not (parts := self._parts(key)):
             return self._entries.get(key)
         if parts != list(range(1, len(parts) + 1)):
-            whole = describe(batch_pb2.Slot(**key._asdict()))
-            raise WrongState(f"the {whole} has gaps: only its parts {', '.join(map(str, parts))} were put")
+            raise WrongState(f"the {describe(key)} has gaps: only its parts {', '.join(map(str, parts))} were put")
         return _Entry(join_parts([self._entries[key._replace(part=part)].rows for part in parts]))
 
     def _parts(self, whole: _Key) -> list[int]:
@@ -201,8 +200,8 @@ class BatchStore:
             del self._entries[whole._replace(part=part)]
 
 
-def describe(slot: batch_pb2.Slot) -> str:
-    """A slot in words."""
+def describe(slot: batch_pb2.Slot | _Key) -> str:
+    """Returns the name of a slot for people."""
     kind, _ = _KINDS.get(slot.kind, (f"unknown ({slot.kind})", None))
     part = f", part {slot.part}" if slot.part else ""
     return f"{kind} slot of step {slot.step}{part}"
