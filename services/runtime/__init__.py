@@ -1,1 +1,1 @@
-"""What every service is: launch, command queue, gRPC server, ledger."""
+"""The part that all services share: launch, command queue, gRPC server, ledger."""

@@ -14,13 +14,13 @@ from splitppo.v1 import worker_pb2
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank of a torchrun group; given to whoever builds the role.
+    """One rank of a torchrun group, as the role that is built on it sees it.
 
     Attributes:
         rank, world_size: over all nodes of the group.
-        device: already the current CUDA device where it is one.
-        control_group: gloo, for the runtime alone.
-        parts_group: gloo, for the runtime's threads: what ranks send while a command runs. None in a group of one.
+        device: where the rank computes; a CUDA device is already the current one.
+        control_group: a gloo process group for the runtime alone.
+        parts_group: a gloo process group for the rows that ranks send while a command runs; None in a group of one.
     """
 
     role_name: RoleName
@@ -33,8 +33,8 @@ class RankContext:
 
 
 class Members(NamedTuple):
-    """All ranks of a group, and those whose processes run beside this rank."""
+    """All ranks of a group."""
 
-    processes: Sequence[worker_pb2.Process]
-    same_node: Sequence[int]
-    addresses: Mapping[int, str]  # empty on one node
+    processes: Sequence[worker_pb2.Process]  # by rank
+    same_node: Sequence[int]  # the ranks on the node of this one, itself included
+    addresses: Mapping[int, str]  # IP address by rank; empty if the group has one node

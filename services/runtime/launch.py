@@ -47,12 +47,12 @@ _FAILED, _INTERRUPTED = 1, 130
 
 
 def run_service(role_name: RoleName, build_role: BuildRole, *, check_config: CheckConfig = lambda _: None) -> NoReturn:
-    """Runs one rank of a service, and leaves the process with what `run` returns, or 3 where the launcher has gone."""
+    """Runs one rank of a service and ends the process with the status that `run` returns, or 3 without a launcher."""
     code = run(role_name, build_role, check_config=check_config)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Without the clean-up of libraries, which takes seconds and may wait for ranks that are gone.
+    # os._exit leaves out the clean-up of libraries, which takes seconds and may wait for ranks that are gone.
     os._exit(code)
 
 
@@ -63,11 +63,12 @@ def run(
     *,
     check_config: CheckConfig = lambda _: None,
 ) -> int:
-    """Runs one rank until the group ends; returns 0 drained, 1 failed, 2 bad input (one sentence on stderr).
+    """Runs one rank until the group ends; returns 0 (drained), 1 (failed) or 2 (bad input: one sentence on stderr).
 
-    Without `arguments`, those of the command line. Every rank calls `check_config`, which raises ConfigError, before
-    the group is joined, and with --check; and `build_role` when the process groups stand: its ValueError and OSError
-    are bad input.
+    Args:
+        build_role: called on every rank when the process groups exist; its ValueError and OSError are bad input.
+        arguments: of the command line; None: those of this process.
+        check_config: called on every rank before the group is joined, and with --check; raises ConfigError.
     """
     try:
         options = parse(role_name, arguments)
@@ -95,8 +96,8 @@ def _check_has_group(role_name: RoleName, config: Config) -> None:
     if role_name == "critic" and not config.uses_critic:
         raise ConfigError(f"algorithm.adv_estimator {config.algorithm.adv_estimator!r} uses no critic")
     if role_name == "reward" and config.reward_model_host != "reward":
-        found = f"{config.reward_model.model!r}, and placement.reward_model is {config.placement.reward_model}"
-        raise ConfigError(f"this run has no reward group: reward_model.model is {found}; expected a model, and reward")
+        values = f"{config.reward_model.model!r}, and placement.reward_model is {config.placement.reward_model}"
+        raise ConfigError(f"this run has no reward group: reward_model.model is {values}; expected a model, and reward")
 
 
 def _describe(role_name: RoleName, config: Config) -> str:
@@ -111,12 +112,12 @@ def _describe(role_name: RoleName, config: Config) -> str:
 def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeline: bool) -> None:
     """Joins the group, builds the role, and takes part in commands until the group is drained."""
     launch, services = Launch.from_environment(), config.services
-    # The controller keeps stderr of the groups that it starts beside the log files: there a line would stand twice.
+    # The controller stores stderr of the groups that it starts beside the log files: every line would be there twice.
     set_up_logging(role_name, launch.rank, config.run.dir, to_stderr=not lifeline)
     if lifeline:
         hold_lifeline()
     failpoints.arm(config.debug, config.run.dir, role_name, launch.rank)
-    # What rank 0 serves with; the others open no port.
+    # Rank 0 alone serves; the other ranks open no port.
     credentials = load_server_credentials(services, role_name) if launch.rank == 0 else PLAINTEXT
     device = _place(launch, role_name, config)
     with start_limit(services.start_timeout_s):
@@ -155,7 +156,7 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
 
 
 def _place(launch: Launch, role_name: RoleName, config: Config) -> torch.device:
-    """Gives this rank its cores and its GPU; warns of what is not as the configuration has it."""
+    """Gives this rank its cores and its GPU, and returns the device; warns of cores and ranks that do not fit."""
     service = config.services.of(role_name)
     cores = permitted_cores()  # the group's, before this rank is bound to its own
     num_threads = threads_of_rank(service, launch.local_world_size, cores)
@@ -170,7 +171,7 @@ def _place(launch: Launch, role_name: RoleName, config: Config) -> torch.device:
 
 
 def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> None:
-    """Rank 0: serves until drained, announced in `<run.dir>/services/<role>.json` to whoever started the group."""
+    """Serves until drained, on rank 0; `<run.dir>/services/<role>.json` announces the address and the processes."""
     worker, context = leader.worker, leader.worker.context
     services = context.config.services
     bind = services.of(context.role_name).bind
@@ -185,7 +186,7 @@ def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> Non
     def answer_and_stop(error: WireError) -> None:
         worker.mark_failed(error)
         server.stop()
-        with suppress(OSError):  # whoever reads it finds nobody there
+        with suppress(OSError):  # a reader of the announcement finds no service at its address
             announcement.unlink(missing_ok=True)
 
     leader.failure.on_failure = answer_and_stop
@@ -194,7 +195,7 @@ def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> Non
         "role": context.role_name,
         "address": address,
         "instance_id": worker.instance_id,
-        "processes": [{"rank": one.rank, "pid": one.pid, "host": one.host} for one in worker.processes],
+        "processes": [{"rank": rank.rank, "pid": rank.pid, "host": rank.host} for rank in worker.processes],
     }
     write_atomically(announcement, json.dumps(content, indent=1))
     show_progress_on_stderr()
@@ -205,11 +206,11 @@ def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> Non
 
 
 def _say_once(sentence: str) -> None:
-    """Prints what the user must change, on one rank of the group, and logs it on all."""
+    """Prints what the user must change on one rank of the group, and logs it on every rank."""
     if logging.getLogger().hasHandlers():
         log.error("%s", sentence, extra=FILE_ONLY)
     is_first = os.environ.get("RANK", "0") == "0"
-    if os.environ.get("WORLD_SIZE", "1") != "1":  # the first rank to fail must say it, torchrun ends the others
+    if os.environ.get("WORLD_SIZE", "1") != "1":  # the first rank to fail must print it: torchrun ends the others
         with suppress(RuntimeError, ConfigError):
             is_first = Launch.from_environment().connect_store(may_host=False).add("said", 1) == 1
     if is_first:

@@ -1,4 +1,4 @@
-"""What ends a rank from outside: SIGTERM to the group, and the launcher's end of the lifeline."""
+"""The ways to end a rank from outside: SIGTERM to the group, and the end of the launcher, seen on the lifeline."""
 
 import logging
 import os
@@ -13,9 +13,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def drain_on_signal(drain: Callable[[], None]) -> None:
-    """Rank 0, main thread: SIGTERM and SIGINT call `drain`, on a thread of its own.
+    """Makes SIGTERM and SIGINT call `drain` on a thread of its own; for the main thread of rank 0.
 
-    The signal reaches that thread through a socket, so it is seen even while the main thread is deep in a collective.
+    The signal reaches that thread through a socket, so it is noticed even while the main thread is in a collective.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -34,13 +34,13 @@ def drain_on_signal(drain: Callable[[], None]) -> None:
 
 
 def ignore_signals() -> None:
-    """Every other rank: torchrun signals all ranks at once, but they leave on rank 0's word, after the running call."""
+    """Makes every other rank ignore the signals that torchrun sends to all: they end by an order of rank 0."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def hold_lifeline() -> None:
-    """Ends this process at once when its standard input ends: whoever started the group is gone."""
+    """Ends this process at once when its standard input ends, because then the launcher of the group is gone."""
 
     def watch() -> None:
         while os.read(0, 4096):

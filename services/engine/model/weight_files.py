@@ -24,8 +24,7 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
         ValueError: the folder has none, or an index that cannot be used.
         OSError, SafetensorError: a file cannot be read.
     """
-    # What is open is mapped until it is collected.
-    files: list[Any] = [safe_open(file, "pt").__enter__() for file in weight_files(folder)]  # type: ignore[no-untyped-call]
+    files: list[Any] = [safe_open(file, framework="pt") for file in weight_files(folder)]  # mapped until collected
     if not files:
         raise ValueError(f"expected its weights in {EXPECTED}, found neither")
     return {name: file.get_slice(name) for file in files for name in file.keys()}  # noqa: SIM118

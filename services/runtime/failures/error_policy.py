@@ -1,4 +1,4 @@
-"""Decides which error of a command ends the group, and what the caller hears of one that does not."""
+"""Decides which error of a command ends the group, and which error the caller gets if the group goes on."""
 
 import re
 
@@ -31,9 +31,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 def cannot_go_on(error: BaseException, *, num_ranks: int, repairs: bool) -> bool:
     """Returns True if the group has to end because a command failed in the engine.
 
-    Other ranks would wait for the one that failed. A group of one ends where only a new process helps: its device is
-    broken (an illegal access, a lost GPU), or a load (`repairs`) failed by itself and not for its input (WireError,
-    ValueError, OSError).
+    A group of several ranks always ends: the others would wait for the rank that failed. A group of one ends if only a
+    new process helps: its device is broken (an illegal access, a lost GPU), or a load (`repairs`) failed for another
+    reason than its input (WireError, ValueError, OSError).
     """
     if num_ranks > 1 or (isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)):
         return True
@@ -43,8 +43,8 @@ def cannot_go_on(error: BaseException, *, num_ranks: int, repairs: bool) -> bool
 def cannot_save(error: BaseException, *, num_ranks: int) -> bool:
     """Returns True if the group has to end because its ranks could not finish a save together.
 
-    Where storage failed they can go on, and the error says so; any other one is what a rank raises that has lost
-    another one meanwhile, or that the others do not know of.
+    If storage has failed, they can go on, and the caller gets the error. Any other error means that a rank was lost,
+    or that the other ranks do not know of the error.
     """
     return num_ranks > 1 and not isinstance(error, OSError | WireError | DamagedCheckpoint)
 
@@ -52,7 +52,9 @@ def cannot_save(error: BaseException, *, num_ranks: int) -> bool:
 def engine_error(error: Exception, *, has_stepped: bool, repairs: bool) -> WireError:
     """Returns the error for the caller of a command that failed in the engine of a group that goes on.
 
-    The optimizer `has_stepped` before the error; a load `repairs`, and its input may be the caller's mistake.
+    Args:
+        has_stepped: the optimizer made a step before the error.
+        repairs: the command is a load, whose input may be the caller's mistake.
     """
     here = Place(rank=0)
     if is_out_of_memory(error) and not has_stepped and not repairs:

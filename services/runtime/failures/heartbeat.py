@@ -1,9 +1,9 @@
-"""Nothing waits for ever: a rank that is frozen, or stuck in a command or at the start, ends its group, by name.
+"""Ends a group in which a rank hangs, and names that rank: it is frozen, or stuck in a command or at the start.
 
-A thread of each rank leaves a sign of life in the group's store, with what the main thread is doing. Rank 0 watches all
-ranks, every other one watches rank 0 and itself. The limits are `services.start_timeout_s` until a rank is ready, and
-`services.progress_timeout_s` for the silence of a command and of a process. In a hang all ranks wait for the one that
-is stuck, so the one to name is whoever shows no sign of life, else whoever has been silent longest.
+A thread of each rank writes a sign of life to the group's store, with what the main thread is doing. Rank 0 watches all
+ranks; every other rank watches rank 0 and itself. The limits are `services.start_timeout_s` until a rank is ready, and
+`services.progress_timeout_s` for the silence of a command and of a process. In a hang all ranks wait for the rank that
+is stuck. So the rank that is named is the one without a sign of life, else the one that has been silent longest.
 """
 
 import json
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _KEY = "splitppo/alive/{}"
 _MAX_INTERVAL_S = 1.0
-# A sign of life that is this many intervals, and seconds, old is missing.
+# A sign of life is missing if the last one is older than this many intervals, and older than this many seconds.
 _NUM_MISSED = 3
 _MIN_MISSED_S = 2.0
 
@@ -56,12 +56,12 @@ def _limit(limit_s: float, missed: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Doing:
-    """A moment of the main thread; empty when it waits for the next order.
+    """The work of a rank's main thread at one moment; empty while it waits for the next order.
 
     Attributes:
-        progress: how far it is, e.g. "3 of 8"; empty before the first progress.
-        limit_s: longest silence that is allowed there.
-        silent_s: since the last progress.
+        progress: e.g. "3 of 8"; empty before the first progress.
+        limit_s: the longest silence that is allowed at this place.
+        silent_s: seconds since the last progress.
     """
 
     place: Place = field(default_factory=Place)
@@ -74,8 +74,8 @@ class Activity:
     """The work of a rank's main thread, and the time of its last progress. Thread-safe.
 
     Args:
-        start_limit_s: until the rank is ready.
-        limit_s: between two signs of progress of a command.
+        start_limit_s: longest time until the rank is ready.
+        limit_s: longest time between two signs of progress of a command.
         clock: seconds that never go back.
     """
 
@@ -87,12 +87,12 @@ class Activity:
         self._set(Doing(Place(phase="start"), limit_s=start_limit_s))
 
     def idle(self) -> None:
-        """The rank waits for its next order."""
+        """Notes that the rank waits for its next order."""
         self._set(None)
 
     @contextmanager
     def command(self, place: Place) -> Iterator[None]:
-        """Within the block it works on a command; an error leaves on record where it happened."""
+        """Notes that the rank works on a command within the block; after an error the place stays as it was."""
         self._set(Doing(place, limit_s=self._limit_s))
         yield
         self.idle()
@@ -110,7 +110,7 @@ class Activity:
 
 
 class _Sign(NamedTuple):
-    """The last sign of life of another rank, and when it came, on this rank's clock."""
+    """The last sign of life of a rank, and the time at which it was seen, on this rank's clock."""
 
     number: int
     doing: Doing
@@ -119,7 +119,7 @@ class _Sign(NamedTuple):
 
 
 class VitalSign(NamedTuple):
-    """The last sign of life of a rank: the device as it was then, and how many seconds ago that came."""
+    """The last sign of life of a rank, as the doctor reports it: the device, and the age of the sign in seconds."""
 
     device: DeviceState
     silent_s: float
@@ -133,7 +133,7 @@ class Heartbeat:
         store: a client of the group's store that no other thread uses.
         activity: of this rank's main thread.
         limit_s: longest time without a sign of life of a process.
-        device: says how this rank's device is.
+        device: reads the state of this rank's device.
         clock: seconds that never go back.
     """
 
@@ -168,11 +168,11 @@ class Heartbeat:
             log.warning("the group's store is gone")  # the failure watch sees it, too
 
     def look(self) -> None:
-        """Leaves a sign of life and looks at those of the others. Ends the group if one of them hangs."""
+        """Writes this rank's sign of life and reads those of the others. Ends the group if a rank hangs."""
         mine = self.activity.now()
         self._own_sign = _Sign(self._own_sign.number + 1, mine, self.device(), self.clock())
         sign = {"number": self._own_sign.number, "doing": asdict(mine), "device": asdict(self._own_sign.device)}
-        # Where the machine with the store cannot be reached, nothing answers, and nothing says so.
+        # If the machine with the store cannot be reached, the calls below block without an error.
         missed = f"the group's store has not answered for {self.limit_s:g} s (services.progress_timeout_s)"
         with _limit(self.limit_s, missed):
             self.store.set(_KEY.format(self.rank), json.dumps(sign))
@@ -184,7 +184,7 @@ class Heartbeat:
             self.failure.end_group(RankHangs(f"{what}{progress}"), replace(doing.place, rank=rank))
 
     def vital_signs(self) -> dict[int, VitalSign]:
-        """Returns the last signs of the ranks that this rank watches, and its own; any thread may ask."""
+        """Returns the last signs of the ranks that this rank watches, and its own; any thread may call it."""
         now, signs = self.clock(), {self.rank: self._own_sign, **self._signs}
         return {rank: VitalSign(sign.device, now - sign.seen_at) for rank, sign in signs.items()}
 

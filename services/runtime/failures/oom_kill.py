@@ -1,4 +1,4 @@
-"""Tells ranks that the kernel has killed for want of memory from those that somebody else has killed."""
+"""Finds out whether a rank was killed by the kernel because memory had run out, or by somebody else."""
 
 import resource
 import signal
@@ -8,13 +8,16 @@ import time
 from splitppo.machine.host_memory import host_memory, num_oom_kills
 
 _INTERVAL_S = 0.5
-# A process that is killed may need so long until its memory is free, and it has ended.
+# A process that is killed may need this long until its memory is free and it has ended.
 _DYING_S = 60.0
 _GIB = 1 << 30
 
 
 class OomWatch:
-    """Looks twice a second at what is free and at the kernel's count; runs in the parent of the ranks, as a thread."""
+    """Reads twice a second how much memory is free and how many processes the kernel has killed.
+
+    It runs in the parent of the ranks, as a thread.
+    """
 
     def __init__(self) -> None:
         self._num_kills, self._memory, self._same_at = num_oom_kills(), host_memory(), time.monotonic()
@@ -30,7 +33,10 @@ class OomWatch:
                 self._num_kills = num_kills
 
     def explain(self, exit_code: int) -> str:
-        """Returns the end of a sentence on a rank that ended with `exit_code`; empty if it was not the kernel."""
+        """Returns the end of a sentence about a rank that the kernel has killed; empty if the kernel did not kill it.
+
+        `exit_code` is that of the rank, negative for a signal.
+        """
         if exit_code != -signal.SIGKILL or num_oom_kills() == self._num_kills:
             return ""
         largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10

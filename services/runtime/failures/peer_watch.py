@@ -1,9 +1,9 @@
 """Ends the group when a rank fails, and tells the caller which rank it was and why.
 
-A rank that fails inside a collective section would leave the others waiting in it. So it writes what happened to the
-group's store and exits; a watcher on every rank sees that, or sees a process of its node gone, and leaves as well. On a
-node without rank 0 it first says so in the store, for nobody else sees it. Rank 0 answers ABORTED before it goes. That
-a command is cancelled, which is no failure, stands in the same store.
+If a rank fails inside a collective, the others would wait in it. So the rank writes what happened to the group's store
+and exits. A watcher on every rank reads that, or sees that a process of its node has ended, and exits, too. On a node
+without rank 0 the watcher first writes to the store what it has seen, because no other node sees it. Rank 0 answers its
+callers with ABORTED before it exits. The same store says that a command is cancelled, which is no failure.
 """
 
 import logging
@@ -36,19 +36,19 @@ _END_WAIT_S = 0.2  # the connections of a process that is killed end a moment be
 
 
 class RankHangs(RuntimeError):
-    """A rank is frozen or stuck; the message says since when."""
+    """A rank is frozen or stuck; the message says for how long."""
 
 
 class PeerWatch:
-    """Watches over the ranks of one group; one on each rank.
+    """Watches the ranks of a group; every rank has one.
 
     Args:
         store: a client of the group's store that no other thread uses.
-        members: all ranks; this one can watch the processes of its own node.
+        members: all ranks; this one watches the processes of its own node.
 
     Attributes:
         stopped: set by `stop`.
-        on_failure: rank 0: answers the callers; the process exits when it returns.
+        on_failure: on rank 0, answers the callers; the process exits when it returns.
     """
 
     def __init__(self, context: RankContext, store: Store, members: Members) -> None:
@@ -68,11 +68,11 @@ class PeerWatch:
         threading.Thread(target=self._watch, name="failure-watch", daemon=True).start()
 
     def cancel(self, order: int) -> None:
-        """Rank 0, any thread: tells the other ranks to give up the command of an order. Does not wait."""
+        """Tells the other ranks to give up the command of an order, without waiting; for rank 0, in any thread."""
         threading.Thread(target=self._set, args=(_CANCELLED_KEY.format(order),), daemon=True).start()
 
     def is_cancelled(self, order: int) -> bool:
-        """Every other rank: whether the command of an order was cancelled half a second ago."""
+        """Returns True if the command of an order was cancelled half a second ago or earlier; for all other ranks."""
         last_order, is_cancelled, at = self._cancelled
         now = time.monotonic()
         if last_order != order or now - at >= _POLL_INTERVAL_S:
@@ -81,25 +81,25 @@ class PeerWatch:
         return is_cancelled
 
     def stop(self) -> None:
-        """The group leaves in good order: processes that end are no failure any more."""
+        """Ends the watch: from now on a process that ends is no failure."""
         self.stopped.set()
 
     def end_group(self, error: BaseException | None, place: Place) -> NoReturn:
         """Ends this rank, and with it the group.
 
         Args:
-            error: what happened here; None if it happened to another rank.
-            place: method, step and phase that this rank was in; with a rank if it is another one that fails.
+            error: the failure of this rank; None if another rank has failed.
+            place: method, step and phase of this rank; with a rank, if that other rank has failed.
         """
         self._ending.acquire()  # a second thread that comes here waits for the exit
         try:
             self._tell(error, place)
             logging.shutdown()
         finally:
-            os._exit(1)  # whatever kept it from telling: the others wait for its end
+            os._exit(1)  # also if telling has failed: the others wait for the end of this process
 
     def _tell(self, error: BaseException | None, place: Place) -> None:
-        """Says what happened: to the store and the log, on rank 0 to the callers."""
+        """Writes what happened to the store and the log, and on rank 0 answers the callers."""
         if error is not None and not is_peer_loss(error):
             hangs = isinstance(error, RankHangs)
             self._record(f"it hangs: {error}" if hangs else f"{type(error).__name__}: {error}", place)
@@ -113,7 +113,7 @@ class PeerWatch:
             self._set(_LEAVING_KEY.format(self._context.rank))
 
     def _record(self, error: str, place: Place) -> None:
-        """The first rank that fails by itself is the cause."""
+        """Writes a failure to the store, unless there is one: the first rank that fails by itself is the cause."""
         rank = self._context.rank if place.rank is None else place.rank
         failure = Failure(rank, error, str(replace(place, rank=None)))
         with _warning_if_store_is_gone(), self._store_lock:
@@ -128,7 +128,7 @@ class PeerWatch:
             return read_text(self._store, key)
 
     def _cause(self, error: BaseException | None, place: Place) -> WireError:
-        """Returns an error that names the rank and the reason, as far as both can be learnt within a moment."""
+        """Returns an error that names the rank and the reason, as far as both are known after _CAUSE_WAIT_S."""
         role = Place(role=self._context.role_name, method=place.method, step=place.step)
         deadline = time.monotonic() + _CAUSE_WAIT_S
         with _warning_if_store_is_gone():
@@ -138,10 +138,10 @@ class PeerWatch:
                 return cause.at(role)
         if self._agent_has_ended(_END_WAIT_S):
             return PeerDied("torchrun has ended; the group ends", role)
-        said = _one_line(error)
-        away = [rank for rank, address in self._members.addresses.items() if f"[{address}]" in said and rank != 0]
+        sentence = _one_line(error)
+        away = [rank for rank, address in self._members.addresses.items() if f"[{address}]" in sentence and rank != 0]
         where = f", perhaps {' and '.join(map(self._named, away))}" if away else ""
-        detail = f" ({said})" if said else ""
+        detail = f" ({sentence})" if sentence else ""
         return PeerDied(f"a peer rank died or cannot be reached{where}{detail}; the group ends", role)
 
     def _agent_has_ended(self, wait_s: float = 0.0) -> bool:
@@ -151,7 +151,7 @@ class PeerWatch:
         return f"rank {rank} on {self._members.processes[rank].host}" if self._members.addresses else f"rank {rank}"
 
     def _known_cause(self) -> WireError | None:
-        """The failure that a rank has recorded, or the rank that died without a word."""
+        """Returns the recorded failure of a rank, or the death of a rank that recorded none; None without both."""
         if failure := self._failure():
             where = f" in {failure.phase}" if failure.phase else ""
             failed = f"{self._named(failure.rank)} failed{where}: {failure.error}; the group ends"
@@ -166,12 +166,12 @@ class PeerWatch:
             return read_failure(self._store)
 
     def _silent_death(self) -> int | None:
-        """The first rank of this node that has ended, and did not leave because of another one."""
+        """Returns the first rank of this node that has ended, but not because of another rank; None without one."""
         gone = sorted(self._watched[fd] for fd, _ in _poll(self._watched).poll(0))
         return next((rank for rank in gone if not self._get(_LEAVING_KEY.format(rank))), None)
 
     def _watch(self) -> None:
-        """Ends this rank when another one has failed or died, or when torchrun's agent has."""
+        """Ends this rank when another rank has failed or died, or when torchrun's agent has ended."""
         poll = _poll((*self._watched, self._agent))
         with _warning_if_store_is_gone():
             while not (self.stopped.is_set() or poll.poll(_POLL_INTERVAL_S * 1000) or self._failure()):
@@ -184,7 +184,7 @@ class PeerWatch:
             self.end_group(None, Place())
 
     def _tell_other_nodes(self) -> None:
-        """Says what only this node can see."""
+        """Records in the store that a process of this node has ended, which other nodes cannot see."""
         if self._agent_has_ended():
             self._record("torchrun has ended there", Place())
         elif (rank := self._silent_death()) is not None:
@@ -193,7 +193,7 @@ class PeerWatch:
 
 @contextmanager
 def _warning_if_store_is_gone() -> Iterator[None]:
-    """The block may fail where the store is gone: its host is a process of the group, or of torchrun."""
+    """Logs a warning in place of an error of the block: the process with the store, or torchrun, has ended."""
     try:
         yield
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The first failure of a group, in its store: where every rank, and torchrun on every machine, finds it and leaves."""
+"""The first failure of a group, as it stands in the group's store for every rank, and for torchrun on every machine."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ _KEY = "splitppo/failure"
 
 @dataclass(frozen=True)
 class Failure:
-    """What happened to a rank, and in which phase it was (empty: none)."""
+    """The failure of a rank: its error, and the phase it was in (empty: none)."""
 
     rank: int
     error: str
@@ -18,16 +18,16 @@ class Failure:
 
 
 def write_failure(store: Store, failure: Failure) -> None:
-    """Leaves a failure in a store, unless there is one; `store` is as the ranks see it (`ranks_store`)."""
+    """Writes a failure to a store that has none yet; `store` is as the ranks see it (`ranks_store`)."""
     store.compare_set(_KEY, "", json.dumps(asdict(failure)))
 
 
 def read_failure(store: Store) -> Failure | None:
-    """Returns the first failure, if there is any."""
+    """Returns the first failure of the group; None without one."""
     content = read_text(store, _KEY)
     return Failure(**json.loads(content)) if content else None
 
 
 def read_text(store: Store, key: str) -> str:
-    """Returns what a store holds under a key, without waiting for it; empty if there is nothing."""
+    """Returns the text under a key of a store, without waiting for it; empty if there is none."""
     return store.get(key).decode() if store.check([key]) else ""

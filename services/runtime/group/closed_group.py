@@ -1,8 +1,8 @@
-"""A torchrun group that listens nowhere but where it is told to.
+"""A torchrun group that listens on one address only.
 
-Plain torchrun keeps its store on every interface, open to anybody, whatever address it is told; gloo and NCCL listen
-where the machine's name points. Here the store listens on one address (rendezvous.py), and gloo and NCCL are told one
-interface: `lo` on one machine, on several the one between them (docs/adr/020-closed-groups.md,
+The store of plain torchrun listens on every interface, open to anybody, whatever address it is given; gloo and NCCL
+listen at the address of the machine's name. Here the store listens on one address (rendezvous.py), and gloo and NCCL
+use one interface: `lo` on one machine, the interface between the machines on several (docs/adr/020-closed-groups.md,
 docs/adr/038-several-machines.md).
 """
 
@@ -20,15 +20,15 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvou
 from services.runtime.failures.oom_kill import OomWatch
 from services.runtime.group.rendezvous import BACKEND, LOOPBACK, CannotMeet, HasNotMet, Rendezvous, rendezvous
 
-# What a step frees the next one needs again. By default glibc gives large blocks back to the kernel, which then has to
-# clear pages for the same tensors; 32 MiB is the largest block that it can be told to keep.
+# The next step needs the memory that a step frees. By default glibc gives large blocks back to the kernel, which then
+# has to clear pages for the same tensors; 32 MiB is the largest block that glibc can be told to keep.
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 # oneDNN compiles a product anew for every number of rows. Packed rows come in ever new numbers, and by default 1024 of
 # them would stay, in each of two caches; a pass needs about ten.
 _COMPILED_PRODUCTS = {"LRU_CACHE_CAPACITY": "32", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
 _FAILED, _BAD_INPUT = 1, 2
 _ENDED_BY_SIGNAL = 128  # the shell's convention: 128 + signal
-# They tell in many lines what `report` says in one.
+# These loggers need many lines for what `report` says in one.
 _TALKATIVE = ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api")
 
 
@@ -36,8 +36,8 @@ def run_closed_group(arguments: Sequence[str]) -> int:
     """Runs a group to its end; `arguments` are those of torchrun.
 
     Returns:
-        0 where every rank ended well; else the exit code of the rank that failed first (`culprit`), 128 + N where
-        signal N ended it, or has come to this process, which drains the group.
+        0 if every rank ended well; else the exit code of the rank that failed first (`culprit`). 128 + N if signal N
+        ended that rank, or came to this process, which then drains the group.
     """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -52,7 +52,7 @@ def run_closed_group(arguments: Sequence[str]) -> int:
         return met[0]
 
     rendezvous_handler_registry.register(BACKEND, meet)
-    # Ranks say themselves how they fail: torchrun needs no folder for it, which a kill would leave behind.
+    # Ranks report their failures themselves: torchrun needs no folder for logs, which would be left behind by a kill.
     ours = ("--rdzv-backend", BACKEND, "--rdzv-endpoint", LOOPBACK, "--log-dir", os.devnull)
     try:
         run.run(run.parse_args([*ours, "--max-restarts", "0", *arguments]))  # type: ignore[no-untyped-call]
@@ -74,17 +74,19 @@ def run_closed_group(arguments: Sequence[str]) -> int:
 
 
 def culprit(exit_codes: Mapping[int, int]) -> int:
-    """Returns the rank that failed first, as far as can be known, of those that had ended when somebody looked.
+    """Returns the rank that failed first, as far as the exit codes of the ranks that have ended show it.
 
-    Other ranks exit when they miss a peer: what ended by a signal, or has refused its input, has done so by itself.
+    Other ranks exit because they miss a peer. A rank that was ended by a signal, or has refused its input, is the
+    first one.
     """
     return min(exit_codes, key=lambda rank: (exit_codes[rank] >= 0, exit_codes[rank] != _BAD_INPUT, rank))
 
 
 def report(rank: int, exit_code: int, why: str = "") -> int:
-    """Says on stderr how a rank ended, and why, unless it has said itself what is wrong with its input.
+    """Prints how a rank ended, and why, to stderr; returns the exit code of its group.
 
-    Returns the exit code of its group; `exit_code` is negative for a signal, as subprocess has it.
+    A rank that has refused its input has printed the reason itself. `exit_code` is negative for a signal, as in
+    subprocess.
     """
     if exit_code != _BAD_INPUT:
         sys.stderr.write(f"error: rank {rank} {_how_it_ended(exit_code)}{why}\n")

@@ -1,6 +1,6 @@
-"""This machine's place in a group of several machines: its number, its interface, and where the machines meet.
+"""This machine's place in a group of several machines: its number, its interface, and the address where they meet.
 
-Read before torch is imported; what is wrong with the network is said before anything waits for it.
+It is read before torch is imported, so that a mistake in the network's settings is reported before anything waits.
 """
 
 import ipaddress
@@ -14,7 +14,7 @@ import psutil
 
 from splitppo.config import ConfigError, ServiceConfig
 
-# What schedulers number the machines of a job with, from 0: Slurm, an indexed Job of Kubernetes.
+# Variables in which schedulers number the machines of a job, from 0: Slurm, an indexed Job of Kubernetes.
 _SCHEDULERS = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
 _DISCARD_PORT = 9  # nothing is sent to it
 
@@ -37,10 +37,10 @@ class Machine:
 def this_machine(
     service: ServiceConfig, section: str, node_rank: int | None, environment: Mapping[str, str] = os.environ
 ) -> Machine:
-    """Returns the place of this machine in a group of several; ConfigError where it cannot be one of them.
+    """Returns the place of this machine in a group of several; ConfigError if it cannot be one of them.
 
-    `section` of the configuration is services.<role>. Without `node_rank` the number is the one that a scheduler has
-    left in the environment.
+    `section` of the configuration is services.<role>. Without `node_rank` the number is the scheduler's, from the
+    environment.
     """
     number = _node_rank(service, section, node_rank, environment)
     address = _master_address(service, section)
@@ -86,7 +86,7 @@ def _master_address(service: ServiceConfig, section: str) -> str:
 
 
 def own_address(master_address: str) -> str:
-    """Returns the address of this machine on the way to another one; OSError where no way leads there."""
+    """Returns the address that this machine sends from to `master_address`; OSError if there is no route."""
     family = socket.AF_INET6 if ":" in master_address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as route:
         route.connect((master_address, _DISCARD_PORT))
@@ -94,7 +94,7 @@ def own_address(master_address: str) -> str:
 
 
 def _interface(service: ServiceConfig, section: str, own_address: str) -> str:
-    """Returns the interface that the ranks speak over: the configured one, else that with this machine's address.
+    """Returns the interface that the ranks use: the configured one, else the one with this machine's address.
 
     Only the first address of an interface counts, because gloo listens there.
     """
@@ -103,10 +103,10 @@ def _interface(service: ServiceConfig, section: str, own_address: str) -> str:
         own = [address.address for address in addresses if address.family is socket.AF_INET]
         if name == wanted or (not wanted and own[:1] == [own_address]):
             return name
-    known = ", ".join(interfaces)
+    names = ", ".join(interfaces)
     if wanted:
-        raise ConfigError(f"{section}.socket_ifname is {wanted!r}, but {socket.gethostname()} has {known}")
+        raise ConfigError(f"{section}.socket_ifname is {wanted!r}, but {socket.gethostname()} has {names}")
     raise ConfigError(
         f"no interface of {socket.gethostname()} has {own_address} as its first address: expected one of"
-        f" {known} in {section}.socket_ifname"
+        f" {names} in {section}.socket_ifname"
     )

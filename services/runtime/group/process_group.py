@@ -17,9 +17,9 @@ from splitppo.config import Config, ConfigError, ServiceConfig
 from splitppo.config.section import RoleName
 from splitppo.v1 import worker_pb2
 
-# A rank that is done waits in a collective for the slowest one; a dead rank is noticed at once, by other means.
+# A rank that is done waits in a collective for the slowest rank; the watch over peers notices a dead rank at once.
 _MIN_GROUP_TIMEOUT_S = 1800.0
-# Rank 0 waits as long as a command runs for what the others send meanwhile.
+# Rank 0 waits as long as a command runs for the parts that the other ranks send.
 _PARTS_TIMEOUT = timedelta(days=7)
 _STORE_TIMEOUT = timedelta(seconds=60)
 
@@ -40,7 +40,7 @@ class Launch:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Launch":
-        """Raises ConfigError outside of torchrun."""
+        """Returns the place that torchrun has given to this process; ConfigError outside of torchrun."""
         try:
             rank = int(environment["RANK"])
             return cls(
@@ -59,7 +59,7 @@ class Launch:
             raise ConfigError(f"environment variable {error.args[0]} is missing: start this with {start}") from error
 
     def connect_store(self, *, may_host: bool = True) -> Store:
-        """A new client of the group's store. Keys do not outlive a restart of the group."""
+        """Returns a new client of the group's store; its keys are those of this start of the group."""
         store = dist.TCPStore(  # type: ignore[attr-defined]
             self.store_host,
             self.store_port,
@@ -72,7 +72,7 @@ class Launch:
 
 
 def place_process(launch: Launch, service: ServiceConfig, num_threads: int) -> torch.device:
-    """Binds this process to its CPU cores and GPU; ConfigError for those that this machine does not have."""
+    """Binds this process to its CPU cores and GPU and returns its device; ConfigError if the machine lacks them."""
     if cpus := cpus_of_rank(service.cpus, launch.local_rank, launch.local_world_size):
         try:
             os.sched_setaffinity(0, cpus)
@@ -87,10 +87,10 @@ def place_process(launch: Launch, service: ServiceConfig, num_threads: int) -> t
 
 
 def gpu_of_rank(devices: Sequence[int], launch: Launch, num_visible: int) -> int:
-    """The GPU of a rank, as an index into those that its process sees; ConfigError if there is none.
+    """Returns the GPU of a rank, as an index into those that its process sees; ConfigError if there is none.
 
-    A process that sees as many as its node has ranks was given those of its group (CUDA_VISIBLE_DEVICES, a container),
-    and counts them from 0; one that sees others as well takes its own by `devices`.
+    A process that sees as many GPUs as its node has ranks sees the GPUs of its group alone (CUDA_VISIBLE_DEVICES, a
+    container), and counts them from 0. A process that sees more GPUs takes its own from `devices`.
     """
     if len(devices) < launch.local_world_size:
         raise ConfigError(f"services.*.devices lists {len(devices)} GPUs for {launch.local_world_size} ranks")
@@ -104,7 +104,7 @@ def gpu_of_rank(devices: Sequence[int], launch: Launch, num_visible: int) -> int
 
 
 def cpus_of_rank(cpus: tuple[int, ...], local_rank: int, local_world_size: int) -> set[int]:
-    """An equal slice of the cores for each rank of the node; all of them where they do not divide."""
+    """Returns an equal slice of the cores for each rank of the node; all cores if they do not divide."""
     if not cpus or len(cpus) % local_world_size:
         return set(cpus)
     num_cpus = len(cpus) // local_world_size
@@ -112,7 +112,7 @@ def cpus_of_rank(cpus: tuple[int, ...], local_rank: int, local_world_size: int) 
 
 
 def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config, device: torch.device) -> RankContext:
-    """Creates the compute group (the default one), the control group and the group for parts."""
+    """Creates the compute group (the default one), the control group and the group for parts; returns them."""
     timeout = timedelta(seconds=max(_MIN_GROUP_TIMEOUT_S, 2 * config.services.progress_timeout_s))
     is_cuda = device.type == "cuda"
     # A collective that fails or times out ends its process; a hang is found long before, by the heartbeat.
@@ -131,7 +131,7 @@ def join_group(launch: Launch, store: Store, role_name: RoleName, config: Config
 
 
 def introduce(launch: Launch, store: Store) -> Members:
-    """Tells every rank of every other one."""
+    """Writes this rank to the store and returns all ranks of the group; all ranks call it."""
     several = launch.world_size > launch.local_world_size
     address = own_address(launch.store_host) if several else ""
     mine = {"pid": os.getpid(), "host": socket.gethostname(), "node": launch.node, "address": address}

@@ -1,7 +1,7 @@
-"""Lets torchrun's agents find each other: alone, on loopback, or one on each machine of the group.
+"""The meeting of torchrun's agents: one alone, on loopback, or one on each machine of the group.
 
-Plain torchrun keeps its store on every interface, whatever address it is told, and what it keeps there is pickled. Here
-the store listens where it is told, and holds text (docs/adr/020-closed-groups.md, docs/adr/038-several-machines.md).
+The store of plain torchrun listens on every interface, whatever address it is given, and its values are pickled. Here
+the store listens on one address and contains text (docs/adr/020-closed-groups.md, docs/adr/038-several-machines.md).
 """
 
 import json
@@ -30,7 +30,7 @@ _STORE_TIMEOUT = timedelta(seconds=60)
 _POLL_INTERVAL_S = 0.1
 _CONNECT_TIMEOUT = timedelta(seconds=5)
 _LOOK_INTERVAL_S = 1.0
-# Ranks that have failed have this long to answer their callers and to leave, before torchrun ends them.
+# Ranks that have failed get this long to answer their callers and to exit, before torchrun ends them.
 _LEAVE_S = 15.0
 _TELL_S = 2.0
 _MEMBERS_KEY = "members"
@@ -39,7 +39,7 @@ _REFUSED_KEY = "refused/{}"
 
 
 class CannotMeet(ValueError):
-    """This machine is not one of the group's, or cannot be: its input is wrong; one sentence."""
+    """The input of this machine is wrong: it is no machine of the group, or cannot be one; one sentence."""
 
 
 class HasNotMet(RuntimeError):
@@ -47,12 +47,12 @@ class HasNotMet(RuntimeError):
 
 
 def ranks_store(store: TCPStore) -> PrefixStore:
-    """The store as its ranks see it, at their first and only start (services/runtime/group/process_group.py)."""
+    """Returns the store as the ranks see it at their first and only start (services/runtime/group/process_group.py)."""
     return PrefixStore("splitppo/0", store)
 
 
 def _listen(address: str, port: int) -> TCPStore:
-    """A store in this process. By itself it would bind every address; it takes a socket that listens as it is."""
+    """Returns a store in this process, on one address: it gets a socket that listens, else it would bind every one."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
     return TCPStore(
@@ -98,9 +98,9 @@ class Member:
     """The introduction of a machine; all but `host` and `start` must be the same on every machine of a group.
 
     Attributes:
-        host: its name.
-        start: of this start of torchrun there.
-        version: of SplitPPO there.
+        host: name of the machine.
+        start: random id of this start of torchrun.
+        version: of SplitPPO.
         digest: of the group's configuration.
     """
 
@@ -113,7 +113,7 @@ class Member:
     version: str = __version__
 
     def refused_by(self, first: "Member", node_rank: int, where: str) -> str | None:
-        """Returns a sentence on what differs from machine 0, `first`; None if nothing does."""
+        """Returns a sentence about what differs from machine 0, `first`; None if nothing does."""
         here, there = f"on {self.host}, node rank {node_rank}", f"on {first.host}, node rank 0"
         if self.section != first.section:
             return (
@@ -135,10 +135,10 @@ class Member:
 
 
 class MachinesRendezvous(Rendezvous):
-    """One torchrun on each machine; they meet in the store of machine 0, once for each start of the group.
+    """The meeting of several machines, each with one torchrun, in the store of machine 0, at each start of the group.
 
-    Whoever starts again after they have met ends the group that is there, and waits for the next store: so it does not
-    matter who is started again first.
+    A machine that starts again after the meeting ends the group that is there, and waits for the next store. So the
+    order in which the machines are started again does not matter.
     """
 
     def __init__(self, parameters: RendezvousParameters, clock: Callable[[], float] = time.monotonic) -> None:
@@ -177,7 +177,7 @@ class MachinesRendezvous(Rendezvous):
         return self._gather(deadline) if self.rank == 0 else self._join(deadline)
 
     def _gather(self, deadline: float) -> TCPStore:
-        """Machine 0: opens the store, and ends the meeting when all machines have come."""
+        """Opens the store, and returns it when all machines have come; for machine 0."""
         try:
             store = super()._meet()
         except OSError as error:
@@ -200,7 +200,7 @@ class MachinesRendezvous(Rendezvous):
         return store
 
     def _join(self, deadline: float) -> TCPStore:
-        """Any other machine: comes to the store of machine 0, whenever there is a new one."""
+        """Returns the store of machine 0, as soon as there is a new one; for every other machine."""
         lost = ""
         while time.monotonic() < deadline:
             try:
@@ -242,10 +242,10 @@ class MachinesRendezvous(Rendezvous):
         return False
 
     def num_nodes_waiting(self) -> int:
-        """Always 0; machine 0 asks from time to time, and then looks whether the group has ended elsewhere.
+        """Returns 0. torchrun calls it from time to time: machine 0 then looks whether the group has failed elsewhere.
 
         Raises:
-            HasNotMet: it has, and the ranks that wait for others in their start would not notice.
+            HasNotMet: the group has failed; ranks that wait for others in their start would not notice it.
         """
         now = self._clock()
         if self.rank == 0 and self._store is not None and now - self._looked_at > _LOOK_INTERVAL_S:

@@ -1,9 +1,9 @@
-"""torchrun whose group listens only where it is told: on loopback, or on one interface of each of its machines.
+"""torchrun whose group listens on loopback only, or on one interface of each of its machines.
 
     python -m services.runtime.group.torchrun --nproc-per-node 2 -m services.actor --config FILE [--lifeline]
 
-takes torchrun's flags. With `--lifeline` the group ends as soon as standard input does: the ranks watch it too, but
-only once they have started, which takes seconds, and one that is stopped cannot let go of anything.
+takes torchrun's flags. With `--lifeline` the group ends as soon as standard input does. The ranks watch standard input
+too, but only once they have started, which takes seconds, and a rank that is stopped (SIGSTOP) cannot end itself.
 """
 
 import os
@@ -19,12 +19,15 @@ _LAUNCHER_HAS_GONE = 3
 
 
 def _end_with_launcher() -> None:
-    """Waits for the end of standard input; nothing is ever written to it, and the ranks wait for the same."""
+    """Waits for the end of standard input, then kills the ranks and ends this process.
+
+    Nothing is read from standard input, because the ranks wait for its end, too.
+    """
     poll = select.poll()
     poll.register(0, 0)  # a hang-up is always reported
     while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poll.poll()):
         pass
-    # Until none is left: the main thread may be starting one.
+    # Repeated until no rank is left, because the main thread may be starting one.
     while ranks := descendants(os.getpid()):
         kill(ranks)
         time.sleep(_POLL_INTERVAL_S)
@@ -34,9 +37,9 @@ def _end_with_launcher() -> None:
 if __name__ == "__main__":
     if "--lifeline" in sys.argv:
         threading.Thread(target=_end_with_launcher, name="lifeline", daemon=True).start()
-    # Else its C++ warns of every peer that goes, with a stack of twenty lines; what it means is said by us.
+    # Else torch's C++ warns of every peer that goes with a stack of twenty lines; `report` prints one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Imported now: the lifeline is held while torch takes its seconds.
+    # Imported now: importing torch takes seconds, in which the lifeline is watched already.
     from services.runtime.group.closed_group import run_closed_group
 
     code = run_closed_group(sys.argv[1:])
