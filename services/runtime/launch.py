@@ -65,10 +65,9 @@ def run(
 ) -> int:
     """Runs one rank until the group ends; returns 0 (drained), 1 (failed) or 2 (bad input: one sentence on stderr).
 
-    Args:
-        build_role: called on every rank when the process groups exist; its ValueError and OSError are bad input.
-        arguments: of the command line; None: those of this process.
-        check_config: called on every rank before the group is joined, and with --check; raises ConfigError.
+    `arguments` are those of the command line (None: of this process). Every rank calls `check_config`, which raises
+    ConfigError, before it joins the group, and with --check. It calls `build_role` when the process groups exist; a
+    ValueError or OSError of `build_role` is bad input.
     """
     try:
         options = parse(role_name, arguments)

@@ -1,4 +1,4 @@
-"""The contract between the runtime of a worker group and a role: its commands, and what it must be able to do.
+"""The contract between the runtime of a worker group and a role: the role's commands, and its methods.
 
 The runtime moves rows and orders work; it knows nothing of PPO. A role (actor, critic, reward) declares its commands;
 the runtime serves each as the RPC of the same name. A role that trains has checkpoints as well.
@@ -25,12 +25,12 @@ class CommandProgress:
     """The reports of a rank while a command runs, and the question whether the command is still wanted.
 
     Attributes:
-        point: the command as a failpoint.
+        point: the name of the command as a failpoint.
         on_progress: each takes done, total and phase.
-        on_part: takes a part's number, this rank's rows of it, and the version of its weights.
+        on_part: takes the number of a part, this rank's rows of it, and the version of its weights.
         is_cancelled: returns True once nobody needs the command any more: a cancellable command then raises
             CommandCancelled. Ranks learn it at different times, up to half a second apart, and some may have finished
-            before: between the first question and the end of the command no rank may wait for another one.
+            before. So no rank may wait for another one between the first call and the end of the command.
     """
 
     point: str
@@ -39,23 +39,23 @@ class CommandProgress:
     is_cancelled: Callable[[], bool]
 
     def __call__(self, done: int, total: int, phase: str) -> None:
-        """Progress, at token and micro-batch boundaries, on every rank; rank 0's is streamed to the callers."""
+        """Reports progress, at token and micro-batch boundaries, on every rank; callers get the reports of rank 0."""
         for tell in self.on_progress:
             tell(done, total, phase)
         failpoints.hit(self.point)
 
     def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:
-        """Reports what `Outcome.columns` will hold for this rank's rows of a part (from 1), once the part is complete.
+        """Reports this rank's rows of a part (from 1), as `Outcome.columns` will have them, once they are complete.
 
-        Only where the rows have the column `places`, and then once for every part on every rank, also without rows. The
-        columns have `places`, too: which rows of the whole these are.
+        To be called if the rows have the column `places`, then once for every part on every rank, also without rows.
+        `columns` has `places`, too: which rows of the whole these are.
         """
         self.on_part(part, columns, policy_version)
         failpoints.hit(f"{self.point}.part")
 
 
 class CommandCancelled(Exception):
-    """A rank gave up a command that was cancelled; its state is as it was before, and the group goes on."""
+    """A rank has given up a command that was cancelled; its state is as it was before, and the group goes on."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Outcome:
         metrics: already reduced over ranks.
         weights_sha256: answer of ComputeWeightsDigest and LoadCheckpoint.
         policy_version: the committed step whose weights made the columns (Generate).
-        durable: the reply waits for rank 0's, the commands after it do not (SaveCheckpoint); resolves when all ranks
-            are done, rank 0's with the sha256 of the manifest.
+        durable: resolves when all ranks are done, on rank 0 with the sha256 of the manifest (SaveCheckpoint). The reply
+            waits for rank 0's, the commands after it do not.
     """
 
     columns: Batch | None = None
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def step_of(request: Any) -> int:
-    """The step that a request works on: of its slot, or that it names (the one to load), or the committed one."""
+    """Returns the step that a request works on: that of its slot, else the one it names (to load), else base_step."""
     fields = request.DESCRIPTOR.fields_by_name
     if "slot" in fields and request.HasField("slot"):
         return int(request.slot.step)
@@ -93,22 +93,22 @@ class Command:
 
     Attributes:
         request_type: has `header` and, where it works on rows, `slot`.
-        run: every rank, with its rows; without a slot, with the bytes of `attach`. A ValueError in here is a bug; what
-            the caller can get wrong belongs into `check` and `prepare`.
+        run: called on every rank with its rows; without a slot, with the bytes of `attach`. A ValueError in it is a
+            bug: mistakes of the caller are refused by `check` and `prepare`.
         columns: without them in the slot the call is refused (FAILED_PRECONDITION).
-        optional_columns: passed on where the slot has them.
-        check: rank 0, before anything is broadcast: refuses a request by ValueError or any WireError.
-        prepare: rank 0, after `check`: refuses rows in the same way, may add columns or drop rows. The column `places`
-            (which rows of the whole a row becomes) makes the command a streamed one: parts of it are sent on while
-            others are still worked on.
-        num_parts: of the request, where the command is streamed.
-        attach: rank 0; bytes that go to every rank.
-        shard: (batch, num_ranks) -> num_ranks index arrays that hold every row once; default
+        optional_columns: passed on if the slot has them.
+        check: called on rank 0 before anything is broadcast; refuses a request by ValueError or any WireError.
+        prepare: called on rank 0 after `check`; refuses rows in the same way, may add columns or drop rows. The column
+            `places` (which rows of the whole a row becomes) makes the command a streamed one: parts of it are sent on
+            while others are still being computed.
+        num_parts: takes the request of a streamed command and returns its number of parts.
+        attach: called on rank 0; returns bytes that go to every rank.
+        shard: (batch, num_ranks) -> num_ranks index arrays that contain every row once; default
             sharding.shard_by_tokens; for updates there is sharding.shard_by_mini_batch.
-        commits: an Update: requires step == committed + 1 and commits it.
-        cancellable: it changes nothing but the slot, and asks `CommandProgress.is_cancelled`.
-        repairs: it brings the service to a known state, whatever was before (LoadCheckpoint); what waits or can be
-            cancelled makes way for it.
+        commits: it is an Update, which requires step == committed + 1 and commits it.
+        cancellable: it changes nothing but the slot, and calls `CommandProgress.is_cancelled`.
+        repairs: it brings the service to a known state, whatever was before (LoadCheckpoint); calls that wait are
+            refused for it, and a running one is cancelled if it can be.
     """
 
     method: str
@@ -131,7 +131,7 @@ class Command:
 
     @property
     def point(self) -> str:
-        """Its name as a failpoint."""
+        """The name of the command as a failpoint."""
         return failpoints.point_of(self.method)
 
     def place_of(self, request: Any) -> Place:
@@ -146,7 +146,7 @@ class Role(Protocol):
     num_parameters: int
 
     def commands(self) -> Sequence[Command]:
-        """The role's own RPCs."""
+        """Returns the role's own RPCs."""
 
 
 @runtime_checkable
@@ -163,13 +163,14 @@ class CheckpointedRole(Role, Protocol):
         """
 
     def check_checkpoint(self, directory: Path) -> None:
-        """Rank 0 alone, before all load: DamagedCheckpoint if it is missing or torn, ValueError if of another model."""
+        """Raises DamagedCheckpoint if it is missing or torn, ValueError if of another model; rank 0 alone calls it."""
 
     def load_checkpoint(self, directory: Path | None) -> bytes:
         """Loads what was saved, or the initial model (None), and returns the service state (empty for None).
 
-        ValueError or OSError if it is not a checkpoint of this role, or torn.
+        Raises:
+            ValueError, OSError: it is not a checkpoint of this role, or torn.
         """
 
     def compute_weights_digest(self) -> str:
-        """sha256 over sorted named_parameters, values only, little-endian fp32; tied weights once."""
+        """Returns the sha256 over sorted named_parameters, values only, little-endian fp32; tied weights once."""

@@ -52,9 +52,8 @@ def cannot_save(error: BaseException, *, num_ranks: int) -> bool:
 def engine_error(error: Exception, *, has_stepped: bool, repairs: bool) -> WireError:
     """Returns the error for the caller of a command that failed in the engine of a group that goes on.
 
-    Args:
-        has_stepped: the optimizer made a step before the error.
-        repairs: the command is a load, whose input may be the caller's mistake.
+    The optimizer `has_stepped` before the error. A command that `repairs` is a load; its input may be the caller's
+    mistake.
     """
     here = Place(rank=0)
     if is_out_of_memory(error) and not has_stepped and not repairs:

@@ -1,1 +1,1 @@
-"""Commands, carried out by all ranks of a group."""
+"""The command loop: all ranks of a group carry out each command together."""

@@ -1,7 +1,7 @@
 """Commands of every role that trains: save, load, digest. They run through the command queue like the role's own.
 
-A part of a checkpoint ends with its manifest: rank 0 writes it when the files of all ranks are there, and before a load
-compares every file with it. Nothing of a file is read for its meaning before that.
+The last file of a checkpoint is its manifest. Rank 0 writes it when the files of all ranks are there, and before a load
+compares every file with it. No content of a file is used before that.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ from splitppo.manifest import DamagedCheckpoint, Manifest, describe_files, read_
 from splitppo.rpc.errors import DataLoss, InvalidArgument, NotFound, StorageFailed
 from splitppo.v1 import worker_pb2
 
-# After the last command, checkpoints that are still being written get this long.
+# After the last command the group waits this long for checkpoints that are still being written.
 DURABLE_TIMEOUT_S = 25.0
 
 
 class CheckpointCommands:
-    """Checkpoints and digests of one rank's role; the ledger travels with the weights."""
+    """Saves, loads and digests the role of one rank; the ledger is saved with the weights."""
 
     def __init__(self, role: CheckpointedRole, context: RankContext, ledger: Ledger, slots: BatchStore) -> None:
         self._role = role
@@ -40,7 +40,7 @@ class CheckpointCommands:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="manifest")
 
     def commands(self) -> Sequence[Command]:
-        """SaveCheckpoint, LoadCheckpoint and ComputeWeightsDigest."""
+        """Returns SaveCheckpoint, LoadCheckpoint and ComputeWeightsDigest."""
         save, load = worker_pb2.SaveCheckpointRequest, worker_pb2.LoadCheckpointRequest
         return (
             Command("SaveCheckpoint", save, self._save, check=self._check_save, attach=self._ledger.serialise),
@@ -52,7 +52,7 @@ class CheckpointCommands:
         return self._checkpoints / f"global_step_{step}" / self._role_name
 
     def _check_save(self, request: worker_pb2.SaveCheckpointRequest) -> None:
-        """A folder that cannot be written is refused while that costs no more than this command."""
+        """Raises StorageFailed for a folder that cannot be written, while only this command is lost by it."""
         directory = self._directory(request.header.base_step)
         probe = directory / f".probe-{secrets.token_hex(4)}"
         with _storage_errors(directory):
@@ -80,7 +80,7 @@ class CheckpointCommands:
                 files, ledger_sha256 = describe_files(directory), hashlib.sha256(ledger).hexdigest()
                 manifest = Manifest(self._role_name, step, self._role.model, files, weights_sha256, ledger_sha256)
                 manifest_sha256 = write_manifest(directory, manifest)
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the future is told
+        except BaseException as error:  # noqa: BLE001 - the future hands it on
             durable.set_exception(error)
         else:
             durable.set_result(manifest_sha256)
@@ -111,7 +111,7 @@ class CheckpointCommands:
             raise DataLoss(str(error)) from error
 
     def _load(self, request: worker_pb2.LoadCheckpointRequest, _: bytes, __: CommandProgress) -> Outcome:
-        """Every rank; answers what the weights are now, which the controller compares with the manifest."""
+        """Loads on every rank; returns the digest of the weights, which the controller compares with the manifest."""
         directory = self._directory(request.step) if request.step else None
         ledger = self._role.load_checkpoint(directory)
         if directory and hashlib.sha256(ledger).hexdigest() != read_manifest(directory).ledger_sha256:
@@ -139,7 +139,7 @@ def no_checkpoint_commands(role_name: RoleName) -> Sequence[Command]:
 
 @contextmanager
 def _storage_errors(directory: Path) -> Iterator[None]:
-    """An OSError of the block becomes one sentence that names the file, or at least the folder."""
+    """Turns an OSError of the block into one sentence that names the file, or at least the folder."""
     try:
         yield
     except OSError as error:

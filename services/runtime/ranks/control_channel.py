@@ -1,6 +1,6 @@
 """Messages between the ranks of a group: orders from rank 0 to all, rows from rank 0 to each rank and back.
 
-Everything is a tensor with its sizes announced first, on a gloo group of its own; no object collectives, no pickle.
+Every message is a tensor whose size is sent first, on a gloo group of its own; no object collectives, no pickle.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ from splitppo.batch import COLUMN_DTYPES, Batch
 
 _MAGIC = 0x53504F31
 _COLUMN_NAMES = tuple(COLUMN_DTYPES)
-# In place of how many numbers the layout of a batch has.
+# Sent in place of the number of integers in the layout of a batch.
 _NO_ROWS, _CANCELLED = 0, -1
 
 
-# In place of the index of a command.
+# Sent in place of the index of a command.
 NOTHING, LEAVE = -1, -2
 
 
 @dataclass(frozen=True)
 class Order:
-    """The next thing that every rank does: a command, by its index in their table, NOTHING or LEAVE.
+    """The next thing that every rank does: a command, by its index in the table of commands, or NOTHING, or LEAVE.
 
     `attachment` is what `Command.attach` returned.
     """
@@ -39,7 +39,7 @@ class Order:
 
 
 class ControlChannel:
-    """Orders and rows between the ranks of one group. Every order is made by rank 0 and received by all other ranks.
+    """Sends orders and rows between the ranks of a group. Rank 0 sends every order, all other ranks receive it.
 
     Attributes:
         num_orders: so far; the same on every rank that has received the last one.
@@ -51,7 +51,7 @@ class ControlChannel:
         self._group = group
 
     def announce(self, order: Order) -> None:
-        """Rank 0: tells every rank what comes next."""
+        """Sends an order to all other ranks; for rank 0."""
         if self.world_size == 1:
             return
         sizes = len(order.request), len(order.attachment)
@@ -61,7 +61,7 @@ class ControlChannel:
         self.num_orders += 1
 
     def next_order(self) -> Order:
-        """Every other rank: waits for the next order.
+        """Waits for the next order and returns it; for every other rank.
 
         Raises:
             RuntimeError: rank 0 has gone, or the ranks have lost step with each other.
@@ -77,22 +77,22 @@ class ControlChannel:
         return Order(command, payload[:request_bytes], payload[request_bytes:])
 
     def scatter(self, shares: Sequence[Batch]) -> None:
-        """Rank 0: sends its share of the rows to every other rank; `shares[0]` stays here."""
+        """Sends every other rank its share of the rows, `shares[rank]`; for rank 0, which keeps `shares[0]`."""
         sent = [part for rank in range(1, self.world_size) for part in self._start_send(shares[rank], rank)]
         for work, _ in sent:
             work.wait()
 
     def send(self, batch: Batch | None, to_rank: int) -> None:
-        """Sends rows, or the word that there are none."""
+        """Sends rows, or None for no rows."""
         for work, _ in self._start_send(batch, to_rank):
             work.wait()
 
     def send_cancelled(self, to_rank: int) -> None:
-        """Sends, in place of rows, the word that this rank has given the command up."""
+        """Sends, in place of rows, that this rank has given the command up."""
         self.send_numbers((_CANCELLED,), to_rank)
 
     def receive(self, from_rank: int) -> Batch | None:
-        """Receives what `send` or `scatter` sent; CommandCancelled if it was `send_cancelled`."""
+        """Returns the rows that `send` or `scatter` sent; CommandCancelled if `send_cancelled` was called instead."""
         (count,) = self.receive_numbers(1, from_rank)
         if count == _CANCELLED:
             raise CommandCancelled(f"rank {from_rank} has given it up")
@@ -106,7 +106,11 @@ class ControlChannel:
         return batch
 
     def gather(self, columns: Batch | None) -> list[Batch | None]:
-        """Rank 0: its own columns and every other rank's; CommandCancelled, once all have sent, if one gave up."""
+        """Returns the columns of all ranks, `columns` being those of rank 0, which calls it.
+
+        Raises:
+            CommandCancelled: a rank has given the command up; raised when all ranks have sent.
+        """
         gathered, given_up = [columns], None
         for rank in range(1, self.world_size):
             try:
@@ -118,11 +122,11 @@ class ControlChannel:
         return gathered
 
     def send_numbers(self, numbers: Sequence[int], to_rank: int) -> None:
-        """Sends integers; who receives them knows how many they are."""
+        """Sends integers; the receiver must know their number."""
         dist.send(torch.tensor(numbers, dtype=torch.int64), to_rank, group=self._group)
 
     def receive_numbers(self, count: int, from_rank: int) -> list[int]:
-        """Receives what `send_numbers` sent."""
+        """Returns the integers that `send_numbers` sent."""
         numbers = torch.empty(count, dtype=torch.int64)
         dist.recv(numbers, from_rank, group=self._group)
         return [int(number) for number in numbers]
@@ -132,7 +136,7 @@ class ControlChannel:
         return tensor
 
     def _start_send(self, batch: Batch | None, to_rank: int) -> list[tuple[Any, Tensor]]:
-        """Starts the sends; each tensor must live until its work is done."""
+        """Starts to send rows; returns each work with its tensor, which must live until the work is done."""
         tensors = [torch.tensor([_NO_ROWS])]
         if batch is not None:
             layout = layout_of(batch)
@@ -141,7 +145,7 @@ class ControlChannel:
 
 
 def layout_of(batch: Batch) -> Tensor:
-    """Returns the numbers that a batch begins with, int64: its rows, then index and row lengths of each column."""
+    """Returns what is sent before a batch, int64: the number of rows, then index and row lengths of each column."""
     columns = np.empty((len(batch.columns), 1 + batch.num_rows), np.int64)
     for numbers, (name, column) in zip(columns, batch.columns.items(), strict=True):
         numbers[0], numbers[1:] = _COLUMN_NAMES.index(name), column.lengths
@@ -149,12 +153,12 @@ def layout_of(batch: Batch) -> Tensor:
 
 
 def allocate(layout: Tensor) -> Batch:
-    """Returns a batch with the layout that `layout_of` describes, for its values to be received."""
+    """Returns a batch with a layout of `layout_of`, into which its values can be received."""
     num_rows, numbers = int(layout[0]), layout[1:].numpy()
     columns = numbers.reshape(-1, 1 + num_rows)
     return Batch.allocate(num_rows, {_COLUMN_NAMES[of[0]]: of[1:].astype(np.int32) for of in columns})
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
-    """The values of each column that has any, as they are sent and received."""
+    """Returns the values of each column that has any, in the order in which they are sent and received."""
     return [torch.from_numpy(values) for values in batch.buffers if len(values)]

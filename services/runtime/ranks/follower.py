@@ -1,4 +1,4 @@
-"""The loop of every rank but rank 0: it takes part in the commands that rank 0 announces (leader.py)."""
+"""The command loop of every rank but rank 0: it takes part in the commands that rank 0 announces (leader.py)."""
 
 import logging
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Follower:
-    """Attributes as for `Leader`."""
+    """A rank other than rank 0; its attributes are those of `Leader`."""
 
     commands: Sequence[Command]
     channel: ControlChannel
@@ -32,7 +32,7 @@ class Follower:
     durable: list[Future[str]] = field(default_factory=list)
 
     def serve(self) -> None:
-        """Returns when rank 0 announces the end. Ends the process if this or another rank fails."""
+        """Takes part in commands until rank 0 announces the end. Ends the process if a rank fails."""
         try:
             while (order := self.channel.next_order()).command != LEAVE:
                 if order.command != NOTHING:
@@ -61,7 +61,7 @@ class Follower:
             self.durable = [*(future for future in self.durable if not future.done()), outcome.durable]
 
     def _run(self, command: Command, request: Any, share: Any) -> Outcome | None:
-        """The command's outcome; None if it was given up."""
+        """Returns the outcome of the command; None if this rank has given it up."""
         with sending(self.parts_channel, share) as send, suppress(CommandCancelled):
             is_cancelled = partial(self.failure.is_cancelled, self.channel.num_orders)
             progress = CommandProgress(command.point, (self.activity.progress,), send, is_cancelled)

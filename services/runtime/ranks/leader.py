@@ -1,4 +1,4 @@
-"""The loop that rank 0's main thread runs: one command after the other, on all ranks together.
+"""The command loop of rank 0, on its main thread: one command after the other, on all ranks together.
 
     rank 0                                                   ranks 1..N-1 (follower.py)
     take the next call from the command queue
@@ -12,8 +12,8 @@
     keep them in the slot, commit
     answer
 
-When there is nothing to do, rank 0 says so every few seconds, lest the others take it for dead. Whatever can be
-refused is refused before the order goes out. A rank that fails afterwards ends the group (peer_watch.py), because
+When there is nothing to do, rank 0 sends the order NOTHING every few seconds, else the other ranks' wait would time
+out. All checks are made before the order is sent. A rank that fails afterwards ends the group (peer_watch.py), because
 the others wait for it; a group of one can go on, unless its device is broken or its weights are in an unknown state
 (error_policy.py). A command that nobody needs any more is no failure: every rank gives it up when it learns of it, or
 finishes it, and nothing is kept.
@@ -53,13 +53,13 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Leader:
-    """Rank 0: takes calls from the command queue and leads the group through them.
+    """Rank 0, which takes calls from the command queue and leads the group through them.
 
     Attributes:
         commands: the table of commands, the same on every rank.
         channel: for orders and rows.
-        parts_channel: on a process group of its own, for what the ranks send while they work.
-        idle_interval_s: between orders to do nothing.
+        parts_channel: for the parts that ranks send while they work, on a process group of its own.
+        idle_interval_s: time between orders to do nothing.
     """
 
     commands: Sequence[Command]
@@ -72,7 +72,7 @@ class Leader:
     steps: OptimizerStepCounter = field(default_factory=OptimizerStepCounter)
 
     def serve(self) -> None:
-        """Returns when the service has been drained. Ends the process if a rank fails."""
+        """Runs calls until the service has been drained. Ends the process if a rank fails."""
         with suppress(CommandQueueClosed):
             while True:
                 call = self.worker.command_queue.take(self.idle_interval_s)
@@ -83,13 +83,13 @@ class Leader:
                 with self.activity.command(call.place), working_on(step, call.request_id), failpoints.at_step(step):
                     self.answer(call)
         if self.worker.has_failed:
-            self.failure.end_group(None, Place())  # waits for the thread that ends it: nobody leaves in good order
+            self.failure.end_group(None, Place())  # waits for the thread that ends it: this is no orderly end
         self.worker.command_queue.wait_open(DURABLE_TIMEOUT_S)
         self.failure.stop()
         self._announce(Order(LEAVE))
 
     def answer(self, call: CommandCall) -> None:
-        """Runs a call that has left the queue, up to its reply or its error."""
+        """Runs a call that was taken from the queue, up to its reply or its error."""
         method = call.command.method
         log.info("%s begins", method)
         try:
@@ -99,7 +99,7 @@ class Leader:
             outcome = self._run(call, rows)
             engine_time = worker_pb2.EngineTime(started_unix_ns=started_ns, finished_unix_ns=time.time_ns())
             reply = self._keep(call, outcome, engine_time)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
+        except Exception as error:  # noqa: BLE001 - the caller gets every error
             _refuse(call, error, "failed")
             return
         log.info("%s done in %.3f s", method, (engine_time.finished_unix_ns - started_ns) / 1e9)
@@ -120,11 +120,11 @@ class Leader:
         call.resolve(reply)
 
     def _run(self, call: CommandCall, rows: Batch | None) -> Outcome:
-        """Runs the command on all ranks; returns rank 0's outcome, with what all have made in the order of the rows.
+        """Runs the command on all ranks; returns rank 0's outcome, with the columns of all in the order of `rows`.
 
         Raises:
-            Unavailable: it was cancelled, and not every rank had finished it before; nothing of it is kept.
-            WireError: it failed.
+            Unavailable: the command was cancelled before every rank had finished it; nothing of it is kept.
+            WireError: the command failed.
         """
         command, slots = call.command, self.worker.slots
         shards = shard_rows(rows, self.channel.world_size, command.shard) if rows is not None else []
@@ -154,7 +154,11 @@ class Leader:
     def _run_on_all_ranks(
         self, call: CommandCall, rows: Batch | None, shards: Sequence[Indices], gatherer: PartGatherer
     ) -> tuple[Outcome, list[Batch | None]]:
-        """Rank 0's outcome, and the columns of each rank; CommandCancelled if one has given up, as it was asked to."""
+        """Returns rank 0's outcome, and the columns of each rank.
+
+        Raises:
+            CommandCancelled: the command was cancelled, and a rank has given it up.
+        """
         command, outcome = call.command, None
         tell = (self.activity.progress, call.report)
         add_own = partial(gatherer.add, 0)
@@ -178,7 +182,7 @@ class Leader:
         return outcome, results
 
     def _deal(self, call: CommandCall, rows: Batch | None, shards: Sequence[Indices]) -> Any:
-        """Announces the command, sends each rank its rows, and returns what is for this rank."""
+        """Announces the command and sends each rank its rows; returns rank 0's rows, or the attachment without rows."""
         command, attachment = call.command, call.command.attach()
         request = call.request.SerializeToString()
         self._announce(Order(self.commands.index(command), request, attachment))
@@ -195,7 +199,7 @@ class Leader:
     def _keep(
         self, call: CommandCall, outcome: Outcome, engine_time: worker_pb2.EngineTime
     ) -> worker_pb2.CommandResult:
-        """Enters what the command made: columns into the slot; an update into the ledger, or it would come again."""
+        """Stores what the command made: columns in the slot, an update in the ledger (else it would be made again)."""
         worker, command = self.worker, call.command
         step = (worker.committed_step or 0) + (1 if command.commits else 0)
         try:
@@ -225,7 +229,7 @@ class Leader:
         return reply
 
     def _announce(self, order: Order) -> None:
-        """Tells the other ranks what comes next; the group ends if they cannot be told."""
+        """Sends an order to the other ranks; ends the group if that fails."""
         try:
             self.channel.announce(order)
         except RuntimeError as error:
@@ -246,7 +250,7 @@ class Leader:
 
 
 def _refuse(call: CommandCall, error: BaseException, what: str) -> None:
-    """Answers with the error, and writes it down; a bug of ours with its traceback."""
+    """Answers a call with an error, and logs it; a bug of ours with its traceback."""
     refusal = wire_error(error)
     is_bug = isinstance(refusal, Internal)
     level = logging.ERROR if is_bug else logging.WARNING

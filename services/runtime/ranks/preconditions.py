@@ -10,7 +10,7 @@ from splitppo.v1 import batch_pb2
 
 
 def check_identity(worker: Worker, call: CommandCall) -> None:
-    """The caller must be the newest controller, and mean the step that this service is at, if it is at any."""
+    """Checks that the caller is the newest controller, and that its step is that of this service, if it has one."""
     header, command, committed = call.request.header, call.command, worker.committed_step
     worker.fencing.check(header.run_id, header.epoch)
     if not command.repairs:
@@ -24,7 +24,7 @@ def check_identity(worker: Worker, call: CommandCall) -> None:
 
 
 def prepared_rows(worker: Worker, call: CommandCall) -> Batch | None:
-    """The columns of the slot that the command needs, checked and completed by the role; None without a slot."""
+    """Returns the columns of the slot that a command needs, checked and completed by the role; None without a slot."""
     command, request = call.command, call.request
     command.check(request)
     if not command.works_on_slot:

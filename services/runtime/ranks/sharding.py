@@ -1,4 +1,4 @@
-"""Rows are dealt to ranks, and the results of the ranks come back into the order of the slot."""
+"""Divides rows among ranks, and puts the results of the ranks back into the order of the slot."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ Shard = Callable[[Batch, int], Sequence[Indices]]
 
 
 def row_costs(batch: Batch) -> NDArray[np.float64]:
-    """[num_rows] cost of each row's prompt and response; prompts alone before there are responses."""
+    """Returns the cost of each row's prompt and response, [num_rows]; of prompts alone before there are responses."""
     lengths = np.zeros(batch.num_rows, dtype=np.int32)
     for name in ("prompts", "responses"):
         if name in batch:
@@ -22,14 +22,14 @@ def row_costs(batch: Batch) -> NDArray[np.float64]:
 
 
 def shard_by_tokens(batch: Batch, num_ranks: int) -> list[Indices]:
-    """Rows of each rank, with nearly equal cost."""
+    """Returns the rows of each rank, with nearly equal cost."""
     return partition(row_costs(batch), num_ranks)
 
 
 def shard_by_mini_batch(batch: Batch, num_ranks: int) -> list[Indices]:
-    """Rows of each rank for an update: balanced within each mini-batch of the first epoch, hence also in total.
+    """Returns the rows of each rank for an update: balanced within each mini-batch of the first epoch, and in total.
 
-    Reads the column `mini_batches` [num_rows x epochs]; without it all rows are one mini-batch.
+    It reads the column `mini_batches` [num_rows x epochs]; without it all rows are one mini-batch.
     """
     if "mini_batches" not in batch:
         return shard_by_tokens(batch, num_ranks)
@@ -41,7 +41,7 @@ def shard_by_mini_batch(batch: Batch, num_ranks: int) -> list[Indices]:
     for mini_batch in np.unique(first_epoch):
         members = np.flatnonzero(first_epoch == mini_batch)
         parts = [members[part] for part in partition(costs[members], num_ranks)]
-        # The heaviest part goes to the rank that has least so far.
+        # The part with the highest cost goes to the rank with the lowest cost so far.
         parts.sort(key=lambda part: -float(costs[part].sum()))
         for rank, part in zip(np.argsort(load, kind="stable"), parts, strict=True):
             rows[rank].append(part)
@@ -50,7 +50,7 @@ def shard_by_mini_batch(batch: Batch, num_ranks: int) -> list[Indices]:
 
 
 def shard_rows(batch: Batch, num_ranks: int, shard: Shard | None) -> Sequence[Indices]:
-    """Rows of each rank as `shard` places them, by default with nearly equal cost; one rank has them all in order."""
+    """Returns the rows of each rank as `shard` places them (None: with nearly equal cost); a single rank has all."""
     num_rows = batch.num_rows
     if num_ranks == 1:
         return [np.arange(num_rows)]
@@ -61,11 +61,11 @@ def shard_rows(batch: Batch, num_ranks: int, shard: Shard | None) -> Sequence[In
 
 
 def join_shards(shards: Sequence[Indices], parts: Sequence[Batch | None]) -> Batch | None:
-    """The ranks' results in the order of the rows that were sharded.
+    """Returns the results of the ranks in the order of the rows that were sharded; None if there are no columns.
 
     Args:
-        shards: rows that each rank was given.
-        parts: what it made of them: k rows per row, grouped by row, the same k on every rank; None for no columns.
+        shards: the rows of each rank.
+        parts: the result of each rank: k rows per row, grouped by row, the same k on every rank; None: no columns.
     """
     worked = [(rows, part) for rows, part in zip(shards, parts, strict=True) if len(rows)]
     if all(part is None for _, part in worked):

@@ -1,4 +1,4 @@
-"""Streamed commands: each rank sends its rows of a part as soon as they are done, rank 0 puts the parts together.
+"""Streamed commands: each rank sends its rows of a part as soon as they are done, and rank 0 puts the part together.
 
     rank 0, main thread          rank 0, a thread per other rank          ranks 1..N-1
     run                          receive  <---- part, its rows ---------- run
@@ -7,8 +7,8 @@
               all rows of the part are there: keep them, tell the callers
     run has ended                receive  <---- the end ----------------- run has ended
 
-A rank says which rows of the whole its rows of a part are; it may have none of some. The threads live as long as the
-command; what they receive on is a process group of its own, so that they disturb nobody.
+The column `places` of a rank's rows says which rows of the whole they are; a rank may have no rows of a part. The
+threads live as long as the command. They have a process group of their own, apart from that of the orders.
 """
 
 import threading
@@ -30,13 +30,13 @@ def is_streamed(rows: object) -> bool:
 
 
 class PartGatherer:
-    """Rank 0: the parts of one command, as the ranks' shares of them come in. Thread-safe.
+    """Puts the parts of one command together from the rows that the ranks send; for rank 0. Thread-safe.
 
     Args:
-        num_parts: 0 where the command is not streamed.
-        num_ranks: that report each of them.
-        deliver: takes a complete part: what the callers are told of it, and all its rows by ascending place. Called in
-            any thread, for one part at a time.
+        num_parts: 0 if the command is not streamed.
+        num_ranks: ranks that report each part.
+        deliver: takes a complete part: the event for the callers, and all its rows by ascending place. Called in any
+            thread, for one part at a time.
     """
 
     def __init__(self, num_parts: int, num_ranks: int, deliver: Callable[[worker_pb2.PartReady, Batch], None]) -> None:
@@ -52,7 +52,7 @@ class PartGatherer:
             return sorted(self._missing)
 
     def add(self, rank: int, part: int, columns: Batch, policy_version: int) -> None:
-        """Takes a rank's rows of a part; RuntimeError where a role has a bug."""
+        """Takes a rank's rows of a part; RuntimeError if a role has a bug."""
         if not self._num_parts:
             raise RuntimeError(f"part {part} was reported, but the command is not streamed")
         with self._lock:
@@ -72,7 +72,7 @@ class PartGatherer:
 
     @contextmanager
     def receiving(self, channel: ControlChannel, on_error: Callable[[Exception], None]) -> Iterator[None]:
-        """Within the block, what the other ranks send is added; ends when all have said that no more will come.
+        """Adds what the other ranks send while the block runs; the block ends when all ranks have sent their end.
 
         `on_error` is called in the thread of a rank that cannot be reached any more, or has sent what does not fit.
         """
@@ -99,7 +99,7 @@ class PartGatherer:
 
 @contextmanager
 def sending(channel: ControlChannel, rows: object) -> Iterator[Callable[[int, Batch, int], None]]:
-    """Every other rank: what sends its rows of a part to rank 0; the end of the block tells it that this was all."""
+    """Gives the block a function that sends rows of a part to rank 0, and then sends the end; for every other rank."""
     streamed = is_streamed(rows)
 
     def send(part: int, columns: Batch, policy_version: int) -> None:

@@ -1,1 +1,1 @@
-"""The gRPC thread of a rank 0."""
+"""The gRPC server of a service, on a thread of rank 0."""

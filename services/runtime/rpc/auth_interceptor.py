@@ -1,4 +1,4 @@
-"""Bearer tokens: a call without the right one goes no further, and is written down."""
+"""Bearer tokens: a call without the right token is refused and logged."""
 
 import logging
 import time
@@ -13,13 +13,13 @@ from splitppo.rpc.errors import Place, Unauthenticated, abort
 
 Handler = Any  # grpc.RpcMethodHandler
 _HEALTH = "/grpc.health.v1.Health/"
-# Lines that are written at once, and seconds until there is room for another one: guessing must not fill the disk.
+# Lines that are logged at once, and seconds until there is room for one more: guessing must not fill the disk.
 _MAX_LINES = 10
 _LINE_EVERY_S = 6.0
 
 
 class LineLimit(logging.Filter):
-    """Lets some lines through at once, then one every few seconds, which says how many were left out before it."""
+    """Lets some log lines through at once, then one every few seconds, with the number of lines left out before it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -42,8 +42,8 @@ class LineLimit(logging.Filter):
         return True
 
 
-# Of refused calls, in which nothing that the caller has sent is written down but the name of a method that exists; and
-# of gRPC's own services (health, reflection), which log a traceback for every message that they cannot read.
+# The log of refused calls has nothing that the caller has sent but the name of a method that exists. gRPC's own
+# services (health, reflection) log a traceback for every message that they cannot read.
 refusals = logging.getLogger(f"{__name__}.refusals")
 for _flooded in (refusals, logging.getLogger("grpc._cython.cygrpc")):
     _flooded.addFilter(LineLimit())
@@ -65,9 +65,9 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         return self._refusing(handler, details.method, because) if because else handler
 
     def _refusing(self, handler: Handler, method: str, because: str) -> Handler:
-        """A handler that sends replies as the method does, and waits for no request.
+        """Returns a handler that refuses the call without waiting for a request; it replies in the form of the method.
 
-        One that did would hold a call for as long as its caller sends nothing, and the right ones would find no room.
+        If it waited for a request, calls of strangers that send nothing would stay open, and leave no room for others.
         """
 
         async def refuse(_: Any, context: Any) -> None:

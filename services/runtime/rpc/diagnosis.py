@@ -1,4 +1,4 @@
-"""The answers of a worker about itself, for a search for faults: its ranks, its run folder, its wire."""
+"""The RPCs with which the doctor examines a worker: its ranks, its run folder, the speed of its connection."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ _NONCE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 class DiagnosisServicer:
-    """The RPCs of WorkerService that look and measure, and change nothing."""
+    """The RPCs of WorkerService that examine and measure, and change nothing."""
 
     def __init__(
         self, worker: Worker, credentials: Credentials, vital_signs: Callable[[], Mapping[int, VitalSign]]
@@ -37,7 +37,7 @@ class DiagnosisServicer:
     async def diagnose(self, request: worker_pb2.DiagnoseRequest, _: Any) -> worker_pb2.DiagnoseResponse:
         if request.nonce:
             check_nonce(request.nonce)
-        # A storage that hangs must not keep other calls from their answers.
+        # On another thread: storage that hangs must not delay the answers to other calls.
         response = await asyncio.to_thread(_look_into, self._worker.context.config.run.dir, request.nonce)
         signs = self._vital_signs()
         for process in self._worker.processes:
@@ -61,7 +61,7 @@ class DiagnosisServicer:
         return worker_pb2.MeasureUploadResponse(received_bytes=received_bytes)
 
     async def measure_download(self, request: worker_pb2.MeasureDownloadRequest, _: Any) -> AsyncIterator[bytes]:
-        """Sends as many bytes as are asked for; all messages but the last are one object."""
+        """Sends as many bytes as are asked for; all messages but the last are the same object."""
         if request.num_bytes > MAX_MEASURED_BYTES:
             raise InvalidArgument(f"num_bytes must be at most {MAX_MEASURED_BYTES}, got {request.num_bytes}")
         num_whole, rest = divmod(request.num_bytes, CHUNK_BYTES)
@@ -73,16 +73,16 @@ class DiagnosisServicer:
 
 
 def check_nonce(nonce: str) -> None:
-    """Raises InvalidArgument unless it can name a file that a controller, or a doctor, has put into the run folder."""
+    """Raises InvalidArgument unless `nonce` can be the name of a file that controller or doctor put into the folder."""
     if not _NONCE.fullmatch(nonce):
         raise InvalidArgument(f"nonce must be the name of a file in the run folder, got {nonce!r}")
 
 
 def _look_into(run_dir: Path, nonce: str) -> worker_pb2.DiagnoseResponse:
-    """Describes the run folder."""
+    """Returns what this worker sees of the run folder: the nonce, whether it can write, the free space."""
     response = worker_pb2.DiagnoseResponse(run_dir=str(run_dir.absolute()))
     response.sees_nonce = bool(nonce) and (run_dir / nonce).is_file()
     response.is_writable = os.access(run_dir, os.W_OK | os.X_OK)
-    with suppress(OSError):  # it is not there, which is_writable says
+    with suppress(OSError):  # the folder is not there, as is_writable shows
         response.disk_free_bytes = shutil.disk_usage(run_dir).free
     return response

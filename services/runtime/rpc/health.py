@@ -1,7 +1,7 @@
-"""grpc.health.v1.Health, which strangers may call where it is open: what they do to it reaches no other call.
+"""grpc.health.v1.Health, which strangers may call if open_health is set: their calls cannot disturb other calls.
 
-The servicer of grpcio-health-checking writes to a watcher under a lock: one that takes nothing stops all the others,
-and with them every change of the status.
+The servicer of grpcio-health-checking writes to a watcher under a lock. There a watcher that reads nothing stops all
+the other watchers, and with them every change of the status.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from services.runtime.rpc.method_adapter import methods_of, service_handler
 from splitppo.rpc.errors import NotFound
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"]
-# Open calls of each method, beside services.max_calls.
+# Open calls of each method; they do not count for services.max_calls.
 _MAX_CALLS = 64
 
 
 class HealthServicer:
-    """The health of a server; all of its services share it. For one event loop."""
+    """The health of a server, which all of its services share. For one event loop."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = {"", *names}
@@ -31,7 +31,7 @@ class HealthServicer:
         self._changed = asyncio.Event()
 
     def handlers(self, role: str) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
-        """Handlers of both methods, each with a limit of its own: endless watches take no room of checks."""
+        """Returns the handlers of both methods, each with its own limit: open watches leave room for checks."""
         return tuple(
             service_handler(SERVICE, {name: method}, role, CallLimit(_MAX_CALLS, ends_oldest=True))
             for name, method in methods_of(self, SERVICE).items()
@@ -51,7 +51,7 @@ class HealthServicer:
     async def watch(
         self, request: health_pb2.HealthCheckRequest, _: Any
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """The status now, and whenever it is another one."""
+        """Sends the status now, and again whenever it changes."""
         last = None
         while True:
             changed = self._changed

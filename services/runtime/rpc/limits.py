@@ -1,4 +1,4 @@
-"""Limits of a server: how many calls at a time, how large a request. Beyond them, RESOURCE_EXHAUSTED."""
+"""Limits of a server: the number of open calls, the size of a request. Beyond them it answers RESOURCE_EXHAUSTED."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 
 from splitppo.rpc.errors import Busy, WireError
 
-# Requests but for batches hold ids, numbers and the names of columns.
+# Requests other than batches contain ids, numbers and the names of columns.
 MAX_REQUEST_BYTES = 64 << 10
 
 
 @asynccontextmanager
 async def refusing_when(end: asyncio.Timeout, refusal: WireError) -> AsyncIterator[None]:
-    """Ends the block with this refusal once the timeout expires; a TimeoutError of the block itself stays."""
+    """Ends the block with `refusal` when the timeout `end` expires; the block's own TimeoutError stays as it is."""
     try:
         async with end:
             yield
@@ -27,8 +27,8 @@ class CallLimit:
 
     Args:
         max_calls: how many calls may be open.
-        key: of the configuration, where the limit is one; part of the refusal.
-        ends_oldest: with one call more, the oldest ends. Callers of whom anybody may be one cannot keep others out.
+        key: the key of the configuration with this limit, for the refusal; empty if there is none.
+        ends_oldest: one call more ends the oldest one, so that strangers cannot keep others out.
     """
 
     def __init__(self, max_calls: int, key: str = "", *, ends_oldest: bool = False) -> None:
@@ -39,7 +39,7 @@ class CallLimit:
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        """Counts a call as long as it lasts; Busy if there is no room for it, or another call takes its place."""
+        """Counts a call while the block runs; Busy if there is no room for it, or another call takes its place."""
         if len(self._open) >= self._max_calls:
             if not self._ends_oldest:
                 raise Busy(self._refusal)

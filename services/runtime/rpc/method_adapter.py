@@ -1,4 +1,4 @@
-"""Between gRPC and our methods: bytes become messages, exceptions become status. Methods just raise."""
+"""The layer between gRPC and our methods: bytes become messages, and an exception of a method becomes a status."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def methods_of(servicer: object, service: ServiceDescriptor) -> dict[str, Method
 def service_handler(
     service: ServiceDescriptor, methods: Mapping[str, Method], role: str, limit: CallLimit
 ) -> grpc.GenericRpcHandler[Any, Any]:
-    """A gRPC handler for the methods of a service that are given; the rest is UNIMPLEMENTED."""
+    """Returns a gRPC handler for the given methods of a service; the other methods are UNIMPLEMENTED."""
     handlers = {}
     for descriptor in (method for method in service.methods if method.name in methods):
         place = Place(role=role, method=descriptor.name)
         request_type = None if descriptor.client_streaming else GetMessageClass(descriptor.input_type)
         adapter = _MethodAdapter(methods[descriptor.name], request_type, place, limit)
-        # Requests arrive as bytes, so that a message that cannot be read is the caller's mistake, not ours; and as
-        # streams, or gRPC would wait for a single one before the call is counted.
+        # Requests arrive as bytes, so that a message that cannot be read is the caller's mistake, not ours. They arrive
+        # as streams, because gRPC would wait for a single request before the call is counted.
         make: Any
         make, behaviour = {
             False: (grpc.stream_unary_rpc_method_handler, adapter.one_reply),
@@ -54,7 +54,7 @@ def service_handler(
 @dataclass(frozen=True)
 class _MethodAdapter:
     method: Method
-    request_type: type[Message] | None  # None: a stream, passed on as it comes: its reader takes chunks without copies
+    request_type: type[Message] | None  # None: a stream of bytes, whose reader takes chunks without copies
     place: Place
     limit: CallLimit
 
@@ -91,9 +91,12 @@ class _MethodAdapter:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Lets go of the messages in the frames of an error: gRPC's own error, a cycle, holds on to the one behind it."""
+    """Drops the tracebacks of an error and its causes, whose frames refer to messages.
+
+    gRPC's own error refers to the error before it, and is part of a cycle: the messages would stay in memory.
+    """
     behind: list[BaseException | None] = [error]
-    seen: set[int] = set()  # what is behind an error may be a circle
+    seen: set[int] = set()  # the chain of causes may be a cycle
     while behind:
         cause = behind.pop()
         if cause is not None and id(cause) not in seen:

@@ -1,7 +1,7 @@
-"""Server reflection, so that clients without our proto files can list and describe the services: v1 and v1alpha.
+"""Server reflection, v1 and v1alpha: clients without our proto files can list and describe the services.
 
-grpcio-reflection serves grpc.reflection.v1alpha only. grpc.reflection.v1 has the same messages under another package,
-which is not on the wire, so one servicer answers both.
+grpcio-reflection serves grpc.reflection.v1alpha only. grpc.reflection.v1 has the same messages in another package. The
+package is not on the wire, so one servicer answers both.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ def add_reflection(names: Iterable[str], server: grpc.aio.Server) -> None:
 
 
 def _describe_v1() -> None:
-    """Makes v1 known where its description is looked for: v1alpha's with the other package in all its names."""
+    """Adds the description of v1 to the default pool: that of v1alpha, with the other package in all its names."""
     pool = descriptor_pool.Default()  # type: ignore[no-untyped-call]
     try:
         pool.FindFileContainingSymbol(V1)

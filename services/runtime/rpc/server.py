@@ -31,15 +31,15 @@ from splitppo.v1 import worker_pb2
 log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 30.0
-# Streams that still run when the server stops: answers on their way get this long.
+# When the server stops, answers that are being sent get this long.
 _STOP_GRACE_S = 2.0
 
 
 @dataclass
 class Server:
-    """Serves a worker: WorkerService, the role's own service of `commands`, health and reflection.
+    """The gRPC server of a worker: WorkerService, the role's own service of `commands`, health and reflection.
 
-    `vital_signs` are those of the ranks, by rank.
+    `vital_signs` returns those of the ranks, by rank.
     """
 
     worker: Worker
@@ -60,12 +60,12 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="grpc", daemon=True)
 
     def start(self) -> str:
-        """Starts the thread; returns the address that it listens on. ValueError if it cannot listen there."""
+        """Starts the thread and returns the address that it listens on; ValueError if it cannot listen there."""
         self._thread.start()
         return self._address.result(_START_TIMEOUT_S)
 
     def stop(self) -> None:
-        """Sends the answers that are on their way, then ends the thread."""
+        """Ends the thread, after the answers that are being sent."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(_STOP_GRACE_S + 2.0)
 
@@ -112,13 +112,13 @@ class Server:
 
 
 def _reachable(bind: str, port: int) -> str:
-    """host:port for callers; a wildcard host stands for this machine."""
+    """Returns host:port for callers; for a wildcard host the name of this machine."""
     host = bind.rpartition(":")[0]
     return f"{socket.gethostname() if host in ('0.0.0.0', '[::]', '') else host}:{port}"  # noqa: S104
 
 
 def _check_free(bind: str) -> None:
-    """Raises ValueError if nothing can listen there: gRPC itself would say so in a dump of many lines."""
+    """Raises ValueError, one sentence, if nothing can listen there; gRPC itself would print many lines."""
     host, _, port = bind.rpartition(":")
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     try:

@@ -1,4 +1,4 @@
-"""The answers of the service, on the gRPC thread. Commands go into the command queue, the rest is immediate."""
+"""The RPCs of a service, on the gRPC thread. Commands go into the command queue; all others are answered at once."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ class WorkerServicer:
         self._worker = worker
 
     async def handshake(self, request: worker_pb2.HandshakeRequest, _: Any) -> worker_pb2.HandshakeResponse:
-        """Checks that controller and worker fit together, then works for this controller and no older one."""
+        """Checks that controller and worker fit together; from then on this controller is served, and no older one."""
         worker, run_dir = self._worker, self._worker.context.config.run.dir
         if because := why_versions_differ("this worker", "the controller", request):
             raise WrongState(because)
@@ -51,7 +51,7 @@ class WorkerServicer:
         if worker.fencing.take(request.run_id, request.epoch):
             worker.command_queue.supersede("a newer controller has taken over")
         if worker.ledger is None:
-            worker.slots.clear()  # no checkpoint will be loaded that would do it
+            worker.slots.clear()  # else the load of a checkpoint does it
         return worker_pb2.HandshakeResponse(
             **self._identity(),
             world_size=worker.context.world_size,
@@ -86,13 +86,13 @@ class WorkerServicer:
         }
 
     async def put_batch(self, requests: AsyncIterator[bytes], _: Any) -> worker_pb2.PutBatchResponse:
-        """Takes a batch into its slot, once it is complete; `requests` are serialised."""
+        """Puts a batch into its slot once it is complete; `requests` are serialised."""
         services, slots = self._worker.context.config.services, self._worker.slots
         caller = worker_pb2.PutBatchHeader()
         room = ExitStack()
 
         def open_put(header: worker_pb2.PutBatchHeader) -> batch_pb2.BatchHeader:
-            """Refuses a batch before memory is taken for it."""
+            """Refuses a batch before memory is allocated for it."""
             self._check_caller(header)
             slots.check(header.batch.slot, self._worker.committed_step)
             caller.run_id, caller.epoch = header.run_id, header.epoch
@@ -135,7 +135,7 @@ class WorkerServicer:
 
 
 def command_method(worker: Worker, command: Command) -> Method:
-    """The RPC of a command: puts it into the queue and streams its progress and its result."""
+    """Returns the RPC of a command, which puts a call into the queue and streams its progress and its result."""
 
     async def serve(request: Any, _: Any) -> AsyncIterator[worker_pb2.CommandEvent]:
         call = CommandCall(command, request)
@@ -159,7 +159,7 @@ def _check_request(call: CommandCall) -> None:
 
 
 async def _events(call: CommandCall) -> AsyncIterator[worker_pb2.CommandEvent]:
-    """Yields the events of a call, past and future; of progress, only the newest. The call does not need its reader."""
+    """Yields all events of a call, but of the past progress only the newest; the call goes on without its reader."""
     num_read = 0
     while True:
         events, more = call.read(num_read)
@@ -175,7 +175,7 @@ async def _events(call: CommandCall) -> AsyncIterator[worker_pb2.CommandEvent]:
 
 
 def service_of(command: Command) -> ServiceDescriptor:
-    """The proto service that declares a command; ValueError if none in the file of the request does."""
+    """Returns the proto service that declares a command, in the file of its request; ValueError if there is none."""
     request = command.request_type.DESCRIPTOR
     for service in request.file.services_by_name.values():
         method = service.methods_by_name.get(command.method)

@@ -1,1 +1,1 @@
-"""The state that the gRPC thread and the command loop of a rank 0 share."""
+"""The state that the gRPC thread and the command loop of rank 0 share."""

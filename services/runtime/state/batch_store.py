@@ -1,4 +1,4 @@
-"""The batch store of a service: batches by slot, from the first put until their step is committed, and their bytes."""
+"""The batch store of a service: batches by slot, from the first put until their step is committed."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -13,14 +13,14 @@ from splitppo.v1 import batch_pb2
 
 MAX_EVALUATION_SLOTS = 4
 MAX_PARTS = 1024
-# By kind: how its slots are called, and of how many the oldest makes room for a new one.
+# For each kind: the name of its slots, and how many there may be before a new one replaces the oldest.
 _KINDS: Mapping[batch_pb2.SlotKind, tuple[str, int | None]] = {
     batch_pb2.SLOT_KIND_EXPERIENCE: ("experience", None),
     batch_pb2.SLOT_KIND_EVALUATION: ("evaluation", MAX_EVALUATION_SLOTS),
     batch_pb2.SLOT_KIND_CANDIDATES: ("candidates", 1),
     batch_pb2.SLOT_KIND_GREEDY: ("greedy", 1),
 }
-# Commands on one slot are few; a reply that is pushed out is computed again.
+# There are few commands on one slot; a command whose reply was dropped is computed again.
 _MAX_REPLIES = 64
 
 
@@ -37,24 +37,26 @@ class _Key(NamedTuple):
 @dataclass
 class _Entry:
     rows: Batch
-    # Replies of the commands that have written to the slot since the last put.
+    # Replies of the commands that have written to the slot since the last put, by `CommandCall.reply_key`.
     replies: dict[str, StoredReply] = field(default_factory=dict)
 
 
 class BatchStore:
-    """Rank 0's batches. Thread-safe: puts and gets come from the gRPC thread, the rest from the main thread.
+    """The batches of rank 0. Thread-safe: puts and gets come from the gRPC thread, the rest from the main thread.
 
-    There is room for the experience of the next two steps (under `overlap` the step after next arrives while the
-    next one is still being trained), for a few evaluation batches, and for one of candidates and of greedy rollouts
-    each; of these kinds the oldest makes room for a new one.
-    Experience may come in parts, 1, 2, ...; as long as nothing was put to the whole (part 0), the whole is what the
-    parts have in common, each row where its part's column `places` says. The first put to the whole takes their place.
+    There is room for the experience of the next two steps (under `overlap` the step after next arrives while the next
+    one is still being trained), for MAX_EVALUATION_SLOTS evaluation batches, for one batch of candidates and for one
+    of greedy rollouts. Of these last three kinds a new batch replaces the oldest.
 
-    Where no step is ever committed (`committed_step` is None), there is room for one step: a put to another one drops
-    what was there.
+    Experience may come in parts, 1, 2, ... Until something is put to the whole (part 0), the whole has the columns
+    that all parts have, and each row is where the column `places` of its part says. The first put to the whole
+    replaces the parts.
+
+    In a group that never commits a step (`committed_step` is None) there is room for one step: a put to another step
+    drops what was there.
 
     Args:
-        max_bytes: of batches that are held and on their way (services.max_held_bytes).
+        max_bytes: limit for the batches that are stored or are being received (services.max_held_bytes).
     """
 
     def __init__(self, max_bytes: float = float("inf")) -> None:
@@ -65,11 +67,11 @@ class BatchStore:
 
     @contextmanager
     def reserved(self, num_bytes: int) -> Iterator[None]:
-        """Within the block there is room for a batch that is on its way.
+        """Reserves room for a batch that is being received while the block runs.
 
         Raises:
-            LimitExceeded: there never will be.
-            Busy: there may be once other batches are gone.
+            LimitExceeded: the batch is over the limit by itself.
+            Busy: there may be room once other batches are gone.
         """
         if num_bytes > self._max_bytes:
             raise LimitExceeded(
@@ -90,7 +92,7 @@ class BatchStore:
                 self._coming_bytes -= num_bytes
 
     def check(self, slot: batch_pb2.Slot, committed_step: int | None) -> None:
-        """Refuses a slot that makes no sense (InvalidArgument), or whose step is over or too far ahead (WrongState)."""
+        """Raises InvalidArgument for a slot that cannot exist, WrongState if its step is over or too far ahead."""
         if slot.kind not in _KINDS:
             raise InvalidArgument(f"unknown slot kind {slot.kind}")
         if slot.kind == batch_pb2.SLOT_KIND_EXPERIENCE and not 0 <= slot.part <= MAX_PARTS:
@@ -126,12 +128,12 @@ class BatchStore:
                 del self._entries[oldest]
 
     def get(self, slot: batch_pb2.Slot) -> Batch:
-        """The rows of a slot; NotFound if nothing was put there, or its step has been committed."""
+        """Returns the rows of a slot; NotFound if nothing was put there, or its step has been committed."""
         with self._lock:
             return self._entry(slot).rows
 
     def absorb(self, slot: batch_pb2.Slot, columns: Batch, reply_key: str, reply: StoredReply) -> None:
-        """Takes what a command made: columns of the same rows are added, a multiple of the rows replaces them.
+        """Stores what a command made: columns of the same rows are added, a multiple of the rows replaces them.
 
         Raises:
             NotFound: as for `get`.
@@ -146,24 +148,24 @@ class BatchStore:
             self._entries[_key(slot)] = entry
 
     def add_part(self, slot: batch_pb2.Slot, part: int, rows: Batch) -> None:
-        """Keeps rows that a running command has finished beside its slot, as a part of it; NotFound as for `get`."""
+        """Stores rows that a running command has finished as a part of its slot; NotFound as for `get`."""
         with self._lock:
             self._entry(slot)
             self._entries[_Key(slot.kind, slot.step, part)] = _Entry(rows)
 
     def drop_parts(self, slot: batch_pb2.Slot) -> None:
-        """Drops the parts of a whole slot: the command that made them was given up."""
+        """Drops the parts of a whole slot, because the command that made them was given up."""
         with self._lock:
             self._drop_parts(_key(slot))
 
     def reply_of(self, slot: batch_pb2.Slot, reply_key: str) -> StoredReply | None:
-        """The reply of a command whose work is still in the slot."""
+        """Returns the reply of a command whose work is still in the slot; None if there is none."""
         with self._lock:
             entry = self._entries.get(_key(slot))
             return entry.replies.get(reply_key) if entry else None
 
     def commit(self, step: int) -> None:
-        """Drops what belongs to this step or an earlier one; an evaluation of this step stays."""
+        """Drops the slots of this step and of earlier ones; an evaluation of this step stays."""
         with self._lock:
             for key in list(self._entries):
                 if key.step < step or (key.step == step and key.kind != batch_pb2.SLOT_KIND_EVALUATION):
@@ -174,7 +176,7 @@ class BatchStore:
             self._entries.clear()
 
     def slots(self) -> list[batch_pb2.Slot]:
-        """Returns the slots that hold something, oldest first."""
+        """Returns the slots that have rows, oldest first."""
         with self._lock:
             return [batch_pb2.Slot(**key._asdict()) for key in self._entries]
 
@@ -185,7 +187,7 @@ class BatchStore:
         return entry
 
     def _find(self, key: _Key) -> _Entry | None:
-        """Returns what was put there; for a whole that was never put, its parts joined."""
+        """Returns the entry of a slot, for a whole without a put its joined parts; None if there is nothing."""
         if key in self._entries or not key.may_have_parts or not (parts := self._parts(key)):
             return self._entries.get(key)
         if parts != list(range(1, len(parts) + 1)):

@@ -1,4 +1,4 @@
-"""A command on its way to its reply, and the log of what its callers are told."""
+"""A command on its way to its reply, and the log of the events that its callers get."""
 
 import hashlib
 import threading
@@ -12,7 +12,7 @@ from services.runtime.role import Command
 from splitppo.rpc.errors import InvalidArgument, Place, WireError
 from splitppo.v1 import worker_pb2
 
-# Progress is told at most this often, and at each new phase.
+# Callers get progress at most this often, and at each new phase.
 _PROGRESS_INTERVAL_S = 0.05
 
 # Progress, parts, and last of all the result or the error.
@@ -20,23 +20,23 @@ Event = worker_pb2.CommandEvent | WireError
 
 
 class StoredReply(NamedTuple):
-    """A reply, and the digest of the request that it answers; no digest is known from checkpoints of older versions."""
+    """A reply, and the digest of the request that it answers; the digest is empty in checkpoints of older versions."""
 
     request_sha256: str
     reply: worker_pb2.CommandResult
 
 
 class CommandCall:
-    """A command on its way to its reply; what its callers are told is one log that only grows. Thread-safe.
+    """A command on its way to its reply, with a log of events for its callers that only grows. Thread-safe.
 
     Callers come and go (they join under the same request id, they time out, they cancel), and each reads the log from
     its beginning; the command goes on.
 
     Attributes:
-        request_sha256: of what is asked for; who asks (run_id, epoch) is left out, a newer controller may ask again.
-        progress: the newest; the log has some of it.
-        newest_progress: the last that the log has.
-        answered: set once the result or the error is there.
+        request_sha256: digest of the request without run_id and epoch: a newer controller may make it again.
+        progress: the newest progress; not all progress is in the log.
+        newest_progress: the last event with progress in the log.
+        answered: set once the result or the error is in the log.
         cancelled_because: why the engine is to give the command up; empty while it is wanted.
     """
 
@@ -57,18 +57,18 @@ class CommandCall:
 
     @property
     def reply_key(self) -> str:
-        """The key of its stored reply: no other method is answered with it."""
+        """The key of its stored reply, which has the method, because another method must not get this reply."""
         return f"{self.command.method} {self.request_id}"
 
     def check_same(self, request_sha256: str) -> None:
-        """Raises InvalidArgument if the request id was given to another request, which has this digest."""
+        """Raises InvalidArgument if the request with this digest, which has the same id, is another one."""
         if request_sha256 not in ("", self.request_sha256):
             raise InvalidArgument(
                 f"request id {self.request_id!r} belongs to another request than this {self.command.method}"
             )
 
     def stored(self, reply: worker_pb2.CommandResult) -> StoredReply:
-        """The reply to this call, as it is kept for repetitions."""
+        """Returns the reply to this call as it is stored for repetitions of the request."""
         return StoredReply(self.request_sha256, reply)
 
     @property
@@ -76,33 +76,34 @@ class CommandCall:
         return replace(self.command.place_of(self.request), phase=self.progress.phase if self.progress else "")
 
     def read(self, start: int) -> tuple[Sequence[Event], Future[None]]:
-        """The events of the log from an index on, and what resolves at the next one."""
+        """Returns the events of the log from an index on, and a future that resolves at the next event."""
         with self._lock:
             return self._events[start:], self._more
 
     def report(self, done: int, total: int, phase: str) -> None:
-        now, known = time.monotonic(), self.progress
+        """Takes progress; it becomes an event if the last one is old enough, in a new phase, and when all is done."""
+        now, last = time.monotonic(), self.progress
         self.progress = worker_pb2.Progress(done=done, total=total, phase=phase)
-        is_due = known is None or known.phase != phase or known.done < total <= done
+        is_due = last is None or last.phase != phase or last.done < total <= done
         if is_due or now - self._progress_at >= _PROGRESS_INTERVAL_S:
             self._progress_at = now
             self.newest_progress = worker_pb2.CommandEvent(progress=self.progress)
             self._append(self.newest_progress)
 
     def part_ready(self, part: worker_pb2.PartReady) -> None:
-        """A part of the slot can be fetched."""
+        """Adds the event that a part of the slot can be fetched."""
         self._append(worker_pb2.CommandEvent(part=part))
 
     def resolve(self, reply: worker_pb2.CommandResult) -> None:
-        """Answers; an answer given before stands."""
+        """Answers the call with a reply, unless it is answered already."""
         self._append(worker_pb2.CommandEvent(result=reply), is_last=True)
 
     def fail(self, error: WireError) -> None:
-        """Answers with an error; an answer given before stands."""
+        """Answers the call with an error, unless it is answered already."""
         self._append(error.at(self.place), is_last=True)
 
     def cancel(self, because: str) -> None:
-        """Asks the engine to give the command up, where it can be; it may still be finished."""
+        """Asks the engine to give a cancellable command up; the command may still be finished."""
         with self._lock:
             if not self.command.cancellable or self.cancelled_because or self.answered.is_set():
                 return
@@ -111,7 +112,7 @@ class CommandCall:
         tell_ranks()
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
-        """`callback` is called once, in any thread, when the call is cancelled; at once if it is already."""
+        """Has `callback` called once, in any thread, when the call is cancelled; at once if it is already."""
         with self._lock:
             self._on_cancel = callback
             is_cancelled = bool(self.cancelled_because)

@@ -14,7 +14,7 @@ _CHECKPOINT_IS_LOADED = "a checkpoint is being loaded"
 
 
 class CommandQueueClosed(Exception):
-    """The queue is closed and empty: there is nothing left to do."""
+    """The queue is closed and empty: no call will come any more."""
 
 
 class CommandQueue:
@@ -23,7 +23,7 @@ class CommandQueue:
     def __init__(self, max_queued: int) -> None:
         self._max_queued = max_queued
         self._queue: deque[CommandCall] = deque()
-        # Queued, running, and done but not durable yet, by request id; those that are answered go at the next `admit`.
+        # Calls by request id: queued, running, or done but not durable yet. `admit` removes those that are answered.
         self._open: dict[str, CommandCall] = {}
         self._changed = threading.Condition()
         self._closed_because: WireError | None = None
@@ -31,7 +31,7 @@ class CommandQueue:
 
     @property
     def running(self) -> CommandCall | None:
-        """The call that the main thread works on."""
+        """The call that the main thread works on; None without one."""
         call = self._running
         return call if call is not None and not call.answered.is_set() else None
 
@@ -42,9 +42,9 @@ class CommandQueue:
     def admit(
         self, call: CommandCall, stored_reply: Callable[[CommandCall], worker_pb2.CommandResult | None]
     ) -> CommandCall:
-        """Queues a call, or joins it to the open one of the same request id, or answers it with its stored reply.
+        """Queues a call, or returns the open call with the same request id, or answers it with its stored reply.
 
-        A call that repairs comes next: what waits is refused, what runs is cancelled where it can be.
+        For a command that repairs, calls that wait are refused, and the running one is cancelled if it can be.
 
         Raises:
             InvalidArgument: the request id is that of another request.
@@ -52,10 +52,10 @@ class CommandQueue:
         """
         with self._changed:
             self._open = {name: other for name, other in self._open.items() if not other.answered.is_set()}
-            if (known := self._open.get(call.request_id)) is not None:
-                call.check_same(known.request_sha256)
-                return known
-            # Looked up second: a call is answered only after its reply was stored.
+            if (same := self._open.get(call.request_id)) is not None:
+                call.check_same(same.request_sha256)
+                return same
+            # Looked up after the open calls, because a reply is stored before its call is answered.
             if (reply := stored_reply(call)) is not None:
                 call.resolve(reply)
                 return call
@@ -74,7 +74,11 @@ class CommandQueue:
             return call
 
     def take(self, timeout_s: float) -> CommandCall | None:
-        """The next call, which runs until the next `take`; None if none came in time, CommandQueueClosed at the end."""
+        """Returns the next call, which is `running` until the next `take`; None if no call came in time.
+
+        Raises:
+            CommandQueueClosed: the queue is closed and empty.
+        """
         with self._changed:
             self._running = None
             self._changed.wait_for(lambda: self._queue or self._closed_because, timeout_s)
@@ -85,7 +89,7 @@ class CommandQueue:
             return self._running
 
     def supersede(self, because: str) -> None:
-        """Refuses all calls that have not begun, and cancels the one that runs, where it can be."""
+        """Refuses all calls that have not begun, and cancels the running one if it can be cancelled."""
         with self._changed:
             self._refuse_queued(Unavailable(because))
         self.cancel_running(because)
@@ -95,7 +99,7 @@ class CommandQueue:
             running.cancel(because)
 
     def close(self, because: WireError) -> None:
-        """Refuses all calls that have not begun, now and later; the first reason stands."""
+        """Refuses all calls that have not begun, now and later; for calls to come the first reason stays."""
         with self._changed:
             self._closed_because = self._closed_because or because
             self._refuse_queued(self._closed_because)
@@ -120,9 +124,9 @@ class CommandQueue:
 
 def _fail(calls: Sequence[CommandCall], error: WireError) -> None:
     for call in calls:
-        call.fail(copy(error))  # each says where its own call was
+        call.fail(copy(error))  # each copy gets the place of its own call
 
 
 def draining() -> Unavailable:
-    """Returns the refusal of a service that is about to end."""
+    """Returns the error with which a service that is about to end refuses commands."""
     return Unavailable("the service is draining and takes no more commands")

@@ -1,4 +1,4 @@
-"""The ledger: which step is committed, by which request, and what was answered. Stored with the weights."""
+"""The ledger: the committed step, the request that committed it, and the reply. It is saved with the weights."""
 
 import json
 from typing import NamedTuple
@@ -13,7 +13,7 @@ _VERSION = 1
 
 
 class _Entry(NamedTuple):
-    """Replaced as a whole: "applied" and "answered" cannot differ, on whichever thread they are read."""
+    """A request and its reply; replaced as a whole, so that no thread sees one without the other."""
 
     committed_step: int = 0
     request_id: str = ""
@@ -21,7 +21,7 @@ class _Entry(NamedTuple):
 
 
 class Ledger:
-    """The last request that a role has applied, and the last that it has saved, with their replies. Thread-safe."""
+    """The last update that a role has applied, and its last durable save, with their replies. Thread-safe."""
 
     def __init__(self) -> None:
         self._entry = self._saved = _Entry()
@@ -34,7 +34,7 @@ class Ledger:
         self._entry = _Entry(step, request_id, stored)
 
     def reply_of(self, request_id: str) -> StoredReply | None:
-        """The stored reply, marked as replayed, if this request was the last one applied."""
+        """Returns the stored reply, marked as replayed, if this request was the last one applied; else None."""
         entry = self._entry
         if not request_id or request_id != entry.request_id:
             return None
@@ -43,16 +43,16 @@ class Ledger:
         return entry.stored._replace(reply=reply)
 
     def remember_save(self, request_id: str, stored: StoredReply) -> None:
-        """A checkpoint is durable; until one is loaded, its request gets this reply, whatever is committed since."""
+        """Stores the reply of a durable save, for repetitions of its request until a checkpoint is loaded."""
         self._saved = _Entry(stored.reply.committed_step, request_id, stored)
 
     def reply_of_save(self, request_id: str) -> StoredReply | None:
-        """The reply of the last durable checkpoint, if this request made it."""
+        """Returns the reply of the last durable save, if this request made it; else None."""
         saved = self._saved
         return saved.stored if request_id and request_id == saved.request_id else None
 
     def serialise(self) -> bytes:
-        """The last applied request as JSON, for a checkpoint."""
+        """Returns the last applied request as JSON, for a checkpoint."""
         entry = self._entry
         content = {
             "version": _VERSION,
@@ -64,7 +64,7 @@ class Ledger:
         return json.dumps(content, sort_keys=True).encode()
 
     def restore(self, state: bytes, step: int) -> None:
-        """Takes the entry of a checkpoint; no bytes stand for a model that was never trained.
+        """Takes over the entry of a checkpoint; empty `state` stands for a model that was never trained.
 
         Raises:
             DataLoss: the entry cannot be read, or belongs to another step than `step`.
@@ -72,7 +72,7 @@ class Ledger:
         entry = _read(state) if state else _Entry()
         if entry.committed_step != step:
             raise DataLoss(f"the checkpoint of step {step} holds the ledger of step {entry.committed_step}")
-        # What is saved from here on is another checkpoint, also of a step saved before.
+        # A save from here on makes another checkpoint, also of a step that was saved before.
         self._entry, self._saved = entry, _Entry()
 
 

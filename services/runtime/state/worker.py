@@ -1,4 +1,4 @@
-"""The state that rank 0's two threads share: the main thread that works and the gRPC thread that answers."""
+"""The state that the two threads of rank 0 share: the main thread, which works, and the gRPC thread, which answers."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ from splitppo.v1 import worker_pb2
 
 @dataclass
 class Worker:
-    """A service as its callers see it: who it is, whose it is, what it holds, and in which state it is.
+    """A service as its callers see it: its role, its controller, its batches, and its state.
 
     Attributes:
-        ledger: None where nothing is trained: then no step is committed, and requests alone say which one they mean.
+        ledger: None if the group trains nothing: then no step is committed, and any step of a request is right.
         instance_id: new at each start of the group.
         has_failed: the group ends because of a failure.
         on_change: called, in any thread, when `is_serving` may have changed.
@@ -61,18 +61,22 @@ class Worker:
 
     @property
     def committed_step(self) -> int | None:
-        """None without a ledger."""
+        """The committed step; None without a ledger."""
         return None if self.ledger is None else self.ledger.committed_step
 
     def stored_reply(self, call: CommandCall) -> worker_pb2.CommandResult | None:
-        """The reply of a command that was finished before and still stands; InvalidArgument if it was another one."""
+        """Returns the stored reply to a request that was made before; None without one.
+
+        Raises:
+            InvalidArgument: the request id belongs to another request.
+        """
         if (stored := self._stored(call)) is None:
             return None
         call.check_same(stored.request_sha256)
         return stored.reply
 
     def _stored(self, call: CommandCall) -> StoredReply | None:
-        """Returns what is stored under the call's request id; each kind of command has its own home."""
+        """Returns the reply under the call's request id: from its slot, from the ledger, or of the last save."""
         if call.command.works_on_slot and not call.command.commits:
             return self.slots.reply_of(call.request.slot, call.reply_key)
         if self.ledger is None:
@@ -92,24 +96,24 @@ class Worker:
             raise draining()
 
     def mark_dirty(self, because: str) -> None:
-        """The weights belong to no step any more."""
+        """Notes that the weights belong to no step any more."""
         self._dirty = because
         self.on_change()
 
     def mark_clean(self) -> None:
-        """A checkpoint was loaded."""
+        """Notes that a checkpoint was loaded."""
         self._dirty = ""
         self.on_change()
 
     def drain(self) -> None:
-        """Finishes what runs, or cancels it where it can, and refuses all else; then the main thread leaves."""
+        """Refuses all calls but the running one, which is finished, or cancelled; then the main thread ends."""
         self._is_draining = True
         self.on_change()
         self.command_queue.close(draining())
         self.command_queue.cancel_running("the service is draining")
 
     def mark_failed(self, error: WireError) -> None:
-        """The group ends: everybody who waits is told why."""
+        """Answers all open calls with the error for which the group ends."""
         self.has_failed = True
         self.on_change()
         self.command_queue.close(error)
