@@ -1,1 +1,1 @@
-"""Models that compute and train: loading, FSDP2, packing, optimizer, checkpoints. Knows no RPC."""
+"""Models that compute and train: loading, FSDP2, packing, optimizer, checkpoints. The engine knows no RPC."""

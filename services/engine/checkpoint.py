@@ -30,11 +30,11 @@ _PROGRESS_INTERVAL_S = 1.0
 
 
 class Checkpointer:
-    """Writes and reads the checkpoints of one model; every rank has one, and all call each method together.
+    """Writes and reads the checkpoints of one model; every rank has one, and all ranks call each method together.
 
-    Saving has a gloo group and a thread of its own, so that it never meets the collectives of training. It reads the
-    weights and moments where they are: whoever changes them calls `wait_until_written` first. The tokenizer files of
-    the folder `source` go into `huggingface/`.
+    Saving has its own gloo group and its own thread, so that its collectives are apart from those of training. It reads
+    the weights and moments where they are: call `wait_until_written` before they change. The tokenizer files of the
+    folder `source` go into `huggingface/`.
     """
 
     def __init__(self, model: Any, source: Path) -> None:
@@ -53,11 +53,11 @@ class Checkpointer:
         service_state: bytes,
         with_hf_model: bool,
     ) -> Future[str]:
-        """Waits for the save before it, and writes in the background what the model is now.
+        """Waits for the save before it, and then writes the model as it is now in the background.
 
         Returns:
-            resolves when the parts of all ranks are on storage; on rank 0 when `huggingface/` is, too, with the
-            sha256 of the weights as they were read back. OSError where storage has failed.
+            a future that resolves when the parts of all ranks are on storage; on rank 0 when `huggingface/` is, too,
+            with the sha256 of the weights as they were read back. OSError if storage has failed.
         """
         if self._last is not None:
             wait([self._last])
@@ -86,12 +86,12 @@ class Checkpointer:
         return self._last
 
     def wait_until_written(self, progress: Callable[[int, int, str], None] = lambda *_: None) -> None:
-        """Returns as soon as this rank's tensors may change: those of the last save are written, or it has failed."""
+        """Waits until this rank's tensors may change: those of the last save are written, or that save has failed."""
         if (writer := self._writer) is None:
             return
         began_s, num_written = time.perf_counter(), writer.num_written
         while not writer.is_done.wait(_PROGRESS_INTERVAL_S):
-            if writer.num_written > num_written:  # else storage stands still, and the group's watch counts the seconds
+            if writer.num_written > num_written:  # without progress the heartbeat counts this as silence
                 num_written = writer.num_written
                 progress(num_written, writer.num_tensors, "save")
         if (waited_s := time.perf_counter() - began_s) > _PROGRESS_INTERVAL_S:
@@ -109,15 +109,15 @@ class Checkpointer:
         return values_digest(part for _, part in read_parts(directory, [f"model.{name}" for name in names]))
 
     def load(self, directory: Path, optimizer: torch.optim.Optimizer) -> tuple[int, bytes]:
-        """Loads in place what `save` wrote from any number of ranks: (num_updates, service_state).
+        """Loads in place what `save` wrote from any number of ranks; returns (num_updates, service_state).
 
         Raises:
-            ValueError: missing, torn or of another model; nothing has changed then.
+            ValueError: it is missing, torn or of another model; nothing has changed then.
         """
         model = self._model
         shapes = check_checkpoint(directory, model)
         self.wait_until_written()
-        optimizer.state.clear()  # first: moments would be in memory twice
+        optimizer.state.clear()  # first, else moments would be in memory twice
         moments = _fresh_moments(model, shapes)
         rng = {key: value for key, value in _rng_entries().items() if key in shapes}
         state = {
@@ -136,7 +136,7 @@ class Checkpointer:
 
 
 def _empty(directory: Path) -> None:
-    """Removes what an unfinished save has left. The folder itself stays: other ranks may be making it now."""
+    """Removes what an unfinished save has left, but not the folder itself: other ranks may be making it now."""
     directory.mkdir(parents=True, exist_ok=True)
     for entry in directory.iterdir():
         if entry.is_dir():
@@ -146,15 +146,15 @@ def _empty(directory: Path) -> None:
 
 
 def check_checkpoint(directory: Path, model: nn.Module) -> dict[str, torch.Size]:
-    """Shape of every tensor of a whole checkpoint of this model; one rank can ask alone.
+    """Returns the shape of every tensor in a whole checkpoint of this model; a single rank may call it.
 
     Raises:
-        DamagedCheckpoint: missing or torn.
-        ValueError: of another model.
+        DamagedCheckpoint: it is missing or torn.
+        ValueError: it is of another model.
     """
     saved = {name: entry.size for name, entry in read_entries(directory).items()}
     expected = {f"model.{name}": parameter.shape for name, parameter in model.named_parameters()}
-    # Of the buffers only persistent ones are saved.
+    # Only persistent buffers are saved.
     buffers = {f"model.{name}": buffer.shape for name, buffer in model.named_buffers()}
     expected |= {name: shape for name, shape in buffers.items() if name in saved}
     for name in [*expected, *(name for name in saved if name.startswith("model."))]:
@@ -165,7 +165,7 @@ def check_checkpoint(directory: Path, model: nn.Module) -> dict[str, torch.Size]
 
 
 def write_hf_weights(directory: Path, folder: Path) -> None:
-    """Adds the weights of a checkpoint to a Hugging Face folder that has a config; one process does it alone.
+    """Adds the weights of a checkpoint to a Hugging Face folder that has a config; for one process alone.
 
     Raises:
         ValueError: see `hf_folder.write_weights`.
@@ -189,7 +189,7 @@ def write_hf_weights(directory: Path, folder: Path) -> None:
 
 
 def model_entries(model: nn.Module) -> dict[str, Tensor]:
-    """model.<name>: this rank's part of every parameter and persistent buffer; tied ones once."""
+    """Returns this rank's part of every parameter and persistent buffer as model.<name>; tied ones once."""
     once = {name for name, _ in model.named_parameters()}
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - once
     return {f"model.{name}": tensor for name, tensor in model.state_dict().items() if name not in tied}
@@ -205,7 +205,7 @@ def _optimizer_entries(model: nn.Module, moments: Mapping[Any, Mapping[str, Tens
 
 
 def _fresh_moments(model: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[Tensor, dict[str, Tensor]]:
-    """Optimizer state to load into, of the parameters that have one in the checkpoint (none before an update)."""
+    """Returns optimizer state to load into, for the parameters that have one in the checkpoint."""
     return {
         parameter: {
             "step": torch.zeros((), dtype=torch.float32, device=parallel.local(parameter).device),
@@ -218,7 +218,7 @@ def _fresh_moments(model: nn.Module, shapes: Mapping[str, torch.Size]) -> dict[T
 
 
 def _rng_entries() -> dict[str, Tensor]:
-    """States of this rank's generators; one that did not exist when a checkpoint was written keeps its own."""
+    """Returns the states of this rank's random generators."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state()
@@ -226,7 +226,10 @@ def _rng_entries() -> dict[str, Tensor]:
 
 
 def _stream_behind_training() -> AbstractContextManager[Any]:
-    """On a GPU a stream for copies, behind the work that is queued now but not behind what training queues later."""
+    """Returns the context of a stream for copies that waits for the work queued now, but for no later work.
+
+    On a CPU the context does nothing.
+    """
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         return nullcontext()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -17,11 +17,11 @@ def export(checkpoint: Path, output: Path) -> None:
     """Writes config, tokenizer and fp32 weights of one role's checkpoint, e.g. global_step_10/actor.
 
     Raises:
-        ValueError: no complete checkpoint, a damaged one, or the output folder holds something.
+        ValueError: the checkpoint is not complete, or damaged, or the output folder is not empty.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} exists and is not an empty folder")
-    if (checkpoint / MANIFEST).exists():  # a folder that the engine alone has written has none
+    if (checkpoint / MANIFEST).exists():  # a folder that was written by the engine alone has none
         verify_files(checkpoint, read_manifest(checkpoint))
     if (checkpoint / "actor").is_dir():
         raise ValueError(f"{checkpoint} is a pair: expected the folder of one role, such as {checkpoint / 'actor'}")
@@ -31,7 +31,7 @@ def export(checkpoint: Path, output: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; 2 for a mistake of the caller."""
+    """Runs the command line; returns the exit status, 2 for a mistake of the caller."""
     parser = argparse.ArgumentParser(prog="services.engine.export", description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True, help="e.g. runs/x/checkpoints/global_step_10/actor")
     parser.add_argument("--output", type=Path, required=True, help="new folder")

@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation: the share of its devices' peak that an update, or a pass over the rows, has used.
+"""Model FLOPs utilisation: the share of the devices' peak that an update, or a forward pass over rows, has used.
 
     FLOPs = 6 * (N_body * tokens + N_head * response tokens) + 12 * L * H * d * sum over rows of tokens^2
     MFU = FLOPs / (seconds * sum over devices of their peak)
@@ -52,7 +52,7 @@ class DenseShape:
 
 
 class FlopsMeter:
-    """Measures one model (given before it is sharded) on this rank's device."""
+    """Measures one model on this rank's device; the model is not sharded yet."""
 
     def __init__(self, model: Any, config: TrainedModelConfig, device: torch.device) -> None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -60,19 +60,19 @@ class FlopsMeter:
         self._shape, self._device = dense_shape(model), device
 
     def update_flops(self, batch: Batch, mini_batches: Sequence[MiniBatch]) -> float:
-        """Model FLOPs of the gradients of mini-batches with this rank's rows; NaN where they are not known."""
+        """Returns the model FLOPs of the gradients of mini-batches with this rank's rows; NaN if they are not known."""
         parts = [part for mini_batch in mini_batches for part in mini_batch.micro_batches]
         rows = np.concatenate([np.empty(0, np.int64), *parts])
         return train_flops(self._shape, row_lengths(batch)[rows], batch["responses"].lengths[rows])
 
     def forward_flops(self, batch: Batch) -> float:
-        """Model FLOPs of a forward pass over this rank's rows: a third of an update's; NaN where they are not known."""
+        """Returns the model FLOPs of a forward pass over this rank's rows, a third of an update's; NaN if not known."""
         return train_flops(self._shape, row_lengths(batch), batch["responses"].lengths) / 3.0
 
     def utilisation(self, flops: float, seconds: float, name: str = "mfu") -> dict[str, float]:
-        """The key `name`, of what this rank has computed in so many seconds. Collective.
+        """Returns the utilisation under the key `name`, for FLOPs that this rank has computed in `seconds`. Collective.
 
-        Nothing where a rank does not know its FLOPs or its device's peak.
+        Returns nothing if a rank does not know its FLOPs or the peak of its device.
         """
         flops, peak = parallel.reduce_array([flops, self.peak_flops or math.nan], self._device)
         [longest_s] = parallel.reduce_array([seconds], self._device, dist.ReduceOp.MAX)
@@ -81,7 +81,7 @@ class FlopsMeter:
 
 
 def dense_shape(model: Any) -> DenseShape | None:
-    """The shape of a Hugging Face model not sharded yet; None: experts, or other layers than attention."""
+    """Returns the shape of an unsharded Hugging Face model; None if it has experts, or layers other than attention."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
@@ -112,6 +112,6 @@ def train_flops(shape: DenseShape | None, lengths: NDArray[np.int32], response_l
 
 
 def peak_flops(device_name: str, dtype: Literal["fp32", "bf16"]) -> float | None:
-    """FLOPs per second that a device promises for dense matrix products; None of devices not known here."""
+    """Returns the peak FLOPs per second of a device for dense matrix products; None for a device not listed here."""
     peaks = _PEAK_TFLOPS.get(device_name)
     return None if peaks is None else peaks[0 if dtype == "bf16" else 1] * 1e12

@@ -1,4 +1,4 @@
-"""A model that only computes: the reference, the reward model."""
+"""A model that computes and is not trained: the reference, the reward model."""
 
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from splitppo.config import ComputedModelConfig
 
 
 class FrozenModel:
-    """A model without optimizer or gradient, sharded; its weights are kept in the compute dtype.
+    """A sharded model without optimizer and gradient; its weights have the dtype in which it computes.
 
     Attributes:
         compute: see `compute_columns`.

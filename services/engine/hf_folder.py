@@ -1,4 +1,4 @@
-"""Hugging Face folders out: what users take away from a run."""
+"""Writes Hugging Face folders, the form in which users get a trained model."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from transformers.utils import logging as hf_logging
 
 from splitppo.machine.memory_limits import MAX_FILE_BYTES
 
-# What makes a tokenizer, and how to generate; everything else in a model folder is config or weights.
+# The files of a tokenizer, and of generation; all other files of a model folder are config or weights.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -35,7 +35,7 @@ TOKENIZER_FILES = (
 
 
 def copy_files(source: Path, folder: Path, names: Iterable[str] = TOKENIZER_FILES) -> None:
-    """Copies those files that the source folder has."""
+    """Copies the named files from `source` to `folder`, if they are there."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         if (source / name).is_file():
@@ -45,19 +45,19 @@ def copy_files(source: Path, folder: Path, names: Iterable[str] = TOKENIZER_FILE
 def write_weights(
     folder: Path, num_bytes: Mapping[str, int], read: Callable[[Sequence[str]], dict[str, Tensor]]
 ) -> None:
-    """Adds weights to a folder that has a config, a file at a time: no more than MAX_FILE_BYTES are in memory.
+    """Adds weights to a folder that has a config, one file after the other: at most MAX_FILE_BYTES are in memory.
 
-    `num_bytes` is the size of each weight, by name, and `read` gives some of them.
+    `num_bytes` is the size of each weight, by name, and `read` returns the weights with the given names.
 
     Raises:
-        ValueError: no config, or of an architecture that transformers does not have.
+        ValueError: there is no config, or transformers does not have its architecture.
         OSError: storage has failed.
     """
     model = _without_weights(folder)
     files = [*_layers_by_file(num_bytes)]
     weight_map: dict[str, str] = {}
     for number, names in enumerate(files, 1):
-        # In a folder of its own: transformers removes the files of other weights where it saves.
+        # In a new folder, because transformers removes the files of other weights from the folder that it saves to.
         with TemporaryDirectory(dir=folder) as part:
             try:
                 model.save_pretrained(part, state_dict=read(names))
@@ -79,7 +79,7 @@ def write_weights(
 
 
 def _without_weights(folder: Path) -> Any:
-    """The model that the folder's config describes, on the meta device."""
+    """Returns the model that the config of a folder describes, on the meta device."""
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json")
     config = AutoConfig.from_pretrained(folder)
@@ -96,7 +96,7 @@ def _without_weights(folder: Path) -> Any:
 
 
 def _layers_by_file(num_bytes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Names by the file that they go into; those of a layer stay together, as transformers may store them as one."""
+    """Yields the names of each file; those of a layer stay together, as transformers may store them as one tensor."""
     layers: dict[str, list[str]] = {}
     for name in num_bytes:
         in_layer = re.match(r".*?\.\d+(?=\.)", name)

@@ -19,10 +19,10 @@ ReportProgress = Callable[[int, int, str], None]
 
 
 def micro_batch_limits(config: ComputedModelConfig, model: nn.Module) -> MicroBatchLimits:
-    """Returns the configured limits of micro-batches; by default packed, for models that can be.
+    """Returns the configured limits of micro-batches; by default rows are packed if the model allows it.
 
     Raises:
-        ValueError: packing is asked for and the model cannot.
+        ValueError: packing is configured, and the rows of the model cannot be packed.
     """
     packed, can_pack = config.use_remove_padding, supports_packing(model)
     if packed is None:
@@ -42,7 +42,7 @@ def compute_columns(
     device: torch.device,
     progress: ReportProgress,
 ) -> dict[str, Column]:
-    """The named outputs of `forward` for every row, in order, without gradient; all ranks call it, rows or not."""
+    """Returns the named outputs of `forward` for every row, without gradient; all ranks call it, also without rows."""
     rows = np.flatnonzero(batch["responses"].lengths)
     [micro_batches] = agree_on_micro_batches([rows], row_lengths(batch), limits, device)
     results = []

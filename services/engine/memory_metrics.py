@@ -1,4 +1,4 @@
-"""Memory, which the actor measures beside its loss."""
+"""Metrics of memory use, which the actor reports with those of its update."""
 
 import psutil
 import torch

@@ -9,7 +9,7 @@ from splitppo.config import TrainedModelConfig
 
 
 def build_optimizer(model: nn.Module, config: TrainedModelConfig) -> torch.optim.AdamW:
-    """AdamW over all parameters, fp32; the learning rate is set before each step."""
+    """Returns AdamW over all parameters, fp32; the learning rate is set before each step."""
     return torch.optim.AdamW(
         model.parameters(),
         lr=config.lr,
@@ -21,7 +21,7 @@ def build_optimizer(model: nn.Module, config: TrainedModelConfig) -> torch.optim
 
 
 def learning_rate(config: TrainedModelConfig, step: int) -> float:
-    """Learning rate of RL step `step`, counted from 1.
+    """Returns the learning rate of RL step `step`, counted from 1.
 
     With W = lr_warmup_steps, S = W + lr_stable_steps, D = lr_decay_steps, f = lr_min_ratio:
 
@@ -31,8 +31,8 @@ def learning_rate(config: TrainedModelConfig, step: int) -> float:
                         linear    lr * (f + (1 - f) * (1 - p))        p = min(1, (step - 1 - S) / max(1, D - S))
                         cosine    lr * (f + (1 - f) * (1 + cos(pi * p)) / 2)
 
-    The decay counts the steps that are behind it, as LambdaLR does: it begins at `lr`, is still above its floor in step
-    D, and there from the next one on.
+    The decay counts the steps that are done, as LambdaLR does: it begins at `lr`, is still above its minimum in step D,
+    and reaches it in the step after.
     """
     if step <= config.lr_warmup_steps:
         return config.lr * step / config.lr_warmup_steps

@@ -21,17 +21,17 @@ from splitppo.machine.memory_limits import KEEP_GATHERED_BYTES
 
 
 def num_ranks() -> int:
-    """Ranks of the group; 1 without one."""
+    """Returns the number of ranks in the group; 1 without a group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """This rank; 0 without a group."""
+    """Returns the number of this rank; 0 without a group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-    """Reduces over ranks, in place; returns its argument."""
+    """Reduces a tensor over ranks in place, and returns it."""
     if num_ranks() > 1:
         dist.all_reduce(tensor, op)
     return tensor
@@ -40,17 +40,17 @@ def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) 
 def reduce_array(
     values: Any, device: torch.device, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
 ) -> NDArray[np.float64]:
-    """Reduces host numbers over ranks, in float64."""
+    """Returns numbers of the host reduced over ranks, in float64."""
     tensor = torch.from_numpy(np.array(values, np.float64)).to(device)
     reduced: NDArray[np.float64] = all_reduce(tensor, op).cpu().numpy()
     return reduced
 
 
 def shard(model: nn.Module, *, device: torch.device, bf16: bool, forward_method: str) -> None:
-    """Shards a model whose weights are on the meta device; each rank gets memory for its own, still without values.
+    """Shards a model whose weights are on the meta device; each rank gets memory for its shard, without values.
 
-    Every decoder layer is a unit, everything else the root. With `bf16` gradients are reduced in float32 into the
-    float32 weights. `forward_method` gathers like `forward`.
+    Every decoder layer is a unit, and everything else is the root. With `bf16` gradients are reduced in float32 into
+    the float32 weights. `forward_method` gathers weights like `forward`.
     """
     if num_ranks() > 1 or bf16:
         mesh = init_device_mesh(device.type, (num_ranks(),))
@@ -68,7 +68,7 @@ def shard(model: nn.Module, *, device: torch.device, bf16: bool, forward_method:
 
 
 def _materialise(model: nn.Module, device: torch.device) -> None:
-    """Memory on the device for what is on the meta device; tied weights stay tied, buffers keep their values."""
+    """Allocates memory for parameters on the meta device; tied ones stay tied, and buffers keep their values."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():  # noqa: SLF001 # named_parameters leaves tied ones out
@@ -81,17 +81,17 @@ def _materialise(model: nn.Module, device: torch.device) -> None:
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The longest module list of a transformer: its layers."""
+    """Returns the longest module list of a transformer: its layers."""
     return max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len)
 
 
 def units(model: nn.Module) -> list[FSDPModule]:
-    """The sharded modules, root first; none where nothing is wrapped."""
+    """Returns the sharded modules, root first; none if nothing is sharded."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def sync_gradients(model: nn.Module, *, last: bool) -> None:
-    """Before a backward pass: whether it is the mini-batch's last, which is where small models reduce gradients."""
+    """Makes small models reduce gradients only in the `last` backward pass of a mini-batch; called before each pass."""
     if isinstance(model, FSDPModule) and _stays_gathered(model):
         model.set_requires_gradient_sync(last)
         model.set_reshard_after_backward(last)
@@ -102,14 +102,14 @@ def _stays_gathered(model: nn.Module) -> bool:
 
 
 def gather(model: nn.Module) -> None:
-    """Gathers all weights on every rank until `release`: forward passes communicate nothing."""
+    """Gathers all weights on every rank until `release`, so that forward passes communicate nothing."""
     for unit in units(model):
         unit.unshard()
         unit.set_reshard_after_forward(False, recurse=False)
 
 
 def release(model: nn.Module) -> None:
-    """Frees gathered weights; needed after forward passes without a backward, or stale weights would be used."""
+    """Frees gathered weights; needed after forward passes without a backward pass, else they would become stale."""
     keep = _stays_gathered(model)
     for unit in units(model):
         unit.set_reshard_after_forward(not keep, recurse=False)
@@ -117,12 +117,12 @@ def release(model: nn.Module) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part."""
+    """Returns this rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_rows(tensor: Tensor) -> tuple[int, int]:
-    """Returns the rows (first dimension) of a whole tensor that this rank has: [start, stop); (0, 1) of a scalar."""
+    """Returns which rows (first dimension) of a whole tensor this rank has: [start, stop); (0, 1) for a scalar."""
     num_rows = tensor.shape[0] if tensor.ndim else 1
     if not isinstance(tensor, DTensor):
         return 0, num_rows
@@ -132,12 +132,12 @@ def local_rows(tensor: Tensor) -> tuple[int, int]:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The whole tensor, on every rank (all ranks must call it)."""
+    """Returns the whole tensor on every rank; all ranks must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scales gradients to a global norm of at most max_norm, unless it is not finite; returns what it was before."""
+    """Scales gradients to a global norm of at most max_norm, unless it is not finite; returns the norm before."""
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     norm = math.sqrt(all_reduce(torch.nn.utils.get_total_norm(gradients).double() ** 2).item())
     if math.isfinite(norm) and norm > max_norm:

@@ -27,13 +27,13 @@ from splitppo.manifest import DamagedCheckpoint
 
 
 class ShardWriter(FileSystemWriter):
-    """Writes the tensors of this rank to one file, straight from where they are; one on a GPU is copied when it is due.
+    """Writes the tensors of this rank to one file without copies; one on a GPU is copied just before it is written.
 
     torch's own writer keeps a copy of every tensor that is on a GPU, or is a view, until the file is complete.
 
     Attributes:
         num_written: tensors so far, of `num_tensors`.
-        is_done: set when the tensors of this rank are no longer read, whatever the reason.
+        is_done: set when the tensors of this rank are no longer read, also after an error.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -43,7 +43,7 @@ class ShardWriter(FileSystemWriter):
         self.is_done = threading.Event()
 
     def write(self, state: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
-        """Writes what `state` holds of this rank; all ranks of the group (None: there is one) call it.
+        """Writes this rank's part of `state`; all ranks of the group (None: one rank) call it.
 
         Raises:
             OSError: storage has failed.
@@ -55,7 +55,7 @@ class ShardWriter(FileSystemWriter):
             self.is_done.set()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Called by torch, with the tensors of this rank."""
+        """Writes the tensors of this rank; called by torch."""
         name, results = f"{plan.storage_data.prefix}0.distcp", []
         self.num_tensors = len(plan.items)
         with (self._directory / name).open("wb") as file:
@@ -74,13 +74,13 @@ class ShardWriter(FileSystemWriter):
 
 
 def _alone(tensor: Any) -> Tensor:
-    """The values on the host, in memory that holds nothing else, as torch.save writes all of it; a copy if need be."""
+    """Returns the values on the host, in memory of their own, because torch.save writes all of a tensor's memory."""
     on_host: Tensor = tensor.detach().cpu()
     return on_host if on_host.untyped_storage().nbytes() == on_host.nbytes else on_host.clone()
 
 
 def read_entries(directory: Path) -> dict[str, TensorStorageMetadata]:
-    """Shape and dtype of every tensor of a checkpoint.
+    """Returns shape and dtype of every tensor of a checkpoint.
 
     Raises:
         DamagedCheckpoint: it is missing, or a shard is missing or too short.
@@ -90,7 +90,7 @@ def read_entries(directory: Path) -> dict[str, TensorStorageMetadata]:
 
 
 def read_parts(directory: Path, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """The values of tensors, in the order of their names: part by part as ranks wrote them, first rows first.
+    """Yields (name, part) of the named tensors, in that order: the parts as ranks wrote them, first rows first.
 
     Raises:
         DamagedCheckpoint: as `read_entries`.
@@ -106,7 +106,7 @@ def read_parts(directory: Path, names: Iterable[str]) -> Iterator[tuple[str, Ten
 
 
 def read_shards(directory: Path, state: dict[str, Tensor]) -> None:
-    """Fills tensors, of sharded ones this rank's part; ranks do not wait for each other."""
+    """Fills tensors in place, of sharded tensors this rank's part; ranks do not wait for each other."""
     with warnings.catch_warnings(), _storage_errors():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         state_dict_loader.load(state, checkpoint_id=str(directory), no_dist=True)
@@ -125,25 +125,25 @@ def _read_metadata(directory: Path) -> Metadata:
     for name, num_bytes in expected_bytes.items():
         if not (directory / name).is_file():
             raise DamagedCheckpoint(f"checkpoint {directory} is torn: {name} is missing")
-        if (found := (directory / name).stat().st_size) < num_bytes:
-            raise DamagedCheckpoint(f"checkpoint {directory} is torn: {name} has {found} of {num_bytes} bytes")
+        if (size := (directory / name).stat().st_size) < num_bytes:
+            raise DamagedCheckpoint(f"checkpoint {directory} is torn: {name} has {size} of {num_bytes} bytes")
     return metadata
 
 
 @contextmanager
 def _storage_errors() -> Iterator[None]:
-    """Raises, for what torch raises in the block, which may be no Exception, the OSError behind it if there is any."""
+    """Raises the OSError behind an error of the block, if there is one; torch raises errors that are no Exceptions."""
     failure = None
     try:
         yield
     except (Exception, CheckpointException) as error:  # noqa: BLE001 # raised below
         failure = _cause(error)
-    if failure is not None:  # not from the other: an error that is its own cause is a circle for whoever follows it
+    if failure is not None:  # without `from`: an error that is its own cause would be an endless chain
         raise failure
 
 
 def _cause(error: BaseException) -> Exception:
-    """Returns the OSError anywhere below what torch wraps it into (no Exceptions), else a RuntimeError like it."""
+    """Returns the OSError that torch has wrapped into an error, else a RuntimeError with the last line of the error."""
     below: list[BaseException | None] = [error]
     for failure in below:  # grows while it is walked
         if isinstance(failure, OSError):

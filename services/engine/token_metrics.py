@@ -1,4 +1,4 @@
-"""Metrics of an update: sums while micro-batches and ranks are added up, means over response tokens at the end.
+"""Metrics of an update: sums over micro-batches and ranks, from which means over response tokens are made at the end.
 
 Shapes: N response tokens of all rows of a micro-batch, packed.
 """
@@ -45,7 +45,7 @@ class MetricSums:
 
 
 class MetricLimit(NamedTuple):
-    """A value of `LossOutput.token_values` that is too much."""
+    """The value of a metric, a name in `LossOutput.token_values`, above which an update ends."""
 
     metric: str
     value: float
@@ -78,11 +78,11 @@ def reduce_metrics(steps: Sequence[MetricSums]) -> dict[str, float]:
 
 @dataclass
 class UpdateSteps:
-    """The optimizer steps of an update, counted by what has become of them.
+    """The optimizer steps of an update: made, skipped, empty and stopped ones.
 
     Attributes:
         num_empty: mini-batches in which no token counts on any rank.
-        num_stopped: steps that were not made, because the update had ended before.
+        num_stopped: steps that were not made because the update had ended before.
     """
 
     num_empty: int = 0

@@ -1,4 +1,4 @@
-"""The training engine: everything a trained model does, on every rank of its group.
+"""The training engine: updates, forward passes and checkpoints of a trained model, on every rank of its group.
 
 Every public method must be called on all ranks, each with its own rows. Losses are weighted by totals of the whole
 mini-batch, so a gradient does not depend on micro-batches, padding or the number of ranks.
@@ -52,12 +52,12 @@ TokenLoss = Callable[[Mapping[str, Tensor], ResponseTokens], LossOutput]
 class TrainEngine:
     """A model under training: sharded weights, optimizer, schedule; its checkpoint methods are those of a `Role`.
 
-    Its weights are those of the model's folder, and a new value head is a function of (seed, kind); max_response_length
-    is the fixed length of loss_agg_mode seq-mean-token-sum-norm.
+    It begins with the weights of the model's folder; a new value head is a function of (seed, kind).
+    `max_response_length` is the fixed length of loss_agg_mode seq-mean-token-sum-norm.
 
     Attributes:
         compute: see `compute_columns`.
-        num_updates: RL steps, however many optimizer steps each took; the learning rate is a function of it.
+        num_updates: RL steps, whatever their number of optimizer steps; the learning rate is a function of it.
 
     Raises:
         ValueError: the model cannot be loaded.
@@ -135,7 +135,7 @@ class TrainEngine:
         }
 
     def plan_update(self, batch: Batch) -> list[MiniBatch]:
-        """Returns the optimizer steps of an update, and those that would be if any of their tokens counted."""
+        """Returns the mini-batches of an update, also those in which no token counts."""
         return plan_mini_batches(batch, self.config, self.limits, self.max_response_length, self.device)
 
     def accumulate_gradients(
@@ -147,7 +147,7 @@ class TrainEngine:
         *,
         report: Callable[[], None] = lambda: None,
     ) -> MetricSums:
-        """Leaves the gradient of one mini-batch in the parameters, summed over ranks; returns this rank's metrics."""
+        """Computes the gradient of one mini-batch, summed over ranks; returns this rank's metrics."""
         self.optimizer.zero_grad(set_to_none=True)
         self.model.train()
         sums: list[MetricSums] = []
@@ -168,7 +168,7 @@ class TrainEngine:
         return functools.reduce(operator.add, sums)
 
     def _optimizer_step(self, lr: float) -> float:
-        """Clips and steps; a gradient that is not finite changes nothing. Returns the norm, the same on all ranks."""
+        """Clips the gradient and makes a step, unless the gradient is not finite; returns its norm before clipping."""
         norm = parallel.clip_gradients(self.model.parameters(), self.config.grad_clip)
         if math.isfinite(norm):
             for group in self.optimizer.param_groups:
@@ -188,10 +188,10 @@ class TrainEngine:
 
     @contextmanager
     def gathered(self) -> Iterator[Any]:
-        """The Hugging Face model with whole weights on every rank, in eval mode with sdpa attention, for generation.
+        """Gives the block the model with whole weights on every rank, in eval mode with sdpa attention, for generation.
 
-        Inside, each rank may call it any number of times, under torch.no_grad (inference_mode would leave tensors
-        behind that training cannot use).
+        Within the block each rank may call the model any number of times, under torch.no_grad (inference_mode would
+        leave tensors behind that training cannot use).
         """
         parallel.gather(self.model)
         set_attention(self.model, generation=True)
@@ -202,7 +202,7 @@ class TrainEngine:
             parallel.release(self.model)
 
     def whole_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter under its Hugging Face name, whole; tied ones once. Every rank must take all of them."""
+        """Yields every whole parameter under its Hugging Face name, tied ones once; every rank must take them all."""
         parallel.release(self.model)
         for name, parameter in self.model.named_parameters():
             yield name, parallel.full(parameter.detach().to(dtype))
@@ -218,7 +218,7 @@ class TrainEngine:
         )
 
     def check_checkpoint(self, directory: Path) -> None:
-        """Raises if `load_checkpoint` could not load it; see the function of this name."""
+        """Raises an error if `load_checkpoint` could not load it; see the function of this name."""
         check_checkpoint(directory, self.model)
 
     def load_checkpoint(self, directory: Path | None) -> bytes:

@@ -1,4 +1,4 @@
-"""The fingerprint of weights: equal values give equal digests, on any number of ranks."""
+"""The digest of weights: equal values give equal digests, on any number of ranks."""
 
 import hashlib
 from collections.abc import Iterable
@@ -9,12 +9,12 @@ from services.engine import parallel
 
 
 def weights_digest(model: nn.Module) -> str:
-    """`values_digest` of named_parameters sorted by their Hugging Face names, tied once; on all ranks, by all ranks."""
+    """Returns the `values_digest` of all parameters, sorted by Hugging Face name, tied ones once. Collective."""
     return values_digest(parallel.full(parameter.detach()) for _, parameter in sorted(model.named_parameters()))
 
 
 def values_digest(tensors: Iterable[Tensor]) -> str:
-    """sha256 over the values of whole tensors, in this order, as little-endian fp32."""
+    """Returns the sha256 over the values of whole tensors, in this order, as little-endian fp32."""
     digest = hashlib.sha256()
     for values in tensors:
         digest.update(values.float().cpu().contiguous().numpy().astype("<f4", copy=False).data)

@@ -1,6 +1,6 @@
-"""Token losses become one number: a weight per token, from totals of the whole mini-batch (pure).
+"""The weight of each token in the loss, made from totals of the whole mini-batch (pure).
 
-With such weights a loss is just sum(weight * token loss): its value and gradient do not depend on how the mini-batch is
+With such weights a loss is sum(weight * token loss), and its value and gradient do not depend on how the mini-batch is
 split over ranks and micro-batches.
 """
 
@@ -14,14 +14,14 @@ from splitppo.config.sections.models import LossAggMode
 
 
 def response_mask(batch: Batch) -> Column:
-    """The column `response_mask` as float32; every response token counts where it is absent."""
+    """Returns the column `response_mask` as float32; without that column every response token counts."""
     responses = batch["responses"]
     counts = batch["response_mask"].values != 0 if "response_mask" in batch else np.ones(len(responses.values))
     return Column(counts.astype(np.float32), responses.lengths)
 
 
 def masked_lengths(mask: Column) -> NDArray[np.float64]:
-    """[num_rows] how many tokens of each row count."""
+    """Returns the number of tokens of each row that count, [num_rows]."""
     row_of_token = np.repeat(np.arange(mask.num_rows), mask.lengths)
     return np.bincount(row_of_token, weights=mask.values, minlength=mask.num_rows).astype(np.float64)
 
@@ -33,7 +33,7 @@ def row_weights(
     total_sequences: float,
     scale: int,
 ) -> NDArray[np.float32]:
-    """[num_rows] the weight of every counting token of each row.
+    """Returns the weight of every counting token of each row, [num_rows].
 
         token-mean               1 / total_tokens                              all tokens count the same
         token-sum                1                                             of the whole mini-batch, on all ranks
@@ -42,8 +42,8 @@ def row_weights(
         seq-mean-token-sum-norm  1 / (total_sequences scale)
 
     The last is Dr. GRPO's (Liu et al., 2025); verl up to 0.7.0 does not divide by the number of sequences.
-    `tokens` [num_rows] count in each row; the totals are those of the mini-batch on all ranks, sequences that have any
-    (verl: all sequences, also those that are masked as a whole).
+    `tokens` [num_rows] are the counting tokens of each row. The totals are those of the mini-batch on all ranks:
+    counting tokens, and sequences that have any (verl: all sequences, also those that are masked as a whole).
     """
     sequences = max(total_sequences, 1.0)
     weights: Mapping[LossAggMode, NDArray[np.float64] | float] = {

@@ -1,7 +1,7 @@
-"""Optimizer steps of one update: which rows each consists of, on this rank, and the weight of each token in the loss.
+"""The optimizer steps of an update: the rows of each step on this rank, and the weight of each token in the loss.
 
-The weights are `row_weights` of totals over all ranks; `collate` spreads them over tokens, with 0 for those that do not
-count.
+The weights are the `row_weights` of totals over all ranks. `collate` gives each token the weight of its row, or 0 if
+the token does not count.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,21 @@ from splitppo.config.sections.models import TrainedModelConfig
 
 @dataclass(frozen=True, eq=False)
 class MiniBatch:
-    """One optimizer step: this rank's rows that have counting tokens, in as many micro-batches as every rank has."""
+    """One optimizer step: this rank's rows that have counting tokens, in equally many micro-batches on every rank."""
 
     micro_batches: list[Rows]  # the last ones may be empty
-    weights: NDArray[np.float32]  # [num_rows] of the whole batch: what each counting token of a row weighs in the loss
-    num_tokens: int  # that count, on all ranks
+    weights: NDArray[np.float32]  # [num_rows of the whole batch], the weight of each counting token of a row
+    num_tokens: int  # counting tokens on all ranks
     epoch: int = 0  # from 0
 
 
 def assign_mini_batches(
     num_rows: int, mini_batch_rows: int | None, num_epochs: int, *, shuffle: bool, seed: int, step: int
 ) -> Column:
-    """The column `mini_batches`: the index of each row's mini-batch in every epoch, decided before rows go to ranks.
+    """Returns the column `mini_batches`: the index of each row's mini-batch in every epoch, before rows go to ranks.
 
-    A mini-batch is `mini_batch_rows` consecutive rows (None: all), with `shuffle` as many drawn by (seed, step, epoch).
+    A mini-batch has `mini_batch_rows` consecutive rows (None: all); with `shuffle` they are drawn by (seed, step,
+    epoch).
 
     Raises:
         ValueError: the rows do not divide into mini-batches.
@@ -81,7 +82,7 @@ def plan_mini_batches(
 def agree_on_micro_batches(
     sets: Sequence[Rows], lengths: NDArray[np.int32], limits: MicroBatchLimits, device: torch.device
 ) -> list[list[Rows]]:
-    """The micro-batches of each set of rows, equally many on every rank; all ranks must call it, with as many sets.
+    """Returns the micro-batches of each set of rows, equally many on every rank; all ranks call it, with as many sets.
 
     `lengths` are the tokens of all rows of this rank, whatever set they are in.
     """

@@ -1,4 +1,4 @@
-"""Micro-batches: which rows run together, and the tensors they become (pure; knows no model and no rank).
+"""Micro-batches: rows that run together, and the tensors they become (pure: without model and rank).
 
 Legend: B rows, S positions (prompt + response), N response tokens of the micro-batch, all rows back to back.
 """
@@ -21,7 +21,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MicroBatchLimits:
-    """The largest size of a micro-batch."""
+    """The form of a micro-batch, and its largest size."""
 
     packed: bool  # rows back to back without padding; otherwise right-padded to the longest row
     max_tokens: int  # budget of a dynamic micro-batch, padding included
@@ -56,16 +56,17 @@ class MicroBatch:
 
 
 def row_lengths(batch: Batch) -> NDArray[np.int32]:
-    """[num_rows] tokens per row, prompt and response."""
+    """Returns the tokens of each row, prompt and response, [num_rows]."""
     lengths: NDArray[np.int32] = batch["prompts"].lengths + batch["responses"].lengths
     return lengths
 
 
 def plan_micro_batches(lengths: NDArray[np.int32], limits: MicroBatchLimits, *, at_least: int = 1) -> list[Rows]:
-    """Splits rows of so many tokens into micro-batches: indices that together hold every row once.
+    """Splits rows with these numbers of tokens into micro-batches: indices that contain every row once.
 
-    A row longer than the budget has a micro-batch of its own. Where rows need fewer than `at_least`, exactly so many
-    are made, empty ones only if rows are fewer: ranks agree on it, and would wait for each other if one made more.
+    A row longer than the budget has a micro-batch of its own. If fewer than `at_least` are needed, exactly `at_least`
+    are made; some are empty only if there are fewer rows. The ranks have agreed on that number, and would wait for each
+    other if one of them made more.
     """
     if limits.max_rows is None and limits.packed:
         return _plan_packed(lengths, limits.max_tokens, at_least)
@@ -80,7 +81,7 @@ def plan_micro_batches(lengths: NDArray[np.int32], limits: MicroBatchLimits, *, 
 
 
 def _plan_packed(lengths: NDArray[np.int32], max_tokens: int, at_least: int) -> list[Rows]:
-    """Balanced by cost; one more part until every part is within the budget or a single row."""
+    """Returns parts of nearly equal cost, as few as keep every part within the budget, or a single row."""
     costs = attention_cost(lengths)
 
     def within_budget(parts: list[Rows]) -> bool:
@@ -91,13 +92,13 @@ def _plan_packed(lengths: NDArray[np.int32], max_tokens: int, at_least: int) -> 
         num_parts += 1
     if num_parts >= at_least:
         return parts
-    # Balance is by cost and the budget in tokens, so more parts may be over it where fewer are not.
+    # Parts are balanced by cost, the budget is in tokens: with more parts one may be over it, with fewer parts none.
     balanced = partition(costs, at_least)
     return balanced if within_budget(balanced) else _split_up(parts, at_least)
 
 
 def _split_up(parts: list[Rows], num_parts: int) -> list[Rows]:
-    """Halves the parts with most rows until there are num_parts; fills up with empty ones where rows are fewer."""
+    """Halves the parts with most rows until there are num_parts; adds empty ones if there are fewer rows."""
     parts = list(parts)
     while len(parts) < num_parts and any(len(part) > 1 for part in parts):
         largest = max(range(len(parts)), key=lambda index: len(parts[index]))
@@ -109,7 +110,7 @@ def _split_up(parts: list[Rows], num_parts: int) -> list[Rows]:
 def collate(
     batch: Batch, weights: NDArray[np.float32] | None, *, packed: bool, device: torch.device, epoch: int = 0
 ) -> MicroBatch:
-    """The tensors of a micro-batch; no rows give a dummy of one masked response token with weight 0.
+    """Returns the tensors of a micro-batch; without rows those of a dummy, one masked response token with weight 0.
 
     `weights` [num_rows] are those of each counting token of a row (None: 1); no prompt may be empty; `epoch` is the
     PPO epoch, from 0.
@@ -152,7 +153,7 @@ def collate(
 
 
 def _selected(batch: Batch, epoch: int) -> NDArray[np.bool_]:
-    """[N] bool, tokens that were selected for this epoch; none without the column `selected_tokens`."""
+    """Returns the tokens that were selected for this epoch, [N] bool; none without the column `selected_tokens`."""
     num_tokens = len(batch["responses"].values)
     if "selected_tokens" not in batch:
         return np.zeros(num_tokens, np.bool_)
@@ -161,13 +162,13 @@ def _selected(batch: Batch, epoch: int) -> NDArray[np.bool_]:
 
 
 def _positions(starts: Rows, lengths: NDArray[np.int32]) -> Rows:
-    """[sum(lengths)] consecutive indices from each start."""
+    """Returns consecutive indices from each start, [sum(lengths)]."""
     ends = np.cumsum(lengths, dtype=np.int64)
     positions: Rows = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
     return positions
 
 
 def _dummy(empty: Batch) -> Batch:
-    """One row of two tokens with the columns of an empty batch, all zero."""
+    """Returns one row of two tokens with the columns of an empty batch, all zero."""
     names = (RESPONSE_ALIGNED & empty.columns.keys()) | {"prompts", "responses", "response_mask"}
     return Batch.from_rows(**{name: [[0]] for name in names})

@@ -1,4 +1,4 @@
-"""The demands of a model on its rows, checked once where a command enters (pure)."""
+"""Checks that a model can take rows, made once where a command enters (pure)."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def check_rows(batch: Batch, model: Any, *, room: int = 0) -> Batch:
 
 
 def check_sequences(batch: Batch, name: str, model: Any) -> None:
-    """Checks a column of whole rows of token ids.
+    """Checks a column whose rows are whole sequences of token ids.
 
     Raises:
         ValueError: an empty row, a token id outside the vocabulary, a row too long.
@@ -55,8 +55,8 @@ def check_sequences(batch: Batch, name: str, model: Any) -> None:
     _refuse(column, (column.values < 0) | (column.values >= vocab_size), name, f"a token id in [0, {vocab_size})")
     longest = int(column.lengths.argmax())
     if max_positions is not None and column.lengths[longest] > max_positions:
-        found = f"{column.lengths[longest]} tokens"
-        raise ValueError(f"column {name!r}, row {longest}: expected at most {max_positions} tokens, got {found}")
+        length = f"{column.lengths[longest]} tokens"
+        raise ValueError(f"column {name!r}, row {longest}: expected at most {max_positions} tokens, got {length}")
 
 
 def _refuse(column: Column, wrong: NDArray[np.bool_], name: str, expected: str) -> None:

@@ -1,1 +1,1 @@
-"""A Hugging Face model, as the engine computes with it."""
+"""Hugging Face models in the engine: loading, attention, forward passes, log-probs."""

@@ -1,7 +1,7 @@
 """Attention for training: causal over right-padded rows, or over packed rows without padding.
 
-Registered with transformers under the name ATTENTION. No mask is ever built: right padding comes after every real
-token, so causality alone hides it, and packed rows are told apart by `cu_seq_lens_q`.
+It is registered with transformers under the name ATTENTION. No mask is ever built: right padding comes after every real
+token, so causality alone hides it, and `cu_seq_lens_q` separates packed rows.
 """
 
 import inspect
@@ -15,14 +15,14 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 ATTENTION = "splitppo_causal"
 
-# What changes a score or a weight and is not implemented here.
+# Options that change a score or a weight and are not implemented here.
 _UNSUPPORTED = ("s_aux", "softcap", "position_bias")
-# Where the option is missing, grouped heads need none.
+# A varlen_attn without this option takes grouped heads as they are.
 _GROUPED_HEADS: Any = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 class PackedCalls:
-    """Counts packed rows that reached this attention: a model that loses `cu_seq_lens_q` on the way would mix rows."""
+    """The number of calls with packed rows: a model that does not pass `cu_seq_lens_q` on would mix rows."""
 
     count = 0
 
@@ -40,11 +40,11 @@ def causal_attention(
     max_length_q: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' attention function: query, key, value [B, heads, S, head_dim] to ([B, S, heads, head_dim], None).
+    """Returns (attention [B, S, heads, head_dim], None) of query, key, value [B, heads, S, head_dim]; for transformers.
 
     Key and value may have fewer heads than the query (grouped-query attention). A token sees `sliding_window`
-    positions, itself included (None: all before it). `cu_seq_lens_q` [rows + 1] int32 is where each packed row starts,
-    of which the longest has `max_length_q` tokens; without it the rows are the batch.
+    positions, itself included (None: all before it). `cu_seq_lens_q` [rows + 1] int32 is where each packed row starts;
+    the longest row has `max_length_q` tokens. Without it the rows are the batch.
 
     Raises:
         NotImplementedError: attention sinks, soft-capped scores or a position bias.
@@ -77,7 +77,7 @@ def causal_attention(
 def _causal(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, sliding_window: int | None
 ) -> Tensor:
-    """[B, S, heads, head_dim]."""
+    """Returns causal attention of a padded batch, [B, S, heads, head_dim]."""
     mask = None
     length = query.shape[2]
     if sliding_window is not None and length > sliding_window:

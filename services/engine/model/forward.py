@@ -10,7 +10,7 @@ from services.engine.batching.packing import MicroBatch
 from services.engine.model.attention import PackedCalls
 from services.engine.model.log_probs import log_probs_and_entropy
 
-# The method that every model gets; it runs inside the sharded root, like `forward`.
+# The method that every model gets; FSDP gathers weights for it as for `forward`.
 RESPONSE_METHOD = "compute_responses"
 
 # Runs the model; returns named [N] float32 tensors, one value per response token of the micro-batch.
@@ -18,7 +18,7 @@ Forward = Callable[[nn.Module, MicroBatch], dict[str, Tensor]]
 
 
 def policy_forward(temperature: float) -> Forward:
-    """Outputs "log_probs" and "entropy" of each response token; temperature divides the logits."""
+    """Returns the forward with outputs "log_probs" and "entropy" of each response token; temperature divides logits."""
 
     def forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         log_probs, entropy = model.compute_responses(micro_batch, temperature)  # type: ignore[operator]
@@ -28,19 +28,20 @@ def policy_forward(temperature: float) -> Forward:
 
 
 def value_forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-    """Output "values": the value of the state before each response token."""
+    """Returns the output "values": the value of the state before each response token."""
     return {"values": model.compute_responses(micro_batch)}  # type: ignore[operator]
 
 
 def reward_forward(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-    """Output "scores": the score of each row, whose response is its last token and nothing else."""
+    """Returns the output "scores": the score of each row, whose response is its last token alone."""
     return {"scores": model.compute_responses(micro_batch)}  # type: ignore[operator]
 
 
 def response_log_probs(self: Any, micro_batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """`RESPONSE_METHOD` of a causal language model; only response positions go through its head.
+    """Returns (log-probs, entropies), each [N]: the `RESPONSE_METHOD` of a causal language model.
 
-    Cohere multiplies its logits by `logit_scale`, Granite divides them by `logits_scaling`, Gemma 2 soft-caps them.
+    Only response positions go through the head. Cohere multiplies its logits by `logit_scale`, Granite divides them by
+    `logits_scaling`, Gemma 2 soft-caps them.
     """
     head, config = self.get_output_embeddings(), self.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
@@ -55,13 +56,13 @@ def response_log_probs(self: Any, micro_batch: MicroBatch, temperature: float) -
 
 
 def response_values(self: Any, micro_batch: MicroBatch) -> Tensor:
-    """`RESPONSE_METHOD` of a token classifier with one label; the head computes in fp32."""
+    """Returns values, [N]: the `RESPONSE_METHOD` of a token classifier with one label, whose head computes in fp32."""
     head = self.score if hasattr(self, "score") else self.classifier
     return _scalars(head, _hidden_states(self, micro_batch, micro_batch.previous))
 
 
 def response_scores(self: Any, micro_batch: MicroBatch) -> Tensor:
-    """`RESPONSE_METHOD` of a sequence classifier with one label: its score at each response token, in fp32."""
+    """Returns the score at each response token, [N] fp32: the `RESPONSE_METHOD` of a sequence classifier."""
     return _scalars(self.score, _hidden_states(self, micro_batch, micro_batch.previous + 1))
 
 
@@ -71,7 +72,7 @@ def _scalars(head: Any, hidden_ND: Tensor) -> Tensor:
 
 
 def _hidden_states(model: Any, micro_batch: MicroBatch, positions: Tensor) -> Tensor:
-    """[N, D] final hidden states of the tokens at these positions of the flattened micro-batch."""
+    """Returns the final hidden states of the tokens at these positions of the flattened micro-batch, [N, D]."""
     packed: dict[str, Any] = {}
     if micro_batch.cu_seq_lens is not None:
         for of in "qk":

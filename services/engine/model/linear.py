@@ -1,7 +1,6 @@
-"""Linear layers whose products over many rows are oneDNN's on a CPU, which are faster there than MKL's.
+"""Linear layers that compute products over many rows with oneDNN on a CPU, where it is faster than MKL.
 
-PyTorch leaves float32 products to MKL. What a product costs is the same for both of them up to a factor, so nothing
-else changes: not the weights, their names or their number.
+PyTorch uses MKL for float32 products. Nothing else changes: not the weights, their names or their number.
 """
 
 from typing import Any
@@ -10,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Rows from which on oneDNN is the faster one; it copies the weights into a layout of its own first.
+# From this number of rows on oneDNN is faster; it first copies the weights into its own layout.
 MIN_ROWS = 512
 
 
 class OneDnnLinear(nn.Linear):
-    """`nn.Linear`, up to rounding."""
+    """An `nn.Linear` that may use oneDNN; its results are the same up to rounding."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of the base class
         if not _is_faster(input):
@@ -25,7 +24,7 @@ class OneDnnLinear(nn.Linear):
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Makes every plain linear layer of a model a `OneDnnLinear`, where PyTorch was built with oneDNN."""
+    """Makes every plain linear layer of a model a `OneDnnLinear`, if PyTorch was built with oneDNN."""
     if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         for module in model.modules():
             if type(module) is nn.Linear:
@@ -38,7 +37,7 @@ def _is_faster(rows: Tensor) -> bool:
 
 
 class _Product(torch.autograd.Function):
-    """input W^T + b, for input [..., I], W [O, I], b [O]; only float32 on a CPU."""
+    """The product input W^T + b, for input [..., I], W [O, I], b [O]; only float32 on a CPU."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -51,7 +50,7 @@ class _Product(torch.autograd.Function):
         [gradient] = gradients
         gradient_NO = gradient.flatten(0, -2)
         grad_rows = _onednn(gradient, weight_OI.T, None) if ctx.needs_input_grad[0] else None
-        # Sums over many rows are MKL's strength.
+        # MKL is faster for sums over many rows.
         grad_weight_OI = gradient_NO.T @ rows.flatten(0, -2) if ctx.needs_input_grad[1] else None
         return grad_rows, grad_weight_OI, gradient_NO.sum(0) if ctx.needs_input_grad[2] else None
 

@@ -1,4 +1,4 @@
-"""Models from Hugging Face folders: the policy, the value model, the frozen reference and the reward model."""
+"""Loads models from Hugging Face folders: the policy, the value model, the frozen reference and the reward model."""
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
@@ -35,10 +35,10 @@ def resolve_folder(name: str) -> Path:
 
 
 def describe_architecture(model: Any) -> str:
-    """Describes a model in words: two models with the same words can load each other's weights."""
+    """Returns a model's type and sizes in words; models with the same words can load each other's weights."""
     sizes = {name: getattr(model.config, name, None) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
-    known = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
-    return f"{model.config.model_type} with {known}, {model.num_parameters()} parameters"
+    named = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
+    return f"{model.config.model_type} with {named}, {model.num_parameters()} parameters"
 
 
 def build_model(
@@ -49,15 +49,15 @@ def build_model(
     gradient_checkpointing: bool = False,
     override_config: Mapping[str, Any] = MappingProxyType({}),
 ) -> PreTrainedModel:
-    """A model without weights: they are on the meta device; buffers are real, on the CPU.
+    """Returns a model without weights: they are on the meta device; buffers are real, on the CPU.
 
-    `override_config` replaces attributes of the folder's config.
-    It is in eval mode, with all dropout 0 and a `RESPONSE_METHOD`. A policy is a causal language model; a value model
-    is a token classifier with one label, a reward model a decoder that classifies sequences, of one label already.
-    `parallel.shard` gives the weights their place, `fill_model` their values.
+    `override_config` replaces attributes of the folder's config. The model is in eval mode, with all dropout 0 and a
+    `RESPONSE_METHOD`. A policy is a causal language model; a value model is a token classifier with one label; a reward
+    model is a decoder that classifies sequences, and its folder has one label. `parallel.shard` then gives the weights
+    memory, `fill_model` their values.
 
     Raises:
-        ValueError: no such model, or not of this kind; or a replaced attribute is unknown, or shapes weights.
+        ValueError: there is no such model, or not of this kind; a replaced attribute is unknown, or changes shapes.
     """
     folder = resolve_folder(name)
     hf_logging.set_verbosity_error()
@@ -77,7 +77,7 @@ def build_model(
         set_attention(model, generation=False)
         if kind == "reward" and not isinstance(getattr(model, "score", None), nn.Linear):
             raise ValueError(f"expected a decoder with a linear head `score`, {type(model).__name__} has none")
-    except Exception as error:  # of whatever transformers does with the sizes in a config
+    except Exception as error:  # wrong sizes in a config may raise anything in transformers
         raise _unusable(name, kind, error) from error
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -90,13 +90,13 @@ def build_model(
 
 
 def fill_model(model: Any, name: str, kind: Kind, *, seed: int = 0) -> None:
-    """Gives a model of `build_model`, sharded or not, the weights of its folder; a new value head comes from the seed.
+    """Gives a model of `build_model`, sharded or not, the weights of its folder; a new value head is drawn by `seed`.
 
     Raises:
         ValueError: the weights are missing, torn, or do not fit.
     """
     hf_logging.disable_progress_bar()
-    hf_logging.set_verbosity_error()  # what its load report warns of is checked
+    hf_logging.set_verbosity_error()  # load_weights checks all that the load report warns of
     try:
         load_weights(model, resolve_folder(name), kind, seed=seed)
     except UNREADABLE as error:
@@ -114,13 +114,16 @@ def supports_packing(model: Any) -> bool:
 
 
 def set_attention(model: Any, *, generation: bool) -> None:
-    """Switches to sdpa, which builds masks, for generation, and to ours for training; others stay as loaded (eager)."""
+    """Switches to sdpa, which builds masks, for generation, and to our attention for training.
+
+    A model without `supports_packing` stays as it was loaded (eager).
+    """
     if supports_packing(model):
         model.set_attn_implementation("sdpa" if generation else ATTENTION)
 
 
 def _overridden(folder: Path, config: PreTrainedConfig, changes: Mapping[str, Any]) -> PreTrainedConfig:
-    """The config with other attributes, those of config.json as transformers reads them there."""
+    """Returns the config with changed attributes, which are read as transformers reads those of config.json."""
     described, _ = PreTrainedConfig.get_config_dict(folder)
     for name in changes:
         if name not in described and not hasattr(config, name):
@@ -155,7 +158,7 @@ def _switch_off_dropout(config: Any, kind: Kind) -> None:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Modules that are made inside get parameters without memory; what is computed for buffers is kept."""
+    """Gives modules that are made within the block parameters without memory; their buffers are computed as usual."""
     register = nn.Module.register_parameter
 
     def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:

@@ -22,10 +22,12 @@ def log_probs_and_entropy(
     softcap: float | None = None,
     max_logits: int = MAX_LOGITS,
 ) -> tuple[Tensor, Tensor]:
-    """Log p(target) and entropy of softmax(logits / temperature), logits = softcap * tanh((hidden W^T + b) / softcap).
+    """Computes log p(target) and the entropy of softmax(logits / temperature).
+
+        logits = softcap * tanh((hidden W^T + b) / softcap);   without softcap: hidden W^T + b
 
     Logits are made chunk by chunk along the tokens, at most `max_logits` at once, in the forward pass and again in the
-    backward pass. `softcap` None: logits = hidden W^T + b.
+    backward pass.
 
     Returns:
         (log_probs, entropy), each [N] float32 (float64 for float64 input), in nats.
@@ -38,7 +40,7 @@ def log_probs_and_entropy(
 
 
 class _ChunkedHead(torch.autograd.Function):
-    """Saves the hidden states and two numbers per token; the logits are recomputed for the gradient."""
+    """The function of `log_probs_and_entropy`, which saves two numbers per token and recomputes logits for gradients."""
 
     @staticmethod
     def forward(
@@ -103,7 +105,7 @@ class _ChunkedHead(torch.autograd.Function):
 def _scaled_logits(
     hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float, softcap: float | None
 ) -> tuple[Tensor, Tensor | float]:
-    """([C, V] logits / temperature in fp32 at least, their slope with respect to hidden W^T + b)."""
+    """Returns ([C, V] logits / temperature in fp32 at least, their slope with respect to hidden W^T + b)."""
     logits_CV = functional.linear(hidden_CD, weight_VD, bias_V)
     logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
     if softcap is None:

@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder, read a few rows at a time: nobody ever holds more of them than it keeps."""
+"""Reads the weights of a Hugging Face folder a few rows at a time: a rank needs little more memory than its shard."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from splitppo.weight_files import EXPECTED, weight_files
 
-# Rows are read in pieces of about this size; what a file offers is mapped, not held.
+# Rows are read in pieces of about this size; the files are mapped, not read into memory.
 PIECE_BYTES = 64 << 20
 
-# A tensor in memory, or one of a file as safetensors offers it: with `get_shape()`, and read by slices.
+# A tensor in memory, or a tensor of a file in the form of safetensors: it has `get_shape()` and is read by slices.
 StoredTensor = Any
 
 
@@ -36,7 +36,7 @@ def shape_of(stored: StoredTensor) -> tuple[int, ...]:
 
 
 def read_rows(stored: StoredTensor, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-    """Reads (number of the first row, rows) of consecutive pieces of [start, stop); a scalar is its row 0."""
+    """Yields (number of the first row, rows) for consecutive pieces of [start, stop); a scalar has one row, 0."""
     shape = shape_of(stored)
     if not shape:
         yield 0, stored[...].reshape(1)

@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder into a model in place, each rank its own shard."""
+"""Loads the weights of a Hugging Face folder into a model in place; each rank loads its own shard."""
 
 import hashlib
 import logging
@@ -27,11 +27,11 @@ _HEADS = ("score", "classifier")
 
 
 def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None:
-    """Fills parameters and saved buffers in place; nothing is communicated.
+    """Fills parameters and saved buffers in place, without communication.
 
-    A value head that the folder lacks is initialised from a generator seeded by (seed, kind); nothing else may lack.
-    Besides its shard a rank holds no more than a piece of one tensor; only where transformers has to convert what the
-    folder holds, all of it.
+    A value head that the folder lacks is initialised from a generator seeded by (seed, kind); nothing else may be
+    missing. Besides its shard a rank has a piece of one tensor in memory; all weights only if transformers has to
+    convert them.
 
     Raises:
         ValueError: weights are missing or do not fit, in one sentence.
@@ -40,7 +40,7 @@ def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None
     prefix = model.base_model_prefix
     missing = _fill_from(model, open_weights(folder), prefix)
     if any(kind != "value" or not name.startswith(_HEADS) for name in missing):
-        # The tensors of some architectures bear other names in files, or are stacked: transformers knows how.
+        # Some architectures have other names in files, or stack tensors: transformers converts them.
         log.info("%s: transformers converts its weights, every rank holds all of them meanwhile", folder)
         whole, report = AUTO_MODELS[kind].from_pretrained(
             folder, config=model.config, dtype=model.dtype, output_loading_info=True
@@ -56,7 +56,7 @@ def load_weights(model: Any, folder: Path, kind: Kind, *, seed: int = 0) -> None
 
 
 def _fill_from(model: nn.Module, source: Mapping[str, StoredTensor], prefix: str) -> list[str]:
-    """Fills what the source has, and returns the names of the parameters that it lacks."""
+    """Fills the tensors that the source has, and returns the names of the parameters that it lacks."""
     names_of: dict[Tensor, list[str]] = {}  # every tensor once: tied weights have several names
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
         names_of.setdefault(tensor, []).append(name)
@@ -70,7 +70,7 @@ def _fill_from(model: nn.Module, source: Mapping[str, StoredTensor], prefix: str
 
 
 def _find(source: Mapping[str, StoredTensor], names: Sequence[str], prefix: str) -> str | None:
-    """Returns the name of a tensor in the source; files of a bare base model leave its prefix out."""
+    """Returns the name of a tensor in the source, None if it is missing; files of a base model leave out `prefix`."""
     candidates = [candidate for name in names for candidate in (name, name.removeprefix(f"{prefix}."))]
     return next((candidate for candidate in candidates if candidate in source), None)
 
