@@ -1,6 +1,6 @@
-"""The actor: the policy in training, the rollout backend and, where placed here, the frozen reference, as commands.
+"""The commands of the actor: policy in training, rollout backend and, if placed here, the frozen reference.
 
-Every command runs on every rank at the same time, each with its own rows; their results are gathered.
+Every command runs on every rank at the same time; each rank has its own rows, and the results are gathered.
 """
 
 import logging
@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 
 
 def check_config(config: Config) -> None:
-    """ValueError if the rollout backend's package is missing, or a loss of the policy, of any phase, cannot be used."""
+    """Raises ValueError if the package of the rollout backend is missing, or the policy loss of a phase is unusable."""
     check_rollout_packages(config)
     for phase in config.in_every_phase:
         try_policy_loss(phase.actor)
 
 
 class ActorRole:
-    """Behind ActorService, ReferenceService and RewardModelService; see `services.runtime.role.Role`.
+    """The role behind ActorService, ReferenceService and RewardModelService; see `services.runtime.role.Role`.
 
     Raises:
         ValueError: a model cannot be loaded.
@@ -64,7 +64,7 @@ class ActorRole:
         self.check_checkpoint = self._policy.check_checkpoint
 
     def commands(self) -> Sequence[Command]:
-        """Generate, ComputeLogProbs, ComputeRefLogProbs, ComputeRewardScores, Update."""
+        """Returns Generate, ComputeLogProbs, ComputeRefLogProbs, ComputeRewardScores, Update."""
         compute_log_probs = Command(
             "ComputeLogProbs",
             actor_pb2.ComputeLogProbsRequest,
@@ -94,7 +94,7 @@ class ActorRole:
     def compute_log_probs(
         self, _request: actor_pb2.ComputeLogProbsRequest, batch: Batch, progress: CommandProgress
     ) -> Outcome:
-        """Log-probs of the responses under the policy."""
+        """Computes the log-probs of the responses under the policy, the column `old_log_probs`."""
         self._generation.suspend()
         started_s, meter = time.perf_counter(), self._policy.flops_meter
         computed = self._policy.compute(batch, self._forward, outputs=("log_probs",), progress=progress)
@@ -105,7 +105,7 @@ class ActorRole:
         )
 
     def update(self, request: actor_pb2.ActorUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
-        """One PPO update: all mini-batches of all epochs. In critic warm-up nothing but the step advances."""
+        """Makes one PPO update: all mini-batches of all epochs; in critic warm-up only the step advances."""
         if request.advance_only:
             return Outcome()
         self._generation.suspend(weights_change=True)
@@ -147,7 +147,7 @@ class ActorRole:
         return batch.merge(Batch(batch.num_rows, {"selected_tokens": loss.prepare(config, batch)}))
 
     def _config_of(self, request: actor_pb2.ActorUpdateRequest) -> ActorConfig:
-        """The section `actor` as an update is to have it; ValueError if its terms do not fit there."""
+        """Returns the section `actor` with the loss terms of an update; ValueError if they are not valid."""
         if not request.HasField("loss_terms"):
             return self._config
         terms, section = request.loss_terms, self._config.model_dump()
@@ -160,6 +160,6 @@ class ActorRole:
         except ValidationError as error:
             wrong = error.errors()[0]
             message = wrong["msg"].removeprefix("Value error, ")
-            if wrong["type"] != "value_error":  # else it says what it has got
+            if wrong["type"] != "value_error":  # else the sentence has the value already
                 message = f"{wrong['loc'][-1]}: {message[:1].lower()}{message[1:]}, got {wrong['input']}"
             raise ValueError(f"loss_terms.{message}") from None

@@ -16,12 +16,12 @@ from splitppo.config import CriticConfig
 def clipped_value_loss(
     values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, *, clip_range: float
 ) -> tuple[Tensor, Tensor]:
-    """Half the larger of two squared errors: of the value, and of the value clipped around the old one.
+    """Returns half the larger of two squared errors: of the value, and of the value clipped around the old value.
 
         loss = 1/2 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2)
 
-    v_old is of the model that the experience was collected with. Once a value has moved further than c = clip_range
-    towards its return R, it gets no more gradient (OpenAI baselines, ppo2).
+    v_old is the value at the time of the experience. Once a value has moved further than c = clip_range towards its
+    return R, it gets no more gradient (OpenAI baselines, ppo2).
 
     Returns:
         (loss [N] float32, clipped [N] bool: the clipped error is the larger one).
@@ -33,9 +33,10 @@ def clipped_value_loss(
 
 
 def critic_loss(config: CriticConfig) -> Callable[[Mapping[str, Tensor], ResponseTokens], LossOutput]:
-    """The critic's loss: the clipped value loss of the output values to the columns returns and values (the old ones).
+    """Returns the critic's loss: the clipped value loss of the output values, the column returns and the old values.
 
-    Its metrics are vf_loss, weighted as the loss is, and the token means vf_clipfrac and vpred_mean.
+    It reads the old values from the column values. Its metrics are vf_loss, weighted as the loss is, and the token
+    means vf_clipfrac and vpred_mean.
     """
 
     def loss(outputs: Mapping[str, Tensor], tokens: ResponseTokens) -> LossOutput:

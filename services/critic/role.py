@@ -1,6 +1,6 @@
-"""The critic: the value model in training and, where placed here, reference and reward model, as commands of a service.
+"""The commands of the critic: value model in training and, if placed here, reference and reward model.
 
-Every command runs on every rank at the same time, each with its own rows; their results are gathered.
+Every command runs on every rank at the same time; each rank has its own rows, and the results are gathered.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from splitppo.v1 import critic_pb2, worker_pb2
 
 
 class CriticRole:
-    """Behind CriticService, ReferenceService and RewardModelService; see `services.runtime.role.Role`.
+    """The role behind CriticService, ReferenceService and RewardModelService; see `services.runtime.role.Role`.
 
     Raises:
         ValueError: a model cannot be loaded.
@@ -36,7 +36,7 @@ class CriticRole:
         self.load_checkpoint, self.compute_weights_digest = engine.load_checkpoint, engine.compute_weights_digest
 
     def commands(self) -> Sequence[Command]:
-        """ComputeValues, ComputeRefLogProbs, ComputeRewardScores, Update."""
+        """Returns ComputeValues, ComputeRefLogProbs, ComputeRewardScores, Update."""
         compute_values = Command(
             "ComputeValues",
             critic_pb2.ComputeValuesRequest,
@@ -59,10 +59,10 @@ class CriticRole:
     def compute_values(
         self, _request: critic_pb2.ComputeValuesRequest, batch: Batch, progress: CommandProgress
     ) -> Outcome:
-        """Values of the states before each response token."""
+        """Computes the values of the states before each response token, the column `values`."""
         computed = self._engine.compute(batch, value_forward, outputs=("values",), progress=progress)
         return Outcome(columns=Batch(batch.num_rows, computed))
 
     def update(self, _request: critic_pb2.CriticUpdateRequest, batch: Batch, progress: CommandProgress) -> Outcome:
-        """One update of the value model: all mini-batches of all epochs."""
+        """Makes one update of the value model: all mini-batches of all epochs."""
         return Outcome(metrics=self._trained.update(batch, self._loss, progress))

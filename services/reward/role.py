@@ -1,6 +1,6 @@
-"""The reward group: the reward model as a command of a service that trains nothing.
+"""The role of the reward group, which computes with the reward model and trains nothing.
 
-It keeps no ledger and no checkpoint: started again, it loads its model and goes on.
+It has no ledger and no checkpoint: after a restart it loads its model and goes on.
 """
 
 from services.roles.frozen_models import FrozenModels
@@ -8,7 +8,7 @@ from splitppo.v1 import worker_pb2
 
 
 class RewardRole(FrozenModels):
-    """Behind RewardModelService and ReferenceService; see `services.runtime.role.Role`.
+    """The role behind RewardModelService and ReferenceService; see `services.runtime.role.Role`.
 
     Raises:
         ValueError: the model cannot be loaded.

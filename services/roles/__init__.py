@@ -1,1 +1,1 @@
-"""The models of the roles: one in training, others that are not trained."""
+"""The models of the roles: one model in training, and models that are not trained."""

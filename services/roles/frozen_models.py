@@ -1,4 +1,4 @@
-"""The models that are not trained, reference and reward model: each a command of the group that `placement` names."""
+"""The models that are not trained, reference and reward model; each is a command of the group in `placement`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ class FrozenModels:
     """The frozen models that a group hosts, loaded on every rank together.
 
     Args:
-        before: called before any of them computes, on every rank.
+        before: called on every rank before a model computes.
 
     Attributes:
         num_parameters: of the models that are here.
@@ -44,7 +44,7 @@ class FrozenModels:
         return self._commands
 
     def _compute_ref_log_probs(self) -> Command:
-        """The initial policy: log-probs at rollout.temperature, in micro-batches of the section `actor`."""
+        """Returns the command of the initial policy: log-probs at rollout.temperature, in the actor's micro-batches."""
         config = self._context.config
         unused = "neither algorithm.use_kl_in_reward nor actor.use_kl_loss is set"
         return self._command(
@@ -60,7 +60,7 @@ class FrozenModels:
         )
 
     def _compute_reward_scores(self) -> Command:
-        """A sequence classifier: its score at the last of a row's `reward_tokens`, which need nothing beside them."""
+        """Returns the command of a sequence classifier: its score at the last of a row's `reward_tokens`."""
         config = self._context.config
         return self._command(
             "ComputeRewardScores",
@@ -75,7 +75,7 @@ class FrozenModels:
         )
 
     def _load(self, host: RoleName | None, config: ComputedModelConfig, kind: Kind) -> FrozenModel | None:
-        """Loads a model if this group hosts it."""
+        """Returns a loaded model if this group hosts it, else None."""
         if host != self._context.role_name:
             return None
         model = FrozenModel(config, kind=kind, device=self._context.device)
@@ -121,7 +121,7 @@ class FrozenModels:
 
 
 def _last_token_apart(batch: Batch, model: Any) -> Batch:
-    """Rows as the engine computes them: the last token is the response, what is before it the prompt."""
+    """Returns rows in the form of the engine: the last token is the response, all tokens before it the prompt."""
     check_sequences(batch, "reward_tokens", model)
     tokens = batch["reward_tokens"]
     is_last = np.zeros(len(tokens.values), np.bool_)

@@ -1,4 +1,4 @@
-"""A trained model behind its service: demands on rows, updates, metrics under the role's names."""
+"""A trained model as part of a role: checks of rows, updates, metrics under the names of the role."""
 
 from typing import Any
 
@@ -52,6 +52,6 @@ class TrainedRole:
     def update(
         self, batch: Batch, loss: TokenLoss, progress: CommandProgress, *, stop_above: MetricLimit | None = None
     ) -> dict[str, float]:
-        """All mini-batches of all epochs of one PPO step; metrics under the names of the role."""
+        """Trains on all mini-batches of all epochs of one PPO step; returns metrics under the names of the role."""
         metrics = self.engine.update(batch, self._forward, loss, progress=progress, stop_above=stop_above)
         return metrics_of_role(self._context.role_name, metrics)

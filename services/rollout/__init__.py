@@ -1,1 +1,1 @@
-"""Rollout engines behind one protocol."""
+"""Rollout backends: engines that sample responses, behind one protocol."""

@@ -1,4 +1,4 @@
-"""The rollout backends by name, `rollout.backend`. Nothing else knows which one samples."""
+"""The rollout backends by name, `rollout.backend`. No other module knows which backend samples."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

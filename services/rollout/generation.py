@@ -1,4 +1,4 @@
-"""Sampling as a command: Generate, whichever backend samples, and what other commands do to the backend."""
+"""The command Generate, with any rollout backend, and the effects of other commands on the backend."""
 
 import time
 
@@ -17,14 +17,14 @@ from splitppo.v1 import actor_pb2
 
 
 class Generation:
-    """The rollout backend of a rank, beside the policy that it samples with. Built on every rank together."""
+    """The rollout backend of a rank, and the policy that it samples with. Built on every rank together."""
 
     def __init__(self, context: RankContext, policy: PolicyWeights) -> None:
         self._policy, self._device = policy, context.device
         self._backend = BACKENDS[context.config.rollout.backend].build(context, policy)
 
     def command(self) -> Command:
-        """Generate."""
+        """Returns Generate."""
         return Command(
             "Generate",
             actor_pb2.GenerateRequest,
@@ -37,7 +37,7 @@ class Generation:
         )
 
     def suspend(self, *, weights_change: bool = False) -> None:
-        """Makes room for what else computes on this device, and may change the policy's weights."""
+        """Frees device memory for another command; with `weights_change` the backend's weights become outdated."""
         self._backend.sleep()
         if weights_change:
             self._backend.policy_version = None
@@ -58,7 +58,7 @@ class Generation:
         return Outcome(columns=response_rows(ended), metrics=metrics, policy_version=version)
 
     def _update_weights(self, version: int) -> dict[str, float]:
-        """Renews the backend's weights if they are not the policy's; how long that took, if it was done."""
+        """Gives the backend the policy's weights if it has others; returns the metric of the time it took, if any."""
         if self._backend.policy_version == version:
             return {}
         started_s = time.perf_counter()
@@ -68,7 +68,7 @@ class Generation:
         return {"timing_s/update_weights": time.perf_counter() - started_s}
 
     def _prepare(self, request: actor_pb2.GenerateRequest, batch: Batch) -> Batch:
-        """Refuses what cannot be sampled; the column `places` says which rows streamed responses become."""
+        """Refuses rows that cannot be sampled; adds the column `places`, the rows that streamed responses become."""
         sampling = _sampling(request)
         check_rows(batch, self._policy.model, room=sampling.max_response_length)
         longest = int(batch["prompts"].lengths.max()) + sampling.max_response_length
@@ -87,9 +87,9 @@ class Generation:
 
 
 def deal_prompts(batch: Batch, num_ranks: int, ranks_per_engine: int = 1) -> list[NDArray[np.int64]]:
-    """Rows of each rank for sampling: equally many, dealt by length, for the time goes into tokens not yet there.
+    """Returns the rows of each rank for sampling: equally many, dealt by length; most time goes into new tokens.
 
-    Of ranks that share an engine the first has the rows.
+    If ranks share an engine, the first of them has the rows.
     """
     order = np.argsort(-batch["prompts"].lengths, kind="stable")
     num_engines = num_ranks // ranks_per_engine

@@ -1,4 +1,4 @@
-"""The contract of a backend that samples responses: its methods, and the weights, rows and sampling it is given."""
+"""The contract of a backend that samples responses: its methods, and the weights, rows and sampling that it gets."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class PolicyWeights(Protocol):
     model: Any  # of Hugging Face; its weights may be sharded over the ranks
 
     def gathered(self) -> AbstractContextManager[Any]:
-        """The model with whole weights, in eval mode, for generation under torch.no_grad. Collective."""
+        """Gives a block the model with whole weights, in eval mode, for generation under torch.no_grad. Collective."""
 
     def whole_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter under its Hugging Face name, whole, one after the other; tied ones once. Collective."""
+        """Yields every whole parameter under its Hugging Face name, tied ones once. Collective."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Sampling:
 
 @dataclass(eq=False)
 class Response:
-    """A response in the making.
+    """A response while it is being sampled.
 
-    Its log_probs are those of log-softmax(logits / temperature) (greedy: of the logits) before top-k and top-p cut it:
-    what the training forward computes for the same token, up to rounding.
+    Its log_probs are those of log-softmax(logits / temperature) (greedy: of the logits), before top-k and top-p. Up to
+    rounding the training forward computes the same for the same token.
     """
 
     index: int  # among the responses of its rank, which are ordered by prompt, then seed
@@ -70,7 +70,7 @@ class Response:
     log_probs: array[float] = field(default_factory=lambda: array("f"))  # float32, one per token
 
     def extend(self, tokens: Iterable[int], log_probs: Sequence[float]) -> None:
-        """Adds tokens; FloatingPointError: a log-prob is not finite."""
+        """Adds tokens; FloatingPointError if a log-prob is not finite."""
         if not all(map(isfinite, log_probs)):
             raise FloatingPointError(
                 "the policy gives a sampled token no finite log-prob: its weights hold NaN or infinity"
@@ -80,7 +80,7 @@ class Response:
 
 
 def empty_responses(rows: Batch) -> list[Response]:
-    """One per seed of each prompt; see `RolloutBackend.generate` for the rows."""
+    """Returns an empty response for each seed of each prompt; see `RolloutBackend.generate` for the rows."""
     prompts = zip(rows["prompts"].rows(), rows["seeds"].rows(), strict=True)
     wanted = ((prompt, seed) for prompt, seeds in prompts for seed in seeds.tolist())
     return [Response(index, prompt, seed) for index, (prompt, seed) in enumerate(wanted)]
@@ -88,43 +88,43 @@ def empty_responses(rows: Batch) -> list[Response]:
 
 @dataclass(frozen=True)
 class DecodingStep:
-    """One more token for each of the responses that are decoded together."""
+    """A step of decoding: one more token for each of the responses that are decoded together."""
 
-    done: int  # token positions of `total`; what an early end leaves out is done
+    done: int  # token positions of `total`; those that an early end leaves out count as done
     total: int
-    ended: Sequence[Response]  # that have all their tokens now
+    ended: Sequence[Response]  # responses that have all their tokens now
 
 
 class GenerationCancelled(Exception):
-    """`generate` ended early because nobody wants the responses any more; the backend can be used again."""
+    """The error with which `generate` ends when the responses are not needed any more; the backend stays usable."""
 
 
 class RolloutBackend(Protocol):
-    """Samples responses with the policy's weights. Every rank of the group owns one and calls every method."""
+    """Samples responses with the policy's weights. Every rank of the group has a backend and calls every method."""
 
-    # The step whose weights it samples with; None: none, or not the policy's any more, which its owner may set as well.
+    # The step whose weights it samples with; None: none, or outdated ones. The owner of the backend may set None, too.
     policy_version: int | None
-    ranks_per_engine: int  # that sample the same rows; the lowest of them is given the rows
+    ranks_per_engine: int  # ranks that sample the same rows; the lowest of them gets the rows
 
     def sync_weights(self, version: int) -> None:
-        """Takes over the policy's weights of step `version`. Collective; before `generate` whenever they changed."""
+        """Takes over the policy's weights of step `version`. Collective; called before `generate` if they changed."""
 
     def sleep(self) -> None:
-        """Gives back device memory until the next `sync_weights` or `generate`, before anything else computes."""
+        """Frees device memory until the next `sync_weights` or `generate`; called before another model computes."""
 
     def check_request(self, sampling: Sampling, num_tokens: int) -> None:
-        """ValueError: it cannot sample like this, or no prompt and response of num_tokens; asked on one rank."""
+        """Raises ValueError if it cannot sample in this way, or not num_tokens of prompt and response; on one rank."""
 
     def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
-        """Samples one response per seed of this rank's prompts; every one of `empty_responses` ends in some step.
+        """Samples one response per seed of this rank's prompts; each of `empty_responses` ends in one of the steps.
 
-        Ranks may hold different numbers of prompts, none included, and finish at different times: an implementation
-        may synchronise at the beginning, never between tokens (but for ranks that share one engine, of which only the
-        one with the rows tells what has ended). The same weights, prompts and seeds give the same responses, and they
-        end in the same steps; what is sampled together does not depend on timing. `is_cancelled` is asked at token
-        boundaries.
+        Ranks may have different numbers of prompts, also none, and finish at different times. So an implementation may
+        synchronise ranks at the beginning, but never between tokens. Ranks that share one engine are the exception:
+        only the one with the rows reports which responses have ended. The same weights, prompts and seeds give the same
+        responses, which end in the same steps; timing has no influence on what is sampled together. `is_cancelled` is
+        called at token boundaries.
 
         Raises:
-            GenerationCancelled: `is_cancelled`, for nobody wants the responses any more.
+            GenerationCancelled: `is_cancelled` returned True.
             FloatingPointError: see `Response.extend`.
         """

@@ -1,7 +1,7 @@
-"""Drawing tokens: a random number that belongs to (seed, position), and the distribution that it is put into.
+"""Draws tokens: a random number for (seed, position) selects a token of a distribution.
 
-A random number is a pure function of the response's seed and the token's position, so a response depends neither on the
-rows that it is batched with nor on the rank that samples it.
+A random number is a pure function of the response's seed and the token's position. So a response depends neither on the
+rows in its batch nor on the rank that samples it.
 
 Shapes: R rows decoded together, T response tokens, V vocabulary.
 """
@@ -52,9 +52,9 @@ def sample_tokens(logits_RV: Tensor, uniforms_R: Tensor, sampling: Sampling) -> 
 
 
 def _truncate(weights_RV: Tensor, sampling: Sampling) -> Tensor:
-    """Sets what top-k and top-p cut off to 0; weights are probabilities up to a factor.
+    """Returns the weights with 0 for tokens that top-k and top-p cut off; weights are probabilities up to a factor.
 
-    top-p keeps the smallest set of most likely tokens that holds at least that share of what top-k has left.
+    top-p keeps the smallest set of most likely tokens with at least that share of the sum that top-k has left.
     """
     keeps_all_k = sampling.top_k == 0 or sampling.top_k >= weights_RV.shape[-1]
     if keeps_all_k and sampling.top_p == 1.0:

@@ -10,22 +10,22 @@ log = logging.getLogger(__name__)
 
 
 def stop_token_ids(model: nn.Module, tokenizer: Any) -> list[int]:
-    """All end-of-sequence ids, ascending, that a model's generation config, its config and its tokenizer (if any) name.
+    """Returns the end-of-sequence ids of a model's generation config, its config and its tokenizer, ascending.
 
-    Chat models name several: the end of the turn in one place, the end of the text in another. Without any, responses
-    end at their maximal length.
+    Chat models have several: the end of the turn in one place, the end of the text in another. Without any, responses
+    end at their maximal length. A tokenizer may be None.
     """
-    found: set[int] = set()
+    stop_ids: set[int] = set()
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)
-        found.update([] if ids is None else ids if isinstance(ids, list | tuple) else [ids])
-    if not found:
+        stop_ids.update([] if ids is None else ids if isinstance(ids, list | tuple) else [ids])
+    if not stop_ids:
         log.warning("neither the model nor its tokenizer names an end-of-sequence id: no response ends early")
-    return sorted(map(int, found))
+    return sorted(map(int, stop_ids))
 
 
 def load_tokenizer(name: str) -> Any:
-    """The Hugging Face tokenizer of a local folder or hub name; ValueError: there is none."""
+    """Returns the Hugging Face tokenizer of a local folder or hub name; ValueError if there is none."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:

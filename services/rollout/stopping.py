@@ -1,14 +1,15 @@
 """The rule by which a response ends before its maximal length.
 
-The rule, which every engine follows: a response ends with the first token
+Every engine follows this rule: a response ends with the first token
 * that is one of the stop tokens, or
 * that completes a stop text: the text of the response up to and including that token contains it.
 
-That token stays in the response, and so does what it says beyond the stop text. Special tokens have no text. A
+That token stays in the response, also the part of its text after the stop text. Special tokens have no text. A
 character whose bytes are spread over tokens appears with the last of them. A stop text may begin in the middle of a
 token, but not in the prompt. With vLLM this is `stop=texts, include_stop_str_in_output=True`.
 
-Where lengths are forced (`debug.response_lengths`) there are neither; the sampled distribution stays the policy's own.
+With forced lengths (`debug.response_lengths`) there are no stop tokens and no stop texts; the sampled distribution
+stays the policy's own.
 """
 
 import logging
@@ -28,10 +29,10 @@ log = logging.getLogger(__name__)
 
 
 def load_stop_rule(model: nn.Module, config: Config) -> "StopRule":
-    """The rule of a Hugging Face model: its stop tokens (see `stop_token_ids`) and the texts of `rollout.stop`.
+    """Returns the rule of a Hugging Face model: its stop tokens (see `stop_token_ids`) and the texts of `rollout.stop`.
 
     Raises:
-        ValueError: see `StopRule`; or texts, and no tokenizer.
+        ValueError: see `StopRule`; or there are texts, but no tokenizer.
     """
     if config.debug.response_lengths:
         return StopRule((), forced=config.debug.response_lengths)
@@ -42,13 +43,13 @@ def load_stop_rule(model: nn.Module, config: Config) -> "StopRule":
     except ValueError as error:
         if texts:
             raise ValueError(f"rollout.stop needs a tokenizer: {error}") from error
-        log.warning("nobody to ask for the tokenizer's end-of-sequence id: %s", error)
+        log.warning("there is no tokenizer to read an end-of-sequence id from: %s", error)
         tokenizer = None
     return StopRule(stop_token_ids(model, tokenizer), texts, tokenizer)
 
 
 class StopRule:
-    """Stop tokens and stop texts, or forced lengths; the Hugging Face tokenizer is not needed without texts.
+    """The stop tokens and stop texts of a run, or its forced lengths; only texts need the Hugging Face tokenizer.
 
     Raises:
         ValueError: a text is empty, or the tokenizer cannot decode token by token.
@@ -70,21 +71,21 @@ class StopRule:
             raise ValueError(f"rollout.stop needs a fast (tokenizer.json) tokenizer, got {type(tokenizer).__name__}")
 
     def begin(self, prompt: Array) -> "StopWatch":
-        """Watches a new response to the prompt."""
+        """Returns the watch over a new response to the prompt."""
         return StopWatch(self, prompt)
 
     def max_tokens(self, seed: int, sampling: Sampling) -> int:
-        """After how many tokens the response that is sampled with this seed ends at the latest."""
+        """Returns the largest number of tokens of the response that is sampled with this seed."""
         most = sampling.max_response_length
         return min(self._forced.of(seed), most) if self._forced else most
 
 
 class StopWatch:
-    """Watches one response; made by `StopRule.begin`. Decodes texts like vLLM."""
+    """Decides where one response ends; made by `StopRule.begin`. It decodes texts like vLLM."""
 
     def __init__(self, rule: StopRule, prompt: Array) -> None:
         self._rule = rule
-        self._num_kept = max(map(len, rule.texts), default=1) - 1  # characters of which a text may still become
+        self._num_kept = max(map(len, rule.texts), default=1) - 1  # characters that a stop text may begin with
         self._tail = ""
         # The prompt matters for tokenizers whose first token loses its leading space.
         self._stream = DecodeStream(ids=prompt.tolist() if rule.texts else [], skip_special_tokens=True)
@@ -104,6 +105,6 @@ class StopWatch:
         except Exception as error:
             if not str(error).startswith("Invalid prefix encountered"):
                 raise
-            # Bytes that are no character: begin anew behind them, as vLLM does.
+            # These bytes are no character: decoding begins anew after them, as in vLLM.
             self._stream = DecodeStream(skip_special_tokens=True)
             return self._stream.step(self._rule.tokenizer, token)

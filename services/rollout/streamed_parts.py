@@ -1,4 +1,4 @@
-"""Responses as rows, and as parts of the command that samples them."""
+"""Sampled responses in the form of rows, and of parts of the command that samples them."""
 
 from collections.abc import Iterable
 from operator import attrgetter
@@ -10,10 +10,10 @@ from splitppo.batch import Batch
 
 
 class StreamedParts:
-    """Reports a rank's responses as parts, if their rows have places: in the order in which they end.
+    """Reports a rank's responses as parts in the order in which they end, if their rows have places.
 
-    That order is counted in decoding steps, and by index among those that end in the same one, so parts are a function
-    of the tokens, never of the clock. How many responses are in a part is known before (`part_ends`).
+    The order is that of decoding steps, and by index within a step. So parts are a function of the tokens, never of the
+    clock. The number of responses in a part is fixed before (`part_ends`).
     """
 
     def __init__(self, rows: Batch, num_parts: int, report: CommandProgress, policy_version: int) -> None:
@@ -25,7 +25,7 @@ class StreamedParts:
         self.add(())  # parts that have no rows here
 
     def add(self, ended: Iterable[Response]) -> None:
-        """The responses that have ended in a decoding step."""
+        """Takes the responses that have ended in a decoding step, and reports the parts that are complete."""
         self._ended += sorted(ended, key=attrgetter("index"))
         for part, end in enumerate(self._ends[self._num_reported :], start=self._num_reported + 1):
             if len(self._ended) < end:
@@ -42,7 +42,7 @@ class StreamedParts:
 
 
 def response_rows(responses: Iterable[Response]) -> Batch:
-    """A row for each, ordered by index: prompts, seeds, responses, rollout_log_probs."""
+    """Returns a row for each response, ordered by index: prompts, seeds, responses, rollout_log_probs."""
     ordered = sorted(responses, key=attrgetter("index"))
     return Batch.from_rows(
         prompts=[response.prompt for response in ordered],

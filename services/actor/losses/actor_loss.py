@@ -1,4 +1,4 @@
-"""The actor's loss, put together: policy loss, entropy bonus, KL to the reference.
+"""The actor's loss: the sum of policy loss, entropy bonus and KL to the reference.
 
     L = sum over the tokens of a mini-batch of w (m c policy_loss - entropy_coeff entropy + kl_loss_coef kl)
 

@@ -35,7 +35,7 @@ def ppo_clip(ratio_N: Tensor, advantages_N: Tensor, config: ActorConfig) -> tupl
 
 
 def dual_clip(loss_N: Tensor, advantages_N: Tensor, config: ActorConfig) -> tuple[Tensor, Tensor]:
-    """min(-A clip_ratio_c, loss) where A < 0; and where this makes a difference, bool."""
+    """Returns min(-A clip_ratio_c, loss) where A < 0, else the loss; and where this makes a difference, bool."""
     if config.clip_ratio_c is None:
         return loss_N, torch.zeros_like(advantages_N, dtype=torch.bool)
     ceiling_N = -advantages_N * config.clip_ratio_c

@@ -1,6 +1,6 @@
-"""Losses that treat a few tokens of a mini-batch apart: those whose covariance drives the entropy down.
+"""Losses that treat some tokens of a mini-batch in another way: those whose covariance drives the entropy down.
 
-Which tokens these are is decided for the whole mini-batch, in `prepare`, before its rows go to ranks.
+These tokens are selected for the whole mini-batch, in `prepare`, before its rows go to ranks.
 
 Legend: N response tokens of all rows (of an update in `prepare`, of a micro-batch in a loss), one row after the other;
 M tokens of one mini-batch that count.
@@ -75,20 +75,20 @@ def _take_largest(config: ActorConfig, cov_M: NDArray[np.float64], hashes_M: NDA
 
 
 def _select_tokens(config: ActorConfig, batch: Batch, choose: Choice) -> Column:
-    """Returns the column `selected_tokens`, of tokens that `choose` takes from each mini-batch of each epoch.
+    """Returns the column `selected_tokens`: the tokens that `choose` selects in each mini-batch of each epoch.
 
     Over the M counting tokens of a mini-batch (Cui et al., 2025, eq. 10):
 
         cov = (old_log_prob - mean of old_log_prob) (A - mean of A)
 
     The paper and verl take the log-probs of the policy in training, of a micro-batch on one rank. With the old ones the
-    selection depends neither on the split nor on the order of rows: which token is drawn, and which of two equal tokens
-    goes first, is a hash of (seed of the response, epoch, place in it).
+    selection depends neither on the split nor on the order of rows. A hash of (seed of the response, epoch, place in
+    the response) decides which tokens are drawn, and which of two equal tokens comes first.
 
     `batch` has the columns mini_batches, advantages, old_log_probs and seeds (one per row).
 
     Raises:
-        ValueError: a row has not one seed.
+        ValueError: a row does not have exactly one seed.
     """
     lengths = batch["responses"].lengths
     if (batch["seeds"].lengths != 1).any():
@@ -108,13 +108,13 @@ def _select_tokens(config: ActorConfig, batch: Batch, choose: Choice) -> Column:
 
 
 def _deviations(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Subtracts the mean, whose bits do not depend on the order of the values."""
+    """Returns the values minus their mean; the bits of the mean do not depend on the order of the values."""
     mean: float = np.sort(values).sum() / max(len(values), 1)
     return values - mean
 
 
 def _token_hashes(seeds: NDArray[np.int64], lengths: NDArray[np.int32], epoch: int) -> NDArray[np.uint64]:
-    """[N], a number for each token that depends on its response's seed, the epoch and its place alone."""
+    """Returns a number for each token, [N], that depends on its response's seed, the epoch and its place alone."""
     state = splitmix64(splitmix64(seeds.astype(np.uint64)) ^ np.uint64(epoch))
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     places = np.arange(int(lengths.sum(dtype=np.int64))) - np.repeat(starts, lengths)

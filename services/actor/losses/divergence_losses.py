@@ -1,4 +1,4 @@
-"""DPPO (2026, arXiv:2602.04879): a token is left out once its probability is too far from the old one, not its ratio.
+"""DPPO (2026, arXiv:2602.04879): a token is left out once its probability, not its ratio, is too far from the old one.
 
     loss = -A sg(M min(r, clip_ratio_c)) log_prob,   r = exp(log_prob - old_log_prob)
 

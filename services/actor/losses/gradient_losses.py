@@ -25,9 +25,9 @@ def reinforce(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mappin
 
         loss = -A sg(min(w, reinforce_is_threshold)) log_prob
 
-    w is 1; with reinforce_is the ratio exp(log_prob - old_log_prob) of each token, or the product of them over the
-    response. With two bounds a weight outside of them is 0 (IcePop, Ling Team, 2025). Metric: pg_clipfrac (the weight
-    is outside of its bounds).
+    w is 1; with reinforce_is the ratio exp(log_prob - old_log_prob) of each token, or the product of the ratios over
+    the response. With two bounds a weight outside of them is 0 (IcePop, Ling Team, 2025). Metric: pg_clipfrac (the
+    weight is outside of its bounds).
     """
     section, log_weight_N = config.policy_loss, tokens.log_ratio.detach()
     if section.reinforce_is is None:

@@ -1,4 +1,4 @@
-"""Policy losses by the names that actor.policy_loss.loss_mode may take: those that are built in, and a user's own."""
+"""Policy losses by name, actor.policy_loss.loss_mode: those that are built in, and a user's own."""
 
 import functools
 from collections.abc import Mapping
@@ -31,10 +31,10 @@ POLICY_LOSSES: Mapping[str, PolicyLoss] = {
 
 
 def find_policy_loss(config: ActorConfig, loss_mode: str) -> PolicyLoss:
-    """The loss of that name: built in, or the function of this name in the file policy_loss.custom_path.
+    """Returns the loss of a name: built in, or the function of this name in the file policy_loss.custom_path.
 
     Raises:
-        ValueError: there is none, or importing the file fails; one sentence.
+        ValueError: there is no such loss, or importing the file fails; one sentence.
     """
     config.policy_loss.check_loss_mode(loss_mode)
     if loss_mode in POLICY_LOSSES:
@@ -44,7 +44,7 @@ def find_policy_loss(config: ActorConfig, loss_mode: str) -> PolicyLoss:
 
 
 def try_policy_loss(config: ActorConfig) -> None:
-    """Takes the gradient of a loss on a few made-up tokens, if it is a user's own.
+    """Computes the gradient of a user's own loss on a few made-up tokens, to find its mistakes early.
 
     Raises:
         ValueError: as `find_policy_loss`, or the function is no policy loss; one sentence.
@@ -69,9 +69,9 @@ def try_policy_loss(config: ActorConfig) -> None:
         raise ValueError(f"key '{_NAME_KEY}': {trying}: {describe(error)}") from error
 
 
-@functools.cache  # for each loss the file is imported once, whatever it keeps in its module
+@functools.cache  # the file is imported once for each loss, also if it has a state
 def _own_loss(path: Path, name: str) -> PolicyLoss:
-    PolicyLossConfig(custom_path=path, loss_mode=name).check_file()  # what the file only imports is none of its losses
+    PolicyLossConfig(custom_path=path, loss_mode=name).check_file()  # a name that the file only imports is no loss
     function = load_from_file(path, name, path_key=_PATH_KEY, name_key=_NAME_KEY)
 
     def checked(tokens: PolicyTokens, config: ActorConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -79,8 +79,8 @@ def _own_loss(path: Path, name: str) -> PolicyLoss:
         loss_N, metrics = returned if isinstance(returned, tuple) else (returned, {})
         for values in (loss_N, *metrics.values()):
             if not isinstance(values, Tensor) or values.shape != tokens.log_probs.shape:
-                found = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-                raise ValueError(f"expected one number per token, {list(tokens.log_probs.shape)}, got {found}")
+                shape = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+                raise ValueError(f"expected one number per token, {list(tokens.log_probs.shape)}, got {shape}")
         return loss_N, {f"policy_loss/{metric}": values_N for metric, values_N in metrics.items()}
 
     return PolicyLoss(checked)

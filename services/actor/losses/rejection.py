@@ -1,4 +1,4 @@
-"""Rejection in the update: tokens that have no policy loss, by the policy in training over the one that sampled.
+"""Rejection in the update: tokens without policy loss, because the policy has moved too far from the one that sampled.
 
 Legend: N response tokens of all rows of a micro-batch, packed; every row is whole.
 """
@@ -13,11 +13,11 @@ from splitppo.config.subsections.rejection import Rejection
 
 
 def rejected(tokens: PolicyTokens, rejections: Sequence[Rejection]) -> Tensor:
-    """[N] bool, the tokens that fail any criterion: lower <= statistic <= upper (verl's rollout_rs in bypass mode).
+    """Returns the tokens that fail any criterion lower <= statistic <= upper, [N] bool (verl: rollout_rs, bypass mode).
 
         d = old_log_prob - log_prob, within +-MAX_LOG_RATIO;   k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d
 
-    The statistic is that of a token, or their sum, mean or maximum over the tokens of its row that count.
+    The statistic is k of the token, or the sum, mean or maximum of k over the tokens of its row that count.
     """
     rejected_N = torch.zeros_like(tokens.mask)
     for rejection in rejections:

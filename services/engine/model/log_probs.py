@@ -40,7 +40,7 @@ def log_probs_and_entropy(
 
 
 class _ChunkedHead(torch.autograd.Function):
-    """The function of `log_probs_and_entropy`, which saves two numbers per token and recomputes logits for gradients."""
+    """The function of `log_probs_and_entropy`: it saves two numbers per token and recomputes logits for gradients."""
 
     @staticmethod
     def forward(

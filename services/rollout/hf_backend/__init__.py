@@ -1,1 +1,1 @@
-"""Sampling with the policy itself."""
+"""The rollout backend that samples with the policy's own Hugging Face model."""

@@ -1,7 +1,7 @@
-"""Rollout on the trained model itself: batched decoding over any Hugging Face causal LM's forward with a KV cache.
+"""Rollout on the trained model itself: batched decoding with the forward and KV cache of any Hugging Face causal LM.
 
-Needs no second copy of the weights and no second engine. Rows wait in the order of their prompts and samples; one
-that has ended makes place for the next, and once none waits it leaves.
+It needs no second copy of the weights and no second engine. Rows wait in the order of their prompts and samples. A row
+that has ended is replaced by the next waiting row, or removed when no row waits.
 """
 
 from collections import deque
@@ -20,14 +20,14 @@ from services.rollout.sampling import sample_tokens, uniforms
 from services.rollout.stopping import StopRule, StopWatch
 from splitppo.batch import Batch
 
-# Ended rows leave or are replaced once they are this share of the batch: the one copies the cache of the others, the
-# other is a forward of its own, and both cost about as much as decoding one more token.
+# Ended rows are removed or replaced once they are this share of the batch. To remove rows copies the cache of the other
+# rows, to replace them is a forward of its own; both cost about as much as decoding one more token.
 _ENDED_SHARE = 1 / 8
 
 
 @dataclass(eq=False)
 class HfRollout:
-    """Samples with the policy's own module."""
+    """The backend that samples with the policy's own module; see `RolloutBackend`."""
 
     gathered: Callable[[], AbstractContextManager[nn.Module]]  # see `PolicyWeights`
     stop_rule: StopRule
@@ -37,14 +37,14 @@ class HfRollout:
     ranks_per_engine: int = 1
 
     def sync_weights(self, version: int) -> None:
-        """Notes the version: generation reads the policy's own weights."""
+        """Stores the version; generation reads the policy's own weights."""
         self.policy_version = version
 
     def check_request(self, sampling: Sampling, num_tokens: int) -> None:
-        """Nothing to refuse beyond what the model itself cannot do."""
+        """Refuses nothing: the model's own limits are checked elsewhere."""
 
     def sleep(self) -> None:
-        """Nothing to do: a KV cache lives as long as its `generate`."""
+        """Does nothing: the KV cache is freed at the end of `generate`."""
 
     @torch.no_grad()
     def generate(self, rows: Batch, sampling: Sampling, is_cancelled: Callable[[], bool]) -> Iterator[DecodingStep]:
@@ -64,9 +64,9 @@ class HfRollout:
                     yield DecodingStep(done, total, ended)
 
     def _decode(self, model: nn.Module, waiting: "deque[_Row]", sampling: Sampling) -> "Iterator[list[_Row]]":
-        """Decodes rows from the front of the queue until none is open; gives the rows that have got one more token.
+        """Decodes rows from the front of the queue until all have ended; yields the rows that got one more token.
 
-        The queue is then empty, or the model's cache takes no new rows beside others.
+        The queue is then empty, or the model's cache cannot take new rows beside others.
         """
 
         def prefill(rows: "Sequence[_Row]") -> DecodedRows:
@@ -95,7 +95,7 @@ class HfRollout:
                     batch[place] = row
 
     def _sample(self, batch: "Sequence[_Row]", logits_RV: Tensor, sampling: Sampling) -> Tensor:
-        """Draws the next token of each row, [R], and adds it to those that have not ended."""
+        """Draws the next token of each row, adds it to rows that have not ended, and returns all tokens, [R]."""
         seeds_and_positions = [(row.response.seed, len(row.response.tokens)) for row in batch]
         numbers_R = uniforms(*zip(*seeds_and_positions, strict=True)).to(self.device)
         tokens_R, log_probs_R = sample_tokens(logits_RV, numbers_R, sampling)

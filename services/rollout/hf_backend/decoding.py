@@ -1,4 +1,4 @@
-"""Rows that a causal language model decodes together, with a KV cache; rows leave, others take their places.
+"""Rows that a causal language model decodes together, with a KV cache; rows can be removed and replaced.
 
 Shapes: R rows, U different prompts, P prompt tokens (left-padded), W positions of the longest row, V vocabulary.
 """
@@ -17,10 +17,10 @@ from splitppo.batch import Array
 
 
 class DecodedRows:
-    """Rows whose next token is due. All rows end at the same position of the cache; shorter ones are padded before.
+    """Rows with the logits of their next token. All rows end at the same position of the cache, with padding before.
 
     The model is any Hugging Face causal language model with a dynamic cache; rows that share one prompt array share its
-    prefill. `can_join` says whether `put` works: not for models that hold more than keys and values.
+    prefill. `can_join` is True if `put` works; it does not for models with a state other than keys and values.
     """
 
     logits: Tensor  # [R, V] of each row's next token
@@ -77,7 +77,7 @@ class DecodedRows:
         self.logits = outputs.logits[:, -1]
 
     def _mask(self) -> Tensor | None:
-        """[R, W]: which positions are the row's own; None where all are, for attention is cheaper then."""
+        """Returns which positions are the row's own, [R, W] bool; None if all are, because that is cheaper."""
         num_padded = self._width - self._lengths
         if not num_padded.any():
             return None

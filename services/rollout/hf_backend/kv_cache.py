@@ -1,8 +1,8 @@
-"""A KV cache that grows in place and whose rows come and go.
+"""A KV cache that grows in place and whose rows can be replaced.
 
-The cache of Hugging Face copies all keys and values for every token, and all of its rows begin together. Here a row
-that has ended makes place for another, whose keys and values are put where they end with those of the other rows; the
-attention mask must hide what lies before them.
+The cache of Hugging Face copies all keys and values for every token, and all of its rows begin together. Here a new row
+can replace one that has ended: its keys and values are put so that they end with those of the other rows, and the
+attention mask must hide the positions before them.
 
 Shapes: R rows, H key-value heads, L positions shown, D head dimension.
 """
@@ -19,7 +19,7 @@ from splitppo.machine.memory_limits import KV_ROOM
 
 
 class GrowingCache(DynamicCache):  # type: ignore[misc]
-    """The cache of a model of this config; layers with a state of their own keep Hugging Face's."""
+    """The cache for models with this config; layers with another state keep the layer cache of Hugging Face."""
 
     layers: list[Any]
 
@@ -34,15 +34,15 @@ class GrowingCache(DynamicCache):  # type: ignore[misc]
             layer.put(places, other_layer)
 
     def show(self, num_positions: int) -> None:
-        """Shows only the last positions from now on: the longest row has no more of them."""
+        """Shows only the last `num_positions` from now on, because the longest row has no more."""
         for layer in self.layers:
             layer.length = num_positions
 
 
 class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """Keys and values at the end of buffers with room for more.
+    """The keys and values of a layer, at the end of buffers with room for more.
 
-    With a window a token sees itself and window - 1 before it.
+    With a window a token sees itself and the window - 1 tokens before it.
     """
 
     keys: Tensor  # [R, H, L, D] (with a window: its part), a view of the buffers
@@ -61,7 +61,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self._buffers = [key_states[:, :, :0], value_states[:, :, :0]]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Appends new positions; returns all that the new ones may see."""
+        """Appends new positions; returns all keys and values that the new positions may see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         num_new, num_held = key_states.shape[2], self._num_held
@@ -91,25 +91,25 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self.length = max(self.length, other.length)
 
     def get_seq_length(self) -> int:
-        """Positions of the longest row."""
+        """Returns the number of positions of the longest row."""
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys that the next queries meet, and the positions before the first of them."""
+        """Returns the number of keys that the next queries see, and the number of positions before the first key."""
         return self._num_held + query_length, self.length - self._num_held
 
     @property
     def _num_held(self) -> int:
-        """Positions that the next token may see."""
+        """The number of positions that the next token may see."""
         return self.length if self._window is None else min(self.length, self._window - 1)
 
     def _make_room(self, end: int, num_new: int) -> None:
-        """New buffers, in which the held positions end at `end`."""
-        held, moved = slice(self._end - self._num_held, self._end), slice(end - self._num_held, end)
+        """Makes new buffers, in which the positions that may be seen end at `end`."""
+        old, new = slice(self._end - self._num_held, self._end), slice(end - self._num_held, end)
         for index, buffer in enumerate(self._buffers):
             num_rows, num_heads, _, head_dim = buffer.shape
             self._buffers[index] = buffer.new_zeros((num_rows, num_heads, end + num_new + KV_ROOM, head_dim))
-            self._buffers[index][:, :, moved] = buffer[:, :, held]
+            self._buffers[index][:, :, new] = buffer[:, :, old]
         self._end = end
 
 

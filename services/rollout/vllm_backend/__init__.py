@@ -1,1 +1,1 @@
-"""Sampling with vLLM, inside the actor's processes."""
+"""The rollout backend that samples with vLLM, inside the actor's processes."""

@@ -1,8 +1,8 @@
-"""Rollout on vLLM, inside the actor's processes: paged attention, continuous batching, weights of its own.
+"""Rollout on vLLM, inside the actor's processes: paged attention, continuous batching, a second copy of the weights.
 
-One engine per rank, or one per replica of `rollout.vllm.tensor_model_parallel_size` ranks. The engine is built once, in
-the process group that the runtime has made, and lives as long as the process: dropping it would take the process group
-with it.
+There is one engine per rank, or one per replica of `rollout.vllm.tensor_model_parallel_size` ranks. The engine is built
+once, in the process group of the runtime, and lives as long as the process, because its end would end the process
+group, too.
 """
 
 import itertools
@@ -33,10 +33,12 @@ from splitppo.config import Config
 
 
 class VllmRollout:
-    """Samples with an engine of its own; the policy gives its weights at every sync, its folder the architecture alone.
+    """The backend that samples with a vLLM engine; see `RolloutBackend`.
+
+    The engine gets the architecture from the model's folder, and the policy's weights at every sync.
 
     Raises:
-        ValueError: vLLM refuses the configuration: one sentence of it.
+        ValueError: vLLM refuses the configuration; one sentence.
     """
 
     def __init__(self, context: RankContext, policy: PolicyWeights, stop_rule: StopRule) -> None:
@@ -64,7 +66,7 @@ class VllmRollout:
             tokenizer=config.data.tokenizer,
             skip_tokenizer_init=not self._stop_rule.texts,
             hf_overrides=config.actor.override_config,
-            generation_config="vllm",  # sampling is ours alone to say
+            generation_config="vllm",  # the folder's sampling parameters are not used
             load_format="dummy",  # the policy's weights come by sync_weights
             dtype="float32" if self._dtype is torch.float32 else "bfloat16",
             seed=0,  # every response has its own
@@ -99,7 +101,7 @@ class VllmRollout:
         return max(min(settings.max_num_batched_tokens, most), least, settings.max_num_seqs)
 
     def sync_weights(self, version: int) -> None:
-        """See `RolloutBackend.sync_weights`; one tensor after the other, never a second whole model."""
+        """See `RolloutBackend.sync_weights`; tensors come one after the other, without another copy of the model."""
         self.policy_version = None
         if self._is_asleep:
             self._engine.wake_up(tags=["weights"])
@@ -147,7 +149,7 @@ class VllmRollout:
             raise
 
     def _submit(self, responses: Sequence[Response], sampling: Sampling) -> None:
-        """Hands over all rows at once, in order: what is computed together is a function of the rows alone."""
+        """Gives the engine all rows at once, in order, so that the rows alone decide what is computed together."""
         from vllm.inputs.engine import tokens_input
 
         prompts: dict[int, list[int]] = {}
@@ -197,7 +199,7 @@ class VllmRollout:
             yield DecodingStep(min(step + 1, total), total, ended if self._replica.is_leader else [])
 
     def _drop(self) -> None:
-        """Forgets what is still being generated."""
+        """Drops all requests that are still being generated."""
         unfinished = list(self._engine.output_processor.request_states)
         self._engine.abort_request(unfinished, internal=True)
         while self._engine.has_unfinished_requests():

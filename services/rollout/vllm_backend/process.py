@@ -1,7 +1,6 @@
-"""vLLM as a guest in a process that trains: what must be set before it is imported, and after.
+"""vLLM in a process that trains: settings before its import, and changes after it.
 
-Written for vLLM 0.32 (pinned in pyproject.toml). Everything here that reaches into its modules is in `_adapt`, with the
-reason.
+Written for vLLM 0.32 (pinned in pyproject.toml). All changes of its modules are in `_adapt`, with the reason.
 """
 
 import ctypes
@@ -20,20 +19,20 @@ _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core runs in this process and dies with it
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # services.*.cpus and threads say where this process computes
     "VLLM_CONFIGURE_LOGGING": "0",  # its records go where ours go
-    # On a CPU: each weight sync has all matrix products compiled anew, and the last 1024 would stay in memory, 0.3 GB
+    # On a CPU each weight sync has all matrix products compiled anew, and the last 1024 would stay in memory, 0.3 GB
     # after a hundred steps of the quickstart. The engine keeps those that it uses itself.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
     "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
     "DO_NOT_TRACK": "1",
 }
-# Each weight sync frees what vLLM has packed and packs it anew, and generation needs other blocks than training: a heap
-# that keeps all that was ever freed (services/runtime/group/closed_group.py) would grow for many steps.
+# Each weight sync frees the weights that vLLM has packed and packs them anew, and generation needs other blocks than
+# training. A heap that keeps all freed memory (services/runtime/group/closed_group.py) would grow for many steps.
 _M_TRIM_THRESHOLD = -1  # of glibc's mallopt
 _KEPT_BYTES = 64 << 20
 
 
 def import_vllm() -> Any:
-    """The package, made ready for this process. Call it instead of importing vllm."""
+    """Returns the package vllm, prepared for this process; to be called in place of an import of vllm."""
     os.environ.update(_ENVIRONMENT)
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
@@ -46,7 +45,7 @@ def import_vllm() -> Any:
 
 
 def _quieten() -> None:
-    """Keeps warnings and errors of vLLM's log, but for those about modules without weights that a reload leaves out."""
+    """Limits vLLM's log to warnings and errors, without those about modules that have no weights to reload."""
     logging.getLogger("vllm").setLevel(logging.WARNING)
     reload = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
     reload.addFilter(lambda record: not set(map(str, record.args or ())) & {"RotaryEmbedding", "ParallelLMHead"})
@@ -56,8 +55,8 @@ def _adapt() -> None:
     from vllm.distributed.device_communicators import cpu_communicator
     from vllm.v1.sample import sampler
 
-    # The rank of each sampled token, which nobody reads: it would be compiled in every process, for some seconds, by a
-    # C++ compiler that must be installed.
+    # This counts the rank of each sampled token, which nobody reads. It would be compiled in every process, for some
+    # seconds, by a C++ compiler that must be installed.
     sampler.batched_count_greater_than = lambda logprobs, _: torch.zeros(
         len(logprobs), dtype=torch.int64, device=logprobs.device
     )
@@ -68,7 +67,7 @@ def _adapt() -> None:
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Every generator of the process is afterwards as before: vLLM seeds them all while it starts."""
+    """Restores every random generator of the process after the block, because vLLM seeds them all while it starts."""
     python, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
@@ -81,8 +80,8 @@ def kept_random_state() -> Iterator[None]:
 def pack_heads(model: nn.Module) -> None:
     """Makes output layers that are tied to the embedding take over its new weights.
 
-    On a CPU vLLM multiplies with a packed copy of the weights, and a reload does not pack those of a tied output layer
-    again, for it has no weights of its own.
+    On a CPU vLLM multiplies with a packed copy of the weights. A reload does not pack those of a tied output layer
+    again, because that layer has no weights of its own.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 

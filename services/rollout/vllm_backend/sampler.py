@@ -1,7 +1,7 @@
-"""Our way of drawing tokens inside vLLM on a CPU.
+"""Draws tokens in our own way inside vLLM on a CPU.
 
-A token is a function of its response's seed and its position, as with the Hugging Face engine, hence the same one for
-the same seed. vLLM's own sampler on a CPU draws from a generator per request, which it cannot rewind after a prefill in
+A token is a function of its response's seed and its position, as with the Hugging Face engine: the same seed gives the
+same token. vLLM's own sampler on a CPU draws from a generator per request, which it cannot rewind after a prefill in
 pieces, and from the generator of the process. (On a GPU its sampler is stateless, and samples there.)
 
 Shapes: R requests of one engine step, V vocabulary.
@@ -18,9 +18,9 @@ from services.rollout.sampling import sample_tokens, uniforms
 
 
 class SeededSampler:
-    """Takes the place of the last part of vLLM's sampler, after temperature.
+    """The replacement of the last part of vLLM's sampler, after temperature.
 
-    The batch of vLLM's model runner says which request each row is, and how far it is.
+    The batch of vLLM's model runner has the request of each row, and its number of tokens.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -30,14 +30,14 @@ class SeededSampler:
         runner.sampler.topk_topp_sampler.forward = self._sample
 
     def begin(self, sampling: Sampling, seeds: Mapping[str, int]) -> None:
-        """Before the engine's first step for a command; the seed of each request is under the engine's id of it."""
+        """Takes sampling and seeds (by the engine's id of the request); called before the first step of a command."""
         self._sampling = replace(sampling, temperature=1.0)  # vLLM divides the logits
         self._seeds = seeds
 
     def _sample(
         self, logits_RV: Tensor, _generators: object, _top_k: object, _top_p: object
     ) -> tuple[Tensor, Tensor | None]:
-        """Tokens [R] and the log-probs [R, V] that they were drawn from, before top-k and top-p."""
+        """Returns tokens [R] and the log-probs [R, V] that they were drawn from, before top-k and top-p."""
         batch, num_rows = self._runner.input_batch, len(logits_RV)
         seeds_R = [self._seeds[request_id] for request_id in batch.req_ids[:num_rows]]
         positions_R = (batch.num_tokens_no_spec - batch.num_prompt_tokens)[:num_rows]

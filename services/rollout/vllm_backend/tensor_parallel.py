@@ -1,7 +1,7 @@
-"""Ranks that share one engine (tensor parallelism): neighbours in the actor's group, led by the lowest of them.
+"""Ranks that share one engine (tensor parallelism): consecutive ranks of the actor's group, led by the lowest of them.
 
-The leader is given all rows of a replica. The others get a copy here, run the same engine steps, and throw their copy
-of the results away.
+The leader gets all rows of a replica. The other ranks get a copy from it, run the same engine steps, and drop their
+copy of the results.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _STEPS_PER_QUESTION = 8
 
 
 class Replica:
-    """This rank's place among the num_ranks that share its engine; made by all ranks of the actor's group together."""
+    """The ranks that share an engine with this rank, num_ranks of them; made by all ranks of the actor together."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self._num_ranks = num_ranks
@@ -27,7 +27,7 @@ class Replica:
             self._channel = ControlChannel(num_ranks, self._group)
 
     def share(self, rows: Batch) -> Batch:
-        """The leader's rows, on all of its ranks."""
+        """Returns the leader's rows on all ranks of the replica."""
         if not self.is_leader:
             shared = self._channel.receive(self._leader)
             assert shared is not None
@@ -37,7 +37,7 @@ class Replica:
         return rows
 
     def agree(self, is_cancelled: Callable[[], bool], step: int) -> bool:
-        """The leader's answer, on all of its ranks; where they are several, it is asked at some steps only."""
+        """Returns the leader's `is_cancelled` on all ranks of the replica; several ranks ask at some steps only."""
         if self._num_ranks == 1:
             return is_cancelled()
         if step % _STEPS_PER_QUESTION:
