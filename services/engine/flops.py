@@ -28,9 +28,9 @@ from splitppo.config import TrainedModelConfig
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
-# Dense peak of (bf16 tensor cores, fp32 without TF32), TFLOPS; a name is PyTorch's, whole: a slice of a GPU (MIG) has
-# another. From NVIDIA's data sheets of A100 (2021), H100 (2022; NVL 2024), H200 (2024), L4 and L40S (2023); where those
-# give bf16 with sparsity only, half of it.
+# Dense peak of (bf16 tensor cores, fp32 without TF32), TFLOPS, by PyTorch's name of a whole GPU (not of a MIG
+# slice). From NVIDIA's data sheets of A100 (2021), H100 (2022; NVL 2024), H200 (2024), L4 and L40S (2023); half of the
+# number if they give bf16 with sparsity only.
 _PEAK_TFLOPS = {
     **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"), (312.0, 19.5)),
     **dict.fromkeys(("NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"), (312.0, 19.5)),

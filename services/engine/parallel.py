@@ -126,7 +126,7 @@ def local_rows(tensor: Tensor) -> tuple[int, int]:
     num_rows = tensor.shape[0] if tensor.ndim else 1
     if not isinstance(tensor, DTensor):
         return 0, num_rows
-    size = math.ceil(num_rows / num_ranks())  # as torch.chunk has it
+    size = math.ceil(num_rows / num_ranks())  # as torch.chunk divides
     start = min(rank() * size, num_rows)
     return start, start + len(tensor.to_local())
 

@@ -38,7 +38,6 @@ class ShardWriter(FileSystemWriter):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self._directory = directory
         self.num_written = self.num_tensors = 0
         self.is_done = threading.Event()
 
@@ -58,7 +57,7 @@ class ShardWriter(FileSystemWriter):
         """Writes the tensors of this rank; called by torch."""
         name, results = f"{plan.storage_data.prefix}0.distcp", []
         self.num_tensors = len(plan.items)
-        with (self._directory / name).open("wb") as file:
+        with (Path(self.path) / name).open("wb") as file:
             for item in plan.items:
                 begin = file.tell()
                 torch.save(_alone(planner.resolve_data(item)), file)

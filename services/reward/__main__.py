@@ -4,7 +4,7 @@ from services.runtime.group.command_line import start_group_unless_rank
 
 if __name__ == "__main__":
     start_group_unless_rank("reward")
-    # Imported now: whoever becomes torchrun has no use for models.
+    # Imported now: a process that becomes torchrun needs no models.
     from services.reward.role import RewardRole
     from services.runtime.launch import run_service
 

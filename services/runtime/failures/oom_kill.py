@@ -40,8 +40,7 @@ class OomWatch:
         if exit_code != -signal.SIGKILL or num_oom_kills() == self._num_kills:
             return ""
         largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
-        free, total = self._memory.free, self._memory.total
         return (
             f", by the kernel for want of memory: it had {largest / _GIB:.1f} GiB at most,"
-            f" {free / _GIB:.1f} of {total / _GIB:.1f} GiB were free"
+            f" {self._memory.free / _GIB:.1f} of {self._memory.total / _GIB:.1f} GiB were free"
         )

@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from services.runtime.failures.record import Failure, read_failure, read_text, write_failure
 from splitppo import __version__
 
-BACKEND = "closed"  # the name of both in torchrun's flags
+BACKEND = "closed"  # the name of this rendezvous in torchrun's flags
 LOOPBACK = "127.0.0.1"
 _STORE_TIMEOUT = timedelta(seconds=60)
 _POLL_INTERVAL_S = 0.1
@@ -51,21 +51,6 @@ def ranks_store(store: TCPStore) -> PrefixStore:
     return PrefixStore("splitppo/0", store)
 
 
-def _listen(address: str, port: int) -> TCPStore:
-    """Returns a store in this process, on one address: it gets a socket that listens, else it would bind every one."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listening = socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
-    return TCPStore(
-        address,
-        listening.getsockname()[1],
-        is_master=True,
-        timeout=_STORE_TIMEOUT,
-        wait_for_workers=False,
-        multi_tenant=True,
-        master_listen_fd=listening.detach(),
-    )
-
-
 class Rendezvous(StaticTCPRendezvous):
     """The meeting of one machine with itself: its agent is number 0 of 1, in a store that listens on loopback alone.
 
@@ -87,7 +72,19 @@ class Rendezvous(StaticTCPRendezvous):
         return RendezvousInfo(PrefixStore("torchrun", store), self.rank, self.world_size, where)
 
     def _meet(self) -> TCPStore:
-        return _listen(self.master_addr, self.master_port)
+        """Returns a store in this process, on one address: it gets a listening socket, else it would bind all."""
+        family = socket.AF_INET6 if ":" in self.master_addr else socket.AF_INET
+        address = (self.master_addr, self.master_port)
+        listening = socket.create_server(address, family=family, backlog=socket.SOMAXCONN)
+        return TCPStore(
+            self.master_addr,
+            listening.getsockname()[1],
+            is_master=True,
+            timeout=_STORE_TIMEOUT,
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=listening.detach(),
+        )
 
     def tell(self, rank: int, error: str) -> None:
         """Tells the ranks of other machines how a rank of this machine has ended."""
