@@ -130,10 +130,10 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r} must look like key.path=value")
     *parents, leaf = key.split(".")
     node: Any = tree
-    for parent in parents:
+    for depth, parent in enumerate(parents, start=1):
         node = node.setdefault(parent, {})
         if not isinstance(node, dict):
-            raise ConfigError(f"override {override!r}: {parent!r} is not a section")
+            raise ConfigError(f"override {override!r}: {'.'.join(parents[:depth])!r} is not a section")
     node[leaf] = _parse(value, f"override {override!r}")
 
 
@@ -147,6 +147,8 @@ def _sentences(error: ValidationError) -> Iterator[tuple[str, str]]:
             yield path, f"key {path!r} is missing"
         else:
             message = _IN_YAML.get(item["type"], item["msg"]).removeprefix("Value error, ")
+            if name := _KEY_OF_SECTION.match(message):
+                path, message = f"{path}.{name[1]}", message[name.end() :]
             where = f"key {path!r}: " if path else ""
             # What stands where the name of a secret belongs may be the secret.
             is_hidden = isinstance(item["input"], dict | BaseModel) or "security" in item["loc"]
@@ -157,7 +159,9 @@ def _sentences(error: ValidationError) -> Iterator[tuple[str, str]]:
             yield path, f"{where}{message[:1].lower()}{message[1:]}{given}{meant}"
 
 
-# What pydantic calls by its name in Python.
+# A check of a whole section may name the key that is wrong: `loss_mode: expected ...`.
+_KEY_OF_SECTION = re.compile(r"([\w.]+): ")
+# Messages in which pydantic uses names of Python.
 _IN_YAML = {
     "tuple_type": "expected a list",
     "dict_type": "expected a mapping",

@@ -1,11 +1,11 @@
 """The base of all sections, what is known of their keys, and the types of values that several of them have."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeGuard
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 # A role has a worker group; those that are trained have checkpoints.
 TrainedRoleName = Literal["actor", "critic"]
@@ -65,18 +65,37 @@ class Section(BaseModel):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the end of a sentence that asks for the known name nearest to `name`; nothing if none is near."""
+    """Returns a question in brackets about the known name nearest to `name`; nothing if none is near."""
     close = difflib.get_close_matches(name, [*known], n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
-def _number_or_auto(value: Any) -> Any:
-    if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ValueError("expected auto, or a number of at least 1")
-    return value
+def expected(description: str, fits: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """Returns a validator that refuses every value for which `fits` returns False."""
+
+    def check(value: Any) -> Any:
+        if not fits(value):
+            raise ValueError(f"expected {description}")
+        return value
+
+    return check
 
 
-NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)]
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Returns True for an integer or a float, which true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count_or_auto(value: Any) -> bool:
+    return value == "auto" or (type(value) is int and value >= 1)
+
+
+NumberOrAuto = Annotated[
+    int | Literal["auto"], BeforeValidator(expected("auto, or a number of at least 1", _is_count_or_auto))
+]
+Range = Annotated[
+    tuple[float, float], AfterValidator(expected("a number, then a higher one", lambda ends: ends[0] < ends[1]))
+]
 
 
 def _as_list(value: Any) -> Any:

@@ -4,17 +4,18 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from splitppo.config.section import KlEstimator, OneOrMany, PositiveInt, Section
+from splitppo.config.section import KlEstimator, OneOrMany, PositiveInt, Section, expected
 from splitppo.config.subsections.estimator import EstimatorConfig
 from splitppo.config.subsections.filter_groups import FilterGroupsConfig
 from splitppo.config.subsections.phases import AdaptiveEntropy, Phase, check_apart
-from splitppo.config.subsections.rejection import Rejection, parse_rejections, parse_weight_bounds
+from splitppo.config.subsections.rejection import Rejection, WeightBounds, parse_rejections, parse_weight_bounds
 
 
-def _switch_or_auto(value: object) -> object:
-    if value != "auto" and not isinstance(value, bool):
-        raise ValueError("expected auto, true or false")
-    return value
+def _is_switch_or_auto(value: object) -> bool:
+    return value == "auto" or isinstance(value, bool)
+
+
+SwitchOrAuto = Annotated[bool | Literal["auto"], BeforeValidator(expected("auto, true or false", _is_switch_or_auto))]
 
 
 class RolloutCorrectionConfig(Section):
@@ -23,7 +24,7 @@ class RolloutCorrectionConfig(Section):
     r is the trainer's probability of a sampled token over the rollout backend's.
     """
 
-    bypass_mode: Annotated[bool | Literal["auto"], BeforeValidator(_switch_or_auto)] = "auto"
+    bypass_mode: SwitchOrAuto = "auto"
     """the log-probs that the rollout backend reports are the old ones, and the trainer computes none: what is weighed
     or rejected is so in the update, by the policy in training; auto: where both compute alike (rollout.backend hf,
     actor.dtype fp32) and nothing is corrected"""
@@ -35,7 +36,7 @@ class RolloutCorrectionConfig(Section):
     rollout_is: Literal["token", "sequence"] | None = None
     """importance weights on the policy loss: r of each token, or its product over the response"""
 
-    rollout_is_threshold: str | float = 2.0
+    rollout_is_threshold: WeightBounds = 2.0
     """largest weight; larger ones are truncated to it. Two bounds, "0.5_4.0" in quotes: a weight outside of them is 0
     (IcePop)"""
 
@@ -63,7 +64,7 @@ class RolloutCorrectionConfig(Section):
                 "rollout_is multiplies nothing with bypass_mode and ppo_clip, whose ratio is over the rollout backend's"
                 " probability already: set rollout_is to null, loss_type to reinforce, or bypass_mode to false"
             )
-        _ = self.rejections, self.weight_bounds
+        _ = self.rejections
 
     @property
     def weight_bounds(self) -> tuple[float | None, float]:

@@ -4,26 +4,28 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from splitppo.config.section import PositiveInt, Section, Share
+from splitppo.config.section import PositiveInt, Section, Share, expected
 from splitppo.config.sections.rollout import MIN_TEMPERATURE
 
 # Which values of a metric are better.
 MetricMode = Literal["max", "min"]
 
 
-def _of_validation(name: str) -> str:
-    if name != "val/accuracy" and not name.startswith(("val-core/", "val-aux/")):
-        raise ValueError("expected val/accuracy, or a name that begins with val-core/ or val-aux/")
-    return name
+_NAMES = "val/accuracy, or a name that begins with val-core/ or val-aux/"
 
 
-ValidationMetric = Annotated[str, AfterValidator(_of_validation)]
+def _is_of_validation(name: str) -> bool:
+    return name == "val/accuracy" or name.startswith(("val-core/", "val-aux/"))
 
 
-def _greedy_or_sampled(value: float) -> float:
-    if 0.0 < value < MIN_TEMPERATURE:
-        raise ValueError(f"expected 0 (greedy) or at least {MIN_TEMPERATURE:g}, got {value:g}")
-    return value
+def _is_temperature(value: float) -> bool:
+    return value == 0.0 or value >= MIN_TEMPERATURE
+
+
+ValidationMetric = Annotated[str, AfterValidator(expected(_NAMES, _is_of_validation))]
+Temperature = Annotated[
+    float, Field(ge=0.0), AfterValidator(expected(f"0 (greedy) or at least {MIN_TEMPERATURE:g}", _is_temperature))
+]
 
 
 class EarlyStopConfig(Section):
@@ -57,7 +59,7 @@ class EvaluationConfig(Section):
     n: PositiveInt = 1
     """responses per validation prompt"""
 
-    temperature: Annotated[float, AfterValidator(_greedy_or_sampled)] = Field(0.0, ge=0.0)
+    temperature: Temperature = 0.0
     """0 is greedy"""
 
     top_p: float = Field(1.0, gt=0.0, le=1.0)

@@ -1,13 +1,12 @@
 """The estimator of advantages and its settings: keys of the section `algorithm`."""
 
-import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
-from splitppo.config.section import Section, Share
+from splitppo.config.section import Section, Share, did_you_mean
 from splitppo.user_file import Parameters, read_functions
 
 # What an estimator may ask for that not every run has: values start a critic group, groups need several samples of a
@@ -31,12 +30,6 @@ INPUTS = (
     *("rewards_BT", "mask_BT", "values_BT", "groups_B", "scored_BT", "greedy_scores_B", "components_KB"),
     *("component_weights_K", "gamma", "lam", "lam_critic", "adaptive_lam_alpha", "norm_adv_by_std"),
 )
-
-
-def nearest(name: str, known: Collection[str]) -> str:
-    """Returns a question in brackets if a known name is like `name`, else nothing."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 class EstimatorConfig(Section):
@@ -88,7 +81,7 @@ class EstimatorConfig(Section):
         if path is not None:
             _custom_parameters(path, name)
         elif name not in NEEDS:
-            raise ValueError(f"expected one of {', '.join(NEEDS)}{nearest(name, NEEDS)}")
+            raise ValueError(f"expected one of {', '.join(NEEDS)}{did_you_mean(name, NEEDS)}")
         return name
 
     def _check_keys(self) -> None:
@@ -136,7 +129,7 @@ def _custom_parameters(path: Path, name: str) -> Parameters:
     """
     functions = read_functions(path)
     if name not in functions:
-        raise ValueError(f"{path} has no function {name!r}{nearest(name, functions)}")
+        raise ValueError(f"{path} has no function {name!r}{did_you_mean(name, functions)}")
     if unknown := [parameter for parameter in functions[name].required if parameter not in INPUTS]:
         raise ValueError(
             f"{name} of {path} takes {', '.join(unknown)}, which no estimator is given; expected some of"

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from splitppo.config.section import MAY_CHANGE, PositiveInt, Section
+from splitppo.config.section import MAY_CHANGE, PositiveInt, Range, Section
 
 
 class JudgeConfig(Section):
@@ -26,7 +26,7 @@ class JudgeConfig(Section):
     score_pattern: str = r"(?i)score:\s*(-?\d+(?:\.\d+)?)"
     """regular expression; the last match's group is the mark"""
 
-    score_range: tuple[float, float] = (0.0, 10.0)
+    score_range: Range = (0.0, 10.0)
     """lowest and highest mark, which are the scores 0 and 1; any other mark is a failure"""
 
     temperature: float = Field(0.0, ge=0.0)
@@ -70,13 +70,6 @@ class JudgeConfig(Section):
         if num_groups != 1:
             raise ValueError(f"expected one group, around the mark, found {num_groups}")
         return pattern
-
-    @field_validator("score_range")
-    @classmethod
-    def _range_is_not_empty(cls, limits: tuple[float, float]) -> tuple[float, float]:
-        if not limits[0] < limits[1]:
-            raise ValueError("expected the lowest mark, then a higher one")
-        return limits
 
     def _check_keys(self) -> None:
         if bool(self.url) is not bool(self.model):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from splitppo.config.section import PositiveInt, Section
+from splitppo.config.section import PositiveInt, Section, expected, is_number
 
 MAX_LABEL = 100  # characters of a phase's name
 
@@ -43,20 +43,13 @@ class AdaptiveEntropy(Section):
             raise ValueError(f"expected min_entropy_coeff ({low:g}) to be at most max_entropy_coeff ({high:g})")
 
 
-def _number_or_adaptive(value: Any) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not (is_number or value is None or value == "adaptive"):
-        raise ValueError("expected a finite number, or adaptive")
-    return value
+def _is_coefficient(value: object) -> bool:
+    return value is None or value == "adaptive" or (is_number(value) and math.isfinite(value))
 
 
-def _not_negative(value: Any) -> Any:
-    if isinstance(value, int | float) and value < 0:
-        raise ValueError("expected at least 0")
-    return value
-
-
-Coefficient = Annotated[float | Literal["adaptive"] | None, BeforeValidator(_number_or_adaptive)]
+Coefficient = Annotated[
+    float | Literal["adaptive"] | None, BeforeValidator(expected("a finite number, or adaptive", _is_coefficient))
+]
 
 
 class Phase(Section):
@@ -89,7 +82,9 @@ class Phase(Section):
     use_kl_in_reward: bool | None = None
     """as in algorithm"""
 
-    kl_coef: Annotated[Coefficient, AfterValidator(_not_negative)] = None
+    kl_coef: Annotated[
+        Coefficient, AfterValidator(expected("at least 0", lambda value: not is_number(value) or value >= 0))
+    ] = None
     """as in algorithm, or adaptive: by algorithm.kl_{target,horizon}"""
 
     def _check_keys(self) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from splitppo.config.section import Section, did_you_mean
-from splitppo.config.subsections.rejection import Rejection, parse_rejections, parse_weight_bounds
+from splitppo.config.subsections.rejection import Rejection, WeightBounds, parse_rejections, parse_weight_bounds
 from splitppo.config_error import ConfigError
 from splitppo.user_file import read_functions
 
@@ -66,7 +66,7 @@ class PolicyLossConfig(Section):
     """reinforce: importance weights, the new probability over the old one, of each token or their product over the
     response; default: algorithm.rollout_correction.rollout_is, with its loss_type reinforce"""
 
-    reinforce_is_threshold: str | float = 2.0
+    reinforce_is_threshold: WeightBounds = 2.0
     """reinforce: largest weight, or bounds; default likewise: rollout_is_threshold"""
 
     rollout_rs: str | None = None
@@ -78,7 +78,7 @@ class PolicyLossConfig(Section):
 
     def _check_keys(self) -> None:
         self.check_loss_mode(self.loss_mode)
-        _ = self.rejections, self.reinforce_bounds
+        _ = self.rejections
         if self.clip_cov_lb >= self.clip_cov_ub:
             raise ValueError(
                 f"clip_cov_lb must be less than clip_cov_ub, got {self.clip_cov_lb} and {self.clip_cov_ub}"

@@ -2,6 +2,9 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 # Statistics of the log-ratio, per token, or summed, averaged or maximised over a response. k1 is bounded on both sides.
 REJECTION_OPTIONS = (
@@ -62,17 +65,22 @@ def parse_weight_bounds(threshold: str | float) -> tuple[float | None, float]:
     """Returns the (lower, upper) bounds of importance weights; without a lower bound larger weights are truncated.
 
     Raises:
-        ValueError: it is neither one number nor two.
+        ValueError: `threshold` is neither one number nor two.
     """
     numbers = _numbers(str(threshold))
     if len(numbers) == 1 and 1.0 <= numbers[0] < math.inf:
         return None, numbers[0]
     if len(numbers) == 2 and 0.0 < numbers[0] <= numbers[1] < math.inf:
         return numbers[0], numbers[1]
-    raise ValueError(
-        "rollout_is_threshold: expected a number of at least 1, or 'lower_upper' (in quotes) with 0 < lower <= upper,"
-        f" got {threshold!r}"
-    )
+    raise ValueError("expected a number of at least 1, or 'lower_upper' (in quotes) with 0 < lower <= upper")
+
+
+def _checked_weight_bounds(threshold: str | float) -> str | float:
+    parse_weight_bounds(threshold)
+    return threshold
+
+
+WeightBounds = Annotated[str | float, AfterValidator(_checked_weight_bounds)]
 
 
 def _numbers(bounds: str) -> list[float]:

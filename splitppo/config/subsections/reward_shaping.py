@@ -1,8 +1,8 @@
 """The section `reward.shaping`."""
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from splitppo.config.section import Section
+from splitppo.config.section import Range, Section
 
 
 class RewardShapingConfig(Section):
@@ -14,15 +14,8 @@ class RewardShapingConfig(Section):
     running_scale: bool = False
     """divide them by the standard deviation of the scores of all responses of the run so far"""
 
-    clip_range: tuple[float, float] | None = None
+    clip_range: Range | None = None
     """[lowest, highest], to which they are clipped then; scores of tokens and of ends each"""
 
     whiten_rewards: bool = False
     """token rewards, KL penalty included, get a deviation of 1 over the batch and keep their mean"""
-
-    @field_validator("clip_range")
-    @classmethod
-    def _it_is_a_range(cls, clip_range: tuple[float, float] | None) -> tuple[float, float] | None:
-        if clip_range is not None and not clip_range[0] < clip_range[1]:
-            raise ValueError("expected the lowest score, then a higher one")
-        return clip_range

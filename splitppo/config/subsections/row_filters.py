@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from splitppo.config.section import Section
+from splitppo.config.section import Section, is_number
 
 _Plain = str | bool | int | float
 
@@ -23,15 +23,11 @@ Condition = ValueRange | tuple[_Plain, ...]
 def passes(value: object, condition: Condition) -> bool:
     """Returns True if a column's value is in the range, or among the values; true and 1 are not the same."""
     if isinstance(condition, ValueRange):
-        if not _is_number(value):
+        if not is_number(value):
             return False
         low, high = condition.min, condition.max
-        return (low is None or value >= low) and (high is None or value <= high)  # type: ignore[operator]
+        return (low is None or value >= low) and (high is None or value <= high)
     return any(value == plain and isinstance(value, bool) == isinstance(plain, bool) for plain in condition)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _by_column(filters: Any) -> Any:
@@ -51,7 +47,7 @@ def _columns(filters: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str
 def _condition(column: str, given: Any) -> Any:
     if isinstance(given, Mapping):
         bounds = [bound for bound in given.values() if bound is not None]
-        if bounds and all(map(_is_number, bounds)):
+        if bounds and all(map(is_number, bounds)):
             return given
     else:
         values = given if isinstance(given, list | tuple) else [given]

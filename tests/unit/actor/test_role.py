@@ -359,7 +359,7 @@ def test_an_update_without_kl_in_its_loss_needs_no_reference(model: Path) -> Non
 @pytest.mark.parametrize(
     ("terms", "sentence"),
     [
-        ({"loss_mode": "vanila"}, "loss_mode: expected one of .*, got 'vanila', did you mean 'vanilla'"),
+        ({"loss_mode": "vanila"}, "loss_mode: expected one of .*, got 'vanila' .did you mean vanilla"),
         ({"loss_mode": ""}, "loss_mode: expected one of .*, got ''"),
         ({"entropy_coeff": math.nan}, r"loss_terms\.entropy_coeff: .*, got nan$"),
         ({"entropy_coeff": math.inf}, r"loss_terms\.entropy_coeff: .*, got inf$"),

@@ -28,12 +28,12 @@ from tests.support.configs import MINIMAL, load, mistake
         (
             "actor.loss_agg_mode=token-meen",
             "key 'actor.loss_agg_mode': input should be 'token-mean', 'token-sum', 'seq-mean-token-sum',"
-            " 'seq-mean-token-mean' or 'seq-mean-token-sum-norm', got 'token-meen', did you mean 'token-mean'?",
+            " 'seq-mean-token-mean' or 'seq-mean-token-sum-norm', got 'token-meen' (did you mean token-mean?)",
         ),
         (
             "actor.kl_loss_type=k33",
             "key 'actor.kl_loss_type': input should be 'kl', 'k1', 'abs', 'mse', 'k2', 'low_var_kl', 'k3', 'kl+',"
-            " 'k1+', 'abs+', 'mse+', 'k2+', 'low_var_kl+' or 'k3+', got 'k33', did you mean 'k3'?",
+            " 'k1+', 'abs+', 'mse+', 'k2+', 'low_var_kl+' or 'k3+', got 'k33' (did you mean k3?)",
         ),
         ("run.schedule=fast", "key 'run.schedule': input should be 'serial', 'gather' or 'overlap', got 'fast'"),
         ("rollout.n=", "key 'rollout.n': input should be a valid integer, got None"),
@@ -54,10 +54,10 @@ from tests.support.configs import MINIMAL, load, mistake
         ("data.sampler.class_name=A", "key 'data.sampler': expected both class_path and class_name, or neither"),
         (
             "data.filters.extra_info.level={min: low}",
-            "key 'data.filters': extra_info.level: expected a value, a list of values, or a number as min or max;"
+            "key 'data.filters.extra_info.level': expected a value, a list of values, or a number as min or max;"
             " found {'min': 'low'}",
         ),
-        ("data.filters.ability=[]", "key 'data.filters': ability: expected a value, a list of values, or"),
+        ("data.filters.ability=[]", "key 'data.filters.ability': expected a value, a list of values, or"),
         ("checkpoint.best_metric=accuracy", "key 'checkpoint.best_metric': expected val/accuracy, or a name that"),
         (
             "checkpoint.best_metric=val/accuracy",
@@ -77,12 +77,12 @@ from tests.support.configs import MINIMAL, load, mistake
         ),
         (
             "algorithm.rollout_correction={rollout_is_threshold: 0.5}",
-            "key 'algorithm.rollout_correction': rollout_is_threshold: expected a number of at least 1, or"
+            "key 'algorithm.rollout_correction.rollout_is_threshold': expected a number of at least 1, or"
             " 'lower_upper' (in quotes) with 0 < lower <= upper, got 0.5",
         ),
         (
             "algorithm.rollout_correction={rollout_is_threshold: 4.0_0.5}",
-            "key 'algorithm.rollout_correction': rollout_is_threshold: expected a number of at least 1, or"
+            "key 'algorithm.rollout_correction.rollout_is_threshold': expected a number of at least 1, or"
             " 'lower_upper' (in quotes) with 0 < lower <= upper, got '4.0_0.5'",
         ),
         (
@@ -99,24 +99,24 @@ from tests.support.configs import MINIMAL, load, mistake
         ),
         (
             "algorithm.rollout_correction={rollout_rs: token, rollout_rs_threshold: 2.0}",
-            "key 'algorithm.rollout_correction': rollout_rs: expected names out of token_k1, token_k2",
+            "key 'algorithm.rollout_correction.rollout_rs': expected names out of token_k1, token_k2",
         ),
         (
             'algorithm.rollout_correction={rollout_rs: "token_k1,token_k1", rollout_rs_threshold: 2.0}',
-            "key 'algorithm.rollout_correction': rollout_rs: a name is given twice in 'token_k1,token_k1'",
+            "key 'algorithm.rollout_correction.rollout_rs': a name is given twice in 'token_k1,token_k1'",
         ),
         (
             'algorithm.rollout_correction={rollout_rs: token_k1, rollout_rs_threshold: "1,2"}',
-            "key 'algorithm.rollout_correction': rollout_rs_threshold: expected one threshold for all or 1, as many",
+            "key 'algorithm.rollout_correction.rollout_rs_threshold': expected one threshold for all or 1, as many",
         ),
         (
             # YAML reads 0.5_2 as 0.52: the bounds need quotes.
             "algorithm.rollout_correction={rollout_rs: token_k1, rollout_rs_threshold: 0.5_2}",
-            "key 'algorithm.rollout_correction': rollout_rs_threshold: token_k1 takes 'lower_upper' (in quotes)",
+            "key 'algorithm.rollout_correction.rollout_rs_threshold': token_k1 takes 'lower_upper' (in quotes)",
         ),
         (
             'algorithm.rollout_correction={rollout_rs: token_k3, rollout_rs_threshold: "0.5_2.0"}',
-            "key 'algorithm.rollout_correction': rollout_rs_threshold: token_k3 takes one positive upper bound in nats",
+            "key 'algorithm.rollout_correction.rollout_rs_threshold': token_k3 takes one positive upper bound in nats",
         ),
         (
             "algorithm.rollout_correction={loss_type: ppo}",
@@ -128,13 +128,18 @@ from tests.support.configs import MINIMAL, load, mistake
         ),
         (
             "actor.policy_loss={loss_mode: gpso}",
-            "key 'actor.policy_loss': loss_mode: expected one of vanilla, gspo, geo_mean, cispo, sapo, clip_cov,"
-            " kl_cov, gpg, dppo_tv, dppo_kl, dro, reinforce, or with custom_path a function of that file, got 'gpso',"
-            " did you mean 'gspo'?",
+            "key 'actor.policy_loss.loss_mode': expected one of vanilla, gspo, geo_mean, cispo, sapo, clip_cov,"
+            " kl_cov, gpg, dppo_tv, dppo_kl, dro, reinforce, or with custom_path a function of that file, got 'gpso'"
+            " (did you mean gspo?)",
         ),
         (
             "actor.policy_loss={clip_cov_lb: 5}",
             "key 'actor.policy_loss': clip_cov_lb must be less than clip_cov_ub, got 5.0 and 5.0",
+        ),
+        ("actor.policy_loss=gspo", "key 'actor.policy_loss': expected a section of keys, got 'gspo'"),
+        (
+            "actor.policy_loss={reinforce_is_threshold: 0.5}",
+            "key 'actor.policy_loss.reinforce_is_threshold': expected a number of at least 1, or 'lower_upper'",
         ),
         ("actor.target_kl=0", "key 'actor.target_kl': input should be greater than 0, got 0"),
         (
@@ -153,7 +158,7 @@ from tests.support.configs import MINIMAL, load, mistake
         ),
         (
             "reward_model.coef={hh: 2}",
-            "key 'reward_model': coef: expected an entry 'default' beside those of data sources, got hh",
+            "key 'reward_model.coef': expected an entry 'default' beside those of data sources, got hh",
         ),
         ("evaluation.min_accuracy=2", "key 'evaluation.min_accuracy': input should be less than or equal to 1, got 2"),
     ],
@@ -168,6 +173,13 @@ def test_a_mistake_is_blamed_on_the_override_or_on_the_file_that_has_it(tmp_path
     in_file, in_override = str(caught.value).split("; override ")
     assert in_file.startswith(f"{tmp_path / 'config.yaml'}: key 'rollout.top_k'")
     assert in_override.startswith("'actor.lr=fast': key 'actor.lr': input should be a valid number")
+
+
+def test_a_check_of_a_whole_section_blames_the_override_of_the_key_that_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="^override 'actor.policy_loss.loss_mode=gpso': key 'actor.policy_loss.loss_mo"
+    ):
+        load(tmp_path, "actor.policy_loss.loss_mode=gpso")
 
 
 def test_a_reference_on_a_group_that_is_not_started_is_refused_with_both_keys(tmp_path: Path) -> None:
@@ -210,7 +222,7 @@ def test_groups_that_share_a_gpu_are_named(tmp_path: Path) -> None:
     [
         ("actor.lr", "override 'actor.lr' must look like key.path=value"),
         ("=3", "override '=3' must look like key.path=value"),
-        ("run.dir.x=3", "override 'run.dir.x=3': 'dir' is not a section"),
+        ("run.dir.x=3", "override 'run.dir.x=3': 'run.dir' is not a section"),
         ("actor.lr=[", "override 'actor.lr=[' is not valid YAML"),
     ],
 )

@@ -56,7 +56,7 @@ def test_the_others_take_one_sample(tmp_path: Path, name: str) -> None:
         (["gdpo_reward_keys=[acc]"], "key 'algorithm': adv_estimator gae reads no components, but there are"),
         (
             ["adv_estimator=gdpo", "gdpo_reward_keys=[a, b]", "gdpo_reward_weights=[1]"],
-            "key 'algorithm': gdpo_reward_weights: expected one for each of the 2 gdpo_reward_keys, got 1",
+            "key 'algorithm.gdpo_reward_weights': expected one for each of the 2 gdpo_reward_keys, got 1",
         ),
         (
             ["adv_estimator=gdpo", "gdpo_reward_keys=[a]", "use_kl_in_reward=true"],
