@@ -1,8 +1,8 @@
 """Splitting rows: over ranks and into micro-batches of nearly equal cost, and responses into streamed parts."""
 
 import heapq
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
@@ -27,48 +27,20 @@ def partition(costs: Sequence[float] | NDArray[np.float64], num_parts: int) -> l
     if num_parts == 1:
         return [np.arange(len(costs))]
     first = np.eye(1, num_parts)[0]
-    # A heap entry: (-spread, tie-breaker, partial partition).
-    heap = [(-float(cost), row, _Partial(float(cost) * first, first, row)) for row, cost in enumerate(costs)]
+    # A heap entry: (-spread, tie-breaker, cost and rows of each group, from the heaviest to the lightest).
+    heap = [
+        (-float(cost), row, float(cost) * first, [(row,), *[()] * (num_parts - 1)]) for row, cost in enumerate(costs)
+    ]
     heapq.heapify(heap)
     for tie in range(len(heap), 2 * len(heap) - 1):
-        (_, _, left), (_, _, right) = heapq.heappop(heap), heapq.heappop(heap)
-        merged = _merge(left, right)
-        heapq.heappush(heap, (float(merged.costs[-1] - merged.costs[0]), tie, merged))
-    groups = _rows_of_groups(heap[0][2]) if heap else [[] for _ in range(num_parts)]
+        (_, _, costs_1, rows_1), (_, _, costs_2, rows_2) = heapq.heappop(heap), heapq.heappop(heap)
+        merged = costs_1 + costs_2[::-1]
+        rows = [*map(operator.add, rows_1, reversed(rows_2))]
+        order = np.lexsort(([not group for group in rows], -merged))  # of equally heavy groups, empty ones come last
+        spread = merged[order[0]] - merged[order[-1]]
+        heapq.heappush(heap, (-float(spread), tie, merged[order], [rows[index] for index in order]))
+    groups = [sorted(rows) for rows in heap[0][3]] if heap else [[] for _ in range(num_parts)]
     return [np.array(rows, dtype=np.int64) for rows in _fill_empty(groups, costs)]
-
-
-@dataclass(frozen=True, eq=False)
-class _Partial:
-    """Groups of some of the rows, from heaviest to lightest."""
-
-    costs: NDArray[np.float64]  # [num_parts], of each group
-    num_rows: NDArray[np.float64]  # [num_parts], of each group
-    # A single row, which is in the first group; or the two that were combined, and which group of the left is in each.
-    made_of: "int | tuple[_Partial, _Partial, NDArray[np.int64]]"
-
-
-def _merge(left: _Partial, right: _Partial) -> _Partial:
-    """Heaviest group with lightest; among equally heavy groups empty ones come last."""
-    costs, num_rows = left.costs + right.costs[::-1], left.num_rows + right.num_rows[::-1]
-    order = np.lexsort((num_rows == 0, -costs))
-    return _Partial(costs[order], num_rows[order], (left, right, order))
-
-
-def _rows_of_groups(whole: _Partial) -> list[list[int]]:
-    groups: list[list[int]] = [[] for _ in whole.costs]
-    # Each with the number of the whole's group that each of its groups ends in.
-    open_partials = [(whole, np.arange(len(groups)))]
-    while open_partials:
-        partial, group_of = open_partials.pop()
-        if isinstance(partial.made_of, int):
-            groups[group_of[0]].append(partial.made_of)
-            continue
-        left, right, order = partial.made_of
-        group_of_left = np.empty_like(group_of)
-        group_of_left[order] = group_of
-        open_partials += [(left, group_of_left), (right, group_of_left[::-1])]
-    return [sorted(rows) for rows in groups]
 
 
 def _fill_empty(groups: list[list[int]], costs: Sequence[float] | NDArray[np.float64]) -> list[list[int]]:
