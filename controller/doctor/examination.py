@@ -20,7 +20,7 @@ from controller.run.folder import NONCE_PREFIX, RunFolder, is_held
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.tracking.summary import Summary
 from controller.workers.worker_groups import configured_addresses
-from splitppo.config import Config, ConfigError, load_stored_config
+from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.section import RoleName
 from splitppo.config.worker_digest import worker_digest, worker_sections
@@ -78,7 +78,7 @@ async def _examine_groups(facts: Facts, credentials: Credentials) -> None:
 def _compare_configs(config: Config, facts: Facts) -> None:
     """Notes the keys in which a group differs, if it runs with the configuration in the run folder."""
     with suppress(ConfigError):
-        stored = load_stored_config(RunFolder(config).config_file)
+        stored = load_config(RunFolder(config).config_file, is_stored=True)
         for role, group in facts.groups.items():
             if group.config_digest == worker_digest(stored, role):
                 there, here = (dict(leaves(worker_sections(tree, role))) for tree in (stored, config))

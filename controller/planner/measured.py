@@ -10,7 +10,7 @@ from typing import Any
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.tracking.timeline import read_trace
 from controller.workers.span import Span, busy_s
-from splitppo.config import Config, ConfigError, load_stored_config
+from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.section import RoleName
 
 # Spans with these names are the phases of a step. The reward processes work in "score", the controller in "adv".
@@ -67,7 +67,7 @@ def read_measurement(run_dir: Path) -> Measurement:
     if not config_file.exists():
         raise ConfigError(f"{run_dir} is no run folder: expected config.yaml and {METRICS_FILE} in it")
     try:
-        config = load_stored_config(config_file)
+        config = load_config(config_file, is_stored=True)
     except ConfigError as error:
         raise ConfigError(f"{run_dir} was left by another version: {error}") from error
     lines = [line for line in read_metrics(run_dir / METRICS_FILE) if line["step"] > 0]

@@ -7,7 +7,7 @@ from pathlib import Path
 from controller.run.folder import read_epoch
 from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
 from controller.tracking.trackers.process import check_trackers, make_order, start
-from splitppo.config import ConfigError, load_stored_config
+from splitppo.config import ConfigError, load_config
 from splitppo.machine.process_tree import kill_tree
 
 
@@ -30,7 +30,7 @@ def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
     if not record.is_file() or not (run_dir / "config.yaml").is_file():
         raise ConfigError(f"{run_dir} is no run folder: expected config.yaml and controller.epoch in it")
     changes = [f"tracking.flush_timeout_s={timeout_s}", *([f"tracking.trackers=[{','.join(names)}]"] if names else [])]
-    config = load_stored_config(run_dir / "config.yaml", changes)
+    config = load_config(run_dir / "config.yaml", changes, is_stored=True)
     check_trackers(config.tracking)
     for name in (METRICS_FILE, SAMPLES_FILE):
         read_metrics(run_dir / name)

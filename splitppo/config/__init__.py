@@ -1,6 +1,6 @@
 """Configuration of a run: its sections, loading with overrides, the batch plan, digests."""
 
-from splitppo.config.load import dump_changes, dump_config, load_config, load_stored_config
+from splitppo.config.load import dump_changes, dump_config, load_config
 from splitppo.config.schema import Config
 from splitppo.config.sections.algorithm import AlgorithmConfig, RolloutCorrectionConfig
 from splitppo.config.sections.data import DataConfig
@@ -36,5 +36,4 @@ __all__ = [
     "dump_changes",
     "dump_config",
     "load_config",
-    "load_stored_config",
 ]

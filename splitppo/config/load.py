@@ -36,21 +36,14 @@ _FLOAT = re.compile(r"^[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)$|^[-+]?\d+\.([eE][-+
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: Path, overrides: Sequence[str] = (), *, is_stored: bool = False) -> Config:
     """Reads `path`, applies `key.path=value` overrides (values are YAML) and validates.
+
+    With `is_stored` the file is that of a run folder, which an older version may have written.
 
     Raises:
         ConfigError: the file cannot be read, a key is unknown, or a value does not fit.
     """
-    return _load(path, overrides, is_stored=False)
-
-
-def load_stored_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Reads the file that a run folder keeps, as `load_config` does; an older version may have written it."""
-    return _load(path, overrides, is_stored=True)
-
-
-def _load(path: Path, overrides: Sequence[str], *, is_stored: bool) -> Config:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

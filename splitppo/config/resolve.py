@@ -66,14 +66,6 @@ def _check_freq(config: Config) -> int:
     return BYPASS_CHECK_FREQ if config.algorithm.rollout_correction.bypasses else 0
 
 
-def _max_log_prob_diff(config: Config) -> float:
-    return 1e-3 if config.actor.dtype == "fp32" else 2.0
-
-
-def _reward_model_host(_: Config) -> Literal["critic"]:
-    return "critic"
-
-
 def _num_parts(config: Config) -> int:
     """Returns more than 1 where another group computes with the parts, and they are long enough."""
     is_whole = config.algorithm.filter_groups.enable  # its groups are chosen once all of them are scored
@@ -100,8 +92,8 @@ OPEN_KEYS = (
     OpenKey("data", "tokenizer", attrgetter("actor.model")),
     OpenKey("algorithm.rollout_correction", "bypass_mode", _bypass_mode),
     OpenKey("rollout", "check_freq", _check_freq),
-    OpenKey("rollout", "max_log_prob_diff", _max_log_prob_diff),
-    OpenKey("placement", "reward_model", _reward_model_host),
+    OpenKey("rollout", "max_log_prob_diff", lambda config: 1e-3 if config.actor.dtype == "fp32" else 2.0),
+    OpenKey("placement", "reward_model", lambda _: "critic"),
     OpenKey("rollout", "stream_groups", _num_parts, is_kept=True),
     OpenKey("placement", "reference", auto_reference_host, is_kept=True),
 )

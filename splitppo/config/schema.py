@@ -57,8 +57,8 @@ class Config(Section):
 
     @property
     def uses_critic(self) -> bool:
-        """True if there is a critic group: the estimator needs values."""
-        return self.algorithm.needs_values
+        """True if there is a critic group, which the estimator alone decides: it needs values or not."""
+        return "values_BT" in self.algorithm.needs
 
     def at_step(self, step: int) -> Self:
         """Returns the configuration of a single step.

@@ -5,7 +5,7 @@ from splitppo.config.schema import Config
 
 def groups_have_several_samples(config: Config) -> None:
     """Checks that there are several samples of a prompt where the estimator compares them."""
-    if config.algorithm.needs_groups and config.rollout.n < 2:
+    if "groups_B" in config.algorithm.needs and config.rollout.n < 2:
         raise ValueError(
             f"algorithm.adv_estimator {config.algorithm.adv_estimator} compares the samples of a prompt: expected"
             f" rollout.n of at least 2, got {config.rollout.n}"

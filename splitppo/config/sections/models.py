@@ -87,7 +87,8 @@ class TrainedModelConfig(ComputedModelConfig):
     """recompute activations in the backward pass"""
 
     loss_agg_mode: LossAggMode = "token-mean"
-    """how token losses become one number; denominators are the mini-batch's"""
+    """The way in which the losses of tokens become one number; denominators are those of the mini-batch. For the actor,
+    the default is seq-mean-token-mean if policy_loss.loss_mode is gspo, geo_mean or sapo."""
 
     loss_scale_factor: PositiveInt | None = None
     """what seq-mean-token-sum-norm divides by, beside sequences; default data.max_response_length"""
@@ -104,11 +105,6 @@ class ActorConfig(TrainedModelConfig):
     """The policy and its loss."""
 
     lr: LearningRate = 1e-6
-    loss_agg_mode: LossAggMode = Field(
-        "token-mean",
-        description="how token losses become one number; denominators are the mini-batch's. The default of"
-        f" {', '.join(SEQUENCE_LOSSES)} is seq-mean-token-mean",
-    )
     clip_ratio: float = Field(0.2, gt=0.0, lt=1.0)
     """PPO clip range"""
 

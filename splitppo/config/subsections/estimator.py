@@ -88,9 +88,10 @@ class EstimatorConfig(Section):
         if self.custom_path is not None:
             self._custom_inputs = _custom_parameters(self.custom_path, self.adv_estimator).known
         keys, weights = self.gdpo_reward_keys, self.gdpo_reward_weights
-        if self.needs_components != bool(keys):
+        needs_components = "components_KB" in self.needs
+        if needs_components != bool(keys):
             found = f"gdpo_reward_keys {', '.join(keys)}" if keys else "no gdpo_reward_keys"
-            what = "learns from the components of the scores" if self.needs_components else "reads no components"
+            what = "learns from the components of the scores" if needs_components else "reads no components"
             raise ValueError(f"adv_estimator {self.adv_estimator} {what}, but there are {found}")
         if weights is not None and len(weights) != len(keys):
             raise ValueError(
@@ -98,27 +99,14 @@ class EstimatorConfig(Section):
             )
 
     @property
-    def needs_values(self) -> bool:
-        """True if the estimator reads values: this alone decides if a run has a critic."""
-        return self._takes("values_BT")
-
-    @property
-    def needs_groups(self) -> bool:
-        """True if the estimator compares the samples of a prompt."""
-        return self._takes("groups_B")
+    def needs(self) -> tuple[str, ...]:
+        """The names of what the estimator takes: of NEEDS, or the parameters of the user's function."""
+        return NEEDS[self.adv_estimator] if self.custom_path is None else self._custom_inputs
 
     @property
     def needs_greedy_scores(self) -> bool:
         """True if the estimator needs the score of a greedy rollout of each prompt."""
-        return self._takes("greedy_scores_B")
-
-    @property
-    def needs_components(self) -> bool:
-        """True if the estimator needs the components of the scores, `gdpo_reward_keys`."""
-        return self._takes("components_KB")
-
-    def _takes(self, name: str) -> bool:
-        return name in (NEEDS[self.adv_estimator] if self.custom_path is None else self._custom_inputs)
+        return "greedy_scores_B" in self.needs
 
 
 def _custom_parameters(path: Path, name: str) -> Parameters:

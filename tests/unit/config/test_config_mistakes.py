@@ -176,10 +176,10 @@ def test_a_mistake_is_blamed_on_the_override_or_on_the_file_that_has_it(tmp_path
 
 
 def test_a_check_of_a_whole_section_blames_the_override_of_the_key_that_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="^override 'actor.policy_loss.loss_mode=gpso': key 'actor.policy_loss.loss_mo"
-    ):
-        load(tmp_path, "actor.policy_loss.loss_mode=gpso")
+    override = "actor.policy_loss.loss_mode=gpso"
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, override)
+    assert str(caught.value).startswith(f"override {override!r}: key 'actor.policy_loss.loss_mode': expected one of")
 
 
 def test_a_reference_on_a_group_that_is_not_started_is_refused_with_both_keys(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """What the section actor.policy_loss is read as, and what other sections make of it."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from splitppo.config import dump_config
+from splitppo.config import ActorConfig, dump_config
 from splitppo.config.subsections.policy_loss import COVARIANCE_LOSSES, LOSS_MODES, SEQUENCE_LOSSES
 from tests.support.configs import load, mistake
 
@@ -21,6 +22,12 @@ def test_a_loss_over_sequences_is_aggregated_as_its_paper_does_unless_the_file_s
     assert load(tmp_path, named).actor.loss_agg_mode == of_paper
     assert load(tmp_path, named, "actor.loss_agg_mode=seq-mean-token-sum").actor.loss_agg_mode == "seq-mean-token-sum"
     assert load(tmp_path, named).critic.loss_agg_mode == "token-mean"
+
+
+def test_the_description_of_the_aggregation_names_the_losses_with_a_default_of_their_own() -> None:
+    description = ActorConfig.model_fields["loss_agg_mode"].description or ""
+
+    assert {*re.findall(r"\w+", description)} & {*LOSS_MODES} == {*SEQUENCE_LOSSES}
 
 
 @pytest.mark.parametrize("loss_mode", LOSS_MODES)

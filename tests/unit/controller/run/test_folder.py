@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from controller.run.folder import RunFolder
-from splitppo.config import Config, ConfigError, load_config, load_stored_config
+from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.resolve import resolve_run
 from splitppo.machine.cores import permitted_cores
 from splitppo.v1.worker_pb2 import HandshakeResponse, Process
@@ -336,6 +336,6 @@ def test_a_run_of_a_version_that_had_other_names_goes_on(run_dir: Path) -> None:
     stored["actor"]["loss_mode"] = stored["actor"].pop("policy_loss")["loss_mode"]
     file.write_text(yaml.safe_dump(stored))
 
-    assert load_stored_config(file).actor.policy_loss.loss_mode == "vanilla"
+    assert load_config(file, is_stored=True).actor.policy_loss.loss_mode == "vanilla"
     reopen(run_dir)
     assert "loss_mode" not in yaml.safe_load(file.read_text())["actor"]
