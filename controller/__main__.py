@@ -16,7 +16,7 @@ from pathlib import Path
 _NO_PACKAGE = "error: {} has no package {}: `make setup` makes an environment, `. .venv/bin/activate` enters it\n"
 
 try:
-    from splitppo.config import Config, ConfigError, dump_changes, dump_config, load_config
+    from splitppo.config import Config, ConfigError, dump_config, load_config
     from splitppo.config.batch_plan import batch_plan
     from splitppo.config.phase_plan import phase_plan
     from splitppo.config.threads import crowding
@@ -97,7 +97,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
     if memory.misfit:
         raise ConfigError(memory.misfit)
     run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
-    shown = dump_config(config) if with_defaults else dump_changes(config)
+    shown = dump_config(config, with_defaults=with_defaults)
     sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{run}\n{memory}\n")
     return 0
 

@@ -1,6 +1,6 @@
 """Configuration of a run: its sections, loading with overrides, the batch plan, digests."""
 
-from splitppo.config.load import dump_changes, dump_config, load_config
+from splitppo.config.load import dump_config, load_config
 from splitppo.config.schema import Config
 from splitppo.config.sections.algorithm import AlgorithmConfig, RolloutCorrectionConfig
 from splitppo.config.sections.data import DataConfig
@@ -33,7 +33,6 @@ __all__ = [
     "ServiceConfig",
     "TrackingConfig",
     "TrainedModelConfig",
-    "dump_changes",
     "dump_config",
     "load_config",
 ]

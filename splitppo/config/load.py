@@ -83,15 +83,14 @@ def validate(tree: Any, source: str, overrides: Sequence[str] = ()) -> Config:
     return config
 
 
-def dump_config(config: Config) -> str:
-    """Returns the resolved configuration as YAML; `load_config` reads it back to an equal one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+def dump_config(config: Config, *, with_defaults: bool = True) -> str:
+    """Returns the resolved configuration as YAML, which `load_config` reads back to an equal configuration.
 
-
-def dump_changes(config: Config) -> str:
-    """Returns the given keys that differ from their defaults as YAML, without derived values."""
-    tree = config.model_dump(mode="json", exclude_defaults=True, exclude_unset=True)
-    return yaml.safe_dump(_without_empty_sections(tree), sort_keys=False, allow_unicode=True)
+    Without `with_defaults`, only the given keys that differ from their defaults, without derived values.
+    """
+    tree = config.model_dump(mode="json", exclude_defaults=not with_defaults, exclude_unset=not with_defaults)
+    tree = tree if with_defaults else _without_empty_sections(tree)
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
 def _without_empty_sections(tree: dict[str, Any]) -> dict[str, Any]:

@@ -45,11 +45,9 @@ _CONNECT_FRACTION = 0.9
 
 
 def answering_within(timeout_s: float) -> list[tuple[str, int]]:
-    """A client's options for one question: an address that does not answer is given up within this time."""
-    name = "grpc.min_reconnect_backoff_ms"
-    return [option for option in CLIENT_OPTIONS if option[0] != name] + [
-        (name, max(1, int(timeout_s * _CONNECT_FRACTION * 1000)))
-    ]
+    """Returns the options of a client that gives up an address without an answer after `timeout_s` seconds."""
+    attempt_ms = max(1, int(timeout_s * _CONNECT_FRACTION * 1000))
+    return [*{**dict(CLIENT_OPTIONS), "grpc.min_reconnect_backoff_ms": attempt_ms}.items()]
 
 
 SERVER_OPTIONS: Options = (

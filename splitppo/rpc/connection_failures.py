@@ -1,44 +1,44 @@
-"""What gRPC says when it cannot connect, as sentences."""
+"""Sentences on connections that gRPC cannot make."""
+
+from typing import NamedTuple
 
 
-def handshake_failure(
-    details: str, *, tls: str = "services.security.tls is true here", ca: str = "services.security.ca_file"
-) -> str:
-    """What gRPC says of a TLS handshake that cannot succeed, as a sentence; empty for any other failure to connect.
+class TlsSettings(NamedTuple):
+    """The settings of TLS in the words of the reader: the switch, the authorities, and all together."""
 
-    `tls` and `ca` are what has switched TLS on, and what names the authorities, in the words of whoever reads it.
-    """
+    tls: str = "services.security.tls is true here"
+    ca: str = "services.security.ca_file"
+    section: str = "services.security"
+
+
+OF_A_RUN = TlsSettings()
+
+
+def handshake_failure(details: str, settings: TlsSettings = OF_A_RUN) -> str:
+    """Returns a sentence on a TLS handshake that cannot succeed; empty for any other failure to connect."""
     if "Hostname Verification" in details:
         return "its certificate does not name the host that it is called by"
     lowered = details.lower()
     if "handshake failed" not in lowered:
         return ""
     if "wrong_version_number" in lowered:
-        return f"it does not speak TLS, but {tls}"
+        return f"it does not speak TLS, but {settings.tls}"
     if "certificate_verify_failed" in lowered:
         because = details.rpartition("CERTIFICATE_VERIFY_FAILED: ")[2].removesuffix(": OK")
-        return f"its certificate is not accepted ({because}; {ca})"
+        return f"its certificate is not accepted ({because}; {settings.ca})"
     return f"the TLS handshake with it fails: {details}"
 
 
-def connection_hint(details: str, *, settings: str = "services.security") -> str:
-    """What may be behind a worker that is there but hangs up, as the end of a sentence; empty for other failures."""
+def connection_hint(details: str, settings: TlsSettings = OF_A_RUN) -> str:
+    """Returns the end of a sentence on a worker that is there but hangs up; empty for any other failure."""
     if "Socket closed" not in details:
         return ""
-    return f" (it hangs up: does it want TLS, or another certificate? see {settings} and the worker's output)"
+    return f" (it hangs up: does it want TLS, or another certificate? see {settings.section} and the worker's output)"
 
 
-def why_unreachable(
-    details: str,
-    timeout_s: float,
-    *,
-    with_tls: bool,
-    tls: str = "services.security.tls is true here",
-    ca: str = "services.security.ca_file",
-    settings: str = "services.security",
-) -> str:
-    """What gRPC says of a connection that does not come about within `timeout_s`, as the end of a sentence."""
-    if because := handshake_failure(details, tls=tls, ca=ca):
+def why_unreachable(details: str, timeout_s: float, *, with_tls: bool, settings: TlsSettings = OF_A_RUN) -> str:
+    """Returns the end of a sentence on a connection that could not be made within `timeout_s` seconds."""
+    if because := handshake_failure(details, settings):
         return because
     lowered = details.lower()
     if "connection refused" in lowered:
@@ -50,4 +50,4 @@ def why_unreachable(
         return f"it takes connections and says nothing within {timeout_s:g} s: it hangs, or is no {kind}"
     if "handshaker shutdown" in lowered or "timed out" in lowered:
         return f"no answer within {timeout_s:g} s: another address, a firewall, or the machine is down"
-    return f"{details}{connection_hint(details, settings=settings)}"
+    return f"{details}{connection_hint(details, settings)}"

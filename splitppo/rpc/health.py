@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from splitppo.rpc.channel_options import answering_within
-from splitppo.rpc.connection_failures import why_unreachable
+from splitppo.rpc.connection_failures import TlsSettings, why_unreachable
 
 _CHECK = "/grpc.health.v1.Health/Check"
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(\d{1,5})")
@@ -81,8 +81,8 @@ def check(
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return f"unreachable: no answer within {timeout_s:g} s"
             if code is grpc.StatusCode.UNAVAILABLE:
-                words = {"tls": "--ca is given", "ca": "--ca", "settings": "--ca, --cert, --key"}
-                reason = why_unreachable(details, timeout_s, with_tls=credentials is not None, **words)
+                settings = TlsSettings(tls="--ca is given", ca="--ca", section="--ca, --cert, --key")
+                reason = why_unreachable(details, timeout_s, with_tls=credentials is not None, settings=settings)
                 return f"unreachable: {reason}"
             return _why_refused(code, details)
     return _status_in(answer)

@@ -1,7 +1,6 @@
 """Files that `services.security` names; those that hold a secret are their owner's alone."""
 
 import logging
-import os
 import stat
 from pathlib import Path
 
@@ -13,9 +12,8 @@ log = logging.getLogger(__name__)
 def write_secret(path: Path, text: str) -> None:
     """Writes a file that only its owner can read, at no moment otherwise."""
     path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    path.touch(0o600, exist_ok=False)
+    path.write_text(text, encoding="utf-8")
 
 
 def read_file(path: Path, key: str, *, is_secret: bool = False) -> bytes:

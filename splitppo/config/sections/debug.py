@@ -28,15 +28,11 @@ POINTS: Mapping[str, str] = {
     "actor.generate": "token boundary of a generation",
     "actor.generate.part": "the rank has handed on its rows of a part of a streamed generation",
     "actor.compute_log_probs": "micro-batch boundary of log-probs",
-    **{
-        f"{role}.compute_ref_log_probs": "micro-batch boundary of log-probs of the reference, where this group hosts it"
-        for role in ("actor", "critic")
-    },
+    "actor.compute_ref_log_probs": "micro-batch boundary of log-probs of the reference, if the actor's group hosts it",
+    "critic.compute_ref_log_probs": "the same, if the critic's group hosts the reference",
     "critic.compute_values": "micro-batch boundary of values",
-    **{
-        f"{role}.compute_reward_scores": "micro-batch boundary of the reward model's scores, where this group hosts it"
-        for role in ("critic", "reward")
-    },
+    "critic.compute_reward_scores": "micro-batch boundary of the reward model's scores, if the critic's group hosts it",
+    "reward.compute_reward_scores": "the same, if the reward model has a group of its own",
     **{f"controller.{role}.{point}": what for role in ("actor", "critic") for point, what in _OF_A_CLIENT.items()},
     "controller.actor.generate": "a progress event of a generation has come",
     "controller.actor.compute_log_probs": "a progress event of log-probs has come",
