@@ -340,5 +340,5 @@ def test_the_configuration_names_exactly_these_estimators_and_what_they_need() -
 
 
 def test_an_unknown_estimator_is_told_the_known_ones_and_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"expected one of gae, grpo, .*, remax \(did you mean gae\?\)"):
+    with pytest.raises(ValueError, match=r"expected one of gae, grpo, .*, remax, got .* \(did you mean gae\?\)"):
         algorithm("gea")

@@ -6,8 +6,7 @@ from splitppo.config.schema import Config
 RULES = (
     learning.phases_count,
     learning.adaptive_entropy_begins_within_its_bounds,
-    placement.reference_has_a_group,
-    placement.reward_model_has_a_group,
+    placement.frozen_models_have_a_group,
     learning.loss_type_is_the_actors_loss,
     sampling.groups_have_several_samples,
     sampling.greedy_scores_compare_with_rewards,

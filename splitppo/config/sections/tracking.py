@@ -1,26 +1,22 @@
 """The section `tracking`: records of a run beside metrics.jsonl."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from splitppo.config.section import PositiveInt, Section
+from splitppo.config.section import PositiveInt, Section, expected
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
-
-
-def _each_once(names: Sequence[str]) -> Sequence[str]:
-    if len({*names}) < len(names):
-        raise ValueError(f"expected each tracker once, got {', '.join(names)}")
-    return names
 
 
 class TrackingConfig(Section):
     """Records of a run beside metrics.jsonl: trackers, samples, rollouts."""
 
-    trackers: Annotated[tuple[TrackerName, ...], AfterValidator(_each_once)] = ("tensorboard",)
+    trackers: Annotated[
+        tuple[TrackerName, ...],
+        AfterValidator(expected("each tracker once", lambda names: len({*names}) == len(names))),
+    ] = ("tensorboard",)
     """besides JSONL; each is fed by a process of its own that never holds up a step"""
 
     project: str = Field("splitppo", min_length=1)

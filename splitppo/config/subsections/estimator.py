@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
+from pydantic import Field, PrivateAttr
 
 from splitppo.config.section import Section, Share, did_you_mean
 from splitppo.user_file import Parameters, read_functions
@@ -38,7 +38,7 @@ class EstimatorConfig(Section):
     custom_path: Path | None = None
     """Python file with an estimator of your own: its function of the name adv_estimator"""
 
-    adv_estimator: str = Field("gae", validate_default=True, description=" | ".join(NEEDS))
+    adv_estimator: str = Field("gae", description=" | ".join(NEEDS))
     gamma: Share = 1.0
     """discount"""
 
@@ -65,34 +65,20 @@ class EstimatorConfig(Section):
 
     _custom_inputs: tuple[str, ...] = PrivateAttr(())
 
-    @field_validator("custom_path")
-    @classmethod
-    def _is_python(cls, path: Path | None) -> Path | None:
-        if path is not None:
-            read_functions(path)
-        return path
-
-    @field_validator("adv_estimator")
-    @classmethod
-    def _is_known(cls, name: str, info: ValidationInfo) -> str:
-        if "custom_path" not in info.data:  # refused already
-            return name
-        path = info.data["custom_path"]
-        if path is not None:
-            _custom_parameters(path, name)
-        elif name not in NEEDS:
-            raise ValueError(f"expected one of {', '.join(NEEDS)}{did_you_mean(name, NEEDS)}")
-        return name
-
     def _check_keys(self) -> None:
+        name = self.adv_estimator
         if self.custom_path is not None:
-            self._custom_inputs = _custom_parameters(self.custom_path, self.adv_estimator).known
+            self._custom_inputs = _custom_parameters(self.custom_path, name).known
+        elif name not in NEEDS:
+            raise ValueError(
+                f"adv_estimator: expected one of {', '.join(NEEDS)}, got {name!r}{did_you_mean(name, NEEDS)}"
+            )
         keys, weights = self.gdpo_reward_keys, self.gdpo_reward_weights
         needs_components = "components_KB" in self.needs
         if needs_components != bool(keys):
             found = f"gdpo_reward_keys {', '.join(keys)}" if keys else "no gdpo_reward_keys"
             what = "learns from the components of the scores" if needs_components else "reads no components"
-            raise ValueError(f"adv_estimator {self.adv_estimator} {what}, but there are {found}")
+            raise ValueError(f"adv_estimator {name} {what}, but there are {found}")
         if weights is not None and len(weights) != len(keys):
             raise ValueError(
                 f"gdpo_reward_weights: expected one for each of the {len(keys)} gdpo_reward_keys, got {len(weights)}"
@@ -115,12 +101,15 @@ def _custom_parameters(path: Path, name: str) -> Parameters:
     Raises:
         ValueError: the file has no such function, or it must be given what no estimator is given.
     """
-    functions = read_functions(path)
+    try:
+        functions = read_functions(path)
+    except ValueError as error:
+        raise ValueError(f"custom_path: {error}") from error
     if name not in functions:
-        raise ValueError(f"{path} has no function {name!r}{did_you_mean(name, functions)}")
+        raise ValueError(f"adv_estimator: {path} has no function {name!r}{did_you_mean(name, functions)}")
     if unknown := [parameter for parameter in functions[name].required if parameter not in INPUTS]:
         raise ValueError(
-            f"{name} of {path} takes {', '.join(unknown)}, which no estimator is given; expected some of"
+            f"adv_estimator: {name} of {path} takes {', '.join(unknown)}, which no estimator is given; expected some of"
             f" {', '.join(INPUTS)}"
         )
     return functions[name]

@@ -60,18 +60,15 @@ class JudgeConfig(Section):
             raise ValueError("expected no password and no query in it; api_key_env names the variable with the key")
         return url.rstrip("/")
 
-    @field_validator("score_pattern")
-    @classmethod
-    def _pattern_has_a_group(cls, pattern: str) -> str:
-        try:
-            num_groups = re.compile(pattern).groups
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from error
-        if num_groups != 1:
-            raise ValueError(f"expected one group, around the mark, found {num_groups}")
-        return pattern
-
     def _check_keys(self) -> None:
         if bool(self.url) is not bool(self.model):
             given, missing = ("url", "model") if self.url else ("model", "url")
             raise ValueError(f"{given} is given, but not {missing}: a judge needs both")
+        try:
+            num_groups = re.compile(self.score_pattern).groups
+        except re.error as error:
+            raise ValueError(f"score_pattern: {self.score_pattern!r} is not a regular expression: {error}") from error
+        if num_groups != 1:
+            raise ValueError(
+                f"score_pattern: expected one group, around the mark, found {num_groups} in {self.score_pattern!r}"
+            )

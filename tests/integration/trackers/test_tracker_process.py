@@ -172,7 +172,7 @@ def test_a_python_that_is_none_is_refused(tmp_path: Path) -> None:
     ("trackers", "sentence"),
     [
         (["console"], "should be 'tensorboard', 'wandb', 'mlflow', 'swanlab' or 'trackio', got 'console'"),
-        (["wandb", "wandb"], "expected each tracker once, got wandb, wandb"),
+        (["wandb", "wandb"], "expected each tracker once, got ['wandb', 'wandb']"),
     ],
 )
 def test_unknown_and_repeated_trackers_are_refused(tmp_path: Path, trackers: list[str], sentence: str) -> None:

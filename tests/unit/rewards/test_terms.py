@@ -91,16 +91,16 @@ def test_a_scorer_that_is_not_there_costs_one_sentence(keys: dict[str, Any], sen
         ),
         (
             "reward.shaping.clip_range=[5, -5]",
-            "clip_range': expected the lowest score, then a higher one, got [5,",
+            "clip_range': expected a number, then a higher one, got [5,",
         ),
         ("reward.shaping.scale=0", "key 'reward.shaping.scale': "),
         ("reward.judge={url: 'http://x/v1'}", "key 'reward.judge': url is given, but not model"),
         ("reward.judge={model: m}", "key 'reward.judge': model is given, but not url"),
         ("reward.judge={url: 'localhost:80', model: m}", "key 'reward.judge.url': expected http://HOST:PORT/v1"),
         ("reward.judge={url: 'http://me:pass@x', model: m}", "key 'reward.judge.url': expected no password"),
-        ("reward.judge.score_pattern='Score: (.*'", "'reward.judge.score_pattern': not a regular expression"),
+        ("reward.judge.score_pattern='Score: (.*'", "'reward.judge.score_pattern': 'Score: (.*' is not a regular expression"),
         ("reward.judge.score_pattern='Score'", "expected one group, around the mark, found 0"),
-        ("reward.judge.score_range=[1, 1]", "'reward.judge.score_range': expected the lowest mark, then a higher one"),
+        ("reward.judge.score_range=[1, 1]", "'reward.judge.score_range': expected a number, then a higher one"),
     ],
 )
 def test_a_mistake_in_the_section_costs_one_sentence(tmp_path: Path, override: str, sentence: str) -> None:
