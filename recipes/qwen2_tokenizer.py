@@ -22,7 +22,8 @@ def character_tokenizer(characters: Iterable[str], special_tokens: Sequence[str]
 
     Special tokens get the first ids, in order.
     """
-    symbols = [_byte_level_symbol(character) for character in characters]
+    # As byte-level BPE writes ASCII: spaces and control characters move up by 256.
+    symbols = [chr(ord(character) + 256) if character <= " " else character for character in characters]
     vocabulary = {token: index for index, token in enumerate([*special_tokens, *symbols])}
     return _assemble(models.BPE(vocab=vocabulary, merges=[]), special_tokens)
 
@@ -69,9 +70,3 @@ def _assemble(model: models.Model, special_tokens: Sequence[str]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(special_tokens))
     return tokenizer
-
-
-def _byte_level_symbol(character: str) -> str:
-    """How byte-level BPE writes an ASCII character: spaces and control characters move up by 256."""
-    code = ord(character)
-    return chr(code + 256) if code <= ord(" ") else character

@@ -19,8 +19,7 @@ from deploy.checks import EXIT_BAD_INPUT, Refused, check_readable, check_role, c
 from deploy.placement import PORTS, GroupPlace, overrides
 from deploy.processes import Child, module_of, run_role, say
 
-GROUPS = PORTS
-ROLES = (*GROUPS, "controller", "prepare", "certs", "own-secrets")
+ROLES = (*PORTS, "controller", "prepare", "certs", "own-secrets")
 RECIPE = Path("/recipe.yaml")
 # The recipe names its files relative to a checkout; in containers they lie in the volume that `prepare` has filled.
 QUICKSTART = (
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ, 
     """Runs the role that the first argument names and returns the exit code; `root` is where the volumes are."""
     role, *more = arguments or [""]
     code = run_role(role, lambda: command_of(role, more, environment, root), run_group)
-    return 0 if role in GROUPS and code == EXIT_BAD_INPUT else code
+    return 0 if role in PORTS and code == EXIT_BAD_INPUT else code
 
 
 def run_group(role: str, child: Child, command: Sequence[str]) -> int:
@@ -60,7 +59,7 @@ def command_of(
         return None
     python = [sys.executable, "-m"]
     if role == "certs":
-        check_writable(root, "authority", *(f"spread/{one}" for one in (*GROUPS, "controller")))
+        check_writable(root, "authority", *(f"spread/{one}" for one in (*PORTS, "controller")))
         spread = ["--out", "/authority", "--spread", "/spread", "--once"]
         return [*python, "tools.certs", *spread, "--hosts", "localhost", *more]
     gpus = gpus_of(environment, role)
@@ -73,7 +72,7 @@ def command_of(
         return [*python, "recipes.sort_letters.prepare", "--output", "/prepared/sort_letters", *more]
     check_volumes(role, environment, root)
     own = f"SECRETS_DIR/{role}"
-    health = ("health.pem", "health.key") if role in GROUPS else ()
+    health = ("health.pem", "health.key") if role in PORTS else ()
     source = f"start the service certs, or put it into {own}"
     check_secrets(root, role, *health, source=source, remedy=f"chown -R {os.getuid()} {own}")
     return [*python, module_of(role), "--config", str(RECIPE), *common_overrides(environment, gpus), *more]
@@ -86,7 +85,7 @@ def common_overrides(environment: Mapping[str, str], gpus: Mapping[str, Sequence
         environment: of the container.
         gpus: of each group; a container sees its own ones as 0, 1, ... None: the recipe's placement, on the CPU.
     """
-    places = {role: GroupPlace(role, 1, len(gpus[role]) if role in gpus else None) for role in GROUPS}
+    places = {role: GroupPlace(role, 1, len(gpus[role]) if role in gpus else None) for role in PORTS}
     quickstart = () if environment.get("RECIPE") else QUICKSTART
     run_dir = f"/runs/{run_name(environment)}"
     return overrides(run_dir, "/secrets", places, environment, quickstart)
@@ -100,7 +99,7 @@ def gpus_of(environment: Mapping[str, str], role: str) -> dict[str, list[str]]:
     Raises:
         Refused: a list makes no sense, one of them is missing, or two overlap.
     """
-    lists = {group: environment.get(f"{group.upper()}_GPUS", "") for group in GROUPS}
+    lists = {group: environment.get(f"{group.upper()}_GPUS", "") for group in PORTS}
     gpus = {group: value.split(",") for group, value in lists.items() if value}
     for group, own in gpus.items():
         if not all(map(_GPU.fullmatch, own)) or len(set(own)) < len(own):
@@ -110,7 +109,7 @@ def gpus_of(environment: Mapping[str, str], role: str) -> dict[str, list[str]]:
         if shared := ",".join(sorted(set(ones) & set(others))):
             both = f"{one.upper()}_GPUS ({','.join(ones)}) and {other.upper()}_GPUS ({','.join(others)})"
             raise Refused(f"{both} overlap in {shared}: give each group its own GPUs")
-    for group in GROUPS if gpus else ():
+    for group in PORTS if gpus else ():
         if group not in gpus and group in ("actor", "critic", role):
             given = " and ".join(f"{one.upper()}_GPUS" for one in gpus)
             raise Refused(f"{group.upper()}_GPUS is not set, expected a list for each group, as in {given}")

@@ -163,18 +163,16 @@ def run_group(
     role: str, child: Child, command: Sequence[str], runs_end: RunsEnd, pause_s: float = RESTART_PAUSE_S
 ) -> int:
     """Runs a group, again whenever it has ended by itself; 0 when the run has ended, else its own exit code."""
-    over = threading.Event()
 
-    def watch() -> None:
+    def end_with_the_run() -> None:
         wait_until(runs_end, inf)
-        over.set()
         child.end()
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=end_with_the_run, daemon=True).start()
     is_first = True
     while True:
         code = child.run(command)
-        if over.is_set():
+        if runs_end():
             say(f"the run has ended: the {role} group leaves")
             return 0
         if (code == EXIT_BAD_INPUT and is_first) or child.last_signal is not None:

@@ -29,8 +29,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED)
     parser.add_argument("--warm-start-steps", type=int, default=DEFAULT_WARM_START_STEPS)
-    arguments = parser.parse_args()
-    prepare(arguments.output, seed=arguments.seed, warm_start_steps=arguments.warm_start_steps)
+    prepare(**vars(parser.parse_args()))
 
 
 def prepare(

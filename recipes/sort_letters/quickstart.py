@@ -36,14 +36,9 @@ def main(overrides: list[str]) -> NoReturn:
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(EXIT_BAD_INPUT)
-    become_controller(arguments)
-
-
-def become_controller(arguments: list[str]) -> NoReturn:
-    """Replaces this process, so that signals and the exit status are the controller's."""
     sys.stdout.flush()
     command = [sys.executable, "-m", "controller", "--config", str(CONFIG), *arguments]
-    os.execv(sys.executable, command)  # noqa: S606
+    os.execv(sys.executable, command)  # noqa: S606 - signals and exit status are then the controller's
 
 
 def remove_run(folder: Path) -> None:

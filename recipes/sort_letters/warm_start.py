@@ -12,14 +12,13 @@ from collections.abc import Iterator
 
 import torch
 from tokenizers import Tokenizer
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from recipes.sort_letters.task import BEHAVIOURS, WORD_LENGTHS, Words, demonstrate, prompt_of
 
 IGNORED = -100
-
-
 BATCH_SIZE = 32
 LR = 2e-3
 GRAD_CLIP = 1.0
@@ -81,16 +80,15 @@ def _batches(
     """Yields endless (input_ids, labels), each [B, S] int64, right-padded; labels cover the response and its EOS."""
     rng = random.Random(seed)
     while True:
-        rows, labels = [], []
+        rows, labels = list[torch.Tensor](), list[torch.Tensor]()
         for _ in range(BATCH_SIZE):
             word = rng.choice(words.warm_start[rng.choice(WORD_LENGTHS)])
             behaviour = rng.choices(list(BEHAVIOURS), _shares(word))[0]
             prompt = tokenizer.encode(prompt_of(word)).ids
             response = [*tokenizer.encode(demonstrate(word, behaviour)).ids, eos]
-            rows.append(prompt + response)
-            labels.append([IGNORED] * len(prompt) + response)
-        width = max(map(len, rows))
+            rows.append(torch.tensor(prompt + response))
+            labels.append(torch.tensor([IGNORED] * len(prompt) + response))
         yield (
-            torch.tensor([row + [pad] * (width - len(row)) for row in rows]),
-            torch.tensor([row + [IGNORED] * (width - len(row)) for row in labels]),
+            pad_sequence(rows, batch_first=True, padding_value=pad),
+            pad_sequence(labels, batch_first=True, padding_value=IGNORED),
         )

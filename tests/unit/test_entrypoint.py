@@ -15,13 +15,13 @@ import pytest
 
 from deploy import processes
 from deploy.checks import Refused
-from deploy.compose.entrypoint import GROUPS, command_of, gpus_of, main
+from deploy.compose.entrypoint import PORTS, command_of, gpus_of, main
 from splitppo.config import Config, load_config
 from tests.support.groups import PROJECT, wait_until
 
 QUICKSTART = (PROJECT / "recipes" / "sort_letters" / "cpu.yaml").read_text()
 USER = os.getuid() or 10001  # who runs the entry point where it may not do everything
-ROLES = (*GROUPS, "controller")
+ROLES = (*PORTS, "controller")
 OWN = {"RECIPE": "../mine.yaml", "MODEL_DIR": "/srv/models", "DATA_DIR": "/srv/data"}
 
 
@@ -66,7 +66,7 @@ def test_the_quickstarts_recipe_is_placed_in_containers_and_nothing_else_of_it_c
     config, plain = config_of(role, root, {}), load_config(root / "recipe.yaml")
     assert str(config.run.dir) == "/runs/quickstart"
     assert (config.services.launch, config.services.security.tls) == ("external", True)
-    for name, port in GROUPS.items():
+    for name, port in PORTS.items():
         service, in_recipe = (one.services.of(name) for one in (config, plain))  # type: ignore[arg-type]
         assert (service.bind, service.address) == (f"0.0.0.0:{port}", f"{name}:{port}")
         assert service.threads == in_recipe.threads

@@ -98,7 +98,10 @@ def test_a_scorer_that_is_not_there_costs_one_sentence(keys: dict[str, Any], sen
         ("reward.judge={model: m}", "key 'reward.judge': model is given, but not url"),
         ("reward.judge={url: 'localhost:80', model: m}", "key 'reward.judge.url': expected http://HOST:PORT/v1"),
         ("reward.judge={url: 'http://me:pass@x', model: m}", "key 'reward.judge.url': expected no password"),
-        ("reward.judge.score_pattern='Score: (.*'", "'reward.judge.score_pattern': 'Score: (.*' is not a regular expression"),
+        (
+            "reward.judge.score_pattern='Score: (.*'",
+            "'reward.judge.score_pattern': 'Score: (.*' is not a regular expression",
+        ),
         ("reward.judge.score_pattern='Score'", "expected one group, around the mark, found 0"),
         ("reward.judge.score_range=[1, 1]", "'reward.judge.score_range': expected a number, then a higher one"),
     ],
