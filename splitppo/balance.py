@@ -8,11 +8,17 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
+# Tokens of a row at which attention costs as much as the linear layers.
+EQUAL_COST_TOKENS = 4096
 
-def attention_cost(lengths: NDArray[np.int32], *, quadratic: float = 1.0 / 4096) -> NDArray[np.float64]:
-    """Cost of a forward pass per row: L + quadratic * L^2, in units of one token through the linear layers."""
+
+def attention_cost(lengths: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Returns the cost of a forward pass per row, in units of one token through the linear layers.
+
+    cost = L + L^2 / EQUAL_COST_TOKENS
+    """
     lengths_f64 = lengths.astype(np.float64)
-    return lengths_f64 + quadratic * lengths_f64**2
+    return lengths_f64 + lengths_f64**2 / EQUAL_COST_TOKENS
 
 
 def partition(costs: Sequence[float] | NDArray[np.float64], num_parts: int) -> list[NDArray[np.int64]]:

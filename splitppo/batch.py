@@ -103,21 +103,20 @@ class Column:
         lengths = self.lengths[start:stop]
         return Column(self.values[first : first + int(lengths.sum(dtype=np.int64))], lengths)
 
-    def pad(self, width: int | None = None) -> Array:
-        """Right-pads with zeros to [num_rows, width], a new array; the default width is the longest row."""
-        mask = self.mask(width)
+    def pad(self) -> Array:
+        """Returns the rows, right-padded with zeros to the longest row: [num_rows, width], a new array."""
+        mask = self.mask()
         padded = np.zeros(mask.shape, self.values.dtype)
         padded[mask] = self.values
         return padded
 
-    def mask(self, width: int | None = None) -> NDArray[np.bool_]:
-        """[num_rows, width] bool, true where `pad` puts a value of a row."""
-        width = int(self.lengths.max(initial=0)) if width is None else width
-        return np.arange(width) < self.lengths[:, None]
+    def mask(self) -> NDArray[np.bool_]:
+        """Returns [num_rows, width] bool, true where `pad` puts a value of a row."""
+        return np.arange(self.lengths.max(initial=0)) < self.lengths[:, None]
 
     def unpad(self, padded: Array) -> "Column":
-        """A column of this one's lengths with the values of a right-padded [num_rows, width] array."""
-        return Column(padded[self.mask(padded.shape[1])], self.lengths)
+        """Returns a column with the row lengths of this column, and the values of an array padded as `pad` does."""
+        return Column(padded[self.mask()], self.lengths)
 
 
 @dataclass(frozen=True, eq=False)

@@ -129,13 +129,13 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
         _verify_size(file, expected)
     num_threads = max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(files)))
     with ThreadPoolExecutor(num_threads, thread_name_prefix="verify") as threads:
-        list(threads.map(_verify_content, files, files.values()))
+        list(threads.map(verify_file, files, files.values()))
 
 
 def verify_file(file: Path, expected: FileEntry) -> None:
     """Compares one file, as `verify_files` does all."""
     _verify_size(file, expected)
-    _verify_content(file, expected)
+    _verify_digest(file, expected.sha256, _measure(file).sha256)
 
 
 def _verify_size(file: Path, expected: FileEntry) -> None:
@@ -145,10 +145,6 @@ def _verify_size(file: Path, expected: FileEntry) -> None:
         raise DamagedCheckpoint(f"{file}: expected {expected.size} bytes, the file is missing") from error
     if found != expected.size:
         raise DamagedCheckpoint(f"{file}: expected {expected.size} bytes, found {found}")
-
-
-def _verify_content(file: Path, expected: FileEntry) -> None:
-    _verify_digest(file, expected.sha256, _measure(file).sha256)
 
 
 def _verify_digest(file: Path, expected: str, found: str) -> None:

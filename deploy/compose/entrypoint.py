@@ -154,11 +154,9 @@ def check_writable(root: Path, *folders: str) -> None:
 
 def warn_of_unreadable(folder: Path, variable: str) -> None:
     """Names one file that this container's user cannot read: libraries may say that it does not exist."""
-    for directory, _, names in os.walk(folder):
-        for name in names:
-            if not os.access(Path(directory, name), os.R_OK):
-                return say(f"warning: cannot read {path_and_owner(Path(directory, name))}: chmod -R a+rX {variable}")
-    return None
+    files = (Path(directory, name) for directory, _, names in os.walk(folder) for name in names)
+    if unreadable := next((file for file in files if not os.access(file, os.R_OK)), None):
+        say(f"warning: cannot read {path_and_owner(unreadable)}: chmod -R a+rX {variable}")
 
 
 if __name__ == "__main__":

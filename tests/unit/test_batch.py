@@ -41,10 +41,10 @@ def test_rows_are_views() -> None:
 
 
 def test_padding_fills_with_zeros_on_the_right() -> None:
-    assert column([1, 2], [], [3]).pad(3).tolist() == [[1, 2, 0], [0, 0, 0], [3, 0, 0]]
+    assert column([1, 2, 4], [], [3]).pad().tolist() == [[1, 2, 4], [0, 0, 0], [3, 0, 0]]
 
 
-def test_the_default_width_is_the_longest_row() -> None:
+def test_the_width_is_the_longest_row() -> None:
     assert column([1], [2, 3]).pad().shape == (2, 2)
     assert column([], []).pad().shape == (2, 0)
     assert column().pad().shape == (0, 0)
@@ -54,15 +54,10 @@ def test_the_mask_is_true_where_a_row_has_values() -> None:
     assert column([0, 0], [], [0]).mask().tolist() == [[True, True], [False, False], [True, False]]
 
 
-def test_a_width_that_cuts_a_row_is_an_error() -> None:
-    with pytest.raises(ValueError):
-        column([1, 2, 3]).pad(2)
-
-
 def test_unpadding_takes_the_values_inside_the_mask_with_their_own_dtype() -> None:
     ragged = column([1, 2], [], [3])
 
-    unpadded = ragged.unpad(np.array([[0.1, 0.2, 9], [9, 9, 9], [0.3, 9, 9]], np.float32))
+    unpadded = ragged.unpad(np.array([[0.1, 0.2], [9, 9], [0.3, 9]], np.float32))
 
     assert unpadded.values.tolist() == np.float32([0.1, 0.2, 0.3]).tolist()
     assert unpadded.lengths.tolist() == [2, 0, 1]
