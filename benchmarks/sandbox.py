@@ -27,7 +27,7 @@ from rewards.code.limits import Limits
 from rewards.code.sandbox import Sandbox
 from rewards.code.source import CodeSandboxes
 from rewards.samples import Sample
-from splitppo.config import CodeConfig
+from splitppo.config.subsections.code import CodeConfig
 
 PROGRAM = "n = int(input())\nprint(sum(int(input()) for _ in range(n)))"
 ROW = {"inputs": ["2\n1\n2\n", "1\n5\n", "3\n1\n1\n1\n"], "outputs": ["3", "5", "3"]}

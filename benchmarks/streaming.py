@@ -32,7 +32,7 @@ from controller.scoring.scorer import Scorer
 from controller.tracking.step_file import METRICS_FILE, read_metrics
 from controller.workers.concurrency import gather_calls
 from rewards.manager import RewardManager
-from splitppo.config import RewardModelConfig
+from splitppo.config.sections.reward_model import RewardModelConfig
 
 MAX_RESPONSE = 512
 LENGTHS = {"kind": "log_normal", "median": 40, "max": MAX_RESPONSE}

@@ -8,7 +8,8 @@ from controller.data.model_folder import read_description
 from controller.data.prompts import PromptBatch
 from controller.data.tokenizer import Tokenizer, load_tokenizer
 from splitppo.batch import Batch
-from splitppo.config import ConfigError, RewardModelConfig
+from splitppo.config import ConfigError
+from splitppo.config.sections.reward_model import RewardModelConfig
 
 _HF_NUM_LABELS = 2  # if config.json does not give the number
 

@@ -17,7 +17,7 @@ from controller.ppo.kl import KL_ESTIMATORS, clamp_log_ratio
 from controller.ppo.masked_stats import Float32s, Float64s, Floats, Mask, blocks
 from controller.ppo.rollout_mismatch import Mismatch, mismatch_metrics
 from splitppo.batch import Batch, Column
-from splitppo.config import RolloutCorrectionConfig
+from splitppo.config.sections.algorithm import RolloutCorrectionConfig
 from splitppo.config.subsections.rejection import Rejection
 
 # Padded tokens that are measured at a time.

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 
-from splitppo.config import RolloutConfig
+from splitppo.config.sections.rollout import RolloutConfig
 from splitppo.logs import FILE_ONLY
 
 log = logging.getLogger(__name__)

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from controller.workers.client import WorkerClient
 from controller.workers.command import CommandReply
-from splitppo.config import Config, DataConfig, RolloutConfig
+from splitppo.config import Config, DataConfig
 from splitppo.config.sections.evaluation import EvaluationConfig
+from splitppo.config.sections.rollout import RolloutConfig
 from splitppo.rpc.errors import Place, WrongPolicy
 from splitppo.v1 import actor_pb2, actor_pb2_grpc, batch_pb2, worker_pb2
 

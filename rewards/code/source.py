@@ -11,7 +11,8 @@ from rewards.code.bubblewrap import HINT, NoSandbox
 from rewards.code.limits import CODE_LIMIT, Limits
 from rewards.process import ProcessEnded, WorkerProcess
 from rewards.samples import Failure, Sample, Scored
-from splitppo.config import CodeConfig, ConfigError
+from splitppo.config import ConfigError
+from splitppo.config.subsections.code import CodeConfig
 from splitppo.machine.cores import permitted_cores
 
 log = logging.getLogger(__name__)

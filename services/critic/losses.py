@@ -10,7 +10,7 @@ from torch import Tensor
 
 from services.engine.batching.packing import ResponseTokens
 from services.engine.token_metrics import LossOutput
-from splitppo.config import CriticConfig
+from splitppo.config.sections.models import CriticConfig
 
 
 def clipped_value_loss(

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from splitppo.config import ConfigError, SecurityConfig
+from splitppo.config import ConfigError
+from splitppo.config.subsections.security import SecurityConfig
 from splitppo.rpc.secret_files import read_file
 
 # How the local launcher hands the token of its run to the groups; read where the configuration names no token.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from splitppo.config import SecurityConfig
 from splitppo.config.section import RoleName
 from splitppo.config.sections.services import ServicesConfig
+from splitppo.config.subsections.security import SecurityConfig
 from splitppo.rpc.bearer_tokens import BearerTokens, load_tokens
 from splitppo.rpc.channel_options import CLIENT_OPTIONS, Options
 

@@ -11,7 +11,7 @@ import pytest
 from controller.ppo.rollout_correction import Correction, correct_rollout
 from controller.ppo.rollout_mismatch import mismatch_metrics
 from controller.tracking.metric_names import check_declared
-from splitppo.config import RolloutCorrectionConfig
+from splitppo.config.sections.algorithm import RolloutCorrectionConfig
 from splitppo.config.subsections.rejection import REJECTION_OPTIONS
 
 BearerTokens = list[list[tuple[float, float]]]

@@ -8,7 +8,7 @@ import torch
 
 from services.critic.losses import clipped_value_loss, critic_loss
 from services.engine.token_metrics import MetricSums, reduce_metrics
-from splitppo.config import CriticConfig
+from splitppo.config.sections.models import CriticConfig
 from tests.support.engines import response_tokens
 
 

@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from services.engine.frozen_model import FrozenModel
 from services.engine.train_engine import TrainEngine
-from splitppo.config import ActorConfig, CriticConfig
+from splitppo.config import ActorConfig
+from splitppo.config.sections.models import CriticConfig
 from tests.support.engines import MAX_RESPONSE, forward_of, gradients, loss_of, make_batch, relative_error, silent
 from tests.support.models import save_policy
 

@@ -17,8 +17,9 @@ from services.actor.losses.actor_loss import actor_loss
 from services.actor.losses.kl import kl_estimate
 from services.critic.losses import critic_loss
 from services.engine.token_metrics import LossOutput, MetricSums, reduce_metrics
-from splitppo.config import ActorConfig, CriticConfig
+from splitppo.config import ActorConfig
 from splitppo.config.section import KlEstimator
+from splitppo.config.sections.models import CriticConfig
 from tests.support.engines import response_tokens
 
 Tokens = dict[str, Tensor]

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 
 from controller.ppo.rollout_correction import correct_rollout
 from controller.tracking.metric_names import check_declared
-from splitppo.config import RolloutCorrectionConfig
+from splitppo.config.sections.algorithm import RolloutCorrectionConfig
 from splitppo.config.subsections.rejection import REJECTION_OPTIONS
 
 few = settings(max_examples=80)

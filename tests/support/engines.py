@@ -20,7 +20,8 @@ from services.engine.model.weights import Kind
 from services.engine.token_metrics import LossOutput
 from services.engine.train_engine import TokenLoss, TrainEngine
 from splitppo.batch import Batch, Column
-from splitppo.config import ActorConfig, CriticConfig
+from splitppo.config import ActorConfig
+from splitppo.config.sections.models import CriticConfig
 
 MAX_RESPONSE = 12
 CPU = torch.device("cpu")

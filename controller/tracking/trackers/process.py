@@ -17,7 +17,8 @@ from typing import IO
 import yaml
 
 from controller.tracking.trackers.protocol import Order, Run
-from splitppo.config import Config, ConfigError, TrackingConfig, dump_config
+from splitppo.config import Config, ConfigError, dump_config
+from splitppo.config.sections.tracking import TrackingConfig
 from splitppo.machine.process_tree import kill_tree
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from services.runtime.rpc.method_adapter import Method, methods_of, service_hand
 from services.runtime.rpc.reflection import add_reflection
 from services.runtime.rpc.servicer import WorkerServicer, command_method, service_of
 from services.runtime.state.worker import Worker
-from splitppo.config import SecurityConfig
+from splitppo.config.subsections.security import SecurityConfig
 from splitppo.rpc.channel_options import SERVER_OPTIONS
 from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.v1 import worker_pb2

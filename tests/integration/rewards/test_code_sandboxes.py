@@ -22,7 +22,8 @@ from rewards.code.source import CodeSandboxes
 from rewards.code.tree import children_of
 from rewards.manager import RewardManager
 from rewards.samples import Failure, Sample, Scored
-from splitppo.config import CodeConfig, ConfigError, RewardConfig
+from splitppo.config import ConfigError, RewardConfig
+from splitppo.config.subsections.code import CodeConfig
 from tests.support import hostile_code
 from tests.support.groups import PROJECT, wait_until
 from tests.support.hostile_code import answer

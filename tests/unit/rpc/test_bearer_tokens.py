@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from splitppo.config import ConfigError, SecurityConfig
+from splitppo.config import ConfigError
+from splitppo.config.subsections.security import SecurityConfig
 from splitppo.rpc.bearer_tokens import RUN_TOKEN_VARIABLE, BearerTokens, load_tokens
 from splitppo.rpc.secret_files import write_secret
 

@@ -12,7 +12,8 @@ from controller.data.prompt_files import PromptRow
 from controller.data.prompts import PromptBatch
 from controller.data.reward_rows import RewardTokenizer, load_reward_tokenizer
 from splitppo.batch import Column
-from splitppo.config import ConfigError, RewardModelConfig
+from splitppo.config import ConfigError
+from splitppo.config.sections.reward_model import RewardModelConfig
 from tests.support.models import POSITIONS, VOCABULARY, save_reward_model, save_tokenizer
 
 MESSAGES = [{"role": "system", "content": "ab"}, {"role": "user", "content": "cd"}]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controller.step.log_prob_check import LogProbCheck, RolloutMismatch
-from splitppo.config import RolloutConfig
+from splitppo.config.sections.rollout import RolloutConfig
 from tests.support.fake_run import make_run
 
 DIFFERENCE = "training/rollout_log_probs_diff_max"

@@ -10,7 +10,7 @@ import pytest
 from services.runtime.role import Command, Outcome
 from services.runtime.rpc.server import Server
 from services.runtime.rpc.servicer import service_of
-from splitppo.config import SecurityConfig
+from splitppo.config.subsections.security import SecurityConfig
 from splitppo.v1 import actor_pb2, critic_pb2
 
 
