@@ -75,9 +75,8 @@ def run(recipe: Recipe, options: argparse.Namespace) -> int:
     recipe.say("the first row for training:")
     for line in shown(rows["train"][0], unprintable=recipe.unprintable):
         print(f"  {line}", flush=True)
-    if recipe.tiny_models and not options.no_tiny_model:
-        for name in recipe.tiny_models:
-            recipe.say(make_tiny_model(name, rows["train"], options.output / name))
+    for name in () if options.no_tiny_model else recipe.tiny_models:
+        recipe.say(make_tiny_model(name, rows["train"], options.output / name))
     return 0
 
 
@@ -92,14 +91,14 @@ def read_splits(
     if test_file is not None and test_rows is not None:
         raise BadInput("expected --test-file or --test-rows, got both")
     files = find_files(source, recipe.files, has_test=test_file is None and test_rows is None)
-    content = [row for file in files["train"] for row in read_rows(file)]
+    if test_file is not None:
+        files["test"] = [Path(test_file).expanduser()]
+    splits = {split: [row for file in of_split for row in read_rows(file)] for split, of_split in files.items()}
     if test_rows is not None:
+        content = splits["train"]
         if not 0 < test_rows < len(content):
             raise BadInput(f"--test-rows: expected a number from 1 to {len(content) - 1}, got {test_rows}")
         splits = {"train": content[:-test_rows], "test": content[-test_rows:]}
-    else:
-        of_test = files["test"] if test_file is None else [Path(test_file).expanduser()]
-        splits = {"train": content, "test": [row for file in of_test for row in read_rows(file)]}
     return {
         split: [Example(place, fields, split, index) for index, (place, fields) in enumerate(of_split)]
         for split, of_split in splits.items()
