@@ -30,20 +30,14 @@ def check_recipe(recipe: Path, overrides: Sequence[str], num_nodes: Mapping[str,
         OSError: it cannot be read.
     """
     config = load_config(recipe, overrides)
+    services = yaml.safe_load(recipe.read_text()).get("services") or {}
     for role in PORTS:
         name, has_group = f"{role.upper()}_NODES", role in config.roles
         if has_group and not num_nodes[role]:
             raise ConfigError(f"{name} is 0, but this recipe has a group {role}: expected 1 or more")
         if num_nodes[role] and not has_group:
             raise ConfigError(f"{name} is {num_nodes[role]}, but this recipe has no group {role}: expected 0")
-        own = _own_nnodes(recipe, role)
+        own = (services.get(role) or {}).get("nnodes")  # the overrides replace it
         if has_group and own not in (None, num_nodes[role]):
             raise ConfigError(f"{name} is {num_nodes[role]}, but services.{role}.nnodes of this recipe is {own}")
     return str(batch_plan(config))
-
-
-def _own_nnodes(recipe: Path, role: str) -> int | None:
-    """Returns the number of nodes in the recipe itself, which the overrides replace."""
-    services = yaml.safe_load(recipe.read_text()).get("services") or {}
-    nnodes: int | None = (services.get(role) or {}).get("nnodes")
-    return nnodes

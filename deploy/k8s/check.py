@@ -46,8 +46,8 @@ def check(manifests: Iterable[Manifest]) -> str:
     num_nodes = {role: number(settings, f"{role.upper()}_NODES") for role in PORTS}
     for role, job in jobs.items():
         if bool(job.get("suspend")) != (num_nodes[role] == 0):
-            said = "suspended" if job.get("suspend") else "not suspended"
-            raise ConfigError(f"{role.upper()}_NODES is {num_nodes[role]}, but Job/{role} is {said}")
+            state = "suspended" if job.get("suspend") else "not suspended"
+            raise ConfigError(f"{role.upper()}_NODES is {num_nodes[role]}, but Job/{role} is {state}")
         if num_nodes[role]:
             _check_numbers(role, job, settings)
         _check_port(role, found["Service", role])

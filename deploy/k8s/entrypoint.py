@@ -148,10 +148,9 @@ class RunsEnd:
 
     def _content(self) -> dict[str, object]:
         try:
-            content: dict[str, object] = json.loads(self._file.read_text())
+            return dict(json.loads(self._file.read_text()))
         except (OSError, ValueError):
             return {}
-        return content
 
 
 def run_group(

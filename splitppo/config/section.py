@@ -98,9 +98,5 @@ Range = Annotated[
 ]
 
 
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, list | tuple) else [value]
-
-
 # Lets a single entry stand for a list of one.
-OneOrMany = BeforeValidator(_as_list)
+OneOrMany = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])

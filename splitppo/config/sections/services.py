@@ -109,5 +109,4 @@ class ServicesConfig(Section):
 
     def of(self, role: RoleName) -> ServiceConfig:
         """Returns the place of the group of a role."""
-        service: ServiceConfig = getattr(self, role)
-        return service
+        return {"actor": self.actor, "critic": self.critic, "reward": self.reward}[role]
