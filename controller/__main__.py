@@ -83,7 +83,7 @@ def _run(arguments: list[str]) -> int:
 
 def _check(config: Config, *, with_defaults: bool) -> int:
     """`--check`: reads and starts what can be without a group; prints the resolved configuration and its plans."""
-    from controller.memory.gpus import visible_gpus
+    from controller.memory.gpus import check_devices, visible_gpus
     from controller.memory.plan import memory_plan
     from controller.preflight import check_rewards, load_inputs
     from controller.run.folder import RunFolder
@@ -93,12 +93,14 @@ def _check(config: Config, *, with_defaults: bool) -> int:
     config = inputs.with_last_step(RunFolder(config).resolve())
     if warning := crowding(config, permitted_cores()):
         sys.stderr.write(f"warning: {warning}\n")
-    memory = memory_plan(config, visible_gpus(config))
+    gpus = visible_gpus(config)
+    memory = memory_plan(config, gpus)
     if memory.misfit:
         raise ConfigError(memory.misfit)
     run = "\n  ".join([f"run: {config.last_step} steps", *phase_plan(config)])
     shown = dump_config(config, with_defaults=with_defaults)
     sys.stdout.write(f"{shown}\n{batch_plan(config)}\n{run}\n{memory}\n")
+    check_devices(config, gpus)  # last: the plan is of use also on a machine that is not to run it
     return 0
 
 

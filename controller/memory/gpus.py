@@ -1,20 +1,30 @@
 """The GPUs of this machine, and a check that the groups of a run fit on them."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from controller.memory.estimate import GIB, GroupMemory, label
-from splitppo.config import ComputedModelConfig, Config, TrainedModelConfig
+from splitppo.config import ComputedModelConfig, Config, ConfigError, TrainedModelConfig
 from splitppo.machine.gpus import total_bytes_of_gpus
 
 
 def visible_gpus(config: Config) -> dict[int, int]:
-    """Returns the bytes of memory of this machine's GPUs by index.
+    """Returns the bytes of memory of this machine's GPUs by index, 0 where a GPU shares the memory of the machine.
 
     Empty if the groups run elsewhere (services.launch: external), or no group has devices.
     """
     uses_gpus = any(config.services.of(role).devices for role in config.roles)
     return total_bytes_of_gpus() if config.services.launch == "local" and uses_gpus else {}
+
+
+def check_devices(config: Config, gpus: Collection[int]) -> None:
+    """Checks that this machine has the GPUs of all groups that start on it; ConfigError for the first that it lacks."""
+    for role, group in config.groups.items() if config.services.launch == "local" else ():
+        if not set(group.devices) <= set(gpus):
+            raise ConfigError(
+                f"services.{role}.devices is {list(group.devices)}, but this machine offers {len(gpus)} GPUs;"
+                " leave it empty to compute on the CPU"
+            )
 
 
 def find_misfit(config: Config, groups: Iterable[GroupMemory], gpus: Mapping[int, int]) -> str | None:
@@ -27,7 +37,7 @@ def find_misfit(config: Config, groups: Iterable[GroupMemory], gpus: Mapping[int
     for device, available in gpus.items():
         here = [(group, count) for group in groups if (count := Counter(group.devices)[device])]
         needed = sum(group.peak.total * count for group, count in here)
-        if needed > available:
+        if 0 < available < needed:
             return _sentence(config, here, device, available, needed)
     return None
 

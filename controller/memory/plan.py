@@ -59,7 +59,7 @@ def _estimate(config: Config, role: RoleName, gpus: Mapping[int, int]) -> GroupM
     reference = None
     if role == config.reference_host:
         reference = read_model_shape(config.actor.model, "policy", "actor.model")
-    sizes = [gpus[device] for device in config.services.of(role).devices if device in gpus]
+    sizes = [gpus[device] for device in config.services.of(role).devices if gpus.get(device)]
     return estimate_group(
         config, role, model, reference=reference, reward_model=reward_model, gpu_bytes=min(sizes, default=None)
     )

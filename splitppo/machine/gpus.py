@@ -20,9 +20,9 @@ class GpuMemory(NamedTuple):
 
 
 def total_bytes_of_gpus() -> dict[int, int]:
-    """Returns the memory of each GPU by its index, which is that of nvidia-smi.
+    """Returns the memory of each GPU by its index, which is that of nvidia-smi; empty without a driver.
 
-    A GPU that shares the machine's memory has no number of its own, and is left out.
+    It is 0 for a GPU that shares the memory of the machine.
     """
     import pynvml  # only where somebody has GPUs
 
@@ -30,6 +30,7 @@ def total_bytes_of_gpus() -> dict[int, int]:
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
+            sizes[index] = 0
             with suppress(pynvml.NVMLError):
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 sizes[index] = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)

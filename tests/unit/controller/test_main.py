@@ -144,6 +144,27 @@ def test_check_refuses_what_cannot_fit_on_a_gpu_that_is_there(
     assert check(config_file, "services.actor.devices=[2]") == 0
 
 
+@pytest.mark.parametrize("sizes", [None, [], [1 << 40]], ids=["no driver", "no GPU", "too few GPUs"])
+def test_check_prints_the_plan_and_refuses_gpus_that_are_not_there(
+    config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sizes: list[int] | None
+) -> None:
+    put_gpus(monkeypatch, sizes)
+    assert check(config_file, "services.critic.devices=[1]") == 2
+    printed = capsys.readouterr()
+    assert "\nmemory of " in printed.out
+    assert printed.err == (
+        f"error: services.critic.devices is [1], but this machine offers {len(sizes or [])} GPUs;"
+        " leave it empty to compute on the CPU\n"
+    )
+
+
+def test_check_accepts_a_gpu_that_shares_the_memory_of_the_machine(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_gpus(monkeypatch, [None])
+    assert check(config_file, "services.actor.devices=[0]") == 0
+
+
 def test_check_warns_of_more_threads_than_cores(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(config_file, "services.actor.threads=9999") == 0
     printed = capsys.readouterr().err
@@ -194,7 +215,10 @@ def test_a_mistake_gives_exit_code_2_and_one_line_that_says_which(
     assert not (tmp_path / "run").exists()
 
 
-def test_gpus_of_both_groups_must_not_overlap(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpus_of_both_groups_must_not_overlap(
+    config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_gpus(monkeypatch, [1 << 40])
     devices = ["services.actor.devices=[0]", "services.critic.devices=[0]"]
     assert check(config_file, *devices) == 2
     assert "set services.allow_shared_devices" in capsys.readouterr().err

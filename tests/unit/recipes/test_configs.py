@@ -13,6 +13,7 @@ import yaml
 from controller.__main__ import main
 from splitppo.config import load_config
 from splitppo.config.batch_plan import batch_plan
+from tests.support.fake_gpus import put_gpus
 from tests.support.groups import PROJECT
 from tests.support.models import save_policy, save_reward_model
 
@@ -64,8 +65,9 @@ def test_the_gpu_sets_are_disjoint_and_fill_the_node(file: Path) -> None:
 
 @pytest.mark.parametrize("file", GPU_CONFIGS, ids=name_of)
 def test_check_passes_with_prepared_rows_and_local_models(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    put_gpus(monkeypatch, [80 << 30] * 8)
     recipe = file.parent.name
     lines = f"{json.dumps(EXAMPLES[recipe])}\n" * 241
     (tmp_path / "rows.jsonl").write_text(lines)
