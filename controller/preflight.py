@@ -20,10 +20,11 @@ from controller.ppo.advantages.registry import try_estimator
 from controller.tracking.trackers.process import check_trackers
 from rewards.code.cases import parse_cases
 from rewards.manager import RewardManager
-from rewards.terms import check_scorers, runs_code, scored_sources
+from rewards.terms import check_scorers, numeric_fields, runs_code, scored_sources
 from splitppo.config import Config, ConfigError, RewardConfig
 from splitppo.config.batch_plan import batch_plan
 from splitppo.config.rollout_packages import check_rollout_packages
+from splitppo.config.subsections.filter_groups import SCORE_METRICS
 from splitppo.rpc.credentials import load_credentials
 from splitppo.weight_files import EXPECTED
 
@@ -102,9 +103,22 @@ def load_inputs(config: Config) -> Inputs:
     inputs = Inputs(tokenizer, prompts, val_prompts, reward_tokenizer)
     scored = inputs.scored_sources(config.reward)
     check_scorers(config.reward, scored)
+    _check_filter_metric(config, table.data_sources & scored)
     rows = (*table.rows, *(val_prompts.rows if val_prompts else ()))
     _check_test_cases(config.reward, [row for row in rows if row.data_source in scored])
     return inputs
+
+
+def _check_filter_metric(config: Config, data_sources: Iterable[str]) -> None:
+    """Refuses a metric of dynamic sampling that no built-in scorer gives; a user's function is asked by the run."""
+    filters = config.algorithm.filter_groups
+    for source in sorted(data_sources) if filters.enable and not filters.compares_scores else ():
+        fields = numeric_fields(config.reward, source)
+        if fields is not None and filters.metric not in fields:
+            raise ConfigError(
+                f"algorithm.filter_groups.metric: the scorer of data_source {source!r} gives no numeric field"
+                f" {filters.metric!r}; expected one of {', '.join((*SCORE_METRICS, *fields))}"
+            )
 
 
 def _check_test_cases(config: RewardConfig, rows: Iterable[PromptRow]) -> None:

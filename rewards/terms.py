@@ -63,6 +63,15 @@ def runs_code(config: RewardConfig, data_source: str) -> bool:
     return any(is_code(term.name) for term in terms_of(config, data_source))
 
 
+def numeric_fields(config: RewardConfig, data_source: str) -> tuple[str, ...] | None:
+    """Returns the names of the numeric fields of a score, `acc` included; None if a user's function chooses them."""
+    terms = terms_of(config, data_source)
+    if any(term.name == CUSTOM for term in terms):
+        return None
+    parts = [f"{term.name}_score" for term in terms if len(terms) > 1 or term.weight != 1.0]
+    return ("acc", *parts)
+
+
 def _check_name(name: str, asks: str, config: RewardConfig) -> None:
     known = (*SCORERS, CUSTOM, JUDGE)
     if name not in known:

@@ -204,6 +204,39 @@ def test_a_row_of_a_code_set_without_test_cases_is_named(tmp_path: Path, make: A
         load_inputs(make(data__train_files=train))
 
 
+FILTERED = {"rollout__n": 2, "algorithm__filter_groups__enable": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "score, seq_reward, seq_final_reward, acc"),
+        (
+            {"reward__scorers": {"default": [{"name": "gsm8k"}, {"name": "math", "weight": 0.5}]}},
+            "score, seq_reward, seq_final_reward, acc, gsm8k_score, math_score",
+        ),
+    ],
+)
+def test_a_filter_metric_that_built_in_scorers_do_not_give_is_refused(
+    make: Any, changes: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_inputs(make(algorithm__filter_groups__metric="nonsense", **FILTERED, **changes))
+    assert str(refused.value) == (
+        "algorithm.filter_groups.metric: the scorer of data_source 'sort_letters' gives no numeric field 'nonsense';"
+        f" expected one of {expected}"
+    )
+    for metric in expected.split(", "):
+        load_inputs(make(algorithm__filter_groups__metric=metric, **FILTERED, **changes))
+    load_inputs(make(algorithm__filter_groups__metric="nonsense"))  # without dynamic sampling nobody reads it
+
+
+def test_a_filter_metric_may_be_any_field_of_a_users_function(tmp_path: Path, make: Any) -> None:
+    (tmp_path / "own.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...")
+    own = {"reward__custom_function_path": str(tmp_path / "own.py")}
+    load_inputs(make(algorithm__filter_groups__metric="nonsense", **FILTERED, **own))
+
+
 def test_a_missing_reward_file_is_named(make: Any) -> None:
     with pytest.raises(ConfigError, match=r"reward\.custom_function_path.*mine\.py"):
         load_inputs(make(reward__custom_function_path="mine.py"))
