@@ -5,20 +5,24 @@ from __future__ import annotations
 import functools
 import http.server
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import threading
+import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from tests.support.groups import PROJECT
 from tools.driver import cuda_version
 from tools.install import check_torch, choose_lock, holds, install_locks, is_another_lock, remove_installers
-from tools.installer import CUDA_INDEX, Installer, pip, pip_config, uv, uv_options
+from tools.installer import CPU_INDEX, CUDA_INDEX, Installer, pip, pip_config, uv, uv_options
 
 UV = shutil.which("uv", path=sysconfig.get_path("scripts")) or shutil.which("uv")
 CPU_LOCK = "torch==2.13.0\nsmall==1.0\n"
@@ -303,3 +307,12 @@ def test_an_environment_with_vllm_is_not_one_without(tmp_path: Path) -> None:
     assert is_another_lock(stamp, "cpu.txt")
     assert is_another_lock(stamp, "vllm.txt")
     assert not is_another_lock(stamp, "vllm-cpu.txt")
+
+
+def test_the_page_takes_the_torch_of_the_locks_from_the_installers_index_before_the_wheel() -> None:
+    page = (PROJECT / "docs/installation.md").read_text()
+    [torch] = re.findall(r"^torch==.*$", (PROJECT / "requirements/cpu.txt").read_text(), re.MULTILINE)
+    worker = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["worker"]
+    [needed] = [Requirement(package) for package in worker if package.startswith("torch")]
+    assert page.index(f"pip install {torch} --index-url {CPU_INDEX} ") < page.index('pip install "splitppo[worker] @ ')
+    assert needed.specifier.contains(f"{torch.removeprefix('torch==')}+cpu")
