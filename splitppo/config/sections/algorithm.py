@@ -1,4 +1,4 @@
-"""The section `algorithm`."""
+"""The section `algorithm`: advantages, the KL penalty in the reward, rollout correction, dynamic sampling, phases."""
 
 from typing import Annotated, Literal
 
@@ -19,37 +19,43 @@ SwitchOrAuto = Annotated[bool | Literal["auto"], BeforeValidator(expected("auto,
 
 
 class RolloutCorrectionConfig(Section):
-    """Correction of tokens whose probabilities differ between rollout backend and trainer; names are verl's.
+    """Correction of tokens whose probabilities differ between rollout backend and trainer.
 
-    r is the trainer's probability of a sampled token over the rollout backend's.
+    r is the trainer's probability of a sampled token divided by the rollout backend's. The names of the keys are
+    verl's.
     """
 
     bypass_mode: SwitchOrAuto = "auto"
-    """the log-probs that the rollout backend reports are the old ones, and the trainer computes none: what is weighed
-    or rejected is so in the update, by the policy in training; auto: where both compute alike (rollout.backend hf,
-    actor.dtype fp32) and nothing is corrected"""
+    """If true, the log-probs that the rollout backend reports are the old log-probs, and the trainer computes none
+    before its update. Weights and rejection then happen inside the update, by the policy in training. auto: true if
+    both sides compute alike (rollout.backend hf, actor.dtype fp32) and nothing is corrected, or if loss_type is
+    reinforce; else false."""
 
     loss_type: Literal["ppo_clip", "reinforce"] = "ppo_clip"
-    """with bypass_mode: ppo_clip is the loss that actor.policy_loss names; reinforce is that loss, and rollout_is then
-    weighs its tokens by the policy in training over the rollout backend"""
+    """The loss of the policy if bypass_mode is on. ppo_clip: the loss that actor.policy_loss names. reinforce:
+    REINFORCE, whose tokens rollout_is weighs by the probability under the policy in training over the rollout
+    backend's."""
 
     rollout_is: Literal["token", "sequence"] | None = None
-    """importance weights on the policy loss: r of each token, or its product over the response"""
+    """The importance weights that multiply the policy loss. token: r of each token. sequence: the product of r over the
+    response. null: no weights."""
 
     rollout_is_threshold: WeightBounds = 2.0
-    """largest weight; larger ones are truncated to it. Two bounds, "0.5_4.0" in quotes: a weight outside of them is 0
-    (IcePop)"""
+    """The largest importance weight; larger weights are truncated to it. Two bounds, "0.5_4.0" in quotes: a weight
+    outside of them is 0 (IcePop)."""
 
     rollout_is_batch_normalize: bool = False
-    """divide the weights by their mean over the batch"""
+    """If true, the importance weights are divided by their mean over the batch."""
 
     rollout_rs: str | None = None
-    """what is rejected, by k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r; a comma between several:
-    token_k{1,2,3} rejects tokens, seq_{sum,mean}_k{1,2,3} and seq_max_k{2,3} whole responses"""
+    """The criteria by which tokens or responses are rejected, with commas between them. They compare k1 = -log r, k2 =
+    (log r)^2 / 2 or k3 = r - 1 - log r. token_k{1,2,3} rejects tokens; seq_{sum,mean}_k{1,2,3} and seq_max_k{2,3}
+    reject whole responses. null: nothing is rejected."""
 
     rollout_rs_threshold: str | float | None = None
-    """k1: bounds of 1 / r, the rollout backend's probability over the trainer's: "0.5_2.0" in quotes, or the upper
-    one, whose reciprocal is the lower one; k2, k3: upper bound, nats"""
+    """The bounds of rollout_rs: one for all criteria, or one for each, with commas between them. For k1: bounds of 1 /
+    r, "0.5_2.0" in quotes, or the upper bound alone, whose reciprocal is then the lower bound. For k2 and k3: the upper
+    bound, in nats."""
 
     def _check_keys(self) -> None:
         if self.rollout_is_batch_normalize and self.rollout_is is None:
@@ -68,7 +74,7 @@ class RolloutCorrectionConfig(Section):
 
     @property
     def weight_bounds(self) -> tuple[float | None, float]:
-        """The (lower, upper) bounds of importance weights; without a lower bound larger weights are truncated."""
+        """The (lower, upper) bounds of importance weights; without a lower bound, larger weights are truncated."""
         return parse_weight_bounds(self.rollout_is_threshold)
 
     @property
@@ -78,45 +84,48 @@ class RolloutCorrectionConfig(Section):
 
     @property
     def bypasses(self) -> bool:
-        """True if the rollout backend's log-probs are the old ones; on loading, auto is resolved."""
+        """True if the rollout backend's log-probs are the old log-probs; loading resolves `auto`."""
         return self.bypass_mode is True
 
     @property
     def is_active(self) -> bool:
-        """True if anything is weighted or rejected before the update; with bypass_mode the update itself does it."""
+        """True if tokens are weighted or rejected before the update; with bypass_mode the update itself does that."""
         return not self.bypasses and (self.rollout_is is not None or self.rollout_rs is not None)
 
 
 class AlgorithmConfig(EstimatorConfig):
-    """Advantages, the KL penalty in the reward, and the correction of rollouts."""
+    """Advantages, the KL penalty in the reward, rollout correction, dynamic sampling and phases."""
 
     use_kl_in_reward: bool = False
-    """subtract kl_coef * KL from every token's reward"""
+    """If true, kl_coef * KL(policy, reference) is subtracted from the reward of every token."""
 
     kl_penalty: KlEstimator = "kl"
-    """kl (k1) | abs | mse (k2) | low_var_kl (k3); with + the same: only values count"""
+    """The estimator of the KL in the reward. kl or k1: the log-ratio; abs: its absolute value; mse or k2: half its
+    square; low_var_kl or k3: the estimator of low variance that is never negative. A + at the end changes nothing here,
+    where only values count."""
 
     kl_coef: float = Field(0.001, ge=0.0)
-    """initial coefficient of the KL in the reward"""
+    """The coefficient of the KL in the reward, if use_kl_in_reward is true; with kl_ctrl adaptive its first value."""
 
     kl_ctrl: Literal["fixed", "adaptive"] = "fixed"
-    """adaptive: Ziegler et al., 2019"""
+    """The control of kl_coef. fixed: it stays. adaptive: it moves so that the KL stays near kl_target (Ziegler et al.,
+    2019)."""
 
     kl_target: float = Field(0.1, gt=0.0)
-    """adaptive: KL to hold, nats"""
+    """The KL to the reference, in nats, near which kl_ctrl adaptive keeps the policy."""
 
     kl_horizon: PositiveInt = 10_000
-    """adaptive: samples over which the coefficient moves"""
+    """The number of samples over which kl_ctrl adaptive moves the coefficient: a larger number moves it more slowly."""
 
     mask_truncated_completions: bool = False
-    """nothing is learned from responses that data.max_response_length has cut off (DAPO's overlong filtering); they
-    still count in their group's baseline"""
+    """If true, neither model learns from responses that data.max_response_length has cut off (DAPO's overlong
+    filtering). These responses still count in the baseline of their group."""
 
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     adaptive_entropy: AdaptiveEntropy = AdaptiveEntropy()
     phases: Annotated[tuple[Phase, ...], OneOrMany] = ()
-    """[{from_step, to_step, ...}, ...]: steps in which losses and coefficients are others"""
+    """Spans of steps in which losses and coefficients have other values: [{from_step, to_step, ...}, ...]."""
 
     def _check_keys(self) -> None:
         super()._check_keys()

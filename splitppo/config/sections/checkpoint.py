@@ -1,4 +1,4 @@
-"""The section `checkpoint`."""
+"""The section `checkpoint`: when checkpoints are written, and how many are kept."""
 
 from pydantic import Field
 
@@ -7,23 +7,24 @@ from splitppo.config.sections.evaluation import MetricMode, ValidationMetric
 
 
 class CheckpointConfig(Section):
-    """Pair checkpoints."""
+    """Checkpoints of actor and critic, which are always written together."""
 
     save_freq: int = Field(-1, ge=-1)
-    """steps between checkpoints; -1: none before the last step"""
+    """The number of steps from one checkpoint to the next. -1: no checkpoint before the last step."""
 
     save_last: bool = True
-    """a checkpoint after the last step; Ctrl-C saves in any case"""
+    """If true, a checkpoint is written after the last step. Ctrl-C writes one in any case."""
 
     keep: PositiveInt | None = 3
-    """newest checkpoints kept; null: all"""
+    """The number of newest checkpoints that are kept. null: all of them."""
 
     best_metric: ValidationMetric | None = None
-    """of validation, e.g. val/accuracy: a step that is better than all before it is saved, and kept beside the newest
-    until a better one is; checkpoints/best leads to it. null: off"""
+    """The metric of validation, e.g. val/accuracy, that chooses a best checkpoint. A step whose validation is better
+    than all before is saved and kept beside the newest checkpoints, until a better step is saved. checkpoints/best is a
+    link to it. null: no best checkpoint."""
 
     best_mode: MetricMode = "max"
-    """which values are better: the larger or the smaller ones"""
+    """The direction of better values of best_metric. max: larger values. min: smaller values."""
 
     save_hf_model: bool = False
-    """also write Hugging Face folders"""
+    """If true, each checkpoint also holds the weights as a Hugging Face folder."""

@@ -1,4 +1,4 @@
-"""The section `data`."""
+"""The section `data`: files of prompts, their order, and the lengths of prompts and responses."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ _Paths = Annotated[tuple[str, ...], OneOrMany]
 
 
 class _ClassInFile(Section):
-    """A class of the user's: two keys, its file and its name there."""
+    """A class of the user: its file and its name are given together or not at all."""
 
     def _check_keys(self) -> None:
         if len({value is None for _, value in self}) > 1:
@@ -20,85 +20,90 @@ class _ClassInFile(Section):
 
 
 class CustomDatasetConfig(_ClassInFile):
-    """A class of yours that gives the rows, in place of the reading of files."""
+    """A class of yours that supplies the rows instead of files that are read."""
 
     path: Path | None = None
-    """Python file with the class"""
+    """The Python file that defines the class. null: the rows come from train_files and val_files."""
 
     name: str | None = None
-    """its name in that file"""
+    """The name of the class in that file."""
 
 
 class SamplerConfig(_ClassInFile):
-    """A class of yours that says which prompts come when, in place of `shuffle`."""
+    """A class of yours that chooses the order of the prompts, in place of `shuffle`."""
 
     class_path: Path | None = None
-    """Python file with the class"""
+    """The Python file that defines the class. null: `shuffle` sets the order."""
 
     class_name: str | None = None
-    """its name in that file"""
+    """The name of the class in that file."""
 
 
 class DataConfig(Section):
-    """Prompts: which files, how many per step, how long."""
+    """Prompts: their files, how many of them a step takes, and how long they may be."""
 
     train_files: _Paths = Field(min_length=1)
-    """parquet or JSONL files with the training prompts"""
+    """The parquet or JSONL files with the training prompts: one path or a list."""
 
     train_weights: tuple[Annotated[float, Field(gt=0.0)], ...] | None = None
-    """a number per training file: their shares of an epoch, which has as many prompts as all files have rows; null:
-    every row once per epoch"""
+    """One number for each file of train_files: the file's share of an epoch. An epoch has as many prompts as all files
+    together have rows. null: every row comes once per epoch."""
 
     val_files: _Paths = ()
-    """parquet or JSONL files with the validation prompts"""
+    """The parquet or JSONL files with the validation prompts: one path or a list. Empty: the run validates nothing."""
 
     train_batch_size: PositiveInt
-    """prompts per step"""
+    """The number of prompts in each step."""
 
     gen_batch_size: PositiveInt | None = None
-    """prompts drawn and answered at a time with algorithm.filter_groups; null: train_batch_size"""
+    """The number of prompts that are drawn and answered at a time if algorithm.filter_groups is on. null:
+    train_batch_size."""
 
     max_prompt_length: PositiveInt = 512
-    """tokens; longer prompts are filtered or truncated"""
+    """The largest number of tokens in a prompt. filter_overlong_prompts and truncation decide what happens to a longer
+    prompt."""
 
     max_response_length: Annotated[PositiveInt, SHAPES_WORKER] = 512
-    """tokens sampled at most per response"""
+    """The largest number of tokens that are sampled for a response."""
 
     prompt_key: str = "prompt"
-    """column that holds the chat messages or the plain prompt"""
+    """The column that holds the prompt: a list of chat messages, or plain text."""
 
     max_samples: PositiveInt | None = None
-    """use only the first N training rows that pass the filters, all files together in their order"""
+    """Only the first N training rows that pass `filters` are used, over all files in their order. null: all rows."""
 
     val_max_samples: PositiveInt | None = None
-    """the same for validation"""
+    """Only the first N validation rows that pass `val_filters` are used, over all files in their order. null: all
+    rows."""
 
     filters: RowFilters = Field(default_factory=dict)
-    """column (a.b: b inside of a) and what it must be: a value, one of a list, or {min, max}; training rows that do
-    not pass are left out"""
+    """Conditions on the training rows, by column: a value, a list of allowed values, or {min, max}. The column a.b is
+    the entry b in the column a. Rows that do not meet all conditions are left out."""
 
     val_filters: RowFilters = Field(default_factory=dict)
-    """the same for validation"""
+    """Conditions on the validation rows, in the form of `filters`."""
 
     shuffle: bool = True
-    """a new prompt order in each epoch, a function of seed and epoch"""
+    """If true, the prompts of each epoch come in a new random order, which depends on run.seed and the epoch only. If
+    false, they come in the order of the files."""
 
     custom_cls: CustomDatasetConfig = CustomDatasetConfig()
     sampler: SamplerConfig = SamplerConfig()
     filter_overlong_prompts: bool = True
-    """drop prompts longer than max_prompt_length"""
+    """If true, prompts of more than max_prompt_length tokens are left out. If false, see truncation."""
 
     truncation: Literal["error", "left", "right", "middle"] = "error"
-    """what happens to an overlong prompt that is not filtered; the side that is cut"""
+    """What happens to a prompt of more than max_prompt_length tokens if filter_overlong_prompts is false. error: the
+    run is refused. left, right, middle: tokens are cut off on that side, or in the middle."""
 
     tokenizer: Annotated[str | None, SHAPES_WORKER] = None
-    """folder or hub name; default: actor.model"""
+    """The folder or hub name of the tokenizer of actor and critic. null: the tokenizer of actor.model."""
 
     chat_template: Path | None = None
-    """Jinja file that replaces the tokenizer's chat template"""
+    """A Jinja file that replaces the chat template of the tokenizer. null: the template of the tokenizer."""
 
     apply_chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """passed to the template"""
+    """Further arguments that the chat template is called with, e.g. {enable_thinking: false}."""
 
     def _check_keys(self) -> None:
         if self.train_weights is None:
@@ -119,10 +124,13 @@ class DataConfig(Section):
 
     @property
     def draw_size(self) -> int:
-        """The prompts drawn at a time: those of a step, or of a generation of it with algorithm.filter_groups."""
+        """The number of prompts that are drawn at a time.
+
+        They are those of a step, or with algorithm.filter_groups those of a generation of the step.
+        """
         return self.train_batch_size if self.gen_batch_size is None else self.gen_batch_size
 
     @property
     def longest_row(self) -> int:
-        """The tokens of the longest prompt with the longest response."""
+        """The number of tokens of the longest prompt together with the longest response."""
         return self.max_prompt_length + self.max_response_length

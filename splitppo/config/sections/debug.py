@@ -1,4 +1,7 @@
-"""The section `debug`: failpoints, where tests kill, stop, hold or fail a process; forced lengths of responses."""
+"""The section `debug`: failpoints, and forced lengths of responses.
+
+At a failpoint a test kills, stops, holds or fails a process.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -53,29 +56,32 @@ Point = Annotated[str, AfterValidator(_known)]
 
 
 class Moment(Section):
-    """A point of a process at a step."""
+    """A point that a process passes in its work on a step."""
 
     point: Point
+    """The name of the point."""
     step: int = Field(ge=0)
+    """The step in whose work the point is passed."""
 
 
 class Failpoint(Section):
-    """What happens when a process reaches a point; once per run folder."""
+    """What happens when a process reaches a point. A failpoint fires once in a run folder."""
 
     rank: int = Field(0, ge=0)
-    """which rank of the group; the controller is 0"""
+    """The rank of the group in which the failpoint fires. The controller has rank 0."""
 
     step: int | None = Field(None, ge=0)
-    """only in the work on this step; default: in any"""
+    """The step in whose work the failpoint fires. null: any step."""
 
     hit: PositiveInt = 1
-    """the how many-th time that the process passes there"""
+    """The number of the pass at which the failpoint fires, counted from 1."""
 
     action: Literal["kill", "stop", "raise", "out_of_memory", "wait"] = "kill"
-    """SIGKILL or SIGSTOP to the process itself, a RuntimeError, a MemoryError, or only the wait"""
+    """What happens. kill, stop: the process sends itself SIGKILL or SIGSTOP. raise: a RuntimeError. out_of_memory: a
+    MemoryError. wait: nothing but the wait for `after`."""
 
     after: Moment | None = None
-    """the process waits there until another one has passed this point"""
+    """The point of another process that this process waits for, before the action. null: it waits for nothing."""
 
     def _check_keys(self) -> None:
         if self.action == "wait" and self.after is None:
@@ -83,12 +89,13 @@ class Failpoint(Section):
 
 
 class DebugConfig(Section):
-    """For tests and benchmarks. Not part of a worker's digest."""
+    """Settings for tests and benchmarks, which are no part of a worker's digest."""
 
     failpoints: dict[Point, Annotated[tuple[Failpoint, ...], OneOrMany]] = Field(default_factory=dict)
-    """by point (splitppo/config/sections/debug.py lists all): one failpoint, or several; refused unless every service
-    listens on this machine alone"""
+    """The failpoints of each point: one, or a list. splitppo/config/sections/debug.py lists all points. Failpoints are
+    refused unless every service listens on a loopback address."""
 
     response_lengths: ResponseLengths | None = None
-    """tokens of each response, by its sampling seed, at most max_response_length; no token and no text ends one
-    before. `{kind: uniform, low, high}`, or `{kind: log_normal, median, max, sigma}` (sigma 1)"""
+    """A rule that forces the number of tokens of each response, by its sampling seed, up to max_response_length. No
+    token and no text then ends a response earlier. {kind: uniform, low, high}, or {kind: log_normal, median, max,
+    sigma}. null: no rule."""

@@ -1,4 +1,4 @@
-"""The section `evaluation`."""
+"""The section `evaluation`: validation on held-out prompts, and early stop."""
 
 from typing import Annotated, Literal
 
@@ -29,55 +29,59 @@ Temperature = Annotated[
 
 
 class EarlyStopConfig(Section):
-    """The run ends, completed, once `patience` validations in a row were no better than the best before them."""
+    """Early stop: the run ends, completed, after `patience` validations in a row without a better value."""
 
     metric: ValidationMetric | None = None
-    """of validation, e.g. val/accuracy; null: off"""
+    """The metric of validation that is watched: val/accuracy, or a name that begins with val-core/ or val-aux/. null:
+    no early stop."""
 
     mode: MetricMode = "max"
-    """which values are better: the larger or the smaller ones"""
+    """The direction of better values of the metric. max: larger values. min: smaller values."""
 
     patience: PositiveInt = 3
-    """validations in a row without a better one"""
+    """The number of validations in a row without a better value after which the run ends."""
 
     min_delta: float = Field(0.0, ge=0.0)
-    """a value counts as better if it is so by more than this"""
+    """A value is better only if it differs from the best value so far by more than this."""
 
 
 class EvaluationConfig(Section):
-    """Validation on held-out prompts."""
+    """Validation: the policy answers the prompts of data.val_files."""
 
     test_freq: int = Field(-1, ge=-1)
-    """steps between validations; -1: only before and after the run"""
+    """The number of steps from one validation to the next. -1: only before the first step and after the last step."""
 
     val_before_train: bool = True
-    """validate the initial policy (step 0)"""
+    """If true, the initial policy is validated before the first step."""
 
     val_only: bool = False
-    """validate the policy that the run starts from, and exit"""
+    """If true, the policy that the run starts from is validated, and the run ends without training."""
 
     n: PositiveInt = 1
-    """responses per validation prompt"""
+    """The number of responses for each validation prompt."""
 
     temperature: Temperature = 0.0
-    """0 is greedy"""
+    """The number that divides the logits when responses of a validation are sampled. 0: greedy decoding, which takes
+    the most likely token."""
 
     top_p: float = Field(1.0, gt=0.0, le=1.0)
-    """nucleus"""
+    """As rollout.top_p, for validation: the share of probability of the most likely tokens that are sampled from. 1:
+    all tokens."""
 
     top_k: int = Field(0, ge=0)
-    """0 keeps every token"""
+    """As rollout.top_k, for validation: the number of most likely tokens that are sampled from. 0: all tokens."""
 
     batch_size: PositiveInt = 1024
-    """prompts per Generate call"""
+    """The number of validation prompts that the actor answers in one Generate call."""
 
     num_examine: int = Field(1, ge=0)
-    """samples printed per data source"""
+    """The number of validation samples that are shown for each data_source."""
 
     dump_generations: bool = True
-    """write all responses of a validation to rollouts/val/{step}.jsonl"""
+    """If true, all responses of a validation are written to rollouts/val/{step}.jsonl in the run folder."""
 
     min_accuracy: Share = 0.0
-    """exit 1 if the final overall accuracy is lower; 0: off"""
+    """The run ends with exit code 1 if val/accuracy of the last validation is lower. val/accuracy is the mean of acc
+    over all validation responses, or of the score if scorers return no acc. 0: not checked."""
 
     early_stop: EarlyStopConfig = EarlyStopConfig()

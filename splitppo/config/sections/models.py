@@ -1,4 +1,4 @@
-"""The sections `actor` and `critic`: the models that are trained; and what every model that computes is told."""
+"""The sections `actor` and `critic`, and the keys that all models have in common."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from splitppo.config.section import IS_WORK, MAY_CHANGE, KlEstimator, PositiveInt, Section, Share
 from splitppo.config.subsections.policy_loss import SEQUENCE_LOSSES, PolicyLossConfig
 
-LearningRate = Annotated[float, MAY_CHANGE, Field(ge=0.0, description="peak learning rate")]
+LearningRate = Annotated[float, MAY_CHANGE, Field(ge=0.0, description="The highest learning rate.")]
 
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -21,22 +21,26 @@ class ComputedModelConfig(Section):
     """The keys that trained and frozen models have in common: model, precision, micro-batches."""
 
     model: Annotated[str, IS_WORK] = Field(min_length=1)
-    """local folder or hub name"""
+    """The model: a local folder, or a name on the Hugging Face hub."""
 
     override_config: dict[str, Any] = Field(default_factory=dict)
-    """attributes of the model's config.json that are replaced; none that shapes weights, no dropout"""
+    """Attributes of the model's config.json that get another value. Attributes that set the shape of weights, and rates
+    of dropout above 0, are refused."""
 
     dtype: Annotated[Literal["fp32", "bf16"], IS_WORK] = "fp32"
-    """compute; master weights and optimiser are fp32"""
+    """The type of numbers in which the model computes. The weights that the optimizer updates, and its state, are fp32
+    in any case."""
 
     ppo_micro_batch_size_per_gpu: Annotated[PositiveInt | None, MAY_CHANGE] = None
-    """rows per micro-batch; default: dynamic, by ppo_max_token_len_per_gpu"""
+    """The number of rows that a rank computes at the same time. null: as many rows as ppo_max_token_len_per_gpu
+    allows."""
 
     ppo_max_token_len_per_gpu: Annotated[PositiveInt, MAY_CHANGE] = 16_384
-    """token budget of a dynamic micro-batch"""
+    """The largest number of tokens that a rank computes at the same time, if ppo_micro_batch_size_per_gpu is null."""
 
     use_remove_padding: Annotated[bool | None, MAY_CHANGE] = None
-    """pack rows without padding; default: where the model can; else length-sorted, trimmed padding"""
+    """If true, rows are packed one after another, without padding. If false, rows of similar length are padded
+    together. null: packed if the model supports it."""
 
     def _check_keys(self) -> None:
         if dropout := next((name for name, value in self.override_config.items() if value and is_dropout(name)), None):
@@ -44,54 +48,57 @@ class ComputedModelConfig(Section):
 
 
 class TrainedModelConfig(ComputedModelConfig):
-    """The keys that actor and critic have in common: optimiser, batching."""
+    """The keys that actor and critic have in common: optimizer and batches."""
 
     lr: LearningRate
     lr_schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """after warm-up; per step"""
+    """The course of the learning rate after the warm-up, step by step: it stays, or falls along a cosine or a line."""
 
     lr_warmup_steps: int = Field(0, ge=0)
-    """linear warm-up, in steps"""
+    """The number of steps at the beginning of the run over which the learning rate rises to lr, in equal amounts."""
 
     lr_stable_steps: int = Field(0, ge=0)
-    """steps at lr between warm-up and decay (WSD)"""
+    """The number of steps at lr between warm-up and decay (WSD). Only with lr_schedule cosine or linear."""
 
     lr_decay_steps: PositiveInt | None = None
-    """steps, warm-up included, after which cosine or linear is at its minimum"""
+    """The step, counted from the beginning of the run with its warm-up, at which the decay has reached its lowest
+    value. lr_schedule cosine and linear need it."""
 
     lr_min_ratio: Share = 0.0
-    """floor of the decay, as a share of lr"""
+    """The lowest learning rate of the decay, as a share of lr."""
 
     betas: tuple[Share, Share] = (0.9, 0.999)
-    """AdamW"""
+    """The two decay rates of AdamW: of the mean of the gradients, and of the mean of their squares."""
 
     eps: float = Field(1e-8, gt=0.0)
-    """AdamW"""
+    """The number that AdamW adds to the denominator."""
 
     weight_decay: float = Field(0.01, ge=0.0)
-    """AdamW"""
+    """The weight decay of AdamW."""
 
     grad_clip: float = Field(1.0, gt=0.0)
-    """maximal global gradient norm"""
+    """The largest norm of the gradient over all weights; a larger gradient is scaled down to it."""
 
     ppo_mini_batch_size: Annotated[PositiveInt | None, IS_WORK] = None
-    """prompts per optimiser step; default: data.train_batch_size (critic: as actor)"""
+    """The number of prompts in each optimizer step. null: data.train_batch_size for the actor,
+    actor.ppo_mini_batch_size for the critic."""
 
     ppo_epochs: Annotated[PositiveInt, IS_WORK] = 1
-    """passes over the experience per step"""
+    """The number of passes over the responses of a step."""
 
     shuffle: bool = False
-    """mini-batches drawn in a new order in each epoch"""
+    """If true, each of ppo_epochs divides the responses into mini-batches in a new order."""
 
     gradient_checkpointing: Annotated[bool, MAY_CHANGE] = False
-    """recompute activations in the backward pass"""
+    """If true, activations are computed again in the backward pass, which takes less memory and more time."""
 
     loss_agg_mode: LossAggMode = "token-mean"
-    """The way in which the losses of tokens become one number; denominators are those of the mini-batch. For the actor,
-    the default is seq-mean-token-mean if policy_loss.loss_mode is gspo, geo_mean or sapo."""
+    """The way in which the losses of tokens become one number; its denominators are those of the whole mini-batch. For
+    the actor, the default is seq-mean-token-mean if policy_loss.loss_mode is gspo, geo_mean or sapo."""
 
     loss_scale_factor: PositiveInt | None = None
-    """what seq-mean-token-sum-norm divides by, beside sequences; default data.max_response_length"""
+    """The number of tokens that loss_agg_mode seq-mean-token-sum-norm divides by, in addition to the number of
+    sequences. null: data.max_response_length."""
 
     def _check_keys(self) -> None:
         super()._check_keys()
@@ -106,31 +113,36 @@ class ActorConfig(TrainedModelConfig):
 
     lr: LearningRate = 1e-6
     clip_ratio: float = Field(0.2, gt=0.0, lt=1.0)
-    """PPO clip range"""
+    """The distance from 1 at which the probability ratio is clipped, on both sides."""
 
     clip_ratio_low: float | None = Field(None, gt=0.0)
-    """lower clip range; 1 or more: no lower bound of a ratio; default clip_ratio"""
+    """The distance below 1 at which the probability ratio is clipped. 1 or more: the ratio has no lower bound. null:
+    clip_ratio."""
 
     clip_ratio_high: float | None = Field(None, gt=0.0)
-    """upper clip range; default clip_ratio"""
+    """The distance above 1 at which the probability ratio is clipped. null: clip_ratio."""
 
     clip_ratio_c: float | None = Field(3.0, gt=1.0)
-    """dual clip for negative advantages; null: none"""
+    """The bound of dual clip: for a negative advantage the loss of a token is at most this number times the absolute
+    advantage. null: no dual clip."""
 
     entropy_coeff: float = 0.0
-    """weight of the entropy bonus"""
+    """The weight of the entropy bonus in the loss. 0: no bonus."""
 
     use_kl_loss: bool = False
-    """add kl_loss_coef * KL(policy, reference) to the loss"""
+    """If true, kl_loss_coef * KL(policy, reference) is added to the loss."""
 
     kl_loss_coef: float = Field(0.001, ge=0.0)
-    """weight of the KL in the loss"""
+    """The weight of the KL in the loss, if use_kl_loss is true."""
 
     kl_loss_type: KlEstimator = "low_var_kl"
-    """kl (k1) | abs | mse (k2) | low_var_kl (k3); with +: that value, k2's gradient"""
+    """The estimator of the KL in the loss. kl or k1: the log-ratio; abs: its absolute value; mse or k2: half its
+    square; low_var_kl or k3: the estimator of low variance that is never negative. With a + at the end, the value is
+    that of the estimator, and the gradient is that of k2."""
 
     target_kl: float | None = Field(None, gt=0.0)
-    """an update ends before the mini-batch in which actor/ppo_kl is over it, in nats; null: never"""
+    """The largest actor/ppo_kl, in nats, that a mini-batch may show before its optimizer step. Over it, the update of
+    the step ends there. null: no bound."""
 
     policy_loss: PolicyLossConfig = PolicyLossConfig()
 
@@ -157,14 +169,16 @@ class CriticConfig(TrainedModelConfig):
     """The value model and its loss."""
 
     model: Annotated[str, IS_WORK] = ""
-    """local folder or hub name; default: actor.model"""
+    """The model that the critic starts from: a local folder, or a name on the Hugging Face hub. Empty: actor.model."""
 
     lr: LearningRate = 1e-5
     cliprange_value: float = Field(0.5, gt=0.0)
-    """range of the value clip around the old values"""
+    """The distance from the old values to which the new values are clipped in the value loss."""
 
     normalize_values: bool = False
-    """learn returns less their running mean, over their deviation; cliprange_value is on that scale"""
+    """If true, the critic learns returns less their running mean, divided by their running standard deviation.
+    cliprange_value is then on that scale."""
 
     warmup_steps: int = Field(0, ge=0)
-    """how many first steps update the critic only (verl's critic_warmup counts one more)"""
+    """The number of steps at the beginning of the run that update the critic only. (verl's critic_warmup counts one
+    step more.)"""

@@ -1,4 +1,4 @@
-"""The section `placement`: which group hosts a model that is not trained."""
+"""The section `placement`: the groups that host the models that are not trained."""
 
 from typing import Literal
 
@@ -9,13 +9,16 @@ RewardModelHost = Literal["critic", "reward", "auto"]
 
 
 class PlacementConfig(Section):
-    """Where frozen models run; on the same number of ranks the numbers are the same in every group."""
+    """The groups that host the frozen models.
+
+    With equal numbers of ranks, the numbers that a model computes are the same in every group.
+    """
 
     reference: ReferenceHost = "auto"
-    """group that holds the frozen reference and computes its log-probs: actor | critic | auto: the critic where it has
-    time, since responses are streamed or it has more ranks, and its update takes no longer than the actor's, else
-    the actor; a resumed run keeps its place"""
+    """The group that holds the frozen reference model and computes its log-probs: actor or critic. auto: the critic, if
+    there is one, if it has time (responses are streamed, or it has more ranks than the actor), and if its update takes
+    no longer than the actor's; else the actor. A resumed run keeps its place."""
 
     reward_model: RewardModelHost = "auto"
-    """group that holds the reward model and computes its scores: critic | reward (a group of its own, services.reward)
-    | auto (critic)"""
+    """The group that holds the reward model and computes its scores. critic: the group of the critic. reward: a group
+    of its own, at services.reward. auto: critic."""

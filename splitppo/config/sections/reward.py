@@ -1,4 +1,4 @@
-"""The section `reward`."""
+"""The section `reward`: the scorers of responses, and what they need."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,13 +12,13 @@ from splitppo.config.subsections.reward_shaping import RewardShapingConfig
 
 
 class Term(Section):
-    """A scorer's part in the score of a data source."""
+    """A scorer of a data source, and its weight in the score."""
 
     name: str
-    """a scorer: a data source with a built-in one, custom, or judge"""
+    """The name of the scorer: a data_source with a built-in scorer, custom (your own function), or judge."""
 
     weight: float = 1.0
-    """what its score is multiplied by"""
+    """The number that the score of this scorer is multiplied by."""
 
 
 def _each_once(terms: tuple[Term, ...]) -> tuple[Term, ...]:
@@ -34,19 +34,23 @@ Terms = Annotated[tuple[Term, ...], AfterValidator(_each_once)]
 
 
 class OverlongBuffer(Section):
-    """Soft punishment of long responses (Yu et al., 2025, DAPO, eq. 13): over the last `len` tokens the score falls."""
+    """Penalty for long responses (Yu et al., 2025, DAPO, eq. 13).
+
+    The score falls linearly over the last `len` tokens before data.max_response_length.
+    """
 
     enable: bool = False
-    """punish them, in training"""
+    """If true, long responses are penalised in training. Validation has no penalty."""
 
     len: PositiveInt | None = None
-    """tokens before data.max_response_length over which it falls"""
+    """The number of tokens before data.max_response_length over which the score falls. It must be set if enable is
+    true."""
 
     penalty_factor: float = Field(1.0, gt=0.0)
-    """what the longest responses lose"""
+    """The amount that the score of a response of data.max_response_length tokens loses."""
 
     log: bool = True
-    """metrics reward_extra/overlong_reward/* and reward_extra/overlong/*"""
+    """If true, the metrics reward_extra/overlong_reward/* and reward_extra/overlong/* are recorded."""
 
     def _check_keys(self) -> None:
         if self.enable and self.len is None:
@@ -54,32 +58,34 @@ class OverlongBuffer(Section):
 
 
 class RewardConfig(Section):
-    """Scoring of responses: by functions in worker processes, by a judge, or by several of them together."""
+    """Scoring of responses: by functions in processes of their own, by a judge, or by several of them together."""
 
     scorers: dict[str, Terms] = Field(default_factory=dict)
-    """by data_source, or `default` for the others: [{name, weight}, ...], whose weighted sum is the score; where none
-    is named, the user's function, else the built-in scorer of that data_source"""
+    """The scorers of each data_source, and under `default` those of all others: [{name, weight}, ...]. The score is
+    their weighted sum. A data_source without an entry is scored by your function, or without one by the built-in
+    scorer."""
 
     custom_function_path: Path | None = None
-    """Python file with a user's scoring function"""
+    """A Python file with your own scoring function. null: built-in scorers only."""
 
     custom_function_name: str = "compute_score"
-    """its name in that file"""
+    """The name of the scoring function in that file."""
 
     custom_function_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """further arguments that it is called with"""
+    """Further arguments that the scoring function is called with."""
 
     num_workers: Annotated[PositiveInt, MAY_CHANGE] = 1
-    """scoring processes"""
+    """The number of processes that call scoring functions."""
 
     timeout_s: Annotated[float, MAY_CHANGE] = Field(30.0, gt=0.0)
-    """seconds per call; a call that takes longer scores 0, counted"""
+    """The largest number of seconds that one call of a scoring function may take. A call that takes longer scores 0,
+    and is counted as failed."""
 
     max_error_rate: Annotated[Share, MAY_CHANGE] = 0.2
-    """share of a step's or a validation's scores that may fail; more of them end the run"""
+    """The largest share of the scores of a step or of a validation that may fail. If more fail, the run ends."""
 
     num_examine: Annotated[int, MAY_CHANGE] = Field(0, ge=0)
-    """training samples printed per data source and step"""
+    """The number of training samples that are shown for each data_source in each step."""
 
     code: Annotated[CodeConfig, MAY_CHANGE] = CodeConfig()
     overlong_buffer: OverlongBuffer = OverlongBuffer()

@@ -1,4 +1,4 @@
-"""The section `reward_model`: a frozen sequence classifier that scores responses beside the reward functions."""
+"""The section `reward_model`: a frozen sequence classifier that scores responses, in addition to the scorers."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,26 +12,29 @@ DEFAULT_COEF = "default"
 
 
 class RewardModelConfig(ComputedModelConfig):
-    """A model with one label, which reads the messages and the response through its own tokenizer."""
+    """The reward model: it has one label, and reads messages and response through its own tokenizer."""
 
     model: Annotated[str, IS_WORK] = ""
-    """local folder or hub name of a decoder that classifies sequences, one label; empty: none"""
+    """The reward model: a local folder or a hub name of a decoder that classifies sequences, with one label. Empty: no
+    reward model."""
 
     tokenizer: Annotated[str | None, CONTROLLER_ONLY] = None
-    """folder or hub name; default: reward_model.model"""
+    """The folder or hub name of the tokenizer of the reward model. null: the tokenizer of reward_model.model."""
 
     chat_template: Annotated[Path | None, CONTROLLER_ONLY] = None
-    """Jinja file that replaces the tokenizer's chat template"""
+    """A Jinja file that replaces the chat template of this tokenizer. null: the template of the tokenizer."""
 
     max_length: Annotated[PositiveInt | None, CONTROLLER_ONLY] = None
-    """tokens of a row; a longer one loses its first ones; default: the model's positions"""
+    """The largest number of tokens that the reward model reads of a response with its messages. A longer row loses its
+    first tokens. null: as many as the model has positions."""
 
     coef: Annotated[float | dict[str, float], CONTROLLER_ONLY] = 1.0
-    """what the model's score is multiplied by before it is added to the reward function's: a number, or one per
-    data_source, and `default` for the others"""
+    """The number that the score of the reward model is multiplied by before it is added to the score of the scorers:
+    one number, or one for each data_source, with `default` for all others."""
 
     rule_coef: Annotated[float, CONTROLLER_ONLY] = Field(1.0, ge=0.0)
-    """what the reward function's score is multiplied by, in training; 0: the model's alone, as in verl"""
+    """The number that the score of the scorers is multiplied by in training. 0: the reward model alone scores, as in
+    verl."""
 
     def _check_keys(self) -> None:
         super()._check_keys()

@@ -1,4 +1,4 @@
-"""The section `rollout`."""
+"""The section `rollout`: how responses are sampled, and by which engine."""
 
 from typing import Annotated, Literal
 
@@ -11,73 +11,83 @@ MIN_TEMPERATURE = 0.01
 
 
 class VllmConfig(Section):
-    """The vLLM engine inside the actor's processes (rollout.backend: vllm); names are vLLM's and verl's."""
+    """The vLLM engine in the processes of the actor, used with rollout.backend vllm.
+
+    The names of the keys are those of vLLM and verl.
+    """
 
     tensor_model_parallel_size: PositiveInt = 1
-    """ranks that share one engine; divides services.actor.num_processes, the rest are replicas"""
+    """The number of ranks that share one engine. It divides services.actor.num_processes; the other ranks hold further
+    engines."""
 
     max_model_len: PositiveInt | None = None
-    """tokens of prompt and response; default: data.max_prompt_length + data.max_response_length"""
+    """The largest number of tokens in a prompt with its response. null: data.max_prompt_length +
+    data.max_response_length."""
 
     max_num_seqs: PositiveInt = 256
-    """responses that one engine decodes together"""
+    """The largest number of responses that one engine decodes at the same time."""
 
     max_num_batched_tokens: PositiveInt = 8192
-    """tokens that one engine step computes at most"""
+    """The largest number of tokens that one engine computes in one of its steps."""
 
     enable_chunked_prefill: bool = True
-    """prompts may be prefilled in pieces, beside decoding"""
+    """If true, a prompt may be computed in several pieces, while other responses are decoded."""
 
     enable_prefix_caching: bool = True
-    """prompts that begin alike share their KV cache"""
+    """If true, prompts that begin with the same tokens share the KV cache of these tokens."""
 
     kv_cache_gb: float | None = Field(None, gt=0.0)
-    """KV cache per rank, GiB; default: 1 on a CPU, by gpu_memory_utilization on a GPU"""
+    """The size of the KV cache of each rank, in GiB. null: 1 on a CPU; on a GPU gpu_memory_utilization sets it."""
 
     gpu_memory_utilization: float = Field(0.5, gt=0.0, lt=1.0)
-    """share of a GPU's memory for vLLM's weights and KV cache while it generates"""
+    """The share of a GPU's memory that vLLM may use for weights and KV cache while it generates."""
 
     enforce_eager: bool = False
-    """no CUDA graphs (there are none on a CPU)"""
+    """If true, vLLM uses no CUDA graphs. On a CPU there are none in any case."""
 
     sleep_level: Literal[0, 1, 2] = 1
-    """GPU memory given back while it does not generate: 0 none, 1 weights (to the host) and KV cache, 2 all"""
+    """What vLLM gives back of the GPU memory while it does not generate. 0: nothing. 1: the KV cache, and the weights,
+    which move to main memory. 2: KV cache and weights, both dropped."""
 
 
 class RolloutConfig(Section):
-    """Sampling of responses, and the engine that does it."""
+    """Sampling of responses in training, and the engine that samples."""
 
     backend: Literal["hf", "vllm"] = "hf"
-    """rollout backend: the policy itself, or vLLM beside it"""
+    """The engine that samples. hf: the policy of the trainer itself. vllm: vLLM with a copy of the policy's weights."""
 
     n: Annotated[PositiveInt, IS_WORK] = 1
-    """responses per prompt"""
+    """The number of responses that are sampled for each prompt."""
 
     temperature: float = Field(1.0, ge=MIN_TEMPERATURE)
-    """divides the logits, in sampling and in log-probs"""
+    """The number that divides the logits, when tokens are sampled and when their log-probs are computed."""
 
     top_p: float = Field(1.0, gt=0.0, le=1.0)
-    """nucleus; 1 keeps every token"""
+    """Tokens are sampled from the smallest set of most likely tokens whose probabilities add up to this number. 1: from
+    all tokens."""
 
     top_k: int = Field(0, ge=0)
-    """most likely tokens kept; 0 keeps every token"""
+    """Tokens are sampled from this many most likely tokens. 0: from all tokens."""
 
     stop: tuple[str, ...] = ()
-    """texts that end a response, beside the end-of-sequence tokens"""
+    """Texts that end a response when they appear in it, in addition to the end-of-sequence tokens."""
 
     max_batch_size: Annotated[PositiveInt, MAY_CHANGE] = 256
-    """rows that one rank decodes together (hf)"""
+    """The largest number of responses that one rank decodes at the same time, with rollout.backend hf."""
 
     stream_groups: Annotated[NumberOrAuto, CONTROLLER_ONLY] = "auto"
-    """parts of a step's responses, in the order in which they end, each sent on while others are still generated;
-    auto: 6 where another group than the actor's computes with them and data.max_response_length is at least 64, and
-    without algorithm.filter_groups, else 1"""
+    """The number of parts into which the responses of a step are divided, in the order in which they end. Other groups
+    compute with a part while the next parts are still generated. auto: 6 if a group other than the actor's computes
+    with the parts, data.max_response_length is at least 64 and algorithm.filter_groups is off; else 1. A resumed run
+    keeps its number."""
 
     check_freq: Annotated[int | None, CONTROLLER_ONLY] = Field(None, ge=0)
-    """steps between comparisons of the rollout backend's log-probs with the trainer's, from the first step on; 0:
-    never; default: 1 for an engine with weights of its own (vllm), 100 with bypass_mode, else 0"""
+    """The number of steps from one comparison of the rollout backend's log-probs with the trainer's to the next,
+    beginning with the first step of a start. 0: never. null: 1 with rollout.backend vllm; with hf 100 if bypass_mode is
+    on, else 0."""
 
     max_log_prob_diff: Annotated[float | None, CONTROLLER_ONLY] = Field(None, gt=0.0)
-    """largest difference that such a comparison may find, nats; default: 1e-3 (actor.dtype fp32), 2"""
+    """The largest difference of log-probs, in nats, that a comparison (check_freq) may find. A larger difference ends
+    the run. null: 0.001 with actor.dtype fp32, 2 with bf16."""
 
     vllm: VllmConfig = VllmConfig()

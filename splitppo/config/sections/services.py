@@ -1,4 +1,4 @@
-"""The section `services`."""
+"""The section `services`: the groups, where they run, and the limits of their calls."""
 
 from typing import Annotated, Literal
 
@@ -14,35 +14,37 @@ class ServiceConfig(Section):
     """The place of a group: machines, devices, cores, addresses."""
 
     num_processes: PositiveInt = 1
-    """ranks, started by services.launch: local"""
+    """The number of ranks of the group, on all its machines."""
 
     nnodes: PositiveInt = 1
-    """machines of the group, each with an equal share of its ranks"""
+    """The number of machines of the group. Each has an equal share of its ranks."""
 
     master_addr: str = ""
-    """name or address of machine 0, where the machines of a group meet"""
+    """The name or address of machine 0 of the group, where its machines meet. It must be set if nnodes is over 1."""
 
     master_port: int = Field(29500, ge=1, le=65535)
-    """port of master_addr, for the same"""
+    """The port at master_addr where the machines of the group meet."""
 
     socket_ifname: str = ""
-    """interface that the ranks of several machines speak over; empty: the one that master_addr is on"""
+    """The network interface that the ranks of several machines use for each other. Empty: the interface that has
+    master_addr."""
 
     devices: _Indices = ()
-    """GPU indices, one per rank of a machine; empty: CPU"""
+    """The indices of the GPUs of the group, one for each rank of a machine, as in nvidia-smi. Empty: the group computes
+    on the CPU."""
 
     cpus: _Indices = ()
-    """CPU cores of the group; empty: all"""
+    """The CPU cores of the group. Empty: all cores that the process may use."""
 
     threads: NumberOrAuto = "auto"
-    """compute threads per process; auto: the permitted cores, divided between the ranks that compute on them (at most
-    8 beside a GPU); a resumed run keeps its number"""
+    """The number of compute threads of each process. auto: the permitted cores, divided between the ranks that compute
+    on them, and at most 8 for a rank with a GPU. A resumed run keeps its number."""
 
     address: str = ""
-    """host:port the controller connects to (launch: external)"""
+    """The address (host:port) at which the controller calls the group, with services.launch external."""
 
     bind: str = "127.0.0.1:0"
-    """host:port rank 0 listens on; port 0 takes a free one"""
+    """The address (host:port) at which rank 0 of the group listens. Port 0 takes a free port."""
 
     def _check_keys(self) -> None:
         if self.num_processes % self.nnodes:
@@ -58,46 +60,51 @@ class ServiceConfig(Section):
 
 
 class ServicesConfig(Section):
-    """The groups and how the controller reaches them."""
+    """The groups, and how the controller reaches them."""
 
     launch: Literal["local", "external"] = "local"
-    """local: the controller starts all groups"""
+    """Who starts the groups. local: the controller, on its own machine. external: somebody else, and the controller
+    calls them at their address."""
 
     actor: ServiceConfig = ServiceConfig()
     critic: ServiceConfig = ServiceConfig()
     reward: ServiceConfig = ServiceConfig()
     allow_shared_devices: bool = False
-    """groups may use the same GPUs, if memory allows"""
+    """If true, several groups may use the same GPUs. Their memory must be enough for all of them."""
 
     start_timeout_s: float = Field(300.0, gt=0.0)
-    """until a group answers"""
+    """The number of seconds that the controller waits until a group answers after its start."""
 
     progress_timeout_s: float = Field(600.0, gt=0.0)
-    """longest silence of a running command"""
+    """The longest time, in seconds, in which a running command reports no progress. After it the group counts as
+    hanging."""
 
     reconnect_timeout_s: float = Field(5.0, gt=0.0)
-    """how long a worker is called again that cannot be reached (then its group is lost) or is busy"""
+    """The number of seconds for which a worker is called again that cannot be reached, or is busy. After it a group
+    that cannot be reached counts as lost."""
 
     max_restarts: int = Field(3, ge=0)
-    """times that lost groups are restarted and restored; every step that is new starts afresh"""
+    """The number of times that lost groups are restarted and restored without a new step in between. Then the run
+    ends."""
 
     restart_backoff_s: float = Field(1.0, ge=0.0)
-    """pause before a restart; doubles with each one that brings no new step, up to 60 s"""
+    """The pause before a restart, in seconds. It doubles with each restart without a new step in between, up to 60
+    s."""
 
     max_queued_commands: PositiveInt = 16
-    """commands that a service queues at most"""
+    """The largest number of commands that wait at a service."""
 
     max_batch_bytes: PositiveInt = 4 << 30
-    """largest batch a service takes"""
+    """The largest size of a batch, in bytes, that a service accepts."""
 
     max_held_bytes: PositiveInt = 16 << 30
-    """bytes of all batches that a service holds, and of those on their way to it"""
+    """The largest size, in bytes, of all batches together that a service holds or is receiving."""
 
     max_send_s: float = Field(300.0, gt=0.0)
-    """seconds that a client may take to send one batch"""
+    """The number of seconds that a client may take to send one batch."""
 
     max_calls: PositiveInt = 64
-    """calls that a service answers at a time, health checks aside"""
+    """The largest number of calls that a service answers at the same time, without health checks."""
 
     security: SecurityConfig = SecurityConfig()
 

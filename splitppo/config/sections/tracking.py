@@ -1,4 +1,4 @@
-"""The section `tracking`: records of a run beside metrics.jsonl."""
+"""The section `tracking`: trackers, samples and rollouts that a run records beside metrics.jsonl."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,22 +17,26 @@ class TrackingConfig(Section):
         tuple[TrackerName, ...],
         AfterValidator(expected("each tracker once", lambda names: len({*names}) == len(names))),
     ] = ("tensorboard",)
-    """besides JSONL; each is fed by a process of its own that never holds up a step"""
+    """The trackers that receive the metrics, in addition to metrics.jsonl. Each is fed by a process of its own, which
+    never delays a step."""
 
     project: str = Field("splitppo", min_length=1)
-    """project (MLflow: experiment) in trackers"""
+    """The project of the run in the trackers; with MLflow the experiment."""
 
     python: Path | None = None
-    """interpreter that has the trackers' packages; null: the controller's"""
+    """The Python interpreter whose environment holds the packages of the trackers. null: the interpreter of the
+    controller."""
 
     flush_timeout_s: float = Field(30.0, ge=0.0)
-    """seconds that the end of a run waits for trackers"""
+    """The number of seconds that the end of a run waits for the trackers."""
 
     sample_freq: int = Field(10, ge=-1)
-    """steps between samples shown, and sent to trackers; -1: off"""
+    """The number of steps from one display of samples to the next. The samples are also sent to the trackers. -1:
+    never."""
 
     num_samples: PositiveInt = 2
-    """samples shown each time"""
+    """The number of samples that are shown each time."""
 
     dump_rollouts: bool = False
-    """write every training rollout as JSONL; of validation: evaluation.dump_generations"""
+    """If true, all training responses are written as JSONL in the run folder. For validation see
+    evaluation.dump_generations."""

@@ -1,4 +1,4 @@
-"""The section `reward.code`."""
+"""The section `reward.code`: the sandboxes in which code answers run."""
 
 from typing import Annotated
 
@@ -8,25 +8,26 @@ from splitppo.config.section import FIXED, NumberOrAuto, PositiveInt, Section
 
 
 class CodeConfig(Section):
-    """Code answers: programs, run in sandboxes against the test cases of their rows."""
+    """Code answers: programs that run in sandboxes against the test cases of their rows."""
 
     continuous: Annotated[bool, FIXED] = False
-    """score by the share of the tests that are passed, not 1 for all or 0"""
+    """If true, the score is the share of the tests that pass. If false, it is 1 if all tests pass, else 0."""
 
     timeout_s: float = Field(10.0, gt=0.0)
-    """CPU seconds per answer, over all tests and processes; three times that on the clock"""
+    """The CPU time of an answer, in seconds, over all its tests and processes. On the clock an answer has three times
+    as long."""
 
     memory_mb: int = Field(1024, ge=64)
-    """MiB per answer, of all its processes and files together"""
+    """The memory of an answer, in MiB, over all its processes and files."""
 
     max_processes: PositiveInt = 32
-    """processes and threads of an answer at a time"""
+    """The largest number of processes and threads that an answer has at the same time."""
 
     max_output_bytes: PositiveInt = 32 << 20
-    """bytes that an answer may print, all tests together"""
+    """The largest number of bytes that an answer may print, over all its tests."""
 
     num_sandboxes: NumberOrAuto = "auto"
-    """answers that run at a time; auto: one per core"""
+    """The number of answers that run at the same time. auto: one for each core."""
 
     unsafe: bool = False
-    """run programs without a sandbox, with the rights of the controller"""
+    """If true, programs run without a sandbox, with the rights of the controller."""

@@ -1,4 +1,4 @@
-"""The estimator of advantages and its settings: keys of the section `algorithm`."""
+"""The estimator of advantages and its settings, which are keys of the section `algorithm`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,35 +33,39 @@ INPUTS = (
 
 
 class EstimatorConfig(Section):
-    """Advantages and returns."""
+    """The estimator of advantages and returns, and its settings."""
 
     custom_path: Path | None = None
-    """Python file with an estimator of your own: its function of the name adv_estimator"""
+    """A Python file with an estimator of your own: the function that adv_estimator names. null: a built-in
+    estimator."""
 
-    adv_estimator: str = Field("gae", description=" | ".join(NEEDS))
+    adv_estimator: str = Field("gae", description=f"The estimator: {', '.join(NEEDS)}, or a function of custom_path.")
     gamma: Share = 1.0
-    """discount"""
+    """The discount factor of rewards, from one token to the next."""
 
     lam: Share = 1.0
-    """GAE lambda"""
+    """The lambda of generalised advantage estimation, for the advantages of the policy."""
 
     lam_critic: Share | None = None
-    """GAE lambda of the returns that the critic learns; default lam"""
+    """The lambda of generalised advantage estimation for the returns that the critic learns. null: lam."""
 
     lam_critic_warmup: Share | None = None
-    """the same in the critic's warm-up; 1: Monte-Carlo returns; default lam_critic"""
+    """The value of lam_critic during critic.warmup_steps. 1: the critic learns Monte-Carlo returns. null:
+    lam_critic."""
 
     adaptive_lam_alpha: Annotated[float, Field(gt=0.0)] | None = None
-    """gae: the policy's lambda is 1 - 1 / (this x tokens of the response), not lam; VAPO: 0.05"""
+    """For gae: if it is set, the lambda of the policy is 1 - 1 / (adaptive_lam_alpha x tokens of the response), and lam
+    is not used. VAPO: 0.05. null: lam."""
 
     norm_adv_by_std_in_grpo: bool = True
-    """grpo, grpo_passk, gdpo; off: Dr. GRPO"""
+    """For grpo, grpo_passk and gdpo: if true, advantages are divided by the standard deviation of the prompt's samples.
+    false: Dr. GRPO."""
 
     gdpo_reward_keys: tuple[str, ...] = ()
-    """gdpo: the components of a score, which are numeric fields of the scorers' dicts, or score"""
+    """For gdpo: the parts of a score that are compared. Each is a numeric field of the scorers' dicts, or score."""
 
     gdpo_reward_weights: tuple[float, ...] | None = None
-    """gdpo: of the components; default 1 each"""
+    """For gdpo: the weight of each of gdpo_reward_keys. null: 1 for each."""
 
     _custom_inputs: tuple[str, ...] = PrivateAttr(())
 
@@ -86,7 +90,7 @@ class EstimatorConfig(Section):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The names of what the estimator takes: of NEEDS, or the parameters of the user's function."""
+        """The names of what the estimator takes: those in NEEDS, or the parameters of the user's function."""
         return NEEDS[self.adv_estimator] if self.custom_path is None else self._custom_inputs
 
     @property
@@ -96,10 +100,12 @@ class EstimatorConfig(Section):
 
 
 def _custom_parameters(path: Path, name: str) -> Parameters:
-    """Reads the parameters of a user's estimator, which is not run: every process reads the configuration.
+    """Returns the parameters of a user's estimator.
+
+    The file is read and not run, because every process reads the configuration.
 
     Raises:
-        ValueError: the file has no such function, or it must be given what no estimator is given.
+        ValueError: the file cannot be read, has no such function, or the function needs what no estimator is given.
     """
     try:
         functions = read_functions(path)

@@ -9,20 +9,25 @@ SCORE_METRICS = ("score", "seq_reward", "seq_final_reward")
 
 
 class FilterGroupsConfig(Section):
-    """Dynamic sampling (DAPO): groups of samples that are all alike are replaced by others; names are verl's."""
+    """Dynamic sampling (DAPO): prompts whose samples are all alike are replaced by others.
+
+    The names of the keys are verl's.
+    """
 
     enable: bool = False
-    """prompts whose samples are all alike in `metric` are dropped, and further ones drawn"""
+    """If true, prompts whose samples are all alike in `metric` are dropped, and further prompts are drawn until the
+    step is full."""
 
     metric: str = Field("score", min_length=1)
-    """score (also seq_reward, seq_final_reward): of scorers and reward model, before any penalty; else a numeric field
-    of the scorer's dict, e.g. acc"""
+    """The number in which the samples of a prompt are compared. score (also seq_reward, seq_final_reward): the score of
+    scorers and reward model, before any penalty. acc: the scorer's field acc, or its score if there is none. Any other
+    name: a numeric field that the scorer returns; a scorer without it ends the run."""
 
     max_num_gen_batches: int = Field(0, ge=0)
-    """generations of data.gen_batch_size prompts in a step; the run ends where they do not fill it; 0: it ends where a
-    whole data epoch gave no group"""
+    """The largest number of generations of data.gen_batch_size prompts in a step. The run ends if they do not fill the
+    step. 0: no such limit; the run ends if a whole data epoch gave no prompt that is kept."""
 
     @property
     def compares_scores(self) -> bool:
-        """True if groups are compared by score, of which a reward model's is a part."""
+        """True if samples are compared by their score, of which the score of a reward model is a part."""
         return self.metric in SCORE_METRICS

@@ -14,41 +14,43 @@ class JudgeConfig(Section):
     """The scorer `judge`: a language model behind an OpenAI-compatible API marks each response."""
 
     url: Annotated[str, MAY_CHANGE] = ""
-    """where <url>/chat/completions answers, e.g. http://127.0.0.1:8000/v1; empty: none"""
+    """The address of the API, e.g. http://127.0.0.1:8000/v1; requests go to <url>/chat/completions. Empty: no judge."""
 
     model: str = ""
-    """the model's name there"""
+    """The name of the judge's model at that address."""
 
     prompt_template: Path | None = None
-    """Jinja file with what the judge is asked: sees messages, prompt, response, ground_truth, data_source, extra_info,
-    lowest, highest; default: a mark and a reason are asked for"""
+    """A Jinja file with the question to the judge. It can use messages, prompt, response, ground_truth, data_source,
+    extra_info, lowest and highest. null: a question that asks for a mark and a reason."""
 
     score_pattern: str = r"(?i)score:\s*(-?\d+(?:\.\d+)?)"
-    """regular expression; the last match's group is the mark"""
+    """A regular expression with one group, which finds the mark in the judge's answer. The last match counts."""
 
     score_range: Range = (0.0, 10.0)
-    """lowest and highest mark, which are the scores 0 and 1; any other mark is a failure"""
+    """The lowest and the highest mark; they become the scores 0 and 1. Any mark outside of the range is a failure."""
 
     temperature: float = Field(0.0, ge=0.0)
-    """of the judge's sampling"""
+    """The sampling temperature of the judge."""
 
     max_tokens: PositiveInt = 512
-    """tokens of its answer"""
+    """The largest number of tokens in the judge's answer."""
 
     concurrency: Annotated[PositiveInt, MAY_CHANGE] = 32
-    """requests at the same time"""
+    """The largest number of requests at the same time."""
 
     timeout_s: Annotated[float, MAY_CHANGE] = Field(60.0, gt=0.0)
-    """seconds per request"""
+    """The number of seconds that one request may take."""
 
     retries: Annotated[int, MAY_CHANGE] = Field(4, ge=0)
-    """further requests after HTTP 408, 429 or 5xx, a time-out, a lost connection"""
+    """The number of times that a request is repeated after HTTP 408, 425, 429 or 5xx, a time-out, or a lost
+    connection."""
 
     backoff_s: Annotated[float, MAY_CHANGE] = Field(1.0, gt=0.0)
-    """seconds before the first of them, give or take half; twice as many before each next one"""
+    """The pause before the first repetition, in seconds, more or less by up to half. The pause doubles with each
+    further repetition."""
 
     api_key_env: Annotated[str | None, MAY_CHANGE] = Field(None, pattern=r"^[A-Z_][A-Z0-9_]*$")
-    """environment variable that holds the API key, in capitals"""
+    """The name of the environment variable, in capitals, that holds the API key. null: no key is sent."""
 
     @field_validator("url")
     @classmethod

@@ -1,7 +1,7 @@
-"""`algorithm.phases`, values for some steps of a run in place of the sections' own; control of the entropy.
+"""The sections `algorithm.adaptive_entropy` and `algorithm.phases`.
 
-`Config.at_step` puts the phase of a step into the sections, `RunState.config_at_step` what the controllers of the
-coefficients have come to.
+An entry of phases replaces values of other sections for some steps. `Config.at_step` puts the values of the phase of a
+step into the sections, `RunState.config_at_step` those that the controllers of coefficients have reached.
 """
 
 import math
@@ -17,25 +17,26 @@ MAX_LABEL = 100  # characters of a phase's name
 
 
 class AdaptiveEntropy(Section):
-    """The weight of the entropy bonus is moved so that the entropy does not fall below a target (Skywork-OR1, 2025).
+    """Adaptive entropy bonus: its weight moves so that the entropy does not fall below a target (Skywork-OR1, 2025).
 
-    In a step that follows one whose entropy was above the target, the weight is 0.
+    In a step that follows a step whose entropy was above the target, the weight is 0.
     """
 
     enable: bool = False
-    """do so; actor.entropy_coeff is the weight to begin with"""
+    """If true, the weight of the entropy bonus is adaptive, and actor.entropy_coeff is its first value."""
 
     target_entropy: float = Field(0.2, ge=0.0)
-    """entropy per token to hold, nats"""
+    """The entropy per token, in nats, that is held: below it the weight of the entropy bonus rises, above it the weight
+    falls."""
 
     entropy_coeff_delta: float = Field(0.005, gt=0.0)
-    """how far the weight moves in a step, up or down"""
+    """The amount by which the weight of the entropy bonus rises or falls in each step."""
 
     min_entropy_coeff: float = Field(0.0, ge=0.0)
-    """lowest weight"""
+    """The lowest weight that the entropy bonus may get."""
 
     max_entropy_coeff: float = Field(1.0, ge=0.0)
-    """highest weight"""
+    """The highest weight that the entropy bonus may get."""
 
     def _check_keys(self) -> None:
         low, high = self.min_entropy_coeff, self.max_entropy_coeff
@@ -53,39 +54,40 @@ Coefficient = Annotated[
 
 
 class Phase(Section):
-    """Steps in which other values hold; what is null stays as the section has it.
+    """A span of steps in which other values apply; a key that is null keeps the value of its section.
 
-    A number fixes a coefficient, and its controller rests; with `adaptive` the controller has it, from where it was.
+    A number fixes a coefficient, and its controller rests; with `adaptive` the controller moves the coefficient, from
+    the value that it has reached.
     """
 
     from_step: PositiveInt
-    """first step"""
+    """The first step of the phase."""
 
     to_step: PositiveInt | None = None
-    """last step; null: the last of the run"""
+    """The last step of the phase. null: the last step of the run."""
 
     name: str = Field("", max_length=MAX_LABEL)
-    """for logs and plans"""
+    """The name of the phase in logs and plans."""
 
     loss_mode: str | None = None
-    """as in actor.policy_loss"""
+    """The value of actor.policy_loss.loss_mode in the phase."""
 
     entropy_coeff: Coefficient = None
-    """as in actor, or adaptive: by algorithm.adaptive_entropy"""
+    """The value of actor.entropy_coeff in the phase, or adaptive: algorithm.adaptive_entropy controls it."""
 
     use_kl_loss: bool | None = None
-    """as in actor"""
+    """The value of actor.use_kl_loss in the phase."""
 
     kl_loss_coef: float | None = Field(None, ge=0.0)
-    """as in actor"""
+    """The value of actor.kl_loss_coef in the phase."""
 
     use_kl_in_reward: bool | None = None
-    """as in algorithm"""
+    """The value of algorithm.use_kl_in_reward in the phase."""
 
     kl_coef: Annotated[
         Coefficient, AfterValidator(expected("at least 0", lambda value: not is_number(value) or value >= 0))
     ] = None
-    """as in algorithm, or adaptive: by algorithm.kl_{target,horizon}"""
+    """The value of algorithm.kl_coef in the phase, or adaptive: it is controlled as with algorithm.kl_ctrl adaptive."""
 
     def _check_keys(self) -> None:
         if self.to_step is not None and self.to_step < self.from_step:
@@ -96,12 +98,12 @@ class Phase(Section):
 
     @property
     def steps(self) -> str:
-        """The steps of the phase, in words."""
+        """The steps of the phase as text: first and last step."""
         return f"steps {self.from_step} to {'the last' if self.to_step is None else self.to_step}"
 
     @property
     def label(self) -> str:
-        """The name of the phase, or its steps."""
+        """The name of the phase, or without a name its steps."""
         return self.name or self.steps
 
     def holds_at(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""The section `actor.policy_loss`: the loss of the policy, and settings of single losses beside the clip range."""
+"""The section `actor.policy_loss`: the loss of the policy, and the settings of single losses beside the clip range."""
 
 from pathlib import Path
 from typing import Literal
@@ -32,49 +32,54 @@ SEQUENCE_LOSSES = ("gspo", "geo_mean", "sapo")
 
 
 class PolicyLossConfig(Section):
-    """The policy's loss, by name; keys are verl's."""
+    """The loss of the policy, by name, and the settings of single losses. The names of the keys are verl's."""
 
     custom_path: Path | None = None
-    """Python file, for the workers to import, with losses of your own: functions named in loss_mode"""
+    """A Python file with losses of your own, which the workers import. loss_mode names a function of it. null: only
+    built-in losses."""
 
-    loss_mode: str = Field("vanilla", description=f"{' | '.join(LOSS_MODES)}, or a function of custom_path")
+    loss_mode: str = Field("vanilla", description=f"The loss: {', '.join(LOSS_MODES)}, or a function of custom_path.")
     clip_cov_ratio: float = Field(0.0002, gt=0.0, le=1.0)
-    """clip_cov: share of tokens that are left out"""
+    """For clip_cov: the share of tokens that are left out of the loss."""
 
     clip_cov_lb: float = 1.0
-    """clip_cov: covariance over which tokens are drawn"""
+    """For clip_cov: the covariance above which tokens may be left out."""
 
     clip_cov_ub: float = 5.0
-    """clip_cov: covariance under which they are"""
+    """For clip_cov: the covariance below which tokens may be left out."""
 
     kl_cov_ratio: float = Field(0.0002, gt=0.0, le=1.0)
-    """kl_cov: share of tokens with the KL penalty"""
+    """For kl_cov: the share of tokens that have the KL penalty."""
 
     ppo_kl_coef: float = Field(0.1, ge=0.0)
-    """kl_cov: weight of that penalty (the paper: 1)"""
+    """For kl_cov: the weight of the KL penalty. (The paper: 1.)"""
 
     tau_pos: float = Field(1.0, gt=0.0)
-    """sapo: temperature of the gate where the advantage is positive"""
+    """For sapo: the temperature of the gate for tokens with a positive advantage."""
 
     tau_neg: float = Field(1.05, gt=0.0)
-    """sapo: where it is not"""
+    """For sapo: the temperature of the gate for all other tokens."""
 
     dro_beta: float = Field(0.1, gt=0.0)
-    """dro: weight of the squared log-ratio"""
+    """For dro: the weight of the squared log-ratio."""
 
     reinforce_is: Literal["token", "sequence"] | None = None
-    """reinforce: importance weights, the new probability over the old one, of each token or their product over the
-    response; default: algorithm.rollout_correction.rollout_is, with its loss_type reinforce"""
+    """For reinforce: the importance weight of a token, which is its new probability over the old one (token), or the
+    product of these ratios over the response (sequence). null: no weights. With algorithm.rollout_correction.loss_type
+    reinforce, the default is rollout_is of that section."""
 
     reinforce_is_threshold: WeightBounds = 2.0
-    """reinforce: largest weight, or bounds; default likewise: rollout_is_threshold"""
+    """For reinforce: the largest weight; larger weights are truncated to it. Two bounds, "0.5_4.0" in quotes: a weight
+    outside of them is 0. With algorithm.rollout_correction.loss_type reinforce, the default is rollout_is_threshold of
+    that section."""
 
     rollout_rs: str | None = None
-    """tokens without a policy loss, by the policy in training over the old one: rollout_rs of
-    algorithm.rollout_correction with its bypass_mode, and set there"""
+    """The criteria by which tokens are rejected in the update: a rejected token has no policy loss. Set
+    algorithm.rollout_correction.rollout_rs instead, which fills this key if bypass_mode is on."""
 
     rollout_rs_threshold: str | float | None = None
-    """likewise rollout_rs_threshold"""
+    """The bounds of rollout_rs. Set algorithm.rollout_correction.rollout_rs_threshold instead, which fills this key if
+    bypass_mode is on."""
 
     def _check_keys(self) -> None:
         self.check_loss_mode(self.loss_mode)
@@ -91,7 +96,9 @@ class PolicyLossConfig(Section):
 
     @property
     def reinforce_bounds(self) -> tuple[float | None, float]:
-        """The (lower, upper) bounds of reinforce's weights; without a lower bound larger weights are truncated."""
+        """The (lower, upper) bounds of the weights of reinforce; without a lower bound, larger weights are
+        truncated.
+        """
         return parse_weight_bounds(self.reinforce_is_threshold)
 
     @property
@@ -100,7 +107,7 @@ class PolicyLossConfig(Section):
         return parse_rejections(self.rollout_rs, self.rollout_rs_threshold)
 
     def check_loss_mode(self, name: str) -> None:
-        """Checks that a loss can have that name; ValueError lists the known names, and the nearest."""
+        """Checks that a loss can have the name `name`; ValueError lists the known names, and the nearest one."""
         if name in LOSS_MODES or (self.custom_path is not None and name.isidentifier()):
             return
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Thresholds of `algorithm.rollout_correction`: statistics that reject and their bounds, and bounds of weights."""
+"""The thresholds of `algorithm.rollout_correction`: statistics that reject with their bounds, and bounds of weights."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,9 @@ REJECTION_OPTIONS = (
 
 @dataclass(frozen=True)
 class Rejection:
-    """A statistic of REJECTION_OPTIONS, and its range in nats, beyond which it rejects; only k1 has a lower bound."""
+    """A statistic of REJECTION_OPTIONS and its range in nats, outside of which it rejects; only k1 has a lower
+    bound.
+    """
 
     option: str
     lower: float | None
@@ -33,10 +35,11 @@ class Rejection:
 def parse_rejections(rollout_rs: str | None, thresholds: str | float | None) -> tuple[Rejection, ...]:
     """Returns the criteria of a comma-separated list of REJECTION_OPTIONS; a response or token must pass all of them.
 
-    `thresholds` are one for all, or as many as names. Those of k1 bound a ratio, of which it is the logarithm.
+    `thresholds` are one threshold for all criteria, or one for each. For k1, whose statistic is the log of a ratio, a
+    threshold bounds the ratio.
 
     Raises:
-        ValueError: a name is unknown or given twice, or thresholds do not fit the names.
+        ValueError: a name is unknown or given twice, or the thresholds do not fit the names.
     """
     if rollout_rs is None:
         if thresholds is not None:

@@ -1,4 +1,4 @@
-"""Forced lengths of responses (`debug.response_lengths`): a rule that gives every sampling seed a length."""
+"""The key `debug.response_lengths`: rules that give every sampling seed a length of its response."""
 
 from math import exp
 from statistics import NormalDist
@@ -13,14 +13,14 @@ _DOMAIN = 0x6C656E67  # keeps these draws apart from others that a seed is used 
 
 
 class UniformLengths(Section):
-    """Every length from `low` to `high` is equally likely."""
+    """Uniform lengths: every length from `low` to `high` is equally likely."""
 
     kind: Literal["uniform"]
     low: PositiveInt
-    """tokens"""
+    """The smallest number of tokens."""
 
     high: PositiveInt
-    """tokens"""
+    """The largest number of tokens."""
 
     def _check_keys(self) -> None:
         if self.low > self.high:
@@ -32,17 +32,17 @@ class UniformLengths(Section):
 
 
 class LogNormalLengths(Section):
-    """A long tail: `median` * exp(`sigma` * z) tokens with a standard normal z, from 1 to `max`."""
+    """Lengths with a long tail: `median` * exp(`sigma` * z) tokens with a standard normal z, from 1 to `max`."""
 
     kind: Literal["log_normal"]
     median: float = Field(ge=1.0)
-    """tokens"""
+    """The median number of tokens, before `max` applies."""
 
     sigma: float = Field(1.0, ge=0.0)
-    """spread of the logarithm"""
+    """The standard deviation of the logarithm of the length."""
 
     max: PositiveInt
-    """tokens; longer draws are cut to it"""
+    """The largest number of tokens; longer lengths are cut to it."""
 
     def of(self, seed: int) -> int:
         """Returns the tokens of the response that is sampled with this seed."""

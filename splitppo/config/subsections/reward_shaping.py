@@ -1,4 +1,4 @@
-"""The section `reward.shaping`."""
+"""The section `reward.shaping`: changes to scores in training."""
 
 from pydantic import Field
 
@@ -6,16 +6,18 @@ from splitppo.config.section import Range, Section
 
 
 class RewardShapingConfig(Section):
-    """Changes to scores in training, in this order: scaled, clipped, less the KL penalty, whitened."""
+    """Changes to scores in training, in this order: scaled, clipped, reduced by the KL penalty, whitened."""
 
     scale: float = Field(1.0, gt=0.0, allow_inf_nan=False)
-    """what scores are multiplied by"""
+    """The number that scores are multiplied by."""
 
     running_scale: bool = False
-    """divide them by the standard deviation of the scores of all responses of the run so far"""
+    """If true, scores are divided by the standard deviation of the scores of all responses of the run so far."""
 
     clip_range: Range | None = None
-    """[lowest, highest], to which they are clipped then; scores of tokens and of ends each"""
+    """The lowest and the highest score, to which scores are clipped after that: the score of each token, and the rest
+    on the last token, each by itself. null: not clipped."""
 
     whiten_rewards: bool = False
-    """token rewards, KL penalty included, get a deviation of 1 over the batch and keep their mean"""
+    """If true, the rewards of tokens, KL penalty included, are scaled to a standard deviation of 1 over the batch.
+    Their mean stays."""

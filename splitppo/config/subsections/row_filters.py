@@ -1,4 +1,4 @@
-"""Conditions on the columns of a data file, `data.filters`: rows that do not meet them are left out."""
+"""The keys `data.filters` and `data.val_filters`: conditions on the columns of a data file."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ _Plain = str | bool | int | float
 
 
 class ValueRange(Section):
-    """Numbers from `min` to `max`, both included; null is no bound."""
+    """The numbers from `min` to `max`, both included; null is no bound."""
 
     min: float | None = None
     max: float | None = None
@@ -21,7 +21,9 @@ Condition = ValueRange | tuple[_Plain, ...]
 
 
 def passes(value: object, condition: Condition) -> bool:
-    """Returns True if a column's value is in the range, or among the values; true and 1 are not the same."""
+    """Returns True if the value of a column lies in the range, or is one of the values; true and 1 are different
+    values.
+    """
     if isinstance(condition, ValueRange):
         if not is_number(value):
             return False

@@ -1,4 +1,7 @@
-"""`services.security`: who may call a service, and how the wire is encrypted. Holds paths and names, never a secret."""
+"""The section `services.security`: who may call a service, and how the wire is encrypted.
+
+The section holds paths and names, never a secret.
+"""
 
 import ipaddress
 import re
@@ -12,31 +15,36 @@ _HOST_AND_PORT = re.compile(r"(\[(?P<v6>[^\[\]]+)\]|(?P<host>[^:\[\]]+)):\d+")
 
 
 class SecurityConfig(Section):
-    """Mutual TLS and a bearer token. Without TLS, services are served and called on loopback addresses only."""
+    """Mutual TLS and a bearer token.
+
+    Without TLS, services are served and called on loopback addresses only.
+    """
 
     tls: bool = False
-    """mutual TLS: server and client show a certificate signed by ca_file"""
+    """If true, server and client each show a certificate that ca_file has signed. ca_file, cert_file and key_file must
+    then be given."""
 
     ca_file: Path | None = None
-    """PEM: certificates of the authority that both sides trust"""
+    """A PEM file with the certificates of the authorities that both sides trust."""
 
     cert_file: Path | None = None
-    """PEM: this process's certificate; {role} stands for actor, critic, reward or controller"""
+    """A PEM file with the certificate of the process. {role} in the path stands for actor, critic, reward or
+    controller."""
 
     key_file: Path | None = None
-    """PEM: the certificate's private key; {role} as in cert_file"""
+    """A PEM file with the private key of that certificate, without a passphrase. {role} in the path as in cert_file."""
 
     token_file: Path | None = None
-    """bearer tokens, one per line: callers send the first, services take any"""
+    """A file with bearer tokens, one on each line. Callers send the first token, services accept any of them."""
 
     token_env: str | None = Field(None, pattern=r"^[A-Z_][A-Z0-9_]*$")
-    """environment variable that holds them instead, in capitals"""
+    """The name of an environment variable, in capitals, that holds the tokens in place of token_file."""
 
     open_health: bool = True
-    """health checks need no token"""
+    """If true, health checks need no token."""
 
     reflection: bool = True
-    """services describe themselves (grpcurl list), to callers with a token"""
+    """If true, services describe themselves (grpcurl list) to callers with a token."""
 
     def _check_keys(self) -> None:
         files = {"ca_file": self.ca_file, "cert_file": self.cert_file, "key_file": self.key_file}
@@ -59,7 +67,7 @@ class SecurityConfig(Section):
 
 
 def is_loopback(address: str) -> bool:
-    """Returns True if only this machine can reach host:port. No name but localhost counts as such."""
+    """Returns True if only this machine can reach `address` (host:port). Of all names, only localhost counts."""
     match = _HOST_AND_PORT.fullmatch(address)
     if match is None:
         return False
