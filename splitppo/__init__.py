@@ -1,4 +1,7 @@
-"""What both sides of the wire share: contract, batches, configuration, RPC. numpy only, never torch."""
+"""The code that both sides of the wire share: contract, batches, configuration, RPC.
+
+It needs numpy, and never torch.
+"""
 
 import os
 

@@ -1,13 +1,14 @@
-"""Files that a reader must never see half-written."""
+"""Writes files that a reader never sees half-written."""
 
 import os
 from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replaces `path` by `content` (text as UTF-8); also after a crash a reader sees the old file or the whole new one.
+    """Replaces `path` by `content` (text as UTF-8).
 
-    Makes missing folders. Returns when content and name are on disk. An OSError names `path`.
+    A reader sees the old file or the whole new one, also after a crash. Missing folders are made. When the function
+    returns, content and name are on disk. An OSError names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -1,7 +1,7 @@
-"""Typed ragged batches: what prompts, rollouts and experience are made of, on the wire and in every process.
+"""Typed ragged batches, the form of prompts, rollouts and experience on the wire and in every process.
 
-A column holds the concatenated values of all rows and the number of values in each row. Nothing is padded here;
-`pad` and `unpad` convert to right-padded [B, T] arrays where vectorised arithmetic wants them.
+A column holds the concatenated values of all rows and the number of values in each row. Nothing is padded here; `pad`
+and `unpad` convert to right-padded [B, T] arrays for vectorised arithmetic.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,14 +55,14 @@ def _dtype_of(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """Ragged values of one name."""
+    """The ragged values of one name."""
 
     values: Array  # [sum(lengths)], all rows back to back
     lengths: NDArray[np.int32]  # [num_rows], the number of values in each row
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[Any] | Array], dtype: np.dtype[Any]) -> Self:
-        """Concatenates rows; an empty list gives a column of no rows."""
+        """Returns the column of concatenated rows; an empty list gives a column of no rows."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
         lengths = np.fromiter((len(array) for array in arrays), dtype=np.int32, count=len(arrays))
         return cls(np.concatenate(arrays) if arrays else np.empty(0, dtype), lengths)
@@ -73,22 +73,22 @@ class Column:
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """[num_rows + 1], where each row starts; the last entry is the number of values."""
+        """[num_rows + 1] int64, the position where each row starts; the last entry is the number of values."""
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     def rows(self) -> list[Array]:
-        """One view per row."""
+        """Returns one view for each row."""
         return np.split(self.values, self.offsets[1:-1]) if self.num_rows else []
 
     def sums(self) -> NDArray[np.float64]:
-        """[num_rows], the sum of each row."""
+        """Returns [num_rows] float64, the sum of each row."""
         sums, rows = np.zeros(self.num_rows), np.flatnonzero(self.lengths)
         if len(rows):
             sums[rows] = np.add.reduceat(self.values, self.offsets[rows], dtype=np.float64)
         return sums
 
     def take(self, indices: Array) -> "Column":
-        """The rows at `indices`, in that order; rows may repeat."""
+        """Returns the rows at `indices`, in that order; rows may repeat."""
         starts, lengths = self.offsets[:-1][indices], self.lengths[indices]
         if len(self.values) > _LONG_ROW * self.num_rows and len(indices):
             rows = [self.values[start : start + length] for start, length in zip(starts, lengths, strict=True)]
@@ -98,7 +98,7 @@ class Column:
         return Column(self.values[positions], lengths)
 
     def between(self, start: int, stop: int) -> "Column":
-        """The rows from `start` to before `stop`, as a view."""
+        """Returns the rows from `start` to before `stop`, as a view."""
         first = int(self.lengths[:start].sum(dtype=np.int64))
         lengths = self.lengths[start:stop]
         return Column(self.values[first : first + int(lengths.sum(dtype=np.int64))], lengths)
@@ -121,11 +121,13 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Columns over the same rows; checked where they meet, `trusted` where they are taken from a batch that was.
+    """Columns over the same rows.
+
+    The columns are checked when they are first put together; `trusted` columns come from a batch that was checked.
 
     Raises:
-        ValueError: a column is unknown, has another dtype than the closed set says, another number of rows, lengths
-            that do not add up to its values, or does not align with `responses`.
+        ValueError: a column is unknown, has another dtype than the closed set, another number of rows, lengths that do
+            not add up to its values, or does not align with `responses`.
     """
 
     num_rows: int
@@ -151,7 +153,7 @@ class Batch:
 
     @classmethod
     def from_rows(cls, **rows: Sequence[Sequence[Any] | Array]) -> Self:
-        """Lists of rows by column, with the dtypes of the closed set."""
+        """Returns a batch of columns that are given as lists of rows, with the dtypes of the closed set."""
         columns = {name: Column.from_rows(values, _dtype_of(name)) for name, values in rows.items()}
         return cls(next(iter(columns.values())).num_rows, columns)
 
@@ -159,7 +161,7 @@ class Batch:
     def allocate(cls, num_rows: int, lengths: Mapping[str, NDArray[np.int32]]) -> Self:
         """Returns a batch of columns with these row lengths, whose values are still to be received.
 
-        Who sends a batch sends the row lengths of its columns, then the values, in one order: that of `columns`.
+        A sender sends the row lengths of its columns, then the values, both in the order of `columns`.
         """
         columns = {
             name: Column(np.empty(int(row_lengths.sum(dtype=np.int64)), _dtype_of(name)), row_lengths)
@@ -184,31 +186,35 @@ class Batch:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of values and row lengths."""
+        """The memory of values and row lengths, in bytes."""
         return sum(column.values.nbytes + column.lengths.nbytes for column in self.columns.values())
 
     def select(self, names: Iterable[str]) -> "Batch":
-        """Only the named columns; KeyError if one is missing."""
+        """Returns the named columns only; KeyError if one is missing."""
         return Batch(self.num_rows, {name: self.columns[name] for name in names}, trusted=True)
 
     def merge(self, other: "Batch") -> "Batch":
-        """This batch with the columns of `other` (same rows) added or replaced."""
+        """Returns this batch with the columns of `other` (same rows) added or replaced."""
         if other.num_rows != self.num_rows:
             raise ValueError(f"cannot merge a batch of {other.num_rows} rows into one of {self.num_rows}")
         return Batch(self.num_rows, {**self.columns, **other.columns})
 
     def take(self, indices: Array) -> "Batch":
-        """The rows at `indices`, in that order; rows may repeat."""
+        """Returns the rows at `indices`, in that order; rows may repeat."""
         return Batch(len(indices), {name: column.take(indices) for name, column in self.columns.items()}, trusted=True)
 
     def between(self, start: int, stop: int) -> "Batch":
-        """The rows from `start` to before `stop`, as views."""
+        """Returns the rows from `start` to before `stop`, as views."""
         columns = {name: column.between(start, stop) for name, column in self.columns.items()}
         return Batch(len(range(self.num_rows)[start:stop]), columns, trusted=True)
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """Rows of all batches, one batch after the other; all must have the same columns. A single batch stays as it is."""
+    """Returns the rows of all batches, one batch after the other; a single batch stays as it is.
+
+    Raises:
+        ValueError: the batches have different columns.
+    """
     if len(batches) == 1:
         return batches[0]
     names = batches[0].columns.keys()
@@ -222,12 +228,12 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
 
 
 def join_parts(parts: Sequence[Batch]) -> Batch:
-    """The whole of its parts: the columns that all of them have, every row at its place.
+    """Returns the whole batch of its parts: the columns that all parts have, with every row at its place.
 
     Without the column `places` one part follows the other.
 
     Raises:
-        ValueError: a row has not one place, or the places are not every row of the whole once.
+        ValueError: a row does not have one place, or the places are not every row of the whole once.
     """
     common = [name for name in parts[0].columns if all(name in part for part in parts)]
     joined = concatenate([part.select(common) for part in parts])
@@ -240,7 +246,7 @@ def join_parts(parts: Sequence[Batch]) -> Batch:
 
 
 def row_order(places: Array) -> NDArray[np.int64]:
-    """[num_rows], where each row of the whole is found among rows that bear these places.
+    """Returns [num_rows] int64: for each row of the whole, its position among rows that have these places.
 
     Raises:
         ValueError: the places are not 0 to num_rows - 1, each once.

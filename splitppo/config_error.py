@@ -1,4 +1,7 @@
-"""The error for a configuration that cannot be used. It needs no package, so that any process can import it."""
+"""The error for a configuration that cannot be used.
+
+This module needs no package, so any process can import it.
+"""
 
 
 class ConfigError(ValueError):

@@ -1,11 +1,14 @@
-"""Trees of settings, and their leaves under dotted keys such as `actor.lr`. Needs the standard library alone."""
+"""Trees of settings, and their leaves under dotted keys such as `actor.lr`.
+
+This module needs the standard library only.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 
 def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted key, value) for everything in a tree that is no section; an empty section is a value."""
+    """Yields (dotted key, value) for everything in a tree that is not a section; an empty section is a value."""
     for name, value in tree.items():
         key = f"{path}.{name}" if path else str(name)
         if isinstance(value, Mapping) and value:

@@ -1,9 +1,9 @@
 """Failpoints: named points at which a test lets a process die, stop, fail or wait (docs/adr/015-failpoints.md).
 
-Code that passes a point says so by `hit`, which does nothing unless `arm` was called with failpoints. A failpoint fires
-once per run folder: its mark, `failpoints/<point>....fired`, is written before the process dies, so a process that was
-started again passes, and a test sees that, when and in which process it fired. Where the mark is gone, because the
-folder holds another run now, it may fire again.
+Code calls `hit` at a point; without failpoints (`arm`) the call does nothing. A failpoint fires once in a run folder:
+its mark, `failpoints/<point>....fired`, is written before the process dies. A process that was started again therefore
+passes, and a test sees that, when and in which process it fired. If the mark is gone, because the folder holds another
+run now, it may fire again.
 """
 
 import json
@@ -24,11 +24,11 @@ _POLL_INTERVAL_S = 0.01
 
 
 class FailpointError(RuntimeError):
-    """What a failpoint with action `raise` raises."""
+    """The error that a failpoint with action `raise` raises."""
 
 
 class Failpoints:
-    """Those of a process: actor, critic or controller, the first part of the names of its points."""
+    """The failpoints of a process: actor, critic or controller, the first part of the names of its points."""
 
     def __init__(self, config: DebugConfig, run_dir: Path, process: str, rank: int = 0) -> None:
         self._config = config.failpoints
@@ -41,11 +41,11 @@ class Failpoints:
         self.step = -1
 
     def hit(self, point: str, step: int | None = None) -> None:
-        """The process passes a point, named without the process, in its work on a step.
+        """Tells that the process passes a point, named without the process, in its work on a step.
 
         Raises:
-            FailpointError, MemoryError: the failpoint says so.
-            TimeoutError: what it waits for does not happen.
+            FailpointError, MemoryError: the action of the failpoint.
+            TimeoutError: the point that it waits for is not passed.
         """
         name, step = f"{self._process}.{point}", self.step if step is None else step
         if (name, step) in self._awaited:
@@ -83,7 +83,7 @@ class Failpoints:
             time.sleep(_POLL_INTERVAL_S)
 
     def _mark(self, name: str, what: str, step: int) -> bool:
-        """Leaves a mark in the run folder; False if it is there already."""
+        """Writes a mark into the run folder; returns False if it is there already."""
         self._folder.mkdir(parents=True, exist_ok=True)
         content = {"pid": os.getpid(), "rank": self._rank, "step": step, "what": what, "unix_s": time.time()}
         part = self._folder / f".{name}.{os.getpid()}"
@@ -98,18 +98,18 @@ class Failpoints:
 
 
 def fired_mark(point: str, failpoint: Failpoint) -> str:
-    """Name of the file that says that a failpoint has fired."""
+    """Returns the name of the file that says that a failpoint has fired."""
     step = "any" if failpoint.step is None else failpoint.step
     return f"{point}.rank{failpoint.rank}.step{step}.hit{failpoint.hit}.{failpoint.action}.fired"
 
 
 def passed_mark(point: str, step: int) -> str:
-    """Name of the file that says that a process has passed a point for which another one waits."""
+    """Returns the name of the file that says that a process has passed a point for which another process waits."""
     return f"{point}.step{step}.passed"
 
 
 def point_of(method: str) -> str:
-    """How an RPC is called in the names of points: ComputeValues -> compute_values."""
+    """Returns the name of an RPC in the names of points: ComputeValues -> compute_values."""
     return re.sub(r"(?<!^)([A-Z])", r"_\1", method).lower()
 
 
@@ -117,20 +117,20 @@ _armed: Failpoints | None = None
 
 
 def arm(config: DebugConfig, run_dir: Path, process: str, rank: int = 0) -> None:
-    """Makes this process heed its failpoints; without any, `hit` goes on doing nothing."""
+    """Gives this process its failpoints; without any, `hit` does nothing."""
     global _armed
     _armed = Failpoints(config, run_dir, process, rank) if config.failpoints else None
 
 
 def hit(point: str, step: int | None = None) -> None:
-    """This process passes a point; see `Failpoints.hit`. Without `step`, that of `at_step` counts."""
+    """Tells that this process passes a point, see `Failpoints.hit`; the default step is that of `at_step`."""
     if _armed is not None:
         _armed.hit(point, step)
 
 
 @contextmanager
 def at_step(step: int) -> Iterator[None]:
-    """Within the block the process works on a step; for the thread that does the work."""
+    """Within the block, `hit` counts this step unless it is given another; for the thread that does the work."""
     if _armed is not None:
         _armed.step = step
     yield

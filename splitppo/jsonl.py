@@ -1,4 +1,4 @@
-"""JSONL: one JSON object per line."""
+"""JSONL files: one JSON object on each line."""
 
 import gzip
 import json
@@ -8,12 +8,13 @@ from typing import Any
 
 
 def read_jsonl(file: Path, *, until_torn: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file, each with the number of its line, from 1; blank lines are passed over; `.gz` is unpacked.
+    """Yields (line number from 1, object) for each line of a file.
 
-    With `until_torn` a last line that a crash has left incomplete is left out.
+    Blank lines are skipped, and `.gz` is unpacked. With `until_torn`, a last line that a crash has left incomplete is
+    left out.
 
     Raises:
-        ValueError: another line is no JSON object, or no UTF-8 text; names file and line.
+        ValueError: another line is no JSON object, or no UTF-8 text; the message names file and line.
     """
     torn: ValueError | None = None
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
@@ -35,7 +36,7 @@ def read_jsonl(file: Path, *, until_torn: bool = False) -> Iterator[tuple[int, d
 
 
 def json_object(line: bytes, place: str) -> dict[str, Any]:
-    """The object that a line holds; a ValueError that begins with its `place` if there is none."""
+    """Returns the object that a line holds; without one, a ValueError that begins with `place`."""
     try:
         content = json.loads(line.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:

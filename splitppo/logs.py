@@ -1,4 +1,4 @@
-"""What log calls of both sides share."""
+"""Arguments of log calls that controller and services share."""
 
 # As `extra` of a log call: the line goes to the log file alone, because the user is told in another way.
 FILE_ONLY = {"file_only": True}

@@ -1,6 +1,7 @@
-"""The manifest of one role's part of a checkpoint: which files it consists of, to the last bit, and what they hold.
+"""The manifest of one role's part of a checkpoint: its files, to the last bit, and what they hold.
 
-A service writes it when its files are durable; the controller's commit marker names its digest. Both sides read it.
+A service writes the manifest when its files are durable; the controller's commit marker names its digest. Both sides
+read it.
 """
 
 import errno
@@ -26,12 +27,15 @@ _MAX_THREADS = 8
 
 
 class DamagedCheckpoint(ValueError):
-    """Files of a checkpoint are not what was written; `str()` names the file, what was expected and what was found."""
+    """Files of a checkpoint are not what was written.
+
+    `str()` names the file, what was expected and what was found.
+    """
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """Size in bytes and sha256 (hex) of a file."""
+    """The size in bytes and the sha256 (hex) of a file."""
 
     size: int
     sha256: str
@@ -43,7 +47,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class SealedFile:
-    """JSON in one form only, with its own digest: a reader can tell whether a single bit was changed."""
+    """A JSON file in one form only, with its own digest: a reader sees if a single bit was changed."""
 
     KIND: ClassVar[str]
 
@@ -55,11 +59,11 @@ class SealedFile:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """What `serialise` made the content of `file` of.
+        """Returns the object whose `serialise` has made the content of `file`.
 
         Raises:
-            DamagedCheckpoint: it is missing, or not as it was written.
-            OSError: storage that cannot be reached, or that may not be read.
+            DamagedCheckpoint: the file is missing, or not as it was written.
+            OSError: the storage cannot be reached, or may not be read.
         """
         with _reading(file):
             content = file.read_bytes()
@@ -78,7 +82,7 @@ def _canonical_json(content: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class Manifest(SealedFile):
-    """What one role has written."""
+    """The manifest of what one role has written."""
 
     KIND = "manifest"
     role: str
@@ -97,7 +101,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> str:
 
 
 def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:
-    """The manifest of a part; DamagedCheckpoint if it is missing, not as it was written, or not the one of `sha256`."""
+    """Returns the manifest of a part.
+
+    Raises:
+        DamagedCheckpoint: the manifest is missing, not as it was written, or not the one of `sha256`.
+    """
     manifest = Manifest.read(folder / MANIFEST)
     if sha256 is not None:
         _verify_digest(folder / MANIFEST, sha256, hashlib.sha256(manifest.serialise()).hexdigest())
@@ -105,7 +113,9 @@ def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:
-    """Makes every file and folder below `folder` durable, and measures the files; links are not followed down."""
+    """Makes every file and folder below `folder` durable, and returns the entries of the files; links are not
+    followed.
+    """
     found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     files = {path.relative_to(folder).as_posix(): path for path in found if not path.name.startswith(_REMOVED_BUT_OPEN)}
     files.pop(MANIFEST, None)
@@ -116,13 +126,13 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
 
 
 def verify_files(folder: Path, manifest: Manifest) -> None:
-    """Compares every file with the manifest: names and sizes of all first, then contents, on several threads.
+    """Compares every file with the manifest: first names and sizes of all files, then contents, on several threads.
 
-    What the manifest does not name is nobody's: it is never read, and does no harm.
+    A file that the manifest does not name is never read, and does no harm.
 
     Raises:
         DamagedCheckpoint: a file is missing, of another size or content, or cannot be read.
-        OSError: storage that cannot be reached, or that may not be read.
+        OSError: the storage cannot be reached, or may not be read.
     """
     files = {folder / name: expected for name, expected in manifest.files.items()}
     for file, expected in files.items():
@@ -133,7 +143,7 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
 
 
 def verify_file(file: Path, expected: FileEntry) -> None:
-    """Compares one file, as `verify_files` does all."""
+    """Compares one file with its entry, and raises as `verify_files`."""
     _verify_size(file, expected)
     _verify_digest(file, expected.sha256, _measure(file).sha256)
 
@@ -162,7 +172,9 @@ def _measure(file: Path, *, durable: bool = False) -> FileEntry:
 
 @contextmanager
 def _reading(file: Path, *, was_promised: bool = True) -> Iterator[None]:
-    """What a file that cannot be read means: damage where a promised one is gone or storage says so, else itself."""
+    """Turns an error of reading into DamagedCheckpoint if a promised file is missing, or if the storage reports
+    damage.
+    """
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:

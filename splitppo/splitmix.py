@@ -1,4 +1,4 @@
-"""Random bits as a function of where something stands: the same on every machine, in any order."""
+"""Random bits that depend on a number only: the same on every machine, in any order."""
 
 import numpy as np
 from numpy.typing import NDArray

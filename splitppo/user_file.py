@@ -1,6 +1,6 @@
-"""Python files of the user: imported by path, and one object taken; or only read, where none of it may run.
+"""Python files of the user: imported for one object of them, or only read where none of their code may run.
 
-Scoring processes import this module: it stays light.
+Scoring processes import this module, so it stays light.
 """
 
 import ast
@@ -14,7 +14,7 @@ from splitppo.config_error import ConfigError
 
 
 def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> Any:
-    """Imports the file that the key `path_key` names and returns its `name`, which `name_key` names.
+    """Imports the file of the key `path_key` and returns its object `name`, which the key `name_key` names.
 
     Raises:
         ConfigError: there is no such file, importing it fails, or it has no callable of that name; one sentence.
@@ -38,17 +38,22 @@ def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> An
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of a function: those that it may be given by name, and those that it must be given."""
+    """The parameters of a function.
+
+    Attributes:
+        known: those that it may be given by name.
+        required: those that it must be given.
+    """
 
     known: tuple[str, ...]
     required: tuple[str, ...]
 
 
 def read_functions(path: Path) -> dict[str, Parameters]:
-    """Returns the functions that a file defines at its top level, by name; nothing of the file is run.
+    """Returns the functions that a file defines at its top level, by name; no code of the file is run.
 
     Raises:
-        ValueError: there is no such file, or it is not Python; a sentence that names no key.
+        ValueError: there is no such file, or it is not Python; the sentence names no key.
     """
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
@@ -71,5 +76,5 @@ def _parameters_of(arguments: ast.arguments) -> Parameters:
 
 
 def describe(error: BaseException) -> str:
-    """Returns what a user's code has raised, on one line."""
+    """Returns an error of a user's code on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

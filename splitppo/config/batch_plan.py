@@ -1,4 +1,7 @@
-"""The resolved batch plan: prompts, rows and mini-batches of a step. Sizes that do not divide are refused."""
+"""The resolved batch plan: prompts, rows and mini-batches of a step.
+
+Sizes that do not divide are refused.
+"""
 
 from dataclasses import dataclass
 
@@ -10,7 +13,7 @@ from splitppo.config_error import ConfigError
 
 @dataclass(frozen=True)
 class RolePlan:
-    """Batches of one trained role; rows are responses."""
+    """The batches of one trained role. A row is a response."""
 
     role: TrainedRoleName
     num_ranks: int
@@ -52,7 +55,7 @@ class BatchPlan:
 
 
 def batch_plan(config: Config) -> BatchPlan:
-    """Returns the plan; a ConfigError names both numbers that do not divide or fit, and the key to change."""
+    """Returns the plan of a step; a ConfigError names both numbers that do not divide or fit, and the key to change."""
     _check_rollout(config)
     if config.rollout.backend == "vllm":
         _check_vllm(config)

@@ -1,4 +1,4 @@
-"""The marks of every key (`Key`), and what follows from them: differences between runs that are allowed."""
+"""The marks of every key (`Key`), and questions that they answer, e.g. whether a resumed run may change a key."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
@@ -33,5 +33,5 @@ def may_change(path: str) -> bool:
 
 
 def step_work(config: Config) -> Mapping[str, Any]:
-    """Returns the keys that say what a step computes, wherever it does."""
+    """Returns the keys, with their values, that decide what a step computes, on whatever machine."""
     return {path: attrgetter(path)(config) for path, key in KEYS.items() if key.is_work}

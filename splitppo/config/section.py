@@ -1,4 +1,4 @@
-"""The base of all sections, what is known of their keys, and the types of values that several of them have."""
+"""The base class of all sections, the marks of keys, and types of values that several sections have."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
@@ -22,12 +22,13 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 @dataclass(frozen=True)
 class Key:
-    """The meaning of a key for its readers, as metadata of its field; None is taken from the section around it.
+    """The marks of a key: facts about it for its readers, as metadata of its field. None: the mark of its section
+    counts.
 
     Attributes:
-        may_change: a resumed run may be given another value.
-        shapes_worker: what a worker computes or learns depends on it, so that it is part of `worker_digest`.
-        is_work: what a step computes depends on it, wherever that is computed; the planner compares runs by it.
+        may_change: a resumed run may have another value.
+        shapes_worker: the computation or the learning of a worker depends on the key, so it is part of `worker_digest`.
+        is_work: the computation of a step depends on the key, on whatever machine; the planner compares runs by it.
     """
 
     may_change: bool | None = None
@@ -41,7 +42,7 @@ IS_WORK = Key(is_work=True)
 
 
 class Section(BaseModel):
-    """A part of the configuration: immutable, closed."""
+    """A section of the configuration: it cannot be changed, and refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -51,7 +52,10 @@ class Section(BaseModel):
         return self
 
     def _check_keys(self) -> None:
-        """Checks what must hold between the keys of this section; ValueError with a sentence that names them."""
+        """Checks what must hold between the keys of this section.
+
+        A ValueError that begins with the name of a key and a colon is reported as a mistake in that key.
+        """
 
     def changed(self, path: str, values: Mapping[str, Any]) -> Self:
         """Returns a copy with other values in the section at `path` ("" is this one).

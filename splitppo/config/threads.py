@@ -1,8 +1,8 @@
-"""Compute threads of each rank where `services.*.threads` is `auto`, and a warning where there are more than cores.
+"""Compute threads of each rank if `services.*.threads` is `auto`, and a warning if there are more threads than cores.
 
-The number is a function of configuration, device type and permitted cores, never of measured load: the cores are
-divided between the ranks that may compute on them. The controller and the scoring processes (`reward.num_workers`) are
-not counted.
+The number depends on configuration, device type and permitted cores, never on measured load: the cores are divided
+between the ranks that may compute on them. The controller and the scoring processes (`reward.num_workers`) are not
+counted.
 """
 
 from collections import Counter
@@ -21,7 +21,9 @@ R = TypeVar("R", bound=str)  # a role, or any other name of a group of this mach
 
 
 def threads_of_groups(groups: Mapping[R, ServiceConfig], cores: PermittedCores) -> dict[R, int]:
-    """Returns by role an equal share of each core for every rank that may use it, in whole threads, at least one."""
+    """Returns the threads of each rank, by role: an equal share of every core that it may use, in whole threads, at
+    least 1.
+    """
     ranks_on: Counter[int] = Counter()
     for group in groups.values():
         ranks_on.update(dict.fromkeys(_cores_of(group, cores), group.num_processes))
@@ -34,7 +36,7 @@ def threads_of_groups(groups: Mapping[R, ServiceConfig], cores: PermittedCores) 
 
 
 def threads_of_rank(service: ServiceConfig, num_ranks: int, cores: PermittedCores) -> int:
-    """Returns the threads of each of a group's `num_ranks` ranks on this machine, where there is no other group."""
+    """Returns the threads of each of a group's `num_ranks` ranks on this machine, if there is no other group."""
     if service.threads != "auto":
         return service.threads
     return threads_of_groups({"": service.model_copy(update={"num_processes": num_ranks})}, cores)[""]
@@ -46,7 +48,7 @@ def crowding(config: Config, cores: PermittedCores) -> str | None:
 
 
 def crowding_of_group(role: str, service: ServiceConfig, num_ranks: int, cores: PermittedCores) -> str | None:
-    """Returns the sentence of `crowding` for the `num_ranks` ranks of a single group on this machine."""
+    """Returns the warning of `crowding` for the `num_ranks` ranks of a single group on this machine."""
     threads = threads_of_rank(service, num_ranks, cores)
     return _crowding({role: service.model_copy(update={"num_processes": num_ranks, "threads": threads})}, cores)
 

@@ -1,4 +1,4 @@
-"""The digest of what shapes a worker: equal digests mean that controller and worker were given the same model."""
+"""The digest of the keys that shape a worker: if digests are equal, controller and worker have the same model."""
 
 import hashlib
 import json
@@ -9,12 +9,12 @@ from splitppo.config.section import RoleName
 
 
 def worker_digest(config: Config, role: RoleName) -> str:
-    """Returns the sha256 over `worker_sections`; a longer run, another address or schedule leaves it unchanged."""
+    """Returns the sha256 over `worker_sections`; the length of a run, addresses and schedule do not change it."""
     return hashlib.sha256(json.dumps(worker_sections(config, role), sort_keys=True).encode()).hexdigest()
 
 
 def worker_sections(config: Config, role: RoleName) -> dict[str, object]:
-    """Returns the sections that shape what this role's models compute and learn, and nothing else, as JSON has them."""
+    """Returns the sections that shape what the models of a role compute and learn, as JSON has them."""
     sections: dict[str, object] = {}
     if role != "reward":
         sections = {

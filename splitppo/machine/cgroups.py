@@ -1,13 +1,13 @@
-"""Finds the files of this process's cgroups, v2 and v1."""
+"""Finds the files of this process's cgroups, versions 2 and 1."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 
 def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
-    """Yields the folders of this process's cgroup and of all above it that `controller` ("cpu", "memory") may be in.
+    """Yields the folders of this process's cgroup, and of all above it, for `controller` ("cpu", "memory").
 
-    A folder that a container cannot see does not exist. `root` is where /proc and /sys are found.
+    A folder that a container cannot see does not exist. `root` is the folder that holds /proc and /sys.
     """
     mounted = root / "sys/fs/cgroup"
     for line in text_of(root / "proc/self/cgroup").splitlines():
@@ -20,7 +20,7 @@ def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
 
 
 def text_of(file: Path) -> str:
-    """The content of a file; empty if it cannot be read."""
+    """Returns the content of a file; empty if it cannot be read."""
     try:
         return file.read_text()
     except OSError:

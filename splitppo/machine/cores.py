@@ -15,7 +15,7 @@ class PermittedCores:
     """The cores that a process may use.
 
     Attributes:
-        indices: of its affinity.
+        indices: the cores of its affinity.
         quota: CPU time that its cgroups grant, in cores; None: no limit.
     """
 
@@ -30,7 +30,10 @@ class PermittedCores:
 
 
 def permitted_cores(root: Path = Path("/")) -> PermittedCores:
-    """Returns the cores of this process, and of all that it starts; `root` is where /proc and /sys are found."""
+    """Returns the cores of this process and of all processes that it starts.
+
+    `root` is the folder that holds /proc and /sys.
+    """
     return PermittedCores(frozenset(os.sched_getaffinity(0)), min(_quotas(root), default=None))
 
 

@@ -1,4 +1,4 @@
-"""The GPUs of this machine and their memory, by NVML; nothing is known where there is no driver.
+"""The GPUs of this machine and their memory, as NVML reports them.
 
 NVML answers in its own library: a question to CUDA would make a context, and could break the capture of a graph on
 another thread.
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuMemory(NamedTuple):
-    """Bytes of a GPU; 0 where they are not known."""
+    """The bytes of a GPU; 0 if they are not known."""
 
     free: int = 0
     total: int = 0
@@ -22,7 +22,7 @@ class GpuMemory(NamedTuple):
 def total_bytes_of_gpus() -> dict[int, int]:
     """Returns the memory of each GPU by its index, which is that of nvidia-smi; empty without a driver.
 
-    It is 0 for a GPU that shares the memory of the machine.
+    The memory is 0 for a GPU that shares the memory of the machine.
     """
     import pynvml  # only where somebody has GPUs
 

@@ -1,4 +1,4 @@
-"""Main memory that this process may use: what is free of it, and how often the kernel had to kill for want of it."""
+"""The main memory that this process may use, and the number of processes that the kernel has killed for want of it."""
 
 import re
 from collections.abc import Iterator
@@ -18,20 +18,22 @@ _LIMITS = (
 
 @dataclass(frozen=True, order=True)
 class HostMemory:
-    """Bytes of the machine, or of the cgroup that leaves less."""
+    """The bytes of the machine, or of the cgroup that leaves fewer."""
 
     free: int
     total: int
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory:
-    """Returns what can be had now; `root` is where the files of cgroups are found."""
+    """Returns the memory that can be had now; `root` is the folder that holds the files of cgroups."""
     machine = psutil.virtual_memory()
     return min([HostMemory(machine.available, machine.total), *_memories_of_cgroups(root)])
 
 
 def num_oom_kills(root: Path = Path("/")) -> int:
-    """Returns how many processes the kernel has killed for want of memory: of this cgroup, else of the machine."""
+    """Returns the number of processes that the kernel has killed for want of memory, in this cgroup or on the
+    machine.
+    """
     files = [
         folder / name for folder in cgroup_folders("memory", root) for name in ("memory.events", "memory.oom_control")
     ]

@@ -1,4 +1,4 @@
-"""What the engine and the rollout keep in memory at most: the memory estimate computes with the same numbers."""
+"""Limits of what the engine and the rollout keep in memory; the memory estimate computes with the same numbers."""
 
 # A model whose full fp32 weights are smaller stays unsharded between forward and backward, and its gradient is reduced
 # once per mini-batch: less communication for memory that is there.

@@ -1,1 +1,1 @@
-"""Codec, channel and server options, credentials, errors <-> status."""
+"""The wire: batches, channel and server options, credentials, and errors as gRPC status."""

@@ -1,4 +1,4 @@
-"""Bearer tokens: where they are read, how a caller shows one, how a server tells whether it is right."""
+"""Bearer tokens: how a process reads them, how a caller shows one, and how a server checks it."""
 
 import hmac
 import os
@@ -22,13 +22,20 @@ _SCHEME = "Bearer "
 
 @dataclass(frozen=True, repr=False)  # shows no secret
 class BearerTokens:
-    """The tokens of a process; never empty. The first is shown to others, any of them is taken from others."""
+    """The tokens of a process, at least one.
+
+    The process shows the first token to others, and accepts any of them from others.
+    """
 
     accepted: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str, source: str) -> "BearerTokens":
-        """One token per line; ConfigError if one is unusable, or there is none, without repeating its text."""
+        """Reads one token from each line of `text`.
+
+        Raises:
+            ConfigError: a token is unusable, or there is none; the message does not repeat the text.
+        """
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if not lines:
             raise ConfigError(f"{source} is empty, expected a token of 16 to 512 characters on each line")
@@ -45,7 +52,7 @@ class BearerTokens:
         return ((_HEADER, f"{_SCHEME}{self.accepted[0]}"),)
 
     def why_refused(self, metadata: Iterable[tuple[str, Any]]) -> str:
-        """Returns what is wrong with the token of a call, without the token; empty if nothing is."""
+        """Returns the fault of the token of a call, without the token; empty if the token is accepted."""
         shown = [value for key, value in metadata if key == _HEADER]
         if not shown:
             return "no token"
@@ -58,10 +65,10 @@ class BearerTokens:
 
 
 def load_tokens(config: SecurityConfig, environment: Mapping[str, str] = os.environ) -> BearerTokens | None:
-    """The tokens that the configuration names, else those of the launcher that started this process, else None.
+    """Returns the tokens that the configuration names, else those of the launcher that started this process, else None.
 
     Raises:
-        ConfigError: the file cannot be read, the variable is not set, or there is no usable token in it.
+        ConfigError: the file cannot be read, the variable is not set, or it holds no usable token.
     """
     if config.token_file is not None:
         source = f"services.security.token_file: {config.token_file}"

@@ -1,4 +1,7 @@
-"""Certificates and keys as files: read and checked at start, where a mistake still costs one sentence."""
+"""Certificates and keys as files, which are read and checked when a process starts.
+
+A mistake then costs one sentence.
+"""
 
 import datetime as dt
 import itertools
@@ -22,7 +25,9 @@ _WARN_BEFORE = dt.timedelta(days=14)
 
 @dataclass(frozen=True, repr=False)  # shows no secret
 class Identity:
-    """PEM bytes of the own certificate (with its chain), its key, and the authorities that are trusted."""
+    """The identity of a process in PEM bytes: its certificate (with its chain), its key, and the authorities it
+    trusts.
+    """
 
     ca: bytes
     certificate: bytes
@@ -30,13 +35,13 @@ class Identity:
 
 
 def load_identity(ca_file: Path, cert_file: Path, key_file: Path, *, now: dt.datetime | None = None) -> Identity:
-    """Reads the three PEM files and checks that they can be used together, at a time (default: the clock's).
+    """Reads the three PEM files and checks that they can be used together at a time (default: the clock's).
 
     `cert_file` holds the certificate, then those between it and the authority; `key_file` has no passphrase.
 
     Raises:
-        ConfigError: a file that cannot be read or is none of its kind, a key of another certificate, a certificate of
-            another authority, one that is expired or not valid yet; one sentence that names file and time.
+        ConfigError: a file cannot be read or is not of its kind; the key belongs to another certificate; the certificate
+            is of another authority, has expired or is not valid yet. One sentence names file and time.
     """
     now = now or dt.datetime.now(dt.UTC)
     ca, certificate = read_file(ca_file, "ca_file"), read_file(cert_file, "cert_file")
@@ -52,7 +57,7 @@ def load_identity(ca_file: Path, cert_file: Path, key_file: Path, *, now: dt.dat
 
 
 def valid_until(identity: Identity) -> dt.datetime:
-    """Returns when the first of these ends: the certificate, one of its chain, the authority behind them."""
+    """Returns the earliest end of validity: of the certificate, of those in its chain, of the authority behind them."""
     chain = x509.load_pem_x509_certificates(identity.certificate)
     authorities = x509.load_pem_x509_certificates(identity.ca)
     behind = [issuer.not_valid_after_utc for issuer in authorities if _is_issued_by(chain[-1], issuer)]
@@ -60,7 +65,7 @@ def valid_until(identity: Identity) -> dt.datetime:
 
 
 def check_names(identity: Identity, host: str, *, key: str, cert_file: Path) -> None:
-    """ConfigError unless a server's certificate is for the host that callers know it by (in the key `key`)."""
+    """Checks that a server's certificate is for the host that callers use (in the key `key`); else a ConfigError."""
     names = x509.load_pem_x509_certificates(identity.certificate)[0].extensions
     try:
         known = names.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -112,7 +117,7 @@ def _check_time(certificate: x509.Certificate, key: str, path: Path, now: dt.dat
 def _issuers(
     chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate], cert_file: Path, ca_file: Path
 ) -> list[x509.Certificate]:
-    """The authorities behind the last certificate of the chain."""
+    """Returns the authorities that have signed the last certificate of the chain."""
     key = "services.security.cert_file"
     for one, issuer in itertools.pairwise(chain):
         if not _is_issued_by(one, issuer):

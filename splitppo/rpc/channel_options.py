@@ -1,9 +1,9 @@
 """Channel and server options, the same in every process.
 
-Keepalive finds a dead peer or network within about 4 s (`ping_timeout_ms` must be set too, or a frozen peer is missed);
-a hung Python process still answers pings and is found by its missing progress instead. Servers allow the pings that
+Keepalive finds a dead peer or network within about 4 s (`ping_timeout_ms` must be set too, or a frozen peer is missed).
+A hung Python process still answers pings, and is found by its missing progress instead. Servers allow the pings that
 clients send. gRPC's own retries are off: the client repeats a call under its request id, so that it joins the running
-one.
+call.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Batches on the wire: a header that says everything about the columns, then their bytes in checksummed chunks.
+"""Batches on the wire: a header that describes all columns, then their bytes in chunks with checksums.
 
-The sender copies the payload once (protobuf takes only `bytes`); the receiver checks the header before it takes memory,
+The sender copies the payload once (protobuf takes only `bytes`). The receiver checks the header before it takes memory,
 then copies every chunk once, to its final place.
 """
 
@@ -37,10 +37,13 @@ _WIRE_DTYPES: Mapping[np.dtype[Any], batch_pb2.DType] = {
 
 
 def encode_messages(batch: Batch, slot: batch_pb2.Slot) -> tuple[batch_pb2.BatchHeader, Iterator[bytes]]:
-    """The header of a batch, and the messages with its chunks, made one at a time as the stream asks for them.
+    """Returns the header of a batch, and its chunks as messages, each made when the stream asks for it.
 
-    The messages come serialised: protobuf's own classes would copy the payload three times more, at ten times the CPU.
-    The columns must not change until the last chunk is taken. ValueError if there is none, or one that never travels.
+    The messages are serialised: protobuf's own classes would copy the payload three times more, at ten times the CPU.
+    The columns must not change until the last chunk is taken.
+
+    Raises:
+        ValueError: the batch has no columns, or a column that never travels.
     """
     if not batch.columns:
         raise ValueError("a batch needs at least one column to be sent")
@@ -57,7 +60,9 @@ def _bytes_of(batch: Batch) -> list[memoryview]:
 
 
 def _cut(views: list[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
-    """(offset, pieces) of every chunk: the bytes of all views back to back, CHUNK_BYTES at a time, the rest last."""
+    """Yields (offset, pieces) of every chunk: the bytes of all views back to back, CHUNK_BYTES at a time, the rest
+    last.
+    """
     offset, filled = 0, 0
     pieces: list[memoryview] = []
     for view in views:
@@ -72,9 +77,9 @@ def _cut(views: list[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
 
 
 class BatchReceiver:
-    """Puts a batch together from a header, which is checked before memory is taken, and chunks.
+    """Puts a batch together from its header and its chunks; the header is checked before memory is taken.
 
-    `reserve` is called with the bytes that the batch will hold, before they are taken; it may raise.
+    `reserve` is called with the number of bytes of the batch before they are taken; it may raise.
 
     Raises:
         InvalidBatch: the header breaks the closed schema or contradicts itself.
@@ -121,14 +126,14 @@ class BatchReceiver:
                 self._targets.pop(0)
 
     def finish(self) -> Batch:
-        """The complete batch; InvalidBatch if bytes are missing."""
+        """Returns the complete batch; InvalidBatch if bytes are missing."""
         if self._received_bytes != self._total_bytes:
             raise InvalidBatch(f"the stream ended after {self._received_bytes} of {self._total_bytes} bytes")
         return self._batch
 
 
 def _check_header(header: batch_pb2.BatchHeader, max_bytes: int) -> dict[str, NDArray[np.int32]]:
-    """Row lengths of every column, in the header's order."""
+    """Returns the row lengths of every column, in the order of the header."""
     if not header.columns:
         raise InvalidBatch("a batch needs at least one column")
     lengths: dict[str, NDArray[np.int32]] = {}
@@ -172,11 +177,12 @@ async def receive_batch(
     message_type: type[BatchMessage] = worker_pb2.PutBatchRequest,
     reserve: Callable[[int], None] = lambda _: None,
 ) -> tuple[batch_pb2.Slot, Batch]:
-    """Receives a whole batch stream: a header, once and first, then chunks. Returns the header's slot and the batch.
+    """Receives a whole batch stream and returns (slot of the header, batch).
 
-    The messages are serialised: protobuf's classes would copy the payload twice more. `open_header` checks what stands
-    around the batch's header (PutBatchHeader) and unwraps it; `reserve` as for BatchReceiver. The header is let go of
-    before the first chunk: it is as large as the row lengths, and its sender may take its time.
+    A stream is one header, then chunks. The messages are serialised: protobuf's classes would copy the payload twice
+    more. `open_header` checks the message around the batch's header (PutBatchHeader) and returns the header; `reserve`
+    as for BatchReceiver. The header is released before the first chunk: it is as large as the row lengths, and its
+    sender may take its time.
 
     Raises:
         InvalidBatch, CorruptBatch, LimitExceeded: the stream is malformed or too large; whatever `open_header` raises.

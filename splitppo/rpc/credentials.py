@@ -27,9 +27,9 @@ class Credentials:
     tokens: BearerTokens | None = None  # None: none is sent, and none is asked for
 
     def channel(self, address: str, api: Any = grpc.aio, options: Options = CLIENT_OPTIONS) -> Any:
-        """A channel that shows certificate and token; the server must show a certificate for `address` (host:port).
+        """Returns a channel that shows certificate and token.
 
-        `api` is grpc for callers without an event loop.
+        The server must show a certificate for `address` (host:port). `api` is grpc for callers without an event loop.
         """
         if self.identity is None:
             channel = api.insecure_channel(address, options=list(options))
@@ -52,7 +52,11 @@ PLAINTEXT = Credentials()
 
 
 def load_credentials(config: SecurityConfig, role: str, environment: Mapping[str, str] = os.environ) -> Credentials:
-    """Reads what `services.security` names for a role; ConfigError if a file or variable cannot be used."""
+    """Reads the files and variables that `services.security` names for a role.
+
+    Raises:
+        ConfigError: a file or variable cannot be used.
+    """
     identity = None
     if (files := config.tls_files(role)) is not None:
         # Imported late: without TLS nobody waits for the library behind it.
@@ -63,7 +67,10 @@ def load_credentials(config: SecurityConfig, role: str, environment: Mapping[str
 
 
 def load_server_credentials(config: ServicesConfig, role: RoleName) -> Credentials:
-    """Reads the credentials of a service; if others start it, its certificate must be for the host in its address."""
+    """Reads the credentials of a service.
+
+    If others start the service, its certificate must be for the host in its address; else a ConfigError.
+    """
     credentials = load_credentials(config.security, role)
     address, files = config.of(role).address, config.security.tls_files(role)
     if config.launch == "external" and address and files is not None and credentials.identity is not None:

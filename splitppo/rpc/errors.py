@@ -1,8 +1,8 @@
-"""Errors on the wire: one table between our exceptions and gRPC status, both ways.
+"""Errors on the wire: one table between our exceptions and gRPC status, in both directions.
 
-A worker raises one of these; `abort` ends the call with its status; the client gets the same exception back from
-`error_from_rpc`. What the status code does not say (reason, role, rank, step, method, phase) travels as a
-google.rpc.ErrorInfo in the rich status.
+A worker raises one of these errors; `abort` ends the call with its status; the client gets the same exception back from
+`error_from_rpc`. The reason, and the place (role, rank, step, method, phase), travel as a google.rpc.ErrorInfo in the
+rich status.
 """
 
 import re
@@ -25,7 +25,7 @@ _INNER_CAPITAL = re.compile(r"(?<!^)([A-Z])")
 
 @dataclass(frozen=True)
 class Place:
-    """The place where something went wrong, as far as it is known."""
+    """The place of a failure, as far as it is known."""
 
     role: str = ""
     rank: int | None = None
@@ -45,12 +45,15 @@ class Place:
         return {name: value for name, value in asdict(self).items() if value not in ("", None)}
 
     def or_else(self, other: "Place") -> "Place":
-        """This place, with what it does not know taken from `other`."""
+        """Returns this place; what it lacks is taken from `other`."""
         return replace(other, **self.known)
 
 
 class WireError(Exception):
-    """An error that crosses the wire. `str()` is one sentence, led by the place, which `message` is without."""
+    """An error that crosses the wire.
+
+    `str()` is one sentence that begins with the place; `message` is the sentence without the place.
+    """
 
     code: ClassVar[StatusCode]
     reason: ClassVar[str]  # of the ErrorInfo: the class's name, in capitals
@@ -73,7 +76,7 @@ class WireError(Exception):
         return f"{place}: {self.message}" if place else self.message
 
     def at(self, place: Place) -> Self:
-        """The same error; what its place does not know is filled in from `place`."""
+        """Returns this error; what its place lacks is taken from `place`."""
         self.place = self.place.or_else(place)
         return self
 
@@ -91,11 +94,11 @@ class WrongState(WireError, code=StatusCode.FAILED_PRECONDITION):
 
 
 class StaleEpoch(WrongState):
-    """Another controller has taken the worker over since."""
+    """Another controller has taken over the worker in the meantime."""
 
 
 class NotIntroduced(WrongState):
-    """The worker knows no controller: it has started since, and holds nothing of the run."""
+    """The worker knows no controller: it has started anew, and holds nothing of the run."""
 
 
 class WrongStep(WrongState):
@@ -103,7 +106,7 @@ class WrongStep(WrongState):
 
 
 class WrongPolicy(WrongState):
-    """Responses were sampled with other weights than those of the step that they are meant for."""
+    """The responses were sampled with the weights of another step than the one they are meant for."""
 
 
 class Dirty(WrongState):
@@ -123,7 +126,7 @@ class Busy(WireError, code=StatusCode.RESOURCE_EXHAUSTED):
 
 
 class LimitExceeded(WireError, code=StatusCode.RESOURCE_EXHAUSTED):
-    """More than the worker ever takes: a message, a batch, the time to send it."""
+    """A message, a batch, or the time to send it is over what the worker ever accepts."""
 
 
 class OutOfMemory(WireError, code=StatusCode.RESOURCE_EXHAUSTED):
@@ -139,19 +142,19 @@ class PeerDied(WireError, code=StatusCode.ABORTED):
 
 
 class DataLoss(WireError, code=StatusCode.DATA_LOSS):
-    """Bytes are not what their digest says."""
+    """The bytes do not have their digest."""
 
 
 class CorruptBatch(DataLoss):
-    """A chunk whose checksum does not fit its payload."""
+    """The payload of a chunk does not have its checksum."""
 
 
 class DeadlineExceeded(WireError, code=StatusCode.DEADLINE_EXCEEDED):
-    """No answer, or no progress, in time."""
+    """There was no answer, or no progress, in time."""
 
 
 class Cancelled(WireError, code=StatusCode.CANCELLED):
-    """The call was given up by its caller."""
+    """The caller has given up the call."""
 
 
 class AccessDenied(WireError, code=StatusCode.PERMISSION_DENIED):
@@ -159,7 +162,7 @@ class AccessDenied(WireError, code=StatusCode.PERMISSION_DENIED):
 
 
 class Unauthenticated(AccessDenied, code=StatusCode.UNAUTHENTICATED):
-    """The caller has not proved who it is, or the worker has not: no token, a wrong one, no trusted certificate."""
+    """The caller, or the worker, has not proved who it is: no token, a wrong one, no trusted certificate."""
 
 
 class Unsupported(WireError, code=StatusCode.UNIMPLEMENTED):
@@ -179,7 +182,10 @@ _BUILTIN: Mapping[type[Exception], type[WireError]] = {
 
 
 def wire_error(error: BaseException, place: Place = Place()) -> WireError:
-    """The error as it goes over the wire: ours as it is, ValueError as the caller's mistake, others as our bug."""
+    """Returns the error that goes over the wire for `error`.
+
+    Our own errors stay as they are, a ValueError is the caller's mistake, any other error is our bug.
+    """
     if isinstance(error, WireError):
         return error.at(place)
     for builtin, ours in _BUILTIN.items():
@@ -189,7 +195,7 @@ def wire_error(error: BaseException, place: Place = Place()) -> WireError:
 
 
 def status_of(error: WireError) -> grpc.Status:
-    """The rich status of an error."""
+    """Returns the rich status of an error."""
     metadata = {"message": error.message, **{name: str(value) for name, value in error.place.known.items()}}
     status = status_pb2.Status(code=error.code.value[0], message=str(error))
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=metadata))
@@ -204,7 +210,7 @@ async def abort(context: Any, error: WireError) -> NoReturn:
 
 
 def error_from_rpc(error: Any, place: Place = Place()) -> WireError:
-    """The exception behind a failed call (grpc or grpc.aio); `place` is what the caller knows of it itself."""
+    """Returns the exception behind a failed call (grpc or grpc.aio); `place` is what the caller itself knows of it."""
     code, details = error.code(), error.details() or ""
     by_code = WireError.by_code.get(code, Internal)
     if (info := _error_info(error)) is not None:
@@ -217,7 +223,7 @@ def error_from_rpc(error: Any, place: Place = Place()) -> WireError:
 
 
 def _error_info(error: Any) -> error_details_pb2.ErrorInfo | None:
-    """Our ErrorInfo in the rich status, or None: the status comes from gRPC itself or from a stranger."""
+    """Returns our ErrorInfo in the rich status; None if the status comes from gRPC itself or from another program."""
     try:
         status = rpc_status.from_call(error)
     except (DecodeError, ValueError):

@@ -2,8 +2,8 @@
 
     python -m splitppo.rpc.health HOST:PORT [--service NAME] [--ca F [--cert F --key F]] [--token-file F] [--timeout S]
 
-Exit status: 0 SERVING; 1 not serving, or not reached, the line says why; 2 wrong arguments or files. It imports neither
-the configuration nor the libraries behind it, because probes start it every few seconds.
+Exit status: 0 SERVING; 1 not serving, or not reached (the line says why); 2 wrong arguments or files. This module
+imports neither the configuration nor the libraries behind it, because probes start it every few seconds.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _MAX_TIMEOUT_S = 3600.0
 
 
 class UsageError(Exception):
-    """Arguments or files that cannot be used, as one sentence."""
+    """Arguments or files cannot be used; the message is one sentence."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,14 +58,15 @@ def check(
     metadata: tuple[tuple[str, str], ...],
     timeout_s: float,
 ) -> str:
-    """SERVING, NOT_SERVING, UNKNOWN, or a sentence that says why there is no status.
+    """Returns SERVING, NOT_SERVING, UNKNOWN, or a sentence that says why there is no status.
 
     Args:
         address: host:port.
         service: full name of a service; "" asks for the server as a whole.
         credentials: of TLS; None: plaintext.
         metadata: headers of the call.
-        timeout_s: all of it takes no longer, names that cannot be resolved and addresses that swallow packets included.
+        timeout_s: the longest time for everything, also for names that cannot be resolved and addresses that answer
+            nothing.
     """
     options = answering_within(timeout_s)
     if credentials is None:
@@ -89,14 +90,14 @@ def check(
 
 
 def _status_in(answer: bytes) -> str:
-    """Returns the name of the status that a HealthCheckResponse holds, or says that the answer is none."""
+    """Returns the name of the status in a serialised HealthCheckResponse, or a sentence if it is no such message."""
     with suppress(DecodeError, ValueError):
         return str(HealthCheckResponse.ServingStatus.Name(HealthCheckResponse.FromString(answer).status))
     return "its answer is no grpc.health.v1.HealthCheckResponse"
 
 
 def _why_refused(code: grpc.StatusCode, details: str) -> str:
-    """Returns what a server that was reached says."""
+    """Returns a sentence on a server that was reached and has refused the call."""
     if code is grpc.StatusCode.NOT_FOUND:
         return "not found: the server has no service of this name"
     if code is grpc.StatusCode.UNIMPLEMENTED:

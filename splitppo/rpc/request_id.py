@@ -7,10 +7,10 @@ PROTOCOL_VERSION = 1
 
 
 def request_id(run_id: str, epoch: int, step: int, method: str, *parts: str | int) -> str:
-    """Names a command: the same arguments give the same id, in this process or after a restart.
+    """Returns the name of a command: the same arguments give the same name, also after a restart.
 
-    `epoch` is the controller's fencing token; `parts` is what else tells two commands of one step apart (slot kind,
-    part, model, attempt).
+    `epoch` is the controller's fencing token; `parts` is what else distinguishes commands of one step (slot kind, part,
+    model, attempt).
     """
     text = "\x1f".join(map(str, (run_id, epoch, step, method, *parts)))
     return f"{method}-{step}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""Files that `services.security` names; those that hold a secret are their owner's alone."""
+"""Files that `services.security` names. A file with a secret can be read by its owner only."""
 
 import logging
 import stat
@@ -10,14 +10,18 @@ log = logging.getLogger(__name__)
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Writes a file that only its owner can read, at no moment otherwise."""
+    """Writes a file that nobody but its owner can read at any moment."""
     path.unlink(missing_ok=True)
     path.touch(0o600, exist_ok=False)
     path.write_text(text, encoding="utf-8")
 
 
 def read_file(path: Path, key: str, *, is_secret: bool = False) -> bytes:
-    """Reads the file of `services.security.<key>`; ConfigError if it cannot. Warns if others can read a secret."""
+    """Reads the file of `services.security.<key>`; warns if others can read a secret.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     try:
         content = path.read_bytes()
         mode = stat.S_IMODE(path.stat().st_mode)  # of what a link leads to

@@ -1,4 +1,7 @@
-"""Versions of controller and worker that work together: equal ones; a peer without a version has the protocol alone."""
+"""Compares the versions of controller and worker, which must be equal.
+
+A client or worker of another project sends no version: only its protocol is compared.
+"""
 
 from splitppo import __version__
 from splitppo.rpc.request_id import PROTOCOL_VERSION
@@ -8,10 +11,10 @@ from splitppo.v1 import worker_pb2
 def why_versions_differ(
     here: str, peer: str, greeting: worker_pb2.HandshakeRequest | worker_pb2.HandshakeResponse
 ) -> str:
-    """A sentence with both versions and what to do; empty if the two may work together.
+    """Returns a sentence with both versions and what to do; empty if the two may work together.
 
-    Between two versions of SplitPPO formulas and defaults may differ where the protocol does not, so the same protocol
-    is not enough. A client or worker that is none of SplitPPO's sends no version: only its protocol is compared.
+    Two versions of SplitPPO may have different formulas and defaults with the same protocol, so the same protocol is
+    not enough.
 
     Args:
         here: who compares, e.g. "this worker".

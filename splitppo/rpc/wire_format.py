@@ -1,7 +1,7 @@
-"""Protobuf's wire format, by hand: a view of each field, and one copy of a chunk, where protobuf would make several.
+"""Protobuf's wire format, written by hand, so that a chunk is copied once where protobuf would copy it several times.
 
 A chunk is written as plain protobuf, a PutBatchRequest or a GetBatchResponse (both have it in field 2), and read in
-only that very layout; everything else is left to protobuf.
+exactly this layout. Everything else is left to protobuf.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,14 +35,14 @@ _MAX_VARINT_BYTES = 10
 
 
 class MalformedMessage(ValueError):
-    """Bytes that are no protobuf message."""
+    """The bytes are no protobuf message."""
 
 
 def read_fields(message: memoryview) -> Iterator[tuple[int, Any]]:
-    """(tag, value) of each field in turn: the number of a varint, the bytes of any other field.
+    """Yields (tag, value) of each field: the number of a varint, the bytes of any other field.
 
     Raises:
-        MalformedMessage: once the fields before have been taken.
+        MalformedMessage: it comes after all fields before the fault.
     """
     position = 0
     while position < len(message):
@@ -62,7 +62,7 @@ def read_fields(message: memoryview) -> Iterator[tuple[int, Any]]:
 
 
 def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
-    """(number, position behind it)."""
+    """Returns (number, position behind it)."""
     number = 0
     for index, digit in enumerate(message[position : position + _MAX_VARINT_BYTES]):
         number |= (digit & 0x7F) << (7 * index)
@@ -72,7 +72,7 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
 
 
 def varint(number: int) -> bytes:
-    """A number as protobuf writes it."""
+    """Returns the bytes of a number as protobuf writes it."""
     digits = bytearray()
     while number > 0x7F:
         digits.append(number & 0x7F | 0x80)
@@ -89,13 +89,13 @@ def parse(
     header_path: Sequence[int] = (),
     malformed: type[InvalidArgument] = InvalidArgument,
 ) -> M:
-    """Returns the message of this type in some bytes.
+    """Returns the message of type `message_type` in `serialised`.
 
     `header_path` is where the message may have a batch header; see `check_num_fields`.
 
     Raises:
-        LimitExceeded: there are too many bytes, or fields of a header.
-        InvalidArgument, or the class `malformed` of it: the bytes are no such message.
+        LimitExceeded: there are too many bytes, or too many fields of a header.
+        InvalidArgument, or its subclass `malformed`: the bytes are no such message.
     """
     if len(serialised) > max_bytes:
         raise LimitExceeded(f"a message of {len(serialised)} bytes is over the limit of {max_bytes}")
@@ -108,12 +108,13 @@ def parse(
 
 
 def check_num_fields(message: bytes, path: Sequence[int]) -> None:
-    """Counts the fields of a batch header before protobuf makes an object of each: a small message can hold many.
+    """Checks the number of fields of a batch header before protobuf makes an object of each field.
 
-    `path` has field numbers: the first is looked into in the message, the second in what is found there.
+    A small message can hold many fields. `path` has two field numbers: of a field of the message, and of a field inside
+    it.
 
     Raises:
-        LimitExceeded: more than MAX_HEADER_FIELDS in all.
+        LimitExceeded: there are more than MAX_HEADER_FIELDS in all.
     """
     with suppress(MalformedMessage):
         _count_fields(memoryview(message), path, 0)
@@ -130,7 +131,7 @@ def _count_fields(message: memoryview, path: Sequence[int], counted: int) -> int
 
 
 def checksum(pieces: Sequence[memoryview]) -> int:
-    """xxh3-64 of the pieces, back to back."""
+    """Returns the xxh3-64 of the pieces, back to back."""
     digest = xxhash.xxh3_64()
     for piece in pieces:
         digest.update(piece)
@@ -138,7 +139,7 @@ def checksum(pieces: Sequence[memoryview]) -> int:
 
 
 def serialise_chunk(offset: int, pieces: Sequence[memoryview]) -> bytes:
-    """The message with one chunk."""
+    """Returns the serialised message with one chunk."""
     num_bytes = sum(len(piece) for piece in pieces)
     digest = checksum(pieces).to_bytes(8, "little")
     parts = (bytes([_OFFSET]), varint(offset), bytes([_CHECKSUM]), digest, bytes([_PAYLOAD]), varint(num_bytes))
@@ -147,7 +148,9 @@ def serialise_chunk(offset: int, pieces: Sequence[memoryview]) -> bytes:
 
 
 def read_chunk(message: bytes) -> tuple[int, int, memoryview] | None:
-    """(offset, checksum, payload) of a message as `serialise_chunk` writes it; None for any other message."""
+    """Returns (offset, checksum, payload) of a message that `serialise_chunk` has written; None for any other
+    message.
+    """
     try:
         ((tag, chunk),) = read_fields(memoryview(message))
         if tag != _CHUNK:

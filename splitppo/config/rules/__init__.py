@@ -1,1 +1,1 @@
-"""What must hold between the sections of a configuration."""
+"""Rules that must hold between the sections of a configuration."""

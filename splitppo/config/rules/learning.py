@@ -6,7 +6,7 @@ from splitppo.config.schema import Config
 
 
 def phases_count(config: Config) -> None:
-    """Checks that the sections are valid in each phase, and that every coefficient of a phase is used there."""
+    """Checks that the sections are valid in each phase, and that a phase uses every coefficient that it sets."""
     for number, phase in enumerate(config.algorithm.phases):
         key = f"algorithm.phases.{number}"
         in_phase = config.in_phase(phase)
@@ -36,7 +36,7 @@ def adaptive_entropy_begins_within_its_bounds(config: Config) -> None:
 
 
 def loss_type_is_the_actors_loss(config: Config) -> None:
-    """Checks that `actor.policy_loss`, also in each phase, is the loss that `rollout_correction` asks for."""
+    """Checks that `actor.policy_loss` is the loss that `rollout_correction` asks for, also in each phase."""
     correction, policy_loss = config.algorithm.rollout_correction, config.actor.policy_loss
     is_reinforce = correction.loss_type == "reinforce"
     if is_reinforce and (policy_loss.loss_mode, policy_loss.reinforce_is) != ("reinforce", correction.rollout_is):

@@ -1,4 +1,4 @@
-"""Rules of groups and devices: every model has a group, and no two groups have one GPU."""
+"""Rules of groups and devices: every model has a group, and no two groups have the same GPU."""
 
 from splitppo.config.schema import Config
 

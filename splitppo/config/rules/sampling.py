@@ -1,10 +1,10 @@
-"""Rules of prompts, responses and scores: what estimators, dynamic sampling, validation and penalties need."""
+"""Rules of prompts, responses and scores: the needs of estimators, dynamic sampling, validation and penalties."""
 
 from splitppo.config.schema import Config
 
 
 def groups_have_several_samples(config: Config) -> None:
-    """Checks that there are several samples of a prompt where the estimator compares them."""
+    """Checks that there are several samples of a prompt if the estimator compares them."""
     if "groups_B" in config.algorithm.needs and config.rollout.n < 2:
         raise ValueError(
             f"algorithm.adv_estimator {config.algorithm.adv_estimator} compares the samples of a prompt: expected"
@@ -22,7 +22,7 @@ def greedy_scores_compare_with_rewards(config: Config) -> None:
 
 
 def validation_has_prompts(config: Config) -> None:
-    """Checks that there are validation prompts where a key needs validation."""
+    """Checks that there are validation prompts if a key needs validation."""
     needs = {
         "evaluation.val_only": config.evaluation.val_only,
         "evaluation.early_stop.metric": config.evaluation.early_stop.metric,
@@ -33,7 +33,9 @@ def validation_has_prompts(config: Config) -> None:
 
 
 def dynamic_sampling_fits(config: Config) -> None:
-    """Checks `algorithm.filter_groups` against how many prompts are drawn, answered and sent on at a time."""
+    """Checks that `algorithm.filter_groups` fits the numbers of prompts that are drawn, answered and sent on at a
+    time.
+    """
     data, rollout, filters = config.data, config.rollout, config.algorithm.filter_groups
     if not filters.enable:
         if data.gen_batch_size not in (None, data.train_batch_size):

@@ -1,4 +1,4 @@
-"""Rules of addresses: groups that span several machines, and what may listen where (docs/hosts.md)."""
+"""Rules of addresses: groups that span several machines, and addresses that services may use (docs/hosts.md)."""
 
 from collections.abc import Iterable, Iterator
 from typing import get_args
@@ -29,7 +29,7 @@ def machines_of_a_group_meet(config: Config) -> None:
 
 
 def ports_are_apart(config: Config) -> None:
-    """Checks that no two groups are to listen on one address."""
+    """Checks that no two groups listen on the same address."""
     taken: dict[str, str] = {}  # by address, the key that has it
     for role, service in config.groups.items():
         addresses = {}
@@ -44,7 +44,7 @@ def ports_are_apart(config: Config) -> None:
 
 
 def failpoints_stay_on_this_machine(config: Config) -> None:
-    """Checks that nobody elsewhere can reach a service with failpoints."""
+    """Checks that no service with failpoints can be reached from another machine."""
     for key, address in _reachable_from_elsewhere(config, get_args(RoleName)) if config.debug.failpoints else ():
         raise ValueError(
             f"debug.failpoints is for tests on one machine: expected a loopback address in {key}, got {address!r};"
@@ -64,7 +64,7 @@ def plaintext_stays_on_this_machine(config: Config) -> None:
 
 
 def _reachable_from_elsewhere(config: Config, roles: Iterable[RoleName]) -> Iterator[tuple[str, str]]:
-    """Yields (key, address) where services listen or are called, unless only this machine can reach them."""
+    """Yields the (key, address) of each service that other machines can reach."""
     for role in roles:
         service = config.services.of(role)
         for key, address in {"bind": service.bind, "address": service.address or "localhost:0"}.items():

@@ -22,6 +22,6 @@ RULES = (
 
 
 def check_rules(config: Config) -> None:
-    """Checks all rules; ValueError for the first that does not hold, whose sentence names the keys."""
+    """Checks all rules; a ValueError for the first rule that does not hold names the keys."""
     for rule in RULES:
         rule(config)

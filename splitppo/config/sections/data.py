@@ -124,10 +124,7 @@ class DataConfig(Section):
 
     @property
     def draw_size(self) -> int:
-        """The number of prompts that are drawn at a time.
-
-        They are those of a step, or with algorithm.filter_groups those of a generation of the step.
-        """
+        """The number of prompts drawn at a time: for a step, or for a generation with algorithm.filter_groups."""
         return self.train_batch_size if self.gen_batch_size is None else self.gen_batch_size
 
     @property

@@ -43,7 +43,7 @@ class RewardModelConfig(ComputedModelConfig):
             raise ValueError(f"coef: expected an entry {DEFAULT_COEF!r} beside those of data sources, got {named}")
 
     def coef_of(self, data_source: str) -> float:
-        """Returns the weight of the model's score in the score of a response of this source."""
+        """Returns the weight of the reward model's score for a response of this data source."""
         if isinstance(self.coef, dict):
             return self.coef.get(data_source, self.coef[DEFAULT_COEF])
         return self.coef

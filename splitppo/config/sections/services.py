@@ -55,7 +55,7 @@ class ServiceConfig(Section):
 
     @property
     def num_local_processes(self) -> int:
-        """The ranks on each machine."""
+        """The number of ranks on each machine."""
         return self.num_processes // self.nnodes
 
 

@@ -91,13 +91,14 @@ class PolicyLossConfig(Section):
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """True if the loss reads the old log-probs also where the policy has not changed since it sampled."""
+        """True if the loss reads old log-probs even if the policy has not changed since it sampled."""
         return self.loss_mode in COVARIANCE_LOSSES
 
     @property
     def reinforce_bounds(self) -> tuple[float | None, float]:
-        """The (lower, upper) bounds of the weights of reinforce; without a lower bound, larger weights are
-        truncated.
+        """The (lower, upper) bounds of the weights of reinforce.
+
+        Without a lower bound, larger weights are truncated.
         """
         return parse_weight_bounds(self.reinforce_is_threshold)
 
@@ -116,7 +117,10 @@ class PolicyLossConfig(Section):
         )
 
     def check_file(self) -> None:
-        """Checks that the file defines the function loss_mode, unless that is built in; the file is only read."""
+        """Checks that the file of custom_path defines the function loss_mode, unless that is built in.
+
+        The file is read and not run.
+        """
         name, path = self.loss_mode, self.custom_path
         if name in LOSS_MODES or path is None:
             return

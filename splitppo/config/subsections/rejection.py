@@ -15,8 +15,9 @@ REJECTION_OPTIONS = (
 
 @dataclass(frozen=True)
 class Rejection:
-    """A statistic of REJECTION_OPTIONS and its range in nats, outside of which it rejects; only k1 has a lower
-    bound.
+    """A statistic of REJECTION_OPTIONS, and its range in nats, outside of which tokens or responses are rejected.
+
+    Only k1 has a lower bound.
     """
 
     option: str
@@ -87,7 +88,7 @@ WeightBounds = Annotated[str | float, AfterValidator(_checked_weight_bounds)]
 
 
 def _numbers(bounds: str) -> list[float]:
-    """Returns the numbers between underscores; none if any of them is no number."""
+    """Returns the numbers between underscores; nothing if one of them is not a number."""
     try:
         return [float(number) for number in bounds.split("_")]
     except ValueError:

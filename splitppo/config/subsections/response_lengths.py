@@ -27,7 +27,7 @@ class UniformLengths(Section):
             raise ValueError(f"low must not exceed high, got {self.low} and {self.high}")
 
     def of(self, seed: int) -> int:
-        """Returns the tokens of the response that is sampled with this seed."""
+        """Returns the number of tokens of the response that is sampled with a seed."""
         return self.low + int(_uniform(seed) * (self.high - self.low + 1))
 
 
@@ -45,7 +45,7 @@ class LogNormalLengths(Section):
     """The largest number of tokens; longer lengths are cut to it."""
 
     def of(self, seed: int) -> int:
-        """Returns the tokens of the response that is sampled with this seed."""
+        """Returns the number of tokens of the response that is sampled with a seed."""
         drawn = self.median * exp(self.sigma * NormalDist().inv_cdf(_uniform(seed)))
         return max(1, min(self.max, round(drawn)))
 
@@ -54,5 +54,5 @@ ResponseLengths = Annotated[UniformLengths | LogNormalLengths, Field(discriminat
 
 
 def _uniform(seed: int) -> float:
-    """Returns a number in (0, 1), a pure function of an int64 seed."""
+    """Returns a number in (0, 1) that depends on an int64 seed only."""
     return (int(np.random.PCG64([_DOMAIN, seed % 2**64]).random_raw()) // 2**12 + 0.5) / 2**52

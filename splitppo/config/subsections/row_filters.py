@@ -21,9 +21,7 @@ Condition = ValueRange | tuple[_Plain, ...]
 
 
 def passes(value: object, condition: Condition) -> bool:
-    """Returns True if the value of a column lies in the range, or is one of the values; true and 1 are different
-    values.
-    """
+    """Returns True if a column's value lies in the range, or is one of the values; true and 1 are different values."""
     if isinstance(condition, ValueRange):
         if not is_number(value):
             return False
@@ -33,7 +31,9 @@ def passes(value: object, condition: Condition) -> bool:
 
 
 def _by_column(filters: Any) -> Any:
-    """Returns `{extra_info.level: [3]}` for `{extra_info: {level: 3}}`; `min` and `max` alone are a range."""
+    """Returns `{extra_info.level: [3]}` for `{extra_info: {level: 3}}`; a mapping of `min` and `max` alone is a
+    range.
+    """
     return dict(_columns(filters)) if isinstance(filters, Mapping) else filters
 
 
