@@ -40,4 +40,4 @@ def check_recipe(recipe: Path, overrides: Sequence[str], num_nodes: Mapping[str,
         own = (services.get(role) or {}).get("nnodes")  # the overrides replace it
         if has_group and own not in (None, num_nodes[role]):
             raise ConfigError(f"{name} is {num_nodes[role]}, but services.{role}.nnodes of this recipe is {own}")
-    return str(batch_plan(config))
+    return batch_plan(config)

@@ -118,13 +118,13 @@ def find_files(source: str, patterns: Mapping[str, Sequence[str]], *, has_test: 
         return {"train": [folder]}
     if not folder.is_dir():
         folder = _fetch(source, [pattern for split in SPLITS for pattern in patterns[split]])
-    found = {}
+    files = {}
     for split in SPLITS if has_test else SPLITS[:1]:
         matches = (sorted(folder.glob(pattern)) for pattern in patterns[split])
-        found[split] = next((files for files in matches if files), [])
-        if not found[split]:
+        files[split] = next((some for some in matches if some), [])
+        if not files[split]:
             raise BadInput(f"{folder} has no {' or '.join(patterns[split])}")
-    return found
+    return files
 
 
 def shown(value: Any, path: str = "", *, unprintable: Collection[str] = ()) -> Iterator[str]:

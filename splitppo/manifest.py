@@ -53,8 +53,8 @@ class SealedFile:
 
     def serialise(self) -> bytes:
         defaults = {field.name: field.default for field in fields(self)}  # left out: versions before had no such field
-        known = {name: value for name, value in asdict(self).items() if value != defaults[name]}
-        content = {"version": _VERSION, **known}
+        values = {name: value for name, value in asdict(self).items() if value != defaults[name]}
+        content = {"version": _VERSION, **values}
         return _canonical_json({**content, "sha256": hashlib.sha256(_canonical_json(content)).hexdigest()})
 
     @classmethod
@@ -68,12 +68,12 @@ class SealedFile:
         with _reading(file):
             content = file.read_bytes()
         try:
-            found = TypeAdapter(cls).validate_json(content)
+            sealed = TypeAdapter(cls).validate_json(content)
         except ValidationError as error:
             raise DamagedCheckpoint(f"{file}: expected a {cls.KIND}, it cannot be read") from error
-        if found.serialise() != content:
+        if sealed.serialise() != content:
             raise DamagedCheckpoint(f"{file}: expected the {cls.KIND} as it was written, it was changed")
-        return found
+        return sealed
 
 
 def _canonical_json(content: Mapping[str, Any]) -> bytes:
@@ -116,8 +116,8 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
     """Makes every file and folder below `folder` durable, and returns the entries of the files; links are not
     followed.
     """
-    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    files = {path.relative_to(folder).as_posix(): path for path in found if not path.name.startswith(_REMOVED_BUT_OPEN)}
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    files = {path.relative_to(folder).as_posix(): path for path in paths if not path.name.startswith(_REMOVED_BUT_OPEN)}
     files.pop(MANIFEST, None)
     entries = {name: _measure(file, durable=True) for name, file in sorted(files.items())}
     for inner in {file.parent for file in files.values()} | {folder, folder.parent}:
@@ -150,16 +150,16 @@ def verify_file(file: Path, expected: FileEntry) -> None:
 
 def _verify_size(file: Path, expected: FileEntry) -> None:
     try:
-        found = file.stat().st_size
+        size = file.stat().st_size
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedCheckpoint(f"{file}: expected {expected.size} bytes, the file is missing") from error
-    if found != expected.size:
-        raise DamagedCheckpoint(f"{file}: expected {expected.size} bytes, found {found}")
+    if size != expected.size:
+        raise DamagedCheckpoint(f"{file}: expected {expected.size} bytes, found {size}")
 
 
-def _verify_digest(file: Path, expected: str, found: str) -> None:
-    if found != expected:
-        raise DamagedCheckpoint(f"{file}: expected sha256 {expected[:16]}..., found {found[:16]}...")
+def _verify_digest(file: Path, expected: str, actual: str) -> None:
+    if actual != expected:
+        raise DamagedCheckpoint(f"{file}: expected sha256 {expected[:16]}..., found {actual[:16]}...")
 
 
 def _measure(file: Path, *, durable: bool = False) -> FileEntry:

@@ -30,10 +30,10 @@ def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> An
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ConfigError(f"key '{path_key}': importing {path} failed: {describe(error)}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    loaded = getattr(module, name, None)
+    if not callable(loaded):
         raise ConfigError(f"key '{name_key}': {path} has no class or function {name!r}")
-    return found
+    return loaded
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Parameters:
     """The parameters of a function.
 
     Attributes:
-        known: those that it may be given by name.
+        names: those that it may be given by name.
         required: those that it must be given.
     """
 
-    known: tuple[str, ...]
+    names: tuple[str, ...]
     required: tuple[str, ...]
 
 

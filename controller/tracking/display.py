@@ -17,7 +17,6 @@ from controller.tracking.summary import Summary
 from controller.validation.result import Accuracy
 from rewards.samples import sample_text
 from splitppo.config import Config
-from splitppo.config.batch_plan import BatchPlan
 from splitppo.config.phase_plan import phase_plan
 
 _REFRESH_S = 0.1
@@ -51,7 +50,7 @@ class Display:
         self._moments: deque[tuple[int, float]] = deque(maxlen=_RECENT_STEPS)
         self._accuracy: float | None = None
 
-    def start(self, plan: BatchPlan, config: Config, *, step: int = 0) -> None:
+    def start(self, plan: str, config: Config, *, step: int = 0) -> None:
         """Shows what will be trained, and how; `step` is the step that the run goes on from."""
         self._step, self._last_step = step, config.last_step
         self._phases = dict.fromkeys(config.roles, ("", 0, 0))
@@ -173,7 +172,7 @@ class _Console(Console):
         raise  # noqa: PLE0704 - what rich has caught
 
 
-def _header(plan: BatchPlan, config: Config, step: int) -> list[str]:
+def _header(plan: str, config: Config, step: int) -> list[str]:
     run = config.run
     critic = f"critic {config.critic.model}" if config.uses_critic else "no critic"
     frozen = [f"reward model {config.reward_model.model}"] if config.reward_model_host else []
@@ -184,7 +183,7 @@ def _header(plan: BatchPlan, config: Config, step: int) -> list[str]:
         f"algorithm   {config.algorithm.adv_estimator}, schedule {run.schedule}, seed {run.seed},"
         f" {config.last_step} steps, {start}",
         *(f"{'' if number else 'phases':<12}{line}" for number, line in enumerate(phase_plan(config))),
-        "plan        " + str(plan).replace("\n", "\n" + 12 * " "),
+        "plan        " + plan.replace("\n", "\n" + 12 * " "),
         f"checkpoints {_price_of_a_loss(config, step)}",
     ]
 

@@ -59,7 +59,7 @@ def command_of(
         return None
     python = [sys.executable, "-m"]
     if role == "certs":
-        check_writable(root, "authority", *(f"spread/{one}" for one in (*PORTS, "controller")))
+        check_writable(root, "authority", *(f"spread/{process}" for process in (*PORTS, "controller")))
         spread = ["--out", "/authority", "--spread", "/spread", "--once"]
         return [*python, "tools.certs", *spread, "--hosts", "localhost", *more]
     gpus = gpus_of(environment, role)
@@ -105,13 +105,13 @@ def gpus_of(environment: Mapping[str, str], role: str) -> dict[str, list[str]]:
         if not all(map(_GPU.fullmatch, own)) or len(set(own)) < len(own):
             name = f"{group.upper()}_GPUS"
             raise Refused(f"{name} is {lists[group]!r}, expected different GPUs with commas between, such as 0,1,2")
-    for (one, ones), (other, others) in itertools.combinations(gpus.items(), 2):
-        if shared := ",".join(sorted(set(ones) & set(others))):
-            both = f"{one.upper()}_GPUS ({','.join(ones)}) and {other.upper()}_GPUS ({','.join(others)})"
+    for (group, own), (other, others) in itertools.combinations(gpus.items(), 2):
+        if shared := ",".join(sorted(set(own) & set(others))):
+            both = f"{group.upper()}_GPUS ({','.join(own)}) and {other.upper()}_GPUS ({','.join(others)})"
             raise Refused(f"{both} overlap in {shared}: give each group its own GPUs")
     for group in PORTS if gpus else ():
         if group not in gpus and group in ("actor", "critic", role):
-            given = " and ".join(f"{one.upper()}_GPUS" for one in gpus)
+            given = " and ".join(f"{name.upper()}_GPUS" for name in gpus)
             raise Refused(f"{group.upper()}_GPUS is not set, expected a list for each group, as in {given}")
     return gpus
 

@@ -35,14 +35,14 @@ def check(manifests: Iterable[Manifest]) -> str:
         ConfigError: they disagree with each other, or with the recipe.
         Refused: a setting makes no sense.
     """
-    found = {(one["kind"], one["metadata"]["name"]): one for one in manifests if _is_object(one)}
+    objects = {(item["kind"], item["metadata"]["name"]): item for item in manifests if _is_object(item)}
     needed = [(kind, role) for role in PORTS for kind in ("Job", "Service")] + [("PersistentVolumeClaim", "storage")]
-    if missing := [f"{kind}/{name}" for kind, name in needed if (kind, name) not in found]:
+    if missing := [f"{kind}/{name}" for kind, name in needed if (kind, name) not in objects]:
         raise ConfigError(
             f"{missing[0]} is missing: expected what kubectl kustomize makes of an overlay of deploy/k8s/base"
         )
-    settings = _generated(found, "settings")
-    jobs = {role: found["Job", role]["spec"] for role in PORTS}
+    settings = _generated(objects, "settings")
+    jobs = {role: objects["Job", role]["spec"] for role in PORTS}
     num_nodes = {role: number(settings, f"{role.upper()}_NODES") for role in PORTS}
     for role, job in jobs.items():
         if bool(job.get("suspend")) != (num_nodes[role] == 0):
@@ -50,26 +50,28 @@ def check(manifests: Iterable[Manifest]) -> str:
             raise ConfigError(f"{role.upper()}_NODES is {num_nodes[role]}, but Job/{role} is {state}")
         if num_nodes[role]:
             _check_numbers(role, job, settings)
-        _check_port(role, found["Service", role])
-        if certificate := found.get(("Certificate", role)):
+        _check_port(role, objects["Service", role])
+        if certificate := objects.get(("Certificate", role)):
             _check_names(role, certificate["spec"].get("dnsNames", []))
     num_pods = sum(num_nodes.values()) + 1
-    modes = found["PersistentVolumeClaim", "storage"]["spec"]["accessModes"]
+    modes = objects["PersistentVolumeClaim", "storage"]["spec"]["accessModes"]
     if "ReadWriteMany" not in modes:
         raise ConfigError(
             f"the claim storage is {', '.join(modes)}, but {num_pods} pods share it: expected ReadWriteMany"
         )
     with tempfile.TemporaryDirectory() as folder:
-        return check_recipe(_recipe(settings, found, Path(folder)), common_overrides(settings), num_nodes)
+        return check_recipe(_recipe(settings, objects, Path(folder)), common_overrides(settings), num_nodes)
 
 
-def _is_object(one: object) -> bool:
-    return isinstance(one, dict) and "kind" in one and "name" in (one.get("metadata") or {})
+def _is_object(manifest: object) -> bool:
+    return isinstance(manifest, dict) and "kind" in manifest and "name" in (manifest.get("metadata") or {})
 
 
-def _generated(found: Mapping[tuple[str, str], Manifest], name: str) -> dict[str, str]:
+def _generated(objects: Mapping[tuple[str, str], Manifest], name: str) -> dict[str, str]:
     """The content of a ConfigMap whose name kustomize ends with a hash; empty where there is none."""
-    data = [one["data"] for (kind, full), one in found.items() if kind == "ConfigMap" and full.startswith(f"{name}-")]
+    data = [
+        item["data"] for (kind, full), item in objects.items() if kind == "ConfigMap" and full.startswith(f"{name}-")
+    ]
     return dict(data[0]) if data else {}
 
 
@@ -85,7 +87,7 @@ def _check_numbers(role: str, job: Manifest, settings: Mapping[str, str]) -> Non
 
 
 def _check_port(role: str, service: Manifest) -> None:
-    ports = [one["port"] for one in service["spec"]["ports"]]
+    ports = [port["port"] for port in service["spec"]["ports"]]
     if ports != [PORTS[role]]:
         raise ConfigError(f"Service/{role} has port {', '.join(map(str, ports))}, expected {PORTS[role]}")
 
@@ -98,12 +100,12 @@ def _check_names(role: str, names: list[str]) -> None:
             )
 
 
-def _recipe(settings: Mapping[str, str], found: Mapping[tuple[str, str], Manifest], folder: Path) -> Path:
+def _recipe(settings: Mapping[str, str], objects: Mapping[tuple[str, str], Manifest], folder: Path) -> Path:
     """The recipe as a file: of the ConfigMap, or of this checkout, which is what the images hold under /app."""
     path = settings.get("RECIPE", "")
     if path.startswith(_IN_IMAGE):
         return _PROJECT / path.removeprefix(_IN_IMAGE)
-    files = _generated(found, "recipe")
+    files = _generated(objects, "recipe")
     name = path.removeprefix("/recipe/")
     if name not in files:
         raise ConfigError(f"RECIPE is {path!r}, but the ConfigMap recipe has {', '.join(files) or 'no files'}")

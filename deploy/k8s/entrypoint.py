@@ -104,9 +104,9 @@ def wait_for_name(place: GroupPlace, environment: Mapping[str, str], timeout_s: 
     """
     own = {environment["POD_IP"]} if environment["JOB_COMPLETION_INDEX"] == "0" else set[str]()
     if not wait_until(lambda: bool(addresses := addresses_of(place.meeting)) and addresses >= own, timeout_s):
-        known, expected = ", ".join(addresses_of(place.meeting)) or "unknown", "".join(own) or "an address"
+        actual, expected = ", ".join(addresses_of(place.meeting)) or "unknown", "".join(own) or "an address"
         raise Refused(
-            f"{place.meeting} is {known} after {timeout_s:g} s, expected {expected}: the Service of that name"
+            f"{place.meeting} is {actual} after {timeout_s:g} s, expected {expected}: the Service of that name"
         )
 
 

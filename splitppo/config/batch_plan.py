@@ -3,75 +3,32 @@
 Sizes that do not divide are refused.
 """
 
-from dataclasses import dataclass
-
 from splitppo.batch import MAX_BATCH_ROWS
 from splitppo.config.schema import Config
 from splitppo.config.section import TrainedRoleName
 from splitppo.config_error import ConfigError
 
 
-@dataclass(frozen=True)
-class RolePlan:
-    """The batches of one trained role. A row is a response."""
+def batch_plan(config: Config) -> str:
+    """Returns the batches of a step as text: a line for the step, for dynamic sampling, and for each trained role.
 
-    role: TrainedRoleName
-    num_ranks: int
-    mini_batch_prompts: int
-    mini_batch_rows: int
-    num_mini_batches: int
-    ppo_epochs: int
-    micro_batch: str
-
-    @property
-    def optimizer_steps(self) -> int:
-        return self.num_mini_batches * self.ppo_epochs
-
-    def __str__(self) -> str:
-        return (
-            f"{self.role}: {self.num_mini_batches} mini-batches of {self.mini_batch_prompts} prompts"
-            f" ({self.mini_batch_rows} responses, about {self.mini_batch_rows / self.num_ranks:g} on each of"
-            f" {self.num_ranks} ranks) x {self.ppo_epochs} epochs = {self.optimizer_steps} optimizer steps;"
-            f" micro-batches of {self.micro_batch}"
-        )
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """The batches of a step: prompts, samples, and the mini-batches of each trained role."""
-
-    prompts: int
-    samples_per_prompt: int
-    roles: tuple[RolePlan, ...]
-    dynamic_sampling: str = ""
-
-    @property
-    def rows(self) -> int:
-        return self.prompts * self.samples_per_prompt
-
-    def __str__(self) -> str:
-        step = f"step: {self.prompts} prompts x {self.samples_per_prompt} samples = {self.rows} responses"
-        return "\n".join([step, *filter(None, [self.dynamic_sampling]), *map(str, self.roles)])
-
-
-def batch_plan(config: Config) -> BatchPlan:
-    """Returns the plan of a step; a ConfigError names both numbers that do not divide or fit, and the key to change."""
+    Raises:
+        ConfigError: numbers do not divide or fit; the sentence has both, and the key to change.
+    """
     _check_rollout(config)
     if config.rollout.backend == "vllm":
         _check_vllm(config)
-    roles = tuple(_role_plan(config, role) for role in config.trained_roles)
-    return BatchPlan(config.data.train_batch_size, config.rollout.n, roles, _dynamic_sampling(config))
-
-
-def _dynamic_sampling(config: Config) -> str:
-    filters, data = config.algorithm.filter_groups, config.data
-    if not filters.enable:
-        return ""
-    limit = f"at most {filters.max_num_gen_batches} times" if filters.max_num_gen_batches else "until the step is full"
-    return (
-        f"dynamic sampling: {data.draw_size} prompts are drawn and answered at a time, {limit}; those whose samples are"
-        f" all alike in {filters.metric!r} are dropped"
-    )
+    prompts, samples = config.data.train_batch_size, config.rollout.n
+    lines = [f"step: {prompts} prompts x {samples} samples = {prompts * samples} responses"]
+    filters = config.algorithm.filter_groups
+    if filters.enable:
+        most = filters.max_num_gen_batches
+        lines.append(
+            f"dynamic sampling: {config.data.draw_size} prompts are drawn and answered at a time,"
+            f" {f'at most {most} times' if most else 'until the step is full'}; those whose samples are all alike in"
+            f" {filters.metric!r} are dropped"
+        )
+    return "\n".join([*lines, *(_role_plan(config, role) for role in config.trained_roles)])
 
 
 def _check_rollout(config: Config) -> None:
@@ -108,7 +65,7 @@ def _check_vllm(config: Config) -> None:
         )
 
 
-def _role_plan(config: Config, role: TrainedRoleName) -> RolePlan:
+def _role_plan(config: Config, role: TrainedRoleName) -> str:
     model = config.trained_model_of(role)
     prompts, longest = config.data.train_batch_size, config.data.longest_row
     num_ranks, mini_batch = config.services.of(role).num_processes, model.ppo_mini_batch_size
@@ -130,5 +87,9 @@ def _role_plan(config: Config, role: TrainedRoleName) -> RolePlan:
             f"{role}.ppo_mini_batch_size ({mini_batch}) x rollout.n ({config.rollout.n}) gives fewer rows than"
             f" services.{role}.num_processes ({num_ranks}); raise {role}.ppo_mini_batch_size"
         )
-    micro_batch = f"{fixed} rows" if fixed else f"at most {budget} tokens"
-    return RolePlan(role, num_ranks, mini_batch, rows, prompts // mini_batch, model.ppo_epochs, micro_batch)
+    num_mini_batches, epochs = prompts // mini_batch, model.ppo_epochs
+    return (
+        f"{role}: {num_mini_batches} mini-batches of {mini_batch} prompts ({rows} responses, about"
+        f" {rows / num_ranks:g} on each of {num_ranks} ranks) x {epochs} epochs = {num_mini_batches * epochs} optimizer"
+        f" steps; micro-batches of {f'{fixed} rows' if fixed else f'at most {budget} tokens'}"
+    )

@@ -50,8 +50,8 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, is_stored: bool = 
         raise ConfigError(f"cannot read the config file {path}: {error}") from error
     tree = _parse(text, str(path))
     if not isinstance(tree, dict):
-        found = "nothing" if tree is None else type(tree).__name__
-        raise ConfigError(f"{path}: expected a mapping of sections, got {found}")
+        kind = "nothing" if tree is None else type(tree).__name__
+        raise ConfigError(f"{path}: expected a mapping of sections, got {kind}")
     if is_stored:
         tree = with_renamed_keys(tree)
     for override in overrides:
@@ -172,8 +172,8 @@ def _suggestion(location: Sequence[int | str]) -> str:
             continue
         fields = getattr(section, "model_fields", {})
         section = fields[part].annotation if part in fields else None
-    known, name = list(getattr(section, "model_fields", {})), str(location[-1])
+    keys, name = list(getattr(section, "model_fields", {})), str(location[-1])
     initials = "".join(word[:1] for word in name.split("_"))  # learning_rate for lr
-    if close := [key for key in known if key == initials] or difflib.get_close_matches(name, known, n=1):
+    if close := [key for key in keys if key == initials] or difflib.get_close_matches(name, keys, n=1):
         return f", did you mean {'.'.join(map(str, [*location[:-1], *close]))!r}?"
-    return f"; known here: {', '.join(known)}" if known else ""
+    return f"; known here: {', '.join(keys)}" if keys else ""

@@ -68,9 +68,9 @@ class Section(BaseModel):
         return copy
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns a question in brackets about the known name nearest to `name`; nothing if none is near."""
-    close = difflib.get_close_matches(name, [*known], n=1)
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Returns a question in brackets about the choice nearest to `name`; nothing if none is near."""
+    close = difflib.get_close_matches(name, [*choices], n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

@@ -51,5 +51,5 @@ def _memories_of_cgroups(root: Path) -> Iterator[HostMemory]:
 
 
 def _number(name: str, text: str) -> int | None:
-    found = re.search(rf"^{name} +(\d+)", text, re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(rf"^{name} +(\d+)", text, re.MULTILINE)
+    return int(match[1]) if match else None

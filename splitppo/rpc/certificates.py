@@ -40,8 +40,8 @@ def load_identity(ca_file: Path, cert_file: Path, key_file: Path, *, now: dt.dat
     `cert_file` holds the certificate, then those between it and the authority; `key_file` has no passphrase.
 
     Raises:
-        ConfigError: a file cannot be read or is not of its kind; the key belongs to another certificate; the certificate
-            is of another authority, has expired or is not valid yet. One sentence names file and time.
+        ConfigError: a file cannot be read or is not of its kind; the key belongs to another certificate; the
+            certificate is of another authority, has expired or is not valid yet. One sentence names file and time.
     """
     now = now or dt.datetime.now(dt.UTC)
     ca, certificate = read_file(ca_file, "ca_file"), read_file(cert_file, "cert_file")
@@ -60,19 +60,19 @@ def valid_until(identity: Identity) -> dt.datetime:
     """Returns the earliest end of validity: of the certificate, of those in its chain, of the authority behind them."""
     chain = x509.load_pem_x509_certificates(identity.certificate)
     authorities = x509.load_pem_x509_certificates(identity.ca)
-    behind = [issuer.not_valid_after_utc for issuer in authorities if _is_issued_by(chain[-1], issuer)]
-    return min(*(one.not_valid_after_utc for one in chain), max(behind, default=dt.datetime.max.replace(tzinfo=dt.UTC)))
+    ends = [issuer.not_valid_after_utc for issuer in authorities if _is_issued_by(chain[-1], issuer)]
+    return min(*(link.not_valid_after_utc for link in chain), max(ends, default=dt.datetime.max.replace(tzinfo=dt.UTC)))
 
 
 def check_names(identity: Identity, host: str, *, key: str, cert_file: Path) -> None:
     """Checks that a server's certificate is for the host that callers use (in the key `key`); else a ConfigError."""
-    names = x509.load_pem_x509_certificates(identity.certificate)[0].extensions
+    extensions = x509.load_pem_x509_certificates(identity.certificate)[0].extensions
     try:
-        known = names.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        known = x509.SubjectAlternativeName([])
-    hosts = known.get_values_for_type(x509.DNSName)
-    hosts += [str(address) for address in known.get_values_for_type(x509.IPAddress)]
+        names = x509.SubjectAlternativeName([])
+    hosts = names.get_values_for_type(x509.DNSName)
+    hosts += [str(address) for address in names.get_values_for_type(x509.IPAddress)]
     any_in_domain = f"*.{host.partition('.')[2]}"
     if not {host.lower(), any_in_domain.lower()} & {name.lower() for name in hosts}:
         raise ConfigError(
@@ -119,8 +119,8 @@ def _issuers(
 ) -> list[x509.Certificate]:
     """Returns the authorities that have signed the last certificate of the chain."""
     key = "services.security.cert_file"
-    for one, issuer in itertools.pairwise(chain):
-        if not _is_issued_by(one, issuer):
+    for certificate, issuer in itertools.pairwise(chain):
+        if not _is_issued_by(certificate, issuer):
             raise ConfigError(f"{key}: {cert_file} holds no chain of certificates: each must be signed by the next one")
     issuers = [authority for authority in authorities if _is_issued_by(chain[-1], authority)]
     if not issuers:

@@ -41,12 +41,13 @@ class Place:
         return ", ".join(part.strip() for part in parts if part.strip())
 
     @property
-    def known(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
+        """The fields that are not empty, by name."""
         return {name: value for name, value in asdict(self).items() if value not in ("", None)}
 
     def or_else(self, other: "Place") -> "Place":
         """Returns this place; what it lacks is taken from `other`."""
-        return replace(other, **self.known)
+        return replace(other, **self.fields)
 
 
 class WireError(Exception):
@@ -196,7 +197,7 @@ def wire_error(error: BaseException, place: Place = Place()) -> WireError:
 
 def status_of(error: WireError) -> grpc.Status:
     """Returns the rich status of an error."""
-    metadata = {"message": error.message, **{name: str(value) for name, value in error.place.known.items()}}
+    metadata = {"message": error.message, **{name: str(value) for name, value in error.place.fields.items()}}
     status = status_pb2.Status(code=error.code.value[0], message=str(error))
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=metadata))
     return rpc_status.to_status(status)
@@ -236,8 +237,8 @@ def _error_info(error: Any) -> error_details_pb2.ErrorInfo | None:
 
 
 def _place_from(metadata: Mapping[str, str]) -> Place:
-    known: dict[str, Any] = {name: metadata.get(name, "") for name in ("role", "method", "phase")}
+    fields: dict[str, Any] = {name: metadata.get(name, "") for name in ("role", "method", "phase")}
     for name in ("rank", "step"):
         if (text := metadata.get(name, "")).removeprefix("-").isdecimal():
-            known[name] = int(text)
-    return Place(**known)
+            fields[name] = int(text)
+    return Place(**fields)

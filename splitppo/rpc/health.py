@@ -126,8 +126,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _check_arguments(options: argparse.Namespace) -> None:
-    found = _ADDRESS.fullmatch(options.address)
-    if not found or not 0 < int(found[2]) < 1 << 16:
+    match = _ADDRESS.fullmatch(options.address)
+    if not match or not 0 < int(match[2]) < 1 << 16:
         raise UsageError(f"expected HOST:PORT, got {options.address!r}")
     if not 0.0 < options.timeout <= _MAX_TIMEOUT_S:
         raise UsageError(f"--timeout: expected seconds, over 0 and up to {_MAX_TIMEOUT_S:g}, got {options.timeout:g}")

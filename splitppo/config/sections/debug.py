@@ -45,14 +45,14 @@ POINTS: Mapping[str, str] = {
 }
 
 
-def _known(point: str) -> str:
+def _check_point(point: str) -> str:
     if point not in POINTS:
         hint = did_you_mean(point, POINTS) or f"; known: {', '.join(POINTS)}"
         raise ValueError(f"unknown failpoint {point!r}{hint}")
     return point
 
 
-Point = Annotated[str, AfterValidator(_known)]
+Point = Annotated[str, AfterValidator(_check_point)]
 
 
 class Moment(Section):

@@ -72,7 +72,7 @@ class EstimatorConfig(Section):
     def _check_keys(self) -> None:
         name = self.adv_estimator
         if self.custom_path is not None:
-            self._custom_inputs = _custom_parameters(self.custom_path, name).known
+            self._custom_inputs = _custom_parameters(self.custom_path, name).names
         elif name not in NEEDS:
             raise ValueError(
                 f"adv_estimator: expected one of {', '.join(NEEDS)}, got {name!r}{did_you_mean(name, NEEDS)}"
@@ -80,9 +80,9 @@ class EstimatorConfig(Section):
         keys, weights = self.gdpo_reward_keys, self.gdpo_reward_weights
         needs_components = "components_KB" in self.needs
         if needs_components != bool(keys):
-            found = f"gdpo_reward_keys {', '.join(keys)}" if keys else "no gdpo_reward_keys"
+            given = f"gdpo_reward_keys {', '.join(keys)}" if keys else "no gdpo_reward_keys"
             what = "learns from the components of the scores" if needs_components else "reads no components"
-            raise ValueError(f"adv_estimator {name} {what}, but there are {found}")
+            raise ValueError(f"adv_estimator {name} {what}, but there are {given}")
         if weights is not None and len(weights) != len(keys):
             raise ValueError(
                 f"gdpo_reward_weights: expected one for each of the {len(keys)} gdpo_reward_keys, got {len(weights)}"

@@ -129,5 +129,5 @@ class PolicyLossConfig(Section):
         except ValueError as error:
             raise ConfigError(f"key 'actor.policy_loss.custom_path': {error}") from error
         if name not in functions:
-            known = f"it has {', '.join(functions) or 'none'}"
-            raise ConfigError(f"key 'actor.policy_loss.loss_mode': {path} has no function {name!r}; {known}")
+            others = ", ".join(functions) or "none"
+            raise ConfigError(f"key 'actor.policy_loss.loss_mode': {path} has no function {name!r}; it has {others}")

@@ -67,9 +67,9 @@ def test_nothing_is_streamed_where_groups_are_chosen(tmp_path: Path) -> None:
 
 def test_the_plan_says_how_a_step_is_filled(tmp_path: Path) -> None:
     limited = load(tmp_path, *ENABLED, "algorithm.filter_groups.metric=acc", "data.gen_batch_size=24", f"{LIMIT}=10")
-    assert str(batch_plan(limited)).splitlines()[1] == (
+    assert batch_plan(limited).splitlines()[1] == (
         "dynamic sampling: 24 prompts are drawn and answered at a time, at most 10 times; those whose samples are all"
         " alike in 'acc' are dropped"
     )
-    assert "until the step is full" in str(batch_plan(load(tmp_path, *ENABLED)))
-    assert "dynamic sampling" not in str(batch_plan(load(tmp_path)))
+    assert "until the step is full" in batch_plan(load(tmp_path, *ENABLED))
+    assert "dynamic sampling" not in batch_plan(load(tmp_path))

@@ -41,8 +41,11 @@ def test_every_recipe_has_a_configuration_for_a_cpu_and_one_for_gpus() -> None:
 
 @pytest.mark.parametrize("file", CONFIGS, ids=name_of)
 def test_the_rows_of_a_mini_batch_divide_over_the_ranks(file: Path) -> None:
-    for role in batch_plan(load_config(file)).roles:
-        assert role.mini_batch_rows % role.num_ranks == 0
+    config = load_config(file)
+    assert batch_plan(config)
+    for role in config.trained_roles:
+        num_rows = (config.trained_model_of(role).ppo_mini_batch_size or 0) * config.rollout.n
+        assert num_rows % config.services.of(role).num_processes == 0
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=name_of)
