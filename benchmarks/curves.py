@@ -45,7 +45,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One line of the picture: a name, and what of recipes/sort_letters/cpu.yaml is another."""
+    """One line of the picture: a name, and the keys of recipes/sort_letters/cpu.yaml that have another value."""
 
     name: str
     changes: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ PANELS: Mapping[str, Sequence[Algorithm]] = {"256 responses per step": ALGORITHM
 
 @dataclass(frozen=True)
 class Curve:
-    """What one run has measured: accuracy by step; or the sentence that refused it."""
+    """The measurement of one run: accuracy by step; or the sentence that refused the run."""
 
     accuracy: Mapping[int, float]
     refusal: str = ""
@@ -99,12 +99,12 @@ class Curve:
 
     @property
     def steps_to_goal(self) -> float:
-        """Infinite where it was not reached."""
+        """The step at which the goal was reached; infinite if it was not."""
         return min((step for step, accuracy in self.accuracy.items() if accuracy >= GOAL), default=math.inf)
 
 
 def run(algorithm: Algorithm, seed: int, folder: Path) -> None:
-    """Runs it to its end, unless that is done; what cannot be run leaves the reason in the folder."""
+    """Runs an algorithm to its end, unless that is done; if it cannot be run, the folder gets the reason."""
     overrides = [*algorithm.overrides, f"run.seed={seed}", f"run.dir={folder}"]
     settings, refusal = folder.with_name(f"{folder.name}.json"), folder.with_name(f"{folder.name}.refused")
     if settings.is_file() and json.loads(settings.read_text()) != overrides:
@@ -123,13 +123,13 @@ def run(algorithm: Algorithm, seed: int, folder: Path) -> None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a run has come to its end."""
+    """Returns True if a run has come to its end."""
     summary = folder / "summary.json"
     return summary.is_file() and json.loads(summary.read_text())["exit_reason"] == "completed"
 
 
 def curve_of(folder: Path) -> Curve | None:
-    """What is there of a run that is finished or was refused; None of any other."""
+    """Returns the curve of a run that is finished or was refused; None for any other run."""
     refusal = folder.with_name(f"{folder.name}.refused")
     if refusal.is_file():
         return Curve({}, refusal.read_text())
@@ -140,7 +140,7 @@ def curve_of(folder: Path) -> Curve | None:
 
 
 def curves_of(algorithm: Algorithm, output: Path) -> dict[int, Curve]:
-    """By seed, of the runs that had the settings of today."""
+    """Returns the curves by seed, of the runs that had today's settings."""
     files = {int(path.stem.removeprefix("seed_")): path for path in (output / algorithm.name).glob("seed_*.json")}
     common = list(algorithm.overrides)
     ours = {seed: path for seed, path in files.items() if json.loads(path.read_text())[: len(common)] == common}
@@ -149,7 +149,7 @@ def curves_of(algorithm: Algorithm, output: Path) -> dict[int, Curve]:
 
 
 def table_of(algorithms: Sequence[Algorithm], output: Path) -> Iterator[str]:
-    """Markdown: the final accuracies, and when the goal was reached."""
+    """Returns a Markdown table of the final accuracies, and of the steps at which the goal was reached."""
     yield f"| algorithm | accuracy by seed | median | steps to {GOAL} (median) | settings beside the recipe's |"
     yield "|---|---|---|---|---|"
     for algorithm in algorithms:
@@ -167,7 +167,7 @@ def table_of(algorithms: Sequence[Algorithm], output: Path) -> Iterator[str]:
 
 
 def draw(output: Path, file: Path) -> None:
-    """A picture with a panel per group of algorithms: the median over the seeds, and from the worst to the best."""
+    """Draws a panel for each group of algorithms: the median over the seeds, and the range from worst to best."""
     figure = Figure(figsize=(8 * len(PANELS), 5))
     axes = figure.subplots(1, len(PANELS), squeeze=False)
     for axis, (title, algorithms) in zip(axes[0], PANELS.items(), strict=True):
@@ -198,7 +198,7 @@ def write_report(output: Path) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     known = [algorithm for algorithms in PANELS.values() for algorithm in algorithms]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[algorithm.name for algorithm in known], metavar="ALGORITHM")

@@ -1,4 +1,4 @@
-"""Runs whose responses have forced lengths: random models, prompts, pairs of groups, variants of a block of steps.
+"""Runs with forced lengths of responses: random models, prompts, pairs of groups, variants of a block of steps.
 
 Learning rates are 0, so with the same prompts and seeds every step works on the same rollouts.
 """
@@ -27,7 +27,7 @@ REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=
 
 
 class Variant(NamedTuple):
-    """What a block of steps is run with."""
+    """The settings that a block of steps is run with."""
 
     reference: str
     num_parts: int
@@ -50,7 +50,9 @@ class Running(NamedTuple):
 
 
 def make_inputs(folder: Path, **shape: int) -> None:
-    """Random Qwen2 models with heads of 64 (policy, reward), prompts of PROMPT_TOKENS characters, a reward function."""
+    """Makes random Qwen2 models with heads of 64 (policy, reward), prompts of PROMPT_TOKENS characters, a reward
+    function.
+    """
     tokenizer = make_tokenizer()
     config = Qwen2Config(
         vocab_size=tokenizer.get_vocab_size(),
@@ -73,7 +75,7 @@ def make_inputs(folder: Path, **shape: int) -> None:
 def make_config(
     folder: Path, reference: str, lengths: Mapping[str, Any], max_response: int, model: Mapping[str, Any]
 ) -> Config:
-    """The configuration of a pair of groups: defaults, but for the sizes and `model`, of both sections."""
+    """Returns the configuration of a pair of groups: defaults, except for the sizes and `model` of both sections."""
     model = {"ppo_mini_batch_size": ROWS // MINI_BATCHES, "lr": 0.0, **model}
     tree: dict[str, Any] = {
         "run": {"dir": str(folder / f"reference_{reference}"), "total_steps": 1, "schedule": "overlap"},
@@ -107,7 +109,7 @@ async def start(stack: AsyncExitStack, config: Config) -> Running:
 
 
 def block_config(config: Config, variant: Variant, num_steps: int) -> Config:
-    """The configuration of a block."""
+    """Returns the configuration of a block."""
     run = config.run.model_copy(update={"total_steps": num_steps})
     rollout = config.rollout.model_copy(update={"stream_groups": variant.num_parts})
     estimator = config.algorithm.adv_estimator if variant.has_critic else "reinforce_plus_plus"

@@ -1,9 +1,9 @@
-"""How fast a worker answers health checks while its engine works: percentiles of Check during Update and Generate.
+"""Measures how fast a worker answers health checks while its engine works: percentiles during Update and Generate.
 
     python -m benchmarks.health [--calls 200] [key.path=value ...]
 
-Runs the quickstart's recipe in a temporary folder and asks both workers with a stock gRPC client and the
-run's token. A call counts for the command that the worker's status names before and after it.
+It runs the quickstart's recipe in a temporary folder and asks both workers with a stock gRPC client and the run's
+token. A call counts for the command that the worker's status names before and after it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TIMEOUT_S = 300.0
 
 
 class Worker:
-    """One worker, asked for its health and for what it is doing."""
+    """A worker that is asked for its health and for its current command."""
 
     def __init__(self, address: str, tokens: BearerTokens) -> None:
         channel = Credentials(tokens=tokens).channel(address, grpc)
@@ -48,14 +48,14 @@ class Worker:
         return method
 
     def check_ms(self) -> float:
-        """Milliseconds of one health check."""
+        """Returns the milliseconds of one health check."""
         started_s = time.perf_counter()
         self._health.Check(health_pb2.HealthCheckRequest(), timeout=10)
         return (time.perf_counter() - started_s) * 1e3
 
 
 def addresses(run_dir: Path, controller: subprocess.Popen[bytes]) -> dict[str, str]:
-    """Of both workers, as soon as processes.json says so."""
+    """Returns the addresses of both workers, as soon as processes.json has them."""
     file = run_dir / "processes.json"
     while not file.exists():
         if controller.poll() is not None:
@@ -66,7 +66,7 @@ def addresses(run_dir: Path, controller: subprocess.Popen[bytes]) -> dict[str, s
 
 
 def measure(run_dir: Path, controller: subprocess.Popen[bytes], num_calls: int) -> dict[tuple[str, str], list[float]]:
-    """`num_calls` times of each command, in milliseconds."""
+    """Returns `num_calls` times of each command, in milliseconds."""
     found = addresses(run_dir, controller)
     tokens = BearerTokens.parse((run_dir / "services" / "token").read_text(), "the run's token")
     workers = {role: Worker(address, tokens) for role, address in found.items()}
@@ -83,7 +83,7 @@ def measure(run_dir: Path, controller: subprocess.Popen[bytes], num_calls: int) 
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=200, help="health checks per command")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")

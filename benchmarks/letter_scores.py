@@ -15,7 +15,7 @@ def compute_score(
     *,
     is_placed: bool,
 ) -> Mapping[str, Any]:
-    """The share of the letters behind "#### " that are where the ground truth has them."""
+    """Returns the share of the letters behind "#### " that are where the ground truth has them."""
     _, marker, answer = solution_str.partition("#### ")
     begins = len(solution_str) - len(answer)
     share = 1.0 / len(ground_truth)

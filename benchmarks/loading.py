@@ -1,7 +1,8 @@
 """python -m benchmarks.loading: the memory that each of two ranks takes to load a policy of 0.5 B random weights.
 
-*whole*: every rank reads the whole model with transformers, then keeps its shard. *shards*: as the engine does it, each
-rank reads its own rows. Anonymous memory (RssAnon): what files map is not counted, it can be dropped at any time.
+*whole*: every rank reads the whole model with transformers, then keeps its shard. *shards*: each rank reads its own
+rows, as the engine does. The figures are anonymous memory (RssAnon): the memory of mapped files is not counted, since
+it can be dropped at any time.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def main() -> None:
 
 
 def time_group(way: str, folder: str) -> float:
-    """The largest peak of a rank, MiB; prints what its ranks say."""
+    """Returns the largest peak of a rank, in MiB; prints the lines of its ranks."""
     torchrun = (sys.executable, "-m", "services.runtime.group.torchrun", "--nproc-per-node", str(NUM_RANKS))
     said = subprocess.run(
         [*torchrun, "-m", "benchmarks.loading", "--rank-of", way, folder], check=True, stdout=subprocess.PIPE, text=True
@@ -103,7 +104,7 @@ class Peak:
 
 
 def anonymous_mib() -> float:
-    """Of this process."""
+    """Returns the anonymous memory of this process, in MiB."""
     status = Path("/proc/self/status").read_text()
     return float(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]) / 1024
 

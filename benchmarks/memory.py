@@ -102,7 +102,7 @@ def save_model(folder: Path, name: str) -> None:
 
 
 def make_config(name: str, folder: str, *, checkpointing: bool) -> Config:
-    """A run that does what is measured."""
+    """Returns the configuration of a run that does what is measured."""
     rows = MODELS[name][1]
     trained = {
         "model": folder,
@@ -123,7 +123,7 @@ def make_config(name: str, folder: str, *, checkpointing: bool) -> Config:
 
 
 def measure(name: str, role: RoleName, folder: str, *, checkpointing: bool) -> None:
-    """In a process of its own: prints a line for each phase, and one for the peak of all."""
+    """Measures one model in a process of its own: prints a line for each phase, and one for the peak of all."""
     config = make_config(name, folder, checkpointing=checkpointing)
     kind = "policy" if role == "actor" else "value"
     memory = estimate_group(config, role, read_model_shape(folder, kind, role))
@@ -145,7 +145,7 @@ def measure(name: str, role: RoleName, folder: str, *, checkpointing: bool) -> N
 
 
 def phases_of(config: Config, role: RoleName, engine: TrainEngine) -> dict[str, Callable[[], object]]:
-    """What is measured, by the names of the estimate, but for the two parts of an update."""
+    """Returns the phases that are measured, by the names of the estimate, except for the two parts of an update."""
     batch = make_batch(config)
     forward = policy_forward(1.0) if role == "actor" else value_forward
     loss = actor_loss(config.actor) if role == "actor" else critic_loss(config.critic)
@@ -169,7 +169,7 @@ def phases_of(config: Config, role: RoleName, engine: TrainEngine) -> dict[str, 
 
 
 def make_batch(config: Config) -> Batch:
-    """Rows of full length, all of which count."""
+    """Returns rows of full length, all of whose tokens count."""
     num_rows, vocabulary = config.data.train_batch_size, 2_000
     rng = np.random.default_rng(0)
     columns = ("advantages", "returns", "values", "old_log_probs")
@@ -184,14 +184,14 @@ def make_batch(config: Config) -> Batch:
 
 
 def peak_of(call: Callable[[], object]) -> float:
-    """The highest anonymous memory of this process during a call, MiB."""
+    """Returns the highest anonymous memory of this process during a call, in MiB."""
     peak = Peak()
     call()
     return peak.stop()
 
 
 def estimate_of(memory: GroupMemory, phase: str) -> float:
-    """MiB of a phase, without the process."""
+    """Returns the estimate of a phase in MiB, without the process."""
     if phase == "saving" and memory.saving is not None:
         return (memory.saving.total - memory.saving.process) / 2**20
     names = ("backward", "optimizer step") if phase == "update" else (phase,)

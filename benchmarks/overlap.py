@@ -1,9 +1,9 @@
-"""What split placement buys: step times of the schedules, measured in one run on the same rollouts.
+"""Measures what split placement brings: step times of the schedules, in one run on the same rollouts.
 
     python -m benchmarks.overlap [--rounds 4] [--steps 4] [key.path=value ...]
 
 Both groups of the quickstart are started once, one thread each. Blocks of steps alternate between the schedules serial,
-gather and overlap, overlap with streamed generation, and a critic-free variant (GRPO, no critic); the first step of
+gather and overlap, overlap with streamed generation, and a critic-free variant (GRPO, no critic). The first step of
 each block is left out. Learning rates are 0 and every step gets the same prompts and seeds, so all steps work on the
 same rollouts. Figures are medians; only ratios within one run mean anything on a shared machine.
 """
@@ -54,7 +54,7 @@ class SamePrompts(PromptDataset):
     """Gives every step the prompts and the seeds of step 1."""
 
     def batch_at(self, step: int) -> PromptBatch:  # noqa: ARG002 - the point of it
-        """The batch of step 1, whose seeds do not depend on the step either."""
+        """Returns the batch of step 1, whose seeds do not depend on the step either."""
         return _FirstStepBatch(**vars(super().batch_at(1)))
 
 
@@ -65,18 +65,18 @@ class _FirstStepBatch(PromptBatch):
 
 
 class Silent:
-    """A stream that swallows the display's lines."""
+    """A stream that drops the lines of the display."""
 
     def write(self, text: str) -> int:
-        """Nothing is written."""
+        """Writes nothing."""
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held."""
+        """Flushes nothing, since nothing is kept."""
 
 
 def variant_config(config: Config, variant: str, num_steps: int) -> Config:
-    """The configuration of a block."""
+    """Returns the configuration of a block."""
     run = config.run.model_copy(update={"schedule": SCHEDULES.get(variant, variant), "total_steps": num_steps})
     rollout = config.rollout.model_copy(update={"stream_groups": AUTO_PARTS if variant == STREAMED else 1})
     estimator = "reinforce_plus_plus" if variant == CRITIC_FREE else "gae"
@@ -132,13 +132,16 @@ async def run_block(
 
 
 def median(rows: Sequence[Row], name: str) -> float:
-    """Median of a metric, in its unit; NaN if no row has it."""
+    """Returns the median of a metric, in its unit; NaN if no row has it."""
     values = [row[name] for row in rows if row.get(name) is not None]
     return statistics.median(values) if values else float("nan")
 
 
 def expected_step_s(variant: str, serial: Sequence[Row]) -> float:
-    """Step time by the formula, from the parts as serial has timed them (docs/architecture.md); some may be absent."""
+    """Returns the step time by the formula (docs/architecture.md), from the parts that serial has timed.
+
+    Some parts may be missing.
+    """
     gen, old, ref, values, reward, adv, actor, critic = (
         median(serial, f"timing_s/{name}") if f"timing_s/{name}" in serial[0] else 0.0
         for name in ("gen", "old_log_prob", "ref", "values", "reward", "adv", "update_actor", "update_critic")
@@ -155,7 +158,7 @@ def expected_step_s(variant: str, serial: Sequence[Row]) -> float:
 
 
 def report(rows: Mapping[str, Sequence[Row]]) -> str:
-    """The table, and the two ratios that the schedules promise."""
+    """Returns the table, and the two ratios that the schedules promise."""
     serial = rows["serial"]
     lines = [
         f"{'schedule':<12}{'steps':>6}{'step ms':>9}{'formula ms':>11}{'vs serial':>10}{'eta':>6}"
@@ -189,7 +192,7 @@ def report(rows: Mapping[str, Sequence[Row]]) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4, help="blocks per schedule")
     parser.add_argument("--steps", type=int, default=4, help="steps per block; the first is left out")

@@ -1,13 +1,13 @@
-"""What the planner predicts against what is measured: three schedules, two places of the reference, and colocated.
+"""Compares the planner's predictions with measurements: three schedules, two places of the reference, and colocated.
 
     python -m benchmarks.planner [--rounds 4] [--steps 4] [key.path=value ...]
 
-Of the quickstart's models three pairs of groups run side by side: split with the reference on the actor, split with it
-on the critic, one thread each, and colocated: two threads each, of which only one pair works at a time. Blocks of steps
-alternate between all of them; the first step of a block is left out, and all steps work on the same rollouts. In every
-round the planner is given the phases of `serial` and `gather` with the reference on the actor, and of the colocated
-blocks, and predicts every step time of this round; figures are medians over the rounds, since a shared machine is not
-as fast in one as in another.
+Three pairs of groups of the quickstart's models run side by side: split with the reference on the actor, split with the
+reference on the critic, one thread each, and colocated: two threads each, of which only one pair works at a time.
+Blocks of steps alternate between all of them; the first step of a block is left out, and all steps work on the same
+rollouts. In every round the planner gets the phases of `serial` and `gather` with the reference on the actor, and of
+the colocated blocks, and predicts every step time of this round. Figures are medians over the rounds, since a shared
+machine is not as fast in one round as in another.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Pair:
 
 
 def variants() -> list[Variant]:
-    """All that are measured."""
+    """Returns all variants that are measured."""
     schedules: Sequence[Schedule] = get_args(Schedule)
     return [*((schedule, host) for schedule in schedules for host in ("actor", "critic")), ("colocated", "actor")]
 
@@ -107,7 +107,7 @@ async def start(stack: AsyncExitStack, config: Config) -> Pair:
 
 
 def measurements(configs: Mapping[str, Config], blocks: Mapping[Variant, Block]) -> dict[Variant, Measurement]:
-    """Of each variant in one round, with the configuration that it ran with."""
+    """Returns the measurements of each variant in one round, with the configuration that it ran with."""
     found = {}
     for (layout, host), own in blocks.items():
         config = configs["colocated" if layout == "colocated" else host]
@@ -120,7 +120,7 @@ SOURCES: Sequence[Variant] = (("serial", "actor"), ("gather", "actor"), ("coloca
 
 
 def report(rounds: Sequence[Mapping[Variant, Measurement]]) -> str:
-    """Predicted and measured step times; sources are variants whose phases the planner was given."""
+    """Returns predicted and measured step times; sources are the variants whose phases the planner has got."""
     plans = [make_plans([measured[source] for source in SOURCES], 2) for measured in rounds]
     predicted = [{(row.layout, row.reference or "actor"): row.step_s for row in plan.rows} for plan in plans]
     lines = ["| layout | reference | measured s | predicted s | error | given |", "|---|---|---|---|---|---|"]
@@ -153,7 +153,7 @@ def report(rounds: Sequence[Mapping[Variant, Measurement]]) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4, help="blocks per variant")
     parser.add_argument("--steps", type=int, default=4, help="steps per block; the first is left out")

@@ -47,11 +47,11 @@ HAS_VLLM = find_spec("vllm") is not None
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured.
+    """The settings of one measurement.
 
     Attributes:
         tokens: maximal length of a response.
-        is_varied: whether there are stop tokens.
+        is_varied: True if there are stop tokens.
     """
 
     rounds: int
@@ -64,7 +64,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Measured:
-    """One engine's rounds: tokens that count, and the seconds they took."""
+    """The rounds of one engine: tokens that count, and the seconds they took."""
 
     tokens: Sequence[int]
     seconds: Sequence[float]
@@ -78,7 +78,10 @@ Generate = Callable[[Batch, Sampling], Sequence[int]]  # gives the length of eac
 
 
 def measure(setting: Setting) -> dict[str, Measured]:
-    """All engines that are installed, by name; in a process of its own, for vLLM cannot be built twice in one."""
+    """Measures all engines that are installed, by name.
+
+    The function has a process of its own, because vLLM cannot be built twice in one process.
+    """
     torch.set_num_threads(1)
     hf_logging.disable_progress_bar()
     join_group_of_one()
@@ -101,7 +104,7 @@ def measure(setting: Setting) -> dict[str, Measured]:
 
 
 def build_engines(config: Config, setting: Setting) -> dict[str, Generate]:
-    """Every engine over the same policy, as the actor builds it."""
+    """Returns every engine over the same policy, built as the actor builds it."""
     device = torch.device("cpu")
     policy = TrainEngine(
         config.actor, kind="policy", seed=0, max_response_length=config.data.max_response_length, device=device
@@ -124,7 +127,7 @@ def build_engines(config: Config, setting: Setting) -> dict[str, Generate]:
 
 
 def generate_of_hugging_face(policy: TrainEngine, stop: Sequence[int]) -> Generate:
-    """`model.generate` on the left-padded batch."""
+    """Returns a function that calls `model.generate` on the left-padded batch."""
 
     @torch.no_grad()
     def generate(rows: Batch, sampling: Sampling) -> list[int]:
@@ -151,7 +154,7 @@ def generate_of_hugging_face(policy: TrainEngine, stop: Sequence[int]) -> Genera
 
 
 def generate_of(backend: RolloutBackend) -> Generate:
-    """One of ours."""
+    """Returns a function that generates with one of our engines."""
 
     def generate(rows: Batch, sampling: Sampling) -> list[int]:
         steps = backend.generate(rows, sampling, lambda: False)
@@ -161,7 +164,7 @@ def generate_of(backend: RolloutBackend) -> Generate:
 
 
 def random_rows(rng: np.random.Generator, num_rows: int) -> Batch:
-    """One response each to prompts of varied lengths."""
+    """Returns rows that ask for one response each to prompts of varied lengths."""
     lengths = rng.integers(*PROMPT_TOKENS, num_rows, endpoint=True)
     return Batch.from_rows(
         prompts=[rng.integers(NUM_STOP_TOKENS + 1, VOCABULARY, length) for length in lengths],
@@ -170,7 +173,7 @@ def random_rows(rng: np.random.Generator, num_rows: int) -> Batch:
 
 
 def stop_tokens(setting: Setting) -> list[int]:
-    """A random model gives all tokens about the same probability."""
+    """Returns the stop tokens: a random model gives all tokens about the same probability."""
     return list(range(1, NUM_STOP_TOKENS + 1)) if setting.is_varied else []
 
 
@@ -194,7 +197,7 @@ def save_model(folder: Path, setting: Setting) -> Path:
 
 
 def make_config(folder: Path, model: Path, setting: Setting) -> Config:
-    """The run that the actor would belong to."""
+    """Returns the configuration of the run that the actor would belong to."""
     return validate(
         {
             "run": {"dir": str(folder), "total_steps": 1},
@@ -213,7 +216,7 @@ def make_config(folder: Path, model: Path, setting: Setting) -> Config:
 
 
 def join_group_of_one() -> None:
-    """The process group that vLLM looks for, as torchrun's environment describes it."""
+    """Joins the process group that vLLM looks for, as torchrun's environment describes it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -223,7 +226,7 @@ def join_group_of_one() -> None:
 
 
 def table(results: Mapping[str, Mapping[str, Measured]]) -> str:
-    """Markdown; the outer keys are the kinds of lengths."""
+    """Returns a Markdown table; the outer keys are the kinds of lengths."""
     lines = ["| lengths | engine | rounds | tokens | s | tokens/s | vs generate |", "|---|---|---|---|---|---|---|"]
     for lengths, engines in results.items():
         for name, measured in engines.items():
@@ -237,7 +240,7 @@ def table(results: Mapping[str, Mapping[str, Measured]]) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=64, help="responses, all decoded together")

@@ -53,7 +53,7 @@ HOSTILE = {
 
 
 async def warm(num_programs: int, num_sandboxes: int) -> tuple[float, float]:
-    """Seconds for all programs at once, and for one alone."""
+    """Returns the seconds for all programs at once, and for a single one."""
     sample = Sample("code", f"```python\n{PROGRAM}\n```", ROW)
     async with CodeSandboxes(CodeConfig(num_sandboxes=num_sandboxes)) as source:
         await asyncio.sleep(1.0)  # generation takes longer
@@ -70,7 +70,7 @@ async def warm(num_programs: int, num_sandboxes: int) -> tuple[float, float]:
 
 
 def cold(number: int) -> None:
-    """One program in a sandbox that is started for it."""
+    """Runs one program in a sandbox that is started for it."""
     with Sandbox(Limits(), own_uid(number)) as sandbox:
         outcome = sandbox.run(PROGRAM, parse_cases(ROW))
     if not all(outcome.passed):
@@ -78,13 +78,13 @@ def cold(number: int) -> None:
 
 
 def bare(_: int) -> None:
-    """One program in an interpreter of its own per test."""
+    """Runs one program in an interpreter of its own for each test."""
     for text in ROW["inputs"]:
         subprocess.run([sys.executable, "-S", "-c", PROGRAM], input=text, text=True, capture_output=True, check=True)
 
 
 async def hostile(num_sandboxes: int) -> None:
-    """Scores each of the answers, as many at a time as there are sandboxes; prints what that does to this process."""
+    """Scores each of the answers, as many at a time as there are sandboxes; prints the effect on this process."""
     async with CodeSandboxes(CodeConfig(num_sandboxes=num_sandboxes, memory_mb=4096)) as source:
         for name, (expected, response, row) in HOSTILE.items():
             start_bytes = peak_bytes = resident_bytes()
@@ -106,12 +106,12 @@ async def hostile(num_sandboxes: int) -> None:
 
 
 def resident_bytes() -> int:
-    """Memory of this process."""
+    """Returns the resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def timed(run: Callable[[int], None], num_programs: int, num_threads: int) -> float:
-    """Seconds for that many programs."""
+    """Returns the seconds for that many programs."""
     with ThreadPoolExecutor(num_threads) as threads:
         started_s = time.perf_counter()
         list(threads.map(run, range(num_programs)))
@@ -119,7 +119,7 @@ def timed(run: Callable[[int], None], num_programs: int, num_threads: int) -> fl
 
 
 def main() -> None:
-    """Prints the best of three, or what hostile answers do."""
+    """Prints the best of three, or the effect of hostile answers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--sandboxes", type=int, default=2)

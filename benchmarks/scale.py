@@ -76,7 +76,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Row:
-    """What one step cost the controller; seconds and bytes."""
+    """The cost of one step for the controller, in seconds and bytes."""
 
     wall_s: float
     cpu_s: float
@@ -87,13 +87,13 @@ class Row:
 
 
 class StandInScorer(Scorer):
-    """Scores without looking: decoding and scoring are measured on their own."""
+    """A scorer that looks at nothing: decoding and scoring are measured on their own."""
 
     def __init__(self) -> None:
         self.last: tuple[PromptBatch, Batch] | None = None
 
     async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> Scores:  # noqa: ARG002
-        """Every other response is right."""
+        """Scores every other response as right."""
         self.last = prompts, rollouts
         num_rows = len(prompts.row_indices)
         return Scores.of(
@@ -104,7 +104,7 @@ class StandInScorer(Scorer):
 
 
 def make_prompts(num_prompts: int) -> PromptDataset:
-    """Prompts of equal length, the same for every step."""
+    """Returns prompts of equal length, the same for every step."""
     random = np.random.default_rng(1)
     ids = random.integers(4, 100, num_prompts * PROMPT_TOKENS, dtype=np.int32)
     rows = tuple(PromptRow(f"row {row}", "", "gsm8k", "18", {}) for row in range(num_prompts))
@@ -114,7 +114,7 @@ def make_prompts(num_prompts: int) -> PromptDataset:
 
 
 def make_config(folder: Path, schedule: str) -> Config:
-    """Of the groups; sizes are set step by step."""
+    """Returns the configuration of the groups; sizes are set step by step."""
     return validate(
         {
             "run": {"dir": str(folder / "run"), "total_steps": 1000, "schedule": schedule},
@@ -134,7 +134,7 @@ def make_config(folder: Path, schedule: str) -> Config:
 
 
 def sized(config: Config, num_responses: int, num_tokens: int, num_steps: int) -> Config:
-    """The configuration of one size."""
+    """Returns the configuration of one size."""
     batch_size = num_responses // SAMPLES
     data = config.data.model_copy(update={"train_batch_size": batch_size, "max_response_length": num_tokens})
     models = {
@@ -147,7 +147,7 @@ def sized(config: Config, num_responses: int, num_tokens: int, num_steps: int) -
 
 @contextmanager
 def sleeping_groups(config: Config) -> Iterator[Config]:
-    """Both groups; yields the configuration with their addresses."""
+    """Starts both groups; yields the configuration with their addresses."""
     run_dir = config.run.dir
     file = run_dir / "groups.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
@@ -179,7 +179,7 @@ def sleeping_groups(config: Config) -> Iterator[Config]:
 
 
 def announced(run_dir: Path, role: str) -> str:
-    """The address of a group, as soon as it takes calls."""
+    """Returns the address of a group, as soon as it takes calls."""
     announcement, deadline = run_dir / "services" / f"{role}.json", time.monotonic() + START_TIMEOUT_S
     while not announcement.exists():
         if time.monotonic() > deadline:
@@ -189,18 +189,18 @@ def announced(run_dir: Path, role: str) -> str:
 
 
 def resident_bytes(field: str) -> int:
-    """VmRSS, or VmHWM, the most since `forget_peak`."""
+    """Returns VmRSS, or VmHWM, the highest value since `forget_peak`."""
     status = Path("/proc/self/status").read_text()
     return int(status.split(f"{field}:")[1].split()[0]) << 10
 
 
 def forget_peak() -> None:
-    """VmHWM counts from now on."""
+    """Makes VmHWM count from now on."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 class Meter(Trainer):
-    """The trainer, with a look at this process before and after every step."""
+    """A trainer that looks at this process before and after every step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,7 +208,7 @@ class Meter(Trainer):
         self.columns_bytes = 0
 
     async def train_step(self, prompts: PromptBatch) -> None:
-        """A step, and the CPU time of everything up to the next one."""
+        """Trains a step, and measures the CPU time of everything up to the next step."""
         self.cpu_s.append(time.process_time())
         await super().train_step(prompts)
         experience = self.recorder.current.experience
@@ -219,7 +219,7 @@ class Meter(Trainer):
 async def measure(
     config: Config, folder: RunFolder, workers: Workers, prompts: PromptDataset, scorer: Scorer
 ) -> list[Row]:
-    """All steps of one size but the first."""
+    """Returns all steps of one size except the first."""
     forget_peak()
     before_bytes = resident_bytes("VmRSS")
     recorder = Recorder(config, folder.path, open_display(Silent()))
@@ -243,7 +243,7 @@ async def measure(
 
 
 async def measure_scoring(model: Path, prompts: PromptBatch, rollouts: Batch) -> tuple[float, float]:
-    """CPU-seconds of this process and of the scoring processes for the responses of a step."""
+    """Returns the CPU-seconds of this process and of the scoring processes for the responses of a step."""
     config = validate({"run": {"dir": "x", "total_steps": 1}, "data": {"train_files": "x", "train_batch_size": 1},
                        "actor": {"model": "x"}}, "the benchmark")  # fmt: skip
     tokenizer = load_tokenizer(str(model))
@@ -258,7 +258,7 @@ async def measure_scoring(model: Path, prompts: PromptBatch, rollouts: Batch) ->
 
 
 def report(size: str, rows: list[Row], scoring: tuple[float, float], step_s: float) -> str:
-    """One line of the table."""
+    """Returns one line of the table."""
     wall_s, cpu_s, adv_s, wire_s = (
         statistics.median(getattr(row, name) for row in rows) for name in ("wall_s", "cpu_s", "adv_s", "wire_s")
     )
@@ -304,7 +304,7 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="ROWSxTOKENS")
     parser.add_argument("--steps", type=int, default=3, help="per size; the first is left out")

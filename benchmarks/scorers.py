@@ -33,7 +33,7 @@ MARKS: dict[str, tuple[tuple[str, ...], str, Any]] = {
 
 
 def hostile_responses(marks: tuple[str, ...], answer: str) -> Iterator[tuple[str, str]]:
-    """Responses, each with a short name."""
+    """Returns hostile responses, each with a short name."""
     for first, second in itertools.combinations_with_replacement(marks, 2):
         times = RESPONSE_CHARACTERS // len(first + second)
         shapes = {"mixed": (first + second) * times, "in turn": first * times + second * times}
@@ -42,7 +42,7 @@ def hostile_responses(marks: tuple[str, ...], answer: str) -> Iterator[tuple[str
 
 
 def slowest(module: str, limit_s: float | None) -> tuple[float, str]:
-    """The most CPU seconds that a response took, and its name."""
+    """Returns the most CPU seconds that a response took, and its name."""
     marks, answer, truth = MARKS[module]
     rule = import_module(f"rewards.scorers.{module}")
     is_scorer = module != "math_equivalence"

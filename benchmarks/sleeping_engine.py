@@ -37,7 +37,9 @@ COMPUTED = {"ComputeLogProbs": "old_log_probs", "ComputeRefLogProbs": "ref_log_p
 
 @lru_cache(maxsize=8)
 def noise(name: str, num_values: int) -> np.ndarray:
-    """Plausible values of a column, the same ones every time; log-probs of a token are nearly equal to each other."""
+    """Returns plausible values of a column, the same every time; log-probs of a token are nearly equal to each
+    other.
+    """
     random = np.random.default_rng(num_values)
     if name == "responses":
         return random.integers(4, 100, num_values, dtype=np.int32)
@@ -49,14 +51,14 @@ def noise(name: str, num_values: int) -> np.ndarray:
 
 
 def response_lengths(num_rows: int, longest: int, *, is_varied: bool) -> np.ndarray:
-    """Tokens of each response."""
+    """Returns the number of tokens of each response."""
     if not is_varied:
         return np.full(num_rows, longest, np.int32)
     return np.random.default_rng(num_rows).integers(longest // SHORTEST_SHARE, longest + 1, num_rows, dtype=np.int32)
 
 
 class SleepingRole:
-    """See `services.runtime.role.Role`; there are no weights."""
+    """A role without weights; see `services.runtime.role.Role`."""
 
     num_parameters = 1
     model = "none"
@@ -67,7 +69,7 @@ class SleepingRole:
         self._settings = context.config.run.dir / SETTINGS
 
     def commands(self) -> Sequence[Command]:
-        """Those that the steps of the benchmark need."""
+        """The commands that the steps of the benchmark need."""
         compute = self._compute
         reference = Command("ComputeRefLogProbs", reference_pb2.ComputeRefLogProbsRequest, compute, columns=_ROWS)
         if self._is_actor:
@@ -119,19 +121,19 @@ class SleepingRole:
         return Outcome()
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
-        """Nothing is saved."""
+        """Saves nothing."""
         raise NotImplementedError
 
     def check_checkpoint(self, directory: Path) -> None:
-        """There is none."""
+        """Checks nothing, since there is no checkpoint."""
         raise ValueError(f"{directory}: a sleeping engine has no checkpoints")
 
     def load_checkpoint(self, _directory: Path | None) -> bytes:
-        """The initial model."""
+        """Returns to the initial model."""
         return b""
 
     def compute_weights_digest(self) -> str:
-        """Of nothing."""
+        """Returns the digest of no weights."""
         return hashlib.sha256(b"").hexdigest()
 
 

@@ -1,8 +1,8 @@
 """python -m benchmarks.startup: how long a run takes to start and to recover, with and without compiled bytecode.
 
-The first steps of the quickstart; the critic is killed in step 3. Rounds take turns. Without bytecode Python compiles
-torch, transformers and the rest from source in every process, as it does where the installer has left none behind (or
-PYTHONDONTWRITEBYTECODE kept it from being written).
+It runs the first steps of the quickstart; the critic is killed in step 3. Rounds take turns. Without bytecode Python
+compiles torch, transformers and the rest from source in every process. That happens if the installer has left no
+bytecode, or PYTHONDONTWRITEBYTECODE kept it from being written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _POLL_INTERVAL_S = 0.02
 
 
 def main() -> None:
-    """Prints medians in seconds, and what bytecode saves."""
+    """Prints medians in seconds, and the time that bytecode saves."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def time_run(folder: Path, *, has_bytecode: bool) -> tuple[float, ...]:
-    """The figures of one run, in seconds."""
+    """Returns the figures of one run, in seconds."""
     environment = {name: value for name, value in os.environ.items() if name not in WITHOUT_BYTECODE}
     began_s = time.time()
     command = [sys.executable, "-m", "controller", "--config", CONFIG, f"run.dir={folder}", *OVERRIDES]
@@ -87,7 +87,7 @@ def time_run(folder: Path, *, has_bytecode: bool) -> tuple[float, ...]:
 
 
 def moment(process: subprocess.Popen[bytes], has_come: Callable[[], Any]) -> float:
-    """Unix seconds when it comes."""
+    """Returns the Unix seconds at which a condition becomes true."""
     deadline = time.monotonic() + TIMEOUT_S
     while not has_come():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -97,7 +97,7 @@ def moment(process: subprocess.Popen[bytes], has_come: Callable[[], Any]) -> flo
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps that are done, by the complete lines of metrics.jsonl."""
+    """Returns the steps that are done, by the complete lines of metrics.jsonl."""
     file = folder / "metrics.jsonl"
     return [line["step"] for _, line in read_jsonl(file, until_torn=True)] if file.exists() else []
 

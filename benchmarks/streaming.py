@@ -73,7 +73,10 @@ async def measure(folder: Path, options: argparse.Namespace) -> Mapping[Variant,
 
 
 def report(rows: Mapping[Variant, Sequence[Row]]) -> str:
-    """The table; each number of parts at its best over unstreamed steps, and the best of all over critic-free."""
+    """Returns the table.
+
+    It compares each number of parts at its best with unstreamed steps, and the best of all with a critic-free step.
+    """
     names = ("step", "gen", "old_log_prob", "ref", "values", "reward_model", "update_actor", "update_critic")
     lines = ["seconds".ljust(36) + "".join(f"{name:>14}" for name in ("least", *names))]
     steps = {variant: median(found, "timing_s/step") for variant, found in rows.items()}
@@ -100,7 +103,7 @@ def report(rows: Mapping[Variant, Sequence[Row]]) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reward-model", action="store_true", help="a reward model of the policy's size")
     parser.add_argument("--rounds", type=int, default=3, help="blocks per variant")

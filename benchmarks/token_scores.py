@@ -23,7 +23,7 @@ NUM_STEPS = 10
 
 
 def arm(name: str, *changes: str, is_placed: bool) -> Algorithm:
-    """Runs of one kind."""
+    """Returns the runs of one kind."""
     settings = (
         f"run.total_steps={NUM_STEPS}",
         f"reward.custom_function_path={SCORER}",
@@ -34,7 +34,7 @@ def arm(name: str, *changes: str, is_placed: bool) -> Algorithm:
 
 
 def pair(name: str, *changes: str) -> tuple[Algorithm, Algorithm]:
-    """At the end, and on tokens."""
+    """Returns two kinds of runs: scores at the end, and scores on tokens."""
     return arm(name, *changes, is_placed=False), arm(name, *changes, is_placed=True)
 
 
@@ -45,7 +45,7 @@ PAIRS: Mapping[str, tuple[Algorithm, Algorithm]] = {
 
 
 def means(algorithm: Algorithm, output: Path) -> Mapping[int, float]:
-    """Mean held-out score over the steps, by seed."""
+    """Returns the mean held-out score over the steps, by seed."""
     return {
         seed: statistics.fmean(score for step, score in curve.accuracy.items() if step)
         for seed, curve in curves_of(algorithm, output).items()
@@ -54,7 +54,7 @@ def means(algorithm: Algorithm, output: Path) -> Mapping[int, float]:
 
 
 def table(output: Path) -> Iterator[str]:
-    """Markdown: a row per estimator and seed, and their means."""
+    """Returns a Markdown table: a row for each estimator and seed, and their means."""
     yield f"| mean held-out score, steps 1-{NUM_STEPS} | seed | at the end | on tokens | difference |"
     yield "|---|---|---|---|---|"
     for name, arms in PAIRS.items():
@@ -67,7 +67,7 @@ def table(output: Path) -> Iterator[str]:
 
 
 def row(name: str, seed: str, at_end: float, placed: float) -> str:
-    """A line of the table."""
+    """Returns a line of the table."""
     return f"| {name} | {seed} | {at_end:.3f} | {placed:.3f} | {placed - at_end:+.3f} |"
 
 
@@ -81,7 +81,7 @@ def train(seeds: Sequence[int], output: Path) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--output", type=Path, default=Path("runs/curves"))

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 async def run_steps(num_steps: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """CPU seconds that each step took, and the bytes of Python's objects after it, where they are traced."""
+    """Returns the CPU seconds of each step, and the bytes of Python's objects after it, if they are traced."""
     times_s, bytes_held = np.zeros(num_steps), np.zeros(num_steps, np.int64)
     with tempfile.TemporaryDirectory("-tracking") as folder, _nowhere() as nowhere:
         config = _config(Path(folder))
@@ -86,7 +86,7 @@ def _config(run_dir: Path) -> Config:
 
 
 def _record(recorder: Recorder, config: Config, step: int) -> None:
-    """One step as the trainer records it, on a clock on which every step takes ten seconds."""
+    """Records one step as the trainer does, on a clock on which every step takes ten seconds."""
     record = recorder.begin(step)
     responses = [list(range(1 + row % 7)) for row in range(NUM_RESPONSES)]
     values = [[0.0] * len(row) for row in responses]

@@ -57,7 +57,7 @@ class BatchService:
         self._columns: dict[str, Column] = {}
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """The messages of the batch streams are serialised and parsed by the codec."""
+        """Returns the handlers; the codec serialises and parses the messages of the batch streams."""
         put = grpc.stream_unary_rpc_method_handler(
             self.put_batch, response_serializer=worker_pb2.PutBatchResponse.SerializeToString
         )
@@ -112,13 +112,13 @@ def keep_pickles(listener: socket.socket) -> None:
 
 
 def send_frame(connection: socket.socket, payload: bytes) -> None:
-    """A length, then the payload."""
+    """Sends a length, then the payload."""
     connection.sendall(struct.pack("<Q", len(payload)))
     connection.sendall(payload)
 
 
 def receive_frame(connection: socket.socket) -> bytearray:
-    """What `send_frame` sent."""
+    """Returns what `send_frame` has sent."""
     (size,) = struct.unpack("<Q", receive_exactly(connection, 8))
     return receive_exactly(connection, size)
 
@@ -145,7 +145,7 @@ def answer_cpu_questions() -> None:
 
 
 class ServerProcess:
-    """One of the servers above, as a process of its own."""
+    """A process that runs one of the servers above."""
 
     def __init__(self, kind: str) -> None:
         command = [sys.executable, "-m", "benchmarks.transport", "--serve", kind]
@@ -182,7 +182,7 @@ class BenchClient(WorkerClient):
 
 
 class OverGrpc:
-    """PutBatch and GetBatch: chunks, checksums, checks."""
+    """PutBatch and GetBatch over gRPC: chunks, checksums, checks."""
 
     name = "SplitPPO (gRPC)"
 
@@ -232,7 +232,7 @@ class PickleOverTcp:
 
 
 class Memcpy:
-    """One copy within this process: the floor."""
+    """One copy within this process, the lower bound."""
 
     name = "memcpy"
 
@@ -293,7 +293,7 @@ class OverRay:
 
 @dataclass
 class Timings:
-    """Wall and CPU seconds of the repetitions of one row."""
+    """The wall and CPU seconds of the repetitions of one row."""
 
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
@@ -307,7 +307,7 @@ class Timings:
 
 
 def make_columns(num_rows: int, num_tokens: int) -> dict[str, Column]:
-    """Every column with random values, num_tokens in each row."""
+    """Returns every column with random values, num_tokens in each row."""
     rng = np.random.default_rng(0)
 
     def column(name: str, tokens: int) -> Column:
@@ -320,13 +320,13 @@ def make_columns(num_rows: int, num_tokens: int) -> dict[str, Column]:
 
 
 def make_batches(columns: dict[str, Column], layout: tuple[tuple[str, ...], ...]) -> list[Batch]:
-    """The batches of a layout; in the one that a step sends prompts are short, as prompts are."""
+    """Returns the batches of a layout; prompts are short in the layout that a step sends."""
     named = {**columns, "prompts": columns["short prompts"]} if layout is AS_SENT else columns
     return [Batch(named[names[0]].num_rows, {name: named[name] for name in names}) for names in layout]
 
 
 def contenders() -> list[Contender]:
-    """Ours and the others that can run here."""
+    """Returns our own contender, and the others that can run here."""
     found: list[Contender] = [OverGrpc(), PickleOverTcp(), Memcpy()]
     try:
         import ray  # type: ignore[import-not-found]
@@ -380,7 +380,7 @@ def report(directions: Any, racing: list[Contender], timings: dict[tuple[str, st
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=2048, help="per row")

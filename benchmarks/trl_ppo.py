@@ -25,19 +25,19 @@ from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 
 class ForcedLengths(StoppingCriteria):
-    """Ends row b after lengths[b] tokens."""
+    """A stopping criterion that ends row b after lengths[b] tokens."""
 
     def __init__(self, lengths, prompt_tokens, eos_token_id):
         self.lengths, self.prompt_tokens = torch.tensor(lengths), prompt_tokens
         self.eos_token_id = torch.tensor([eos_token_id])  # who has it lets `generate` pad the rows that have ended
 
     def __call__(self, input_ids, *_, **__):
-        """[B] which rows have ended."""
+        """Returns [B] bool, true for the rows that have ended."""
         return self.lengths <= input_ids.shape[1] - self.prompt_tokens
 
 
 class NoRewardModel(nn.Module):
-    """Costs nothing and scores 0: no model scores on the other side either."""
+    """A reward model that costs nothing and scores 0: no model scores on the other side either."""
 
     base_model_prefix = "base"
 
@@ -52,7 +52,7 @@ class NoRewardModel(nn.Module):
 
 
 class OnDemand(TrainerCallback):
-    """Makes as many steps as it is told to, and says how long each took."""
+    """A callback that makes as many steps as it is asked for, and says how long each took."""
 
     def __init__(self, answers):
         self.answers, self.seconds, self.left = answers, [], 0
@@ -62,7 +62,7 @@ class OnDemand(TrainerCallback):
         self._wait()
 
     def on_step_end(self, *_, **__):
-        """Notes the step's time; waits for the next number where it was the last one."""
+        """Notes the time of the step; after the last step, waits for the next number."""
         self.seconds.append(time.perf_counter() - self.started_s)
         self.left -= 1
         if self.left == 0:

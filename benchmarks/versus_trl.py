@@ -79,7 +79,7 @@ class Trl:
         self._tell(json.dumps(task))
 
     def steps(self, count: int) -> list[float]:
-        """Seconds of so many steps."""
+        """Returns the seconds of so many steps."""
         self._tell(str(count))
         assert self._process.stdout is not None
         answer = self._process.stdout.readline()
@@ -89,7 +89,7 @@ class Trl:
         return seconds
 
     def close(self) -> None:
-        """Lets it end."""
+        """Lets the process end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -143,7 +143,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
 
 
 def report(trl_s: Sequence[float], rows: Mapping[Variant, Sequence[Row]]) -> str:
-    """The table, and the ratio at the best placement."""
+    """Returns the table, and the ratio at the best placement."""
     names = ("step", "gen", "old_log_prob", "ref", "values", "update_actor", "update_critic")
     idle = ("bubble_actor", "bubble_critic")
     lines = ["median seconds".ljust(30) + "steps".rjust(6) + "".join(f"{name:>14}" for name in (*names, *idle))]
@@ -162,7 +162,7 @@ def report(trl_s: Sequence[float], rows: Mapping[Variant, Sequence[Row]]) -> str
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl", required=True, metavar="PYTHON", help="of an environment with TRL")
     parser.add_argument("--lengths", choices=list(LENGTHS), default="varied", help="of the responses")

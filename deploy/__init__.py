@@ -1,1 +1,1 @@
-"""Running SplitPPO in containers."""
+"""Deployments of SplitPPO: Docker Compose, Kubernetes, Slurm, and several hosts."""

@@ -1,4 +1,7 @@
-"""Checks that containers and pods make before they start their role. Standard library only."""
+"""Checks that containers and pods make before they start their role.
+
+This module needs the standard library only.
+"""
 
 import os
 import re
@@ -9,11 +12,11 @@ EXIT_BAD_INPUT = 2
 
 
 class Refused(ValueError):
-    """A setting, a file or a folder cannot be used; the message is one sentence for whoever has set it."""
+    """A setting, a file or a folder cannot be used; the message is one sentence for the person who has set it."""
 
 
 def number(environment: Mapping[str, str], name: str) -> int:
-    """Returns the number that a setting holds; raises Refused if it holds none."""
+    """Returns the number that a setting holds; Refused if it holds no number."""
     value = environment.get(name, "")
     if not value.isdecimal():
         raise Refused(f"{name} is {value!r}, expected a number")
@@ -29,7 +32,7 @@ def run_name(environment: Mapping[str, str]) -> str:
 
 
 def check_role(role: str, roles: tuple[str, ...]) -> None:
-    """Refuses a role that there is not."""
+    """Refuses a role that does not exist."""
     if role not in roles:
         raise Refused(f"expected one of {', '.join(roles)}, got {role!r}")
 
@@ -39,7 +42,7 @@ def check_secrets(root: Path, role: str, *more: str, source: str, remedy: str) -
 
     Args:
         root: the folder that holds `secrets`.
-        role: the process that they belong to.
+        role: the process that the secrets belong to.
         more: names of files that this role needs beside certificate, key and token.
         source: where a missing file comes from.
         remedy: what makes a file readable.
@@ -59,7 +62,7 @@ def check_readable(path: Path, remedy: str, mode: int = os.R_OK) -> None:
 
 
 def path_and_owner(path: Path) -> str:
-    """Returns a path that cannot be used, and whose it is, as far as this user can see."""
+    """Returns a path that cannot be used, with its owner as far as this user can see it."""
     # stat needs the folder that a path is in.
     nearest = next(place for place in (path, *path.parents) if os.access(place.parent, os.X_OK))
     status = nearest.lstat()

@@ -1,4 +1,7 @@
-"""Where a deployment has put each group, as overrides that come after the recipe. Standard library only."""
+"""The place of each group in a deployment, as overrides that come after the recipe.
+
+This module needs the standard library only.
+"""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,14 +13,14 @@ PORTS = {"actor": 7001, "critic": 7002, "reward": 7003}
 
 @dataclass(frozen=True)
 class GroupPlace:
-    """Where one group is.
+    """The place of one group.
 
     Attributes:
-        host: the name that the controller calls it by.
-        num_nodes: machines, or pods, that it is spread over.
-        num_gpus: on each of them, numbered from 0, with a rank on each; None: on the CPU, as many ranks as the recipe
-            has, or one on each of several nodes.
-        meeting: the name of the first node, where several meet; empty: `host`.
+        host: the name that the controller calls the group by.
+        num_nodes: the machines, or pods, of the group.
+        num_gpus: GPUs of each of them, numbered from 0, with a rank on each; None: the group computes on the CPU, with
+            as many ranks as the recipe has, or with one rank on each of several nodes.
+        meeting: the name of the first node, where several nodes meet; empty: `host`.
     """
 
     host: str
@@ -29,12 +32,12 @@ class GroupPlace:
 def overrides(
     run_dir: str, secrets: str, places: Mapping[str, GroupPlace], environment: Mapping[str, str], more: Sequence[str]
 ) -> list[str]:
-    """Returns `key.path=value` for groups and controller: the run folder, mutual TLS with a token, each group's place.
+    """Returns `key.path=value` for groups and controller: run folder, mutual TLS with a token, place of each group.
 
     Args:
         run_dir: the run folder, on storage that all share.
         secrets: the folder of ca.pem, token, and certificate and key of each process.
-        places: of the groups that there are.
+        places: the places of the groups that exist.
         environment: settings; the overrides in `OVERRIDES` come last, and win.
         more: overrides of the deployment itself.
     """

@@ -1,4 +1,4 @@
-"""Checks of a deployment before anything of it starts: a placement against its recipe, as a command tells it."""
+"""Checks a deployment before any of it starts: the placement of its groups against its recipe."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from splitppo.config.batch_plan import batch_plan
 
 
 def exit_status(check: Callable[[], str]) -> int:
-    """Prints what a check returns, or why it refuses, in one line; returns the exit status, 0 or 2."""
+    """Prints the result of a check, or its refusal in one line; returns the exit status, 0 or 2."""
     try:
         sys.stdout.write(f"{check()}\n")
     except (ValueError, OSError, yaml.YAMLError) as error:
@@ -23,11 +23,11 @@ def exit_status(check: Callable[[], str]) -> int:
 
 
 def check_recipe(recipe: Path, overrides: Sequence[str], num_nodes: Mapping[str, int]) -> str:
-    """Returns the batch plan of a recipe that is placed on so many nodes by these overrides.
+    """Returns the batch plan of a recipe that these overrides place on so many nodes.
 
     Raises:
         ConfigError: the recipe cannot be used, has no such group, has a group without nodes, or names another number.
-        OSError: it cannot be read.
+        OSError: the recipe cannot be read.
     """
     config = load_config(recipe, overrides)
     services = yaml.safe_load(recipe.read_text()).get("services") or {}

@@ -1,4 +1,7 @@
-"""The process of a role under the entry point of its container or pod. Standard library only."""
+"""The process of a role under the entry point of its container or pod.
+
+This module needs the standard library only.
+"""
 
 import signal
 import subprocess
@@ -15,7 +18,7 @@ RESTART_PAUSE_S = 2.0
 
 
 def module_of(role: str) -> str:
-    """Returns the module that a group or the controller is started by."""
+    """Returns the module that starts a group or the controller."""
     return "controller" if role == "controller" else f"services.{role}"
 
 
@@ -25,8 +28,8 @@ def run_role(
     """Runs the command of a role, if there is something to do; returns the exit code.
 
     Args:
-        role: a group, the controller, or what prepares them.
-        command_of: returns the command, None where there is nothing to do; what it refuses ends with EXIT_BAD_INPUT.
+        role: a group, the controller, or a role that prepares them.
+        command_of: returns the command, None if there is nothing to do; Refused ends with EXIT_BAD_INPUT.
         run_group: runs the command of a group.
     """
     try:
@@ -43,7 +46,10 @@ def run_role(
 
 
 def run_controller(run: Callable[[], int], pause_s: float = RESTART_PAUSE_S) -> int:
-    """Runs the controller, again if a signal that nobody sent to this container has ended it; returns its exit code."""
+    """Runs the controller and returns its exit code.
+
+    It is run again if SIGKILL has ended it, which nobody has sent to this container.
+    """
     code = run()
     for restart in range(1, MAX_RESTARTS + 1):
         if code != 128 + signal.SIGKILL:
@@ -55,7 +61,7 @@ def run_controller(run: Callable[[], int], pause_s: float = RESTART_PAUSE_S) -> 
 
 
 class Child:
-    """The one process that runs under this one; SIGTERM and SIGINT are handed on to it.
+    """The only process that runs under this one; SIGTERM and SIGINT are passed on to it.
 
     Attributes:
         last_signal: the last signal that has come, to this process or by `end`; nothing is started after it.
@@ -77,7 +83,10 @@ class Child:
         self._hand_on(signal.SIGTERM)
 
     def run(self, command: Sequence[str]) -> int:
-        """Runs a command to its end; returns its exit code, 128 + n if signal n has ended it, or has come before."""
+        """Runs a command to its end and returns its exit code.
+
+        The code is 128 + n if signal n has ended the command, or has come before it was started.
+        """
         if self.last_signal is not None:
             return 128 + self.last_signal
         process = subprocess.Popen(command)

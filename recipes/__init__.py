@@ -1,1 +1,1 @@
-"""Tasks: for each a script that prepares its data, one configuration per hardware, and what to expect."""
+"""Recipes: for each task a script that prepares its data, a configuration for each hardware, and what to expect."""

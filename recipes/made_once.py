@@ -1,4 +1,4 @@
-"""Folders that are costly to make: made once, and again only when what they depend on has changed."""
+"""Folders that are costly to make: each is made once, and again only when something that it depends on has changed."""
 
 import fcntl
 import hashlib
@@ -13,17 +13,14 @@ _FINGERPRINT_FILE = "fingerprint.json"
 
 
 def make_once(folder: Path, wanted: Fingerprint, make: Callable[[Path], None]) -> bool:
-    """Has `make` fill the folder unless it is there and was made from the same; safe when several processes call it.
+    """Lets `make` fill the folder, unless it was made from the same inputs; returns True if it was made now.
 
-    The folder appears whole or not at all.
+    The folder appears whole or not at all. Several processes may call this function at the same time.
 
     Args:
-        folder: replaced where its fingerprint is another one; its lock stays beside it.
-        wanted: all that the content depends on.
+        folder: replaced if it has another fingerprint; its lock stays beside it.
+        wanted: everything that the content depends on.
         make: gets the folder to write to.
-
-    Returns:
-        Whether it was made now.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
@@ -41,7 +38,7 @@ def make_once(folder: Path, wanted: Fingerprint, make: Callable[[Path], None]) -
 
 
 def code_fingerprint(*files: Path) -> dict[str, str]:
-    """Of the code that makes something, and of the libraries that train and save models."""
+    """Returns a fingerprint of the code that makes something, and of the libraries that train and save models."""
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     return {"code_sha256": code.hexdigest(), **versions}

@@ -1,8 +1,8 @@
 """The common part of the recipes' prepare.py: command line, input files, prompt files in verl's schema, tiny models.
 
-The input is a folder or a data set of the Hugging Face hub with the files of both splits, or a single file, beside
-which --test-file or --test-rows says what the test split is. The output is train.parquet and test.parquet, and the tiny
-random models that cpu.yaml trains. What is there already, with the same content, is left alone.
+The input is a folder or a data set of the Hugging Face hub with the files of both splits, or a single file; then
+--test-file or --test-rows names the test split. The output is train.parquet and test.parquet, and the tiny random
+models that cpu.yaml trains. A file that is there already, with the same content, is not written again.
 """
 
 import argparse
@@ -22,14 +22,14 @@ _MAX_SHOWN = 100  # characters of a text in the sample
 
 @dataclass(frozen=True)
 class Recipe:
-    """A data set: how its files are found, and its rows read.
+    """A data set: its files, and the way its rows are read.
 
     Attributes:
-        name: of the recipe, for messages.
-        to_row: the row of an example, None for one that is left out; BadInput for one that is wrong.
+        name: the name of the recipe, for messages.
+        to_row: returns the row of an example, None for an example that is left out; BadInput for a wrong example.
         files: for each split, patterns of files in a folder or a data set of the hub. The files of the first pattern
-            that finds any are read, in the order of their names.
-        tiny_models: names of the tiny models that cpu.yaml needs, of `recipes.tiny_models.KINDS`.
+            that matches any are read, in the order of their names.
+        tiny_models: names of the tiny models that cpu.yaml needs, out of `recipes.tiny_models.KINDS`.
         unprintable: keys whose texts are never printed.
     """
 
@@ -40,12 +40,12 @@ class Recipe:
     unprintable: Collection[str] = ()
 
     def say(self, text: str) -> None:
-        """Prints a line."""
+        """Prints a line that begins with the name of the recipe."""
         print(f"{self.name}: {text}", flush=True)
 
 
 def command_line(description: str | None) -> argparse.ArgumentParser:
-    """The options of every recipe."""
+    """Returns a parser with the options of every recipe."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", required=True, metavar="DIR_HUB_NAME_OR_FILE", help="folder, data set or file")
     parser.add_argument("--test-file", metavar="FILE", help="the test split; the input is read for training alone")
@@ -83,10 +83,10 @@ def run(recipe: Recipe, options: argparse.Namespace) -> int:
 def read_splits(
     recipe: Recipe, source: str, test_file: str | None = None, test_rows: int | None = None
 ) -> dict[str, list[Example]]:
-    """The examples of both splits.
+    """Returns the examples of both splits.
 
     Raises:
-        BadInput: a file or the test split is missing, or a file cannot be read, is empty or has a line that is no JSON.
+        BadInput: a file or the test split is missing; a file cannot be read, is empty, or has a line that is no JSON.
     """
     if test_file is not None and test_rows is not None:
         raise BadInput("expected --test-file or --test-rows, got both")
@@ -106,10 +106,13 @@ def read_splits(
 
 
 def find_files(source: str, patterns: Mapping[str, Sequence[str]], *, has_test: bool = True) -> dict[str, list[Path]]:
-    """The files of each split, or of the training split alone, in a folder or a data set of the hub, which is fetched.
+    """Returns the files of each split, or of the training split alone.
+
+    `source` is a folder, or a data set of the hub, which is downloaded.
 
     Raises:
-        BadInput: no such folder or data set, or a split is missing in it; a single file, and no word on the test split.
+        BadInput: there is no such folder or data set, or it lacks a split; or it is a single file, and nothing names
+            the test split.
     """
     folder = Path(source).expanduser()
     if folder.is_file():
@@ -128,7 +131,7 @@ def find_files(source: str, patterns: Mapping[str, Sequence[str]], *, has_test: 
 
 
 def shown(value: Any, path: str = "", *, unprintable: Collection[str] = ()) -> Iterator[str]:
-    """Lines "prompt[0].content: ..." for what a row holds; under the unprintable keys the length stands for a text."""
+    """Yields lines "prompt[0].content: ..." for the content of a row; an unprintable text is replaced by its length."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield from shown(entry, f"{path}.{key}" if path else key, unprintable=unprintable)
@@ -143,7 +146,7 @@ def shown(value: Any, path: str = "", *, unprintable: Collection[str] = ()) -> I
 
 
 def _fetch(name: str, patterns: Sequence[str]) -> Path:
-    """Downloads what the patterns name of a data set; returns its folder."""
+    """Downloads the files of a data set that the patterns name; returns their folder."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise BadInput(f"there is no folder {name}")
     import huggingface_hub  # slow to import, and local files do not need it

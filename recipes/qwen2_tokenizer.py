@@ -1,7 +1,7 @@
 """Small tokenizers with the normaliser, pre-tokeniser and decoder of Qwen2's.
 
-transformers loads the tokenizer of every Qwen2 model with those parts, whatever tokenizer.json says; a recipe's model
-gets the same ids from transformers and from `tokenizers` only if it has them too.
+transformers loads the tokenizer of every Qwen2 model with those parts, whatever tokenizer.json says. A recipe's model
+gets the same ids from transformers and from `tokenizers` only if its tokenizer has these parts too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _PRETOKENIZE = (
 
 
 def character_tokenizer(characters: Iterable[str], special_tokens: Sequence[str]) -> Tokenizer:
-    """One token per ASCII character: a byte-level BPE without merges. Characters that are not listed are dropped.
+    """Returns a tokenizer with one token per ASCII character: a byte-level BPE without merges.
 
-    Special tokens get the first ids, in order.
+    Characters that are not listed are dropped. Special tokens get the first ids, in order.
     """
     # As byte-level BPE writes ASCII: spaces and control characters move up by 256.
     symbols = [chr(ord(character) + 256) if character <= " " else character for character in characters]
@@ -29,7 +29,10 @@ def character_tokenizer(characters: Iterable[str], special_tokens: Sequence[str]
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, special_tokens: Sequence[str]) -> Tokenizer:
-    """A byte-level BPE trained on `texts`; special tokens get the first ids, in order. Encodes any text."""
+    """Returns a byte-level BPE that is trained on `texts` and encodes any text.
+
+    Special tokens get the first ids, in order.
+    """
     tokenizer = _assemble(models.BPE(), special_tokens)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
@@ -42,10 +45,10 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, special_tokens: Se
 def save_tokenizer(
     tokenizer: Tokenizer, folder: Path, *, named_tokens: Mapping[str, str], chat_template: str | None = None
 ) -> None:
-    """Writes the files that make it a Hugging Face tokenizer.
+    """Writes the files of a Hugging Face tokenizer.
 
     Args:
-        tokenizer: what to save.
+        tokenizer: the tokenizer to save.
         folder: made if it is missing.
         named_tokens: e.g. {"eos_token": "<eos>"}.
         chat_template: Jinja text.

@@ -1,4 +1,4 @@
-"""Rows of data sets: read from JSONL or parquet files, written as parquet files; prompts are in verl's schema."""
+"""Rows of data sets, read from JSONL or parquet files and written as parquet files; prompts are in verl's schema."""
 
 import filecmp
 import zlib
@@ -17,7 +17,7 @@ _JSONL = (".jsonl", ".jsonl.gz", ".json")
 
 
 class BadInput(ValueError):
-    """An input that cannot be prepared; the message names the file and, where it is one row, its line."""
+    """An input cannot be prepared; the message names the file and, if a single row is wrong, its line."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Example:
 
     Attributes:
         place: "file, line 7", for messages.
-        fields: as the file has them.
-        split, index: where its row goes; the index counts from 0.
+        fields: the fields of the row, as the file has them.
+        split, index: the split and the position, from 0, of the row that is made of it.
     """
 
     place: str
@@ -36,7 +36,11 @@ class Example:
     index: int = 0
 
     def text(self, *names: str, may_be_empty: bool = False) -> str:
-        """The text under the first of these names that the row has. BadInput if it has none, or something else."""
+        """Returns the text under the first of these names that the row has.
+
+        Raises:
+            BadInput: the row has none of the names, or no text there.
+        """
         for name in names:
             if name in self.fields:
                 value = self.fields[name]
@@ -50,7 +54,7 @@ class Example:
     def verl_row(
         self, data_source: str, prompt: str | list[dict[str, str]], ability: str, reward_model: Row, **extra_info: Any
     ) -> Row:
-        """The row of a prompt file, in verl's schema; a plain prompt becomes the user's message."""
+        """Returns the row of a prompt file, in verl's schema; a plain prompt becomes the user's message."""
         return {
             "data_source": data_source,
             "prompt": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
@@ -64,7 +68,7 @@ def read_rows(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Returns (place, fields) of each row of a JSONL or parquet file.
 
     Raises:
-        BadInput: it cannot be read, has no rows, or a line is no JSON object.
+        BadInput: the file cannot be read, has no rows, or a line is no JSON object.
     """
     if file.suffix != ".parquet" and not file.name.endswith(_JSONL):
         raise BadInput(f"{file}: expected a file that ends in .parquet, {', '.join(_JSONL)}")
@@ -83,7 +87,7 @@ def read_rows(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def write_parquet(rows: list[Row], file: Path) -> bool:
-    """Writes the file whole or not at all; False if it is there with the same bytes, and left alone.
+    """Writes the file whole or not at all; returns False if it is there with the same bytes, and is not written again.
 
     Raises:
         BadInput: the file cannot be written there, or a column has values of several kinds.

@@ -1,6 +1,6 @@
-"""Random Qwen2 models of about a million parameters, whose tokenizer knows the words of the rows: for two CPU cores.
+"""Random Qwen2 models of about a million parameters, for two CPU cores, whose tokenizer knows the words of the rows.
 
-They cannot reason, and PPO will not teach them to: they are there to take real rows through the whole pipeline.
+They cannot reason, and PPO will not teach them to: they only take real rows through the whole pipeline.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ CHAT_TEMPLATE = (
 
 
 def make_tiny_model(kind: str, rows: Sequence[Row], folder: Path) -> str:
-    """Makes model and tokenizer as a Hugging Face folder, unless the same ones are there; returns a sentence on it.
+    """Makes model and tokenizer as a Hugging Face folder, unless the same are there; returns a sentence on it.
 
     Args:
-        kind: of KINDS; a reward model is a sequence classifier with one label.
-        rows: prepared rows; the tokenizer is trained on the first ones, prompts and worked answers.
-        folder: made if it is missing, replaced where it was made from other rows or by other code.
+        kind: one of KINDS; a reward model is a sequence classifier with one label.
+        rows: prepared rows; the tokenizer is trained on the prompts and worked answers of the first rows.
+        folder: made if it is missing, replaced if it was made from other rows or by other code.
     """
     texts = list(_texts(rows))
     digest = hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()

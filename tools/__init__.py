@@ -1,1 +1,1 @@
-"""What make calls: the installer, the locks, the stubs, certificates."""
+"""Tools that make calls: the installer, the locks, the stubs, certificates."""

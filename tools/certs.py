@@ -2,13 +2,14 @@
 
     python tools/certs.py --out certs --hosts gpu-one,10.0.0.5 [--days 90] [--new-ca | --once] [--spread ROOT]
 
-The authority (ca.pem, ca.key) is made once and used again, so a second call is the rotation: new certificates that
-whoever trusts ca.pem accepts. Keys are readable by their owner only. Move ca.key to a safe place: no process needs it.
+The authority (ca.pem, ca.key) is made once and used again. A second call therefore is the rotation: it makes new
+certificates, which everybody who trusts ca.pem accepts. Keys are readable by their owner only. Move ca.key to a safe
+place: no process needs it.
 
---spread also writes ROOT/actor, critic, reward and controller, each with what the processes of that role need and no
-more (ca.pem, their own pair, the pair for health checks, the token that all share), to be mounted where they run.
---once is for deployments that call it at every start: what is complete and valid for another week is left alone, and
-what an earlier call has not brought to its end is completed.
+--spread also writes ROOT/actor, critic, reward and controller, to be mounted where these processes run. Each folder has
+what its processes need and no more: ca.pem, their own pair, the pair for health checks, the token that all share.
+--once is for deployments that call it at every start: certificates that are complete and valid for another week are
+left alone, and what an earlier call has left unfinished is completed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _SECRET, _PUBLIC = 0o600, 0o644
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the files; 0, or 2 for arguments that make no sense and folders that cannot be used."""
+    """Writes the files; returns 0, or 2 for arguments that make no sense and folders that cannot be used."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("certs"), help="folder that gets the files")
     parser.add_argument(
@@ -71,10 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make(
     out: Path, hosts: Sequence[str], days: int, root: Path | None = None, *, new_ca: bool = False, once: bool = False
 ) -> str:
-    """What `main` does, with its arguments; returns what there is to say. One call at a time works on a folder.
+    """Does the work of `main`, with its arguments, and returns the report. One call at a time works on a folder.
 
     Raises:
-        ValueError: the authority that is there cannot be used.
+        ValueError: the existing authority cannot be used.
         OSError: a folder cannot be used.
     """
     if once and is_complete(out, hosts, root):
@@ -109,16 +110,16 @@ def _left_alone(out: Path) -> str:
 
 
 def write_all(out: Path, hosts: Sequence[str], *, days: int, new_ca: bool = False) -> None:
-    """The authority, where there is none, and fresh certificates of all roles.
+    """Writes new certificates of all roles, and the authority if there is none.
 
     Args:
         out: the folder.
-        hosts: names and IP addresses that the servers are called by, beside the role's name and this machine's own.
+        hosts: names and IP addresses by which the servers are called, beside the name of the role and of this machine.
         days: how long the certificates of the roles are valid.
-        new_ca: replaces an authority that is there.
+        new_ca: replaces an existing authority.
 
     Raises:
-        ValueError: the authority that is there cannot be used.
+        ValueError: the existing authority cannot be used.
         OSError: the folder cannot be used.
     """
     _make_folder(out)
@@ -144,14 +145,14 @@ def write_all(out: Path, hosts: Sequence[str], *, days: int, new_ca: bool = Fals
 
 
 def _names(role: str, hosts: Iterable[str]) -> list[str]:
-    """What a server of a role may be called by: in a deployment its role may be its host."""
+    """Returns the names by which a server of a role may be called; in a deployment the role may be its host."""
     return list(dict.fromkeys((role, *hosts, "localhost", "127.0.0.1")))
 
 
 def spread(out: Path, root: Path) -> None:
-    """A folder for each role in `root` with copies of what its processes need, and the token, made where there is none.
+    """Copies to a folder for each role in `root` what its processes need, and makes the token if there is none.
 
-    What is as it should be is not written again.
+    A copy that is right is not written again.
 
     Raises:
         OSError: a folder cannot be used.
@@ -167,7 +168,7 @@ def spread(out: Path, root: Path) -> None:
 
 
 def _files_of(role: str) -> dict[str, int]:
-    """The files that a role's processes need, and their modes."""
+    """Returns the files that the processes of a role need, and their modes."""
     public = dict.fromkeys(("ca.pem", f"{role}.pem", "health.pem"), _PUBLIC)
     return {**public, **dict.fromkeys((f"{role}.key", "health.key", "token"), _SECRET)}
 
@@ -178,7 +179,7 @@ def _is_copy(file: Path, copy: Path, mode: int) -> bool:
 
 
 def is_complete(out: Path, hosts: Sequence[str], root: Path | None = None) -> bool:
-    """Whether there is nothing to do: everything is there, fits together, and is valid for `LEFT_ALONE` from now on."""
+    """Returns True if all files are there, fit together, and are valid for `LEFT_ALONE` from now on."""
     if why_incomplete(out, hosts):
         return False
     return root is None or all(
@@ -187,9 +188,9 @@ def is_complete(out: Path, hosts: Sequence[str], root: Path | None = None) -> bo
 
 
 def why_incomplete(out: Path, hosts: Sequence[str]) -> str:
-    """What is missing in the folder, does not fit, or ends within `LEFT_ALONE`; empty if nothing is.
+    """Returns what is missing in the folder, does not fit, or ends within `LEFT_ALONE`; empty if nothing is.
 
-    The authority's key may be elsewhere.
+    The key of the authority may be elsewhere.
     """
     now = dt.datetime.now(dt.UTC)
     try:
@@ -211,7 +212,7 @@ def why_incomplete(out: Path, hosts: Sequence[str]) -> str:
 
 
 def _certificate(file: Path) -> x509.Certificate:
-    """The first certificate in a file; ValueError if there is none, or no file."""
+    """Returns the first certificate in a file; ValueError if there is none, or no file."""
     try:
         return x509.load_pem_x509_certificate(_content(file))
     except ValueError as error:
@@ -219,7 +220,7 @@ def _certificate(file: Path) -> x509.Certificate:
 
 
 def _key(file: Path) -> ec.EllipticCurvePrivateKey:
-    """ValueError if there is no usable key, or no file."""
+    """Returns the private key in a file; ValueError if there is no usable key, or no file."""
     try:
         key = serialization.load_pem_private_key(_content(file), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -246,7 +247,7 @@ def _is_for(certificate: x509.Certificate, hosts: Iterable[str]) -> bool:
 
 
 def make_authority(now: dt.datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """A self-signed authority, good for `CA_DAYS`."""
+    """Returns a self-signed authority, valid for `CA_DAYS`, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("SplitPPO authority")
     usage = x509.KeyUsage(
@@ -279,7 +280,10 @@ def make_certificate(
     *,
     hosts: Sequence[str] = (),
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """A certificate of a role: with hosts a server's, which cannot be used to call anybody; else a client's."""
+    """Returns a certificate of a role, and its key.
+
+    With hosts it is a server's, which cannot be used to call anybody; without, it is a client's.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
     builder = (
@@ -319,7 +323,7 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def read_authority(out: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """The authority in a folder and its key; ValueError where they cannot be used."""
+    """Returns the authority in a folder and its key; ValueError if they cannot be used."""
     if not (out / "ca.key").exists():
         raise ValueError(f"{out / 'ca.key'} is missing: bring it back, or make a new authority with --new-ca")
     try:
@@ -332,14 +336,14 @@ def read_authority(out: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivate
 
 
 def write_pair(stem: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-    """<stem>.pem and <stem>.key, each in one step; the key first, and at no moment readable by others."""
+    """Writes <stem>.key, then <stem>.pem, each in one step; nobody else can read the key at any moment."""
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     _replace(stem.with_suffix(".key"), pem, _SECRET)
     _replace(stem.with_suffix(".pem"), certificate.public_bytes(serialization.Encoding.PEM), _PUBLIC)
 
 
 def _content(file: Path) -> bytes:
-    """Empty where there is no such file."""
+    """Returns the content of a file; empty if there is no such file."""
     try:
         return file.read_bytes()
     except FileNotFoundError:
@@ -347,7 +351,7 @@ def _content(file: Path) -> bytes:
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Also after a crash there is the old file or the whole new one. An OSError names `path`."""
+    """Replaces a file: also after a crash there is the old file or the whole new one. An OSError names `path`."""
     temporary = path.with_name(f".{path.name}.new")
     try:
         temporary.unlink(missing_ok=True)
@@ -369,7 +373,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _give_to_owner_of_folder(path: Path) -> None:
-    """What root writes for somebody else must be readable by them."""
+    """Gives a file that root writes to the owner of its folder, who must be able to read it."""
     if os.geteuid() == 0:
         owner = path.parent.stat()
         os.chown(path, owner.st_uid, owner.st_gid)

@@ -1,7 +1,8 @@
-"""Checks the messages of this branch's commits: `python -m tools.commit_messages`; exits with 1 and a line for each.
+"""Checks the messages of this branch's commits: `python -m tools.commit_messages`; ends with 1 and a line for each
+fault.
 
-A message names no path of a machine (a merge's default message does), and a commit that changes more than 200 lines
-has a body that says why and how it was checked. Commits from before the rule count as they are.
+A message names no path of a machine (a merge's default message does). A commit that changes more than 200 lines has a
+body that says why and how it was checked. Commits from before the rule are accepted as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.~/-])/(?:check|home|mnt|root|tmp|Users|var|w
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit as `git log` tells it; `num_lines` are those that it adds and removes, 0 for a merge."""
+    """A commit as `git log` shows it; `num_lines` counts the lines that it adds and removes, and is 0 for a merge."""
 
     name: str
     subject: str
@@ -30,7 +31,7 @@ class Commit:
 
 
 def faults(commit: Commit) -> Iterator[str]:
-    """Yields what is wrong with the message, one sentence each."""
+    """Yields a sentence for each fault of a message."""
     if path := MACHINE_PATH.search(f"{commit.subject}\n{commit.body}"):
         yield f"it names a path of a machine, {path.group()}: a merge, too, gets a message of its own (git merge -m)"
     if commit.num_lines > MAX_LINES_WITHOUT_BODY and not commit.body.strip():

@@ -23,7 +23,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def metrics_page() -> str:
-    """Every metric with unit and meaning, by section."""
+    """Returns the page with unit and meaning of every metric, by section."""
     lines = [
         "# Metrics",
         "",
@@ -87,7 +87,7 @@ def _first_line(kind: Any) -> str:
 
 
 def _section(path: str, section: type[BaseModel]) -> list[str]:
-    """The keys of a section in a table, then its own sections."""
+    """Returns the keys of a section in a table, then its own sections."""
     rows, inner = [], []
     for name, field in section.model_fields.items():
         kind = field.annotation
@@ -105,13 +105,13 @@ def _section(path: str, section: type[BaseModel]) -> list[str]:
 
 
 def _entry(kind: Any) -> type[BaseModel] | None:
-    """The section that a list holds, if it holds sections."""
+    """Returns the section that a list holds, if it holds sections."""
     kinds = get_args(kind) if get_origin(kind) is tuple else ()
     return next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
 def _type_name(kind: Any) -> str:
-    """A type as people say it: `int or null`, `list of str`, `serial, gather or overlap`."""
+    """Returns a type as people write it: `int or null`, `list of str`, `serial, gather or overlap`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _type_name(arguments[0])
@@ -128,7 +128,7 @@ def _type_name(kind: Any) -> str:
 
 
 def _bounds(field: FieldInfo) -> str:
-    """The range of a number, where the type does not say it."""
+    """Returns the range of a number in brackets, if the type does not say it."""
     metadata = [*field.metadata, *_inner_metadata(field.annotation)]
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     found = {sign: getattr(one, name) for one in metadata for name, sign in signs.items() if hasattr(one, name)}
@@ -136,7 +136,7 @@ def _bounds(field: FieldInfo) -> str:
 
 
 def _inner_metadata(kind: Any) -> list[Any]:
-    """What Annotated says inside of an optional type."""
+    """Returns the metadata of Annotated inside an optional type."""
     if get_origin(kind) in (Union, UnionType):
         return [one for argument in get_args(kind) for one in _inner_metadata(argument)]
     if get_origin(kind) is not Annotated:
@@ -146,7 +146,7 @@ def _inner_metadata(kind: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> str:
-    """A default as it stands in YAML."""
+    """Returns a default as YAML writes it."""
     return yaml.safe_dump(TypeAdapter(type(value)).dump_python(value, mode="json"), default_flow_style=True).split(
         "\n"
     )[0]

@@ -1,4 +1,4 @@
-"""What this machine's NVIDIA driver can run."""
+"""Asks this machine's NVIDIA driver which CUDA version it runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ REQUIRED_CUDA = (13, 0)  # of requirements/cuda.txt and vllm.txt; a driver runs 
 
 
 def cuda_version(library: str = "libcuda.so.1") -> tuple[int, int] | None:
-    """The newest CUDA that the driver behind `library` runs, as (13, 0); None without a driver or without a GPU.
+    """Returns the newest CUDA that the driver behind `library` runs, as (13, 0); None without a driver or a GPU.
 
-    The driver itself is asked, as torch will: nvidia-smi is missing in many containers, and says nothing of
+    The driver itself is asked, as torch will ask it: nvidia-smi is missing in many containers, and does not know
     CUDA_VISIBLE_DEVICES.
     """
     try:

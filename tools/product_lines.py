@@ -93,7 +93,7 @@ def num_lines(source: str) -> int:
 
 
 def _docstring_lines(node: ast.AST) -> range:
-    """Returns the lines of a statement that is nothing but a text: a docstring, also of an attribute above it."""
+    """Returns the lines of a statement that is only a text: a docstring, also of an attribute above it."""
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)):
         return range(0)
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)

@@ -1,1 +1,1 @@
-"""Actor, critic and controller in a container each, by Docker Compose."""
+"""Docker Compose: actor, critic and controller in a container each."""

@@ -1,11 +1,11 @@
-"""What every container of deploy/compose starts: checks what the container was given, then runs its role.
+"""The entry point of every container of deploy/compose: it checks what the container was given, then runs its role.
 
     entrypoint.py actor|critic|reward|controller|prepare|certs|own-secrets [key.path=value | --check ...]
 
-Standard library only, so that a mistake is told at once. Exit codes are those of the role (docs/running.md), but for
-groups: input that they refuse ends them with 0, since the engine would start any other code again
-(docs/adr/019-containers.md). The engine never restarts the controller, whose exit code is the run's: one that is killed
-is started again from here.
+It needs the standard library only, so that a mistake is reported at once. Exit codes are those of the role
+(docs/running.md), except for groups: a group that refuses its input ends with 0, since the engine would start it again
+after any other code (docs/adr/019-containers.md). The engine never restarts the controller, whose exit code is the
+run's: a controller that is killed is started again from here.
 """
 
 import itertools
@@ -31,14 +31,14 @@ _GPU = re.compile(r"\d+|GPU-[0-9a-f-]+")
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
-    """Runs the role that the first argument names and returns the exit code; `root` is where the volumes are."""
+    """Runs the role that the first argument names and returns the exit code; `root` is the folder of the volumes."""
     role, *more = arguments or [""]
     code = run_role(role, lambda: command_of(role, more, environment, root), run_group)
     return 0 if role in PORTS and code == EXIT_BAD_INPUT else code
 
 
 def run_group(role: str, child: Child, command: Sequence[str]) -> int:
-    """Runs a group once: the engine starts it again, but where it has refused its input."""
+    """Runs a group once: the engine starts it again, unless the group has refused its input."""
     code = child.run(command)
     if code == EXIT_BAD_INPUT:
         say(f"the {role} group has refused its input, so it is not started again")
@@ -48,7 +48,7 @@ def run_group(role: str, child: Child, command: Sequence[str]) -> int:
 def command_of(
     role: str, more: Sequence[str], environment: Mapping[str, str], root: Path = Path("/")
 ) -> list[str] | None:
-    """Returns the command of a role, None where there is nothing to do.
+    """Returns the command of a role, None if there is nothing to do.
 
     Raises:
         Refused: there is no such role; a volume, a secret, the recipe or a list of GPUs cannot be used.
@@ -79,11 +79,12 @@ def command_of(
 
 
 def common_overrides(environment: Mapping[str, str], gpus: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns what groups and controller are told on top of the recipe.
+    """Returns the overrides that groups and controller get after the recipe.
 
     Args:
-        environment: of the container.
-        gpus: of each group; a container sees its own ones as 0, 1, ... None: the recipe's placement, on the CPU.
+        environment: the environment of the container.
+        gpus: the GPUs of each group; a container sees its own GPUs as 0, 1, ... A group without an entry has the
+            recipe's placement, on the CPU.
     """
     places = {role: GroupPlace(role, 1, len(gpus[role]) if role in gpus else None) for role in PORTS}
     quickstart = () if environment.get("RECIPE") else QUICKSTART
@@ -92,12 +93,12 @@ def common_overrides(environment: Mapping[str, str], gpus: Mapping[str, Sequence
 
 
 def gpus_of(environment: Mapping[str, str], role: str) -> dict[str, list[str]]:
-    """Returns the GPUs of each group by `ACTOR_GPUS`, `CRITIC_GPUS` and `REWARD_GPUS`; nothing where none is set.
+    """Returns the GPUs of each group by `ACTOR_GPUS`, `CRITIC_GPUS` and `REWARD_GPUS`; nothing if none is set.
 
     Only a container whose `role` is reward asks for the third list.
 
     Raises:
-        Refused: a list makes no sense, one of them is missing, or two overlap.
+        Refused: a list makes no sense, a list is missing, or two lists overlap.
     """
     lists = {group: environment.get(f"{group.upper()}_GPUS", "") for group in PORTS}
     gpus = {group: value.split(",") for group, value in lists.items() if value}
@@ -117,7 +118,7 @@ def gpus_of(environment: Mapping[str, str], role: str) -> dict[str, list[str]]:
 
 
 def check_recipe(environment: Mapping[str, str], root: Path) -> None:
-    """Refuses a recipe that is no file, and data and models of one's own without a recipe of one's own."""
+    """Refuses a recipe that is no file, and DATA_DIR or MODEL_DIR without RECIPE."""
     recipe = environment.get("RECIPE")
     for name in ("DATA_DIR", "MODEL_DIR"):
         if environment.get(name) and not recipe:
@@ -153,7 +154,7 @@ def check_writable(root: Path, *folders: str) -> None:
 
 
 def warn_of_unreadable(folder: Path, variable: str) -> None:
-    """Names one file that this container's user cannot read: libraries may say that it does not exist."""
+    """Names one file that this container's user cannot read; libraries may say that it does not exist."""
     files = (Path(directory, name) for directory, _, names in os.walk(folder) for name in names)
     if unreadable := next((file for file in files if not os.access(file, os.R_OK)), None):
         say(f"warning: cannot read {path_and_owner(unreadable)}: chmod -R a+rX {variable}")

@@ -1,1 +1,1 @@
-"""Actor, critic and controller in pods of their own, on Kubernetes."""
+"""Kubernetes: actor, critic and controller in pods of their own."""

@@ -1,6 +1,6 @@
 """Checks rendered manifests before a cluster sees them: `kubectl kustomize FOLDER | python -m deploy.k8s.check`.
 
-Exits with 0 and the batch plan, or with 2 and one sentence.
+The command ends with 0 and the batch plan, or with 2 and one sentence.
 """
 
 import sys
@@ -32,7 +32,7 @@ def check(manifests: Iterable[Manifest]) -> str:
     """Returns the batch plan of a run that these manifests can start.
 
     Raises:
-        ConfigError: they disagree with each other, or with the recipe.
+        ConfigError: the manifests disagree with each other, or with the recipe.
         Refused: a setting makes no sense.
     """
     objects = {(item["kind"], item["metadata"]["name"]): item for item in manifests if _is_object(item)}
@@ -68,7 +68,7 @@ def _is_object(manifest: object) -> bool:
 
 
 def _generated(objects: Mapping[tuple[str, str], Manifest], name: str) -> dict[str, str]:
-    """The content of a ConfigMap whose name kustomize ends with a hash; empty where there is none."""
+    """Returns the content of the ConfigMap whose name kustomize ends with a hash; empty if there is none."""
     data = [
         item["data"] for (kind, full), item in objects.items() if kind == "ConfigMap" and full.startswith(f"{name}-")
     ]
@@ -76,7 +76,7 @@ def _generated(objects: Mapping[tuple[str, str], Manifest], name: str) -> dict[s
 
 
 def _check_numbers(role: str, job: Manifest, settings: Mapping[str, str]) -> None:
-    """The pods of a Job, and their GPUs, are those that its processes are told."""
+    """Checks that the pods of a Job, and their GPUs, are as many as its processes expect."""
     (container,) = job["template"]["spec"]["containers"]
     limits = container.get("resources", {}).get("limits", {})
     numbers = [("NODES", field, job[field]) for field in ("completions", "parallelism")]
@@ -101,7 +101,7 @@ def _check_names(role: str, names: list[str]) -> None:
 
 
 def _recipe(settings: Mapping[str, str], objects: Mapping[tuple[str, str], Manifest], folder: Path) -> Path:
-    """The recipe as a file: of the ConfigMap, or of this checkout, which is what the images hold under /app."""
+    """Returns the recipe as a file: from the ConfigMap, or from this checkout, which the images hold under /app."""
     path = settings.get("RECIPE", "")
     if path.startswith(_IN_IMAGE):
         return _PROJECT / path.removeprefix(_IN_IMAGE)

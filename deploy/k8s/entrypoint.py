@@ -1,10 +1,10 @@
-"""What every pod of deploy/k8s starts: checks what it was given, then runs its role.
+"""The entry point of every pod of deploy/k8s: it checks what the pod was given, then runs its role.
 
     entrypoint.py actor|critic|reward|controller|prepare [key.path=value | --check ...]
 
-Standard library only, so that a mistake is told at once. A group that ends is started again inside its pod, until its
-input is refused or the run has ended; then its GPUs are free. Exit codes are those of the role (docs/running.md); 2 and
-a controller's 1 end the Job, any other is followed by a new pod.
+It needs the standard library only, so that a mistake is reported at once. A group that ends is started again inside its
+pod, until its input is refused or the run has ended; then its GPUs are free. Exit codes are those of the role
+(docs/running.md). Code 2, and code 1 of a controller, end the Job; any other code is followed by a new pod.
 """
 
 import json
@@ -30,7 +30,7 @@ POLL_INTERVAL_S = 5.0
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
-    """Runs the role that the first argument names and returns the exit code; `root` is where the volumes are."""
+    """Runs the role that the first argument names and returns the exit code; `root` is the folder of the volumes."""
     role, *more = arguments or [""]
 
     def run_to_its_end(role: str, child: Child, command: Sequence[str]) -> int:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ, 
 def command_of(
     role: str, more: Sequence[str], environment: Mapping[str, str], root: Path = Path("/")
 ) -> list[str] | None:
-    """Returns the command of a role, None where there is nothing to do.
+    """Returns the command of a role, None if there is nothing to do.
 
     Raises:
         Refused: a setting, a secret or the claim cannot be used.
@@ -73,7 +73,7 @@ def command_of(
 
 
 def common_overrides(environment: Mapping[str, str]) -> list[str]:
-    """Returns what groups and controller are told on top of the recipe."""
+    """Returns the overrides that groups and controller get after the recipe."""
     more = [f"services.start_timeout_s={START_TIMEOUT_S:g}"]
     if environment["RECIPE"] == QUICKSTART:
         more += [f"actor.model=/{PREPARED}/model"]
@@ -83,10 +83,10 @@ def common_overrides(environment: Mapping[str, str]) -> list[str]:
 
 
 def places_of(environment: Mapping[str, str]) -> dict[str, GroupPlace]:
-    """Returns where each group is: behind the Service of its name.
+    """Returns the place of each group, which is behind the Service of its name.
 
     Raises:
-        Refused: a number is none.
+        Refused: a setting that should be a number is not.
     """
     places = {}
     for role in PORTS:
@@ -97,10 +97,12 @@ def places_of(environment: Mapping[str, str]) -> dict[str, GroupPlace]:
 
 
 def wait_for_name(place: GroupPlace, environment: Mapping[str, str], timeout_s: float = START_TIMEOUT_S) -> None:
-    """Waits until the name of the group's first pod is known, and there is the pod's own: a new pod has a new address.
+    """Waits until the name of the group's first pod can be resolved.
+
+    In the first pod itself the name must lead to the pod's own address: a new pod has a new address.
 
     Raises:
-        Refused: it is not in time.
+        Refused: the name does not lead there in time.
     """
     own = {environment["POD_IP"]} if environment["JOB_COMPLETION_INDEX"] == "0" else set[str]()
     if not wait_until(lambda: bool(addresses := addresses_of(place.meeting)) and addresses >= own, timeout_s):
@@ -111,7 +113,7 @@ def wait_for_name(place: GroupPlace, environment: Mapping[str, str], timeout_s: 
 
 
 def addresses_of(name: str) -> set[str]:
-    """Returns the addresses of a host name, none if it is unknown."""
+    """Returns the addresses of a host name; none if it is unknown."""
     try:
         return {str(address[4][0]) for address in socket.getaddrinfo(name, None)}
     except OSError:
@@ -119,13 +121,13 @@ def addresses_of(name: str) -> set[str]:
 
 
 def wait_until_prepared(folder: Path, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Waits for what the Job prepare makes, which appears whole or not at all."""
+    """Waits for the folder that the Job prepare makes, which appears whole or not at all."""
     if not wait_until(folder.is_dir, timeout_s):
         raise Refused(f"{folder} is not there after {timeout_s:g} s: kubectl logs job/prepare")
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Polls a condition; returns False if it does not hold in time."""
+    """Polls a condition; returns False if it is not true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -135,7 +137,10 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 class RunsEnd:
-    """True once a run has ended for good since this was made: its folder has a new summary that says so."""
+    """Returns True when called once the run has ended for good since this object was made.
+
+    The folder of the run then has a new summary that says so.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._file = run_dir / "summary.json"
@@ -156,7 +161,10 @@ class RunsEnd:
 def run_group(
     role: str, child: Child, command: Sequence[str], runs_end: RunsEnd, pause_s: float = RESTART_PAUSE_S
 ) -> int:
-    """Runs a group, again whenever it has ended by itself; 0 when the run has ended, else its own exit code."""
+    """Runs a group, and runs it again whenever it has ended by itself.
+
+    Returns 0 when the run has ended, else the exit code of the group.
+    """
 
     def end_with_the_run() -> None:
         wait_until(runs_end, inf)

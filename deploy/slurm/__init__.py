@@ -1,1 +1,1 @@
-"""Starting the groups under Slurm."""
+"""Slurm: a job that starts all groups and the controller."""

@@ -1,7 +1,8 @@
-"""Checks a job against its recipe, and says where its groups are: `python -m deploy.slurm.placement NODE ...`.
+"""Checks a job against its recipe, and places its groups: `python -m deploy.slurm.placement NODE ...`.
 
-Reads what deploy/slurm/splitppo.sbatch has exported; prints one override a line, for groups and controller. Where no
-secrets are given it makes them, in the run folder. Exits with 2 and one sentence for what cannot be used.
+It reads the variables that deploy/slurm/splitppo.sbatch has exported, and prints one override on each line, for groups
+and controller. If no secrets are given, it makes them in the run folder. It ends with 2 and one sentence if something
+cannot be used.
 """
 
 import os
@@ -27,8 +28,8 @@ def place(nodes: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Returns the overrides of a job on these nodes, in Slurm's order.
 
     Raises:
-        Refused: a setting that should be a number is none.
-        ConfigError: numbers that do not fit, a recipe with other groups.
+        Refused: a setting that should be a number is not.
+        ConfigError: numbers do not fit, or the recipe has other groups.
         OSError, ValueError: secrets cannot be made.
     """
     counts = {role: number(environment, f"{role.upper()}_NODES") for role in PORTS}

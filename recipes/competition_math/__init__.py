@@ -1,1 +1,1 @@
-"""MATH, competition mathematics: real rows, on a CPU and on eight GPUs."""
+"""MATH, competition mathematics: rows of a real data set, on a CPU and on eight GPUs."""

@@ -17,7 +17,11 @@ INSTRUCTION = "Let's think step by step and output the final answer within \\box
 
 
 def to_row(example: Example) -> Row | None:
-    """None for an empty answer, as a few rows have. BadInput for no problem or answer, or a solution without a box."""
+    """Returns the row of an example; None for an empty answer, which a few examples have.
+
+    Raises:
+        BadInput: there is no problem or no answer, or the solution has no box.
+    """
     problem, solution = example.text("problem", "question"), example.text("solution", "answer", may_be_empty=True)
     if not solution.strip():
         return None
@@ -49,7 +53,7 @@ RECIPE = Recipe(
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     return run(RECIPE, command_line(__doc__).parse_args(arguments))
 
 

@@ -1,1 +1,1 @@
-"""Grade-school mathematics: real rows, on a CPU and on eight GPUs."""
+"""GSM8K, grade-school mathematics: rows of a real data set, on a CPU and on eight GPUs."""

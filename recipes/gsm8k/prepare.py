@@ -17,7 +17,11 @@ _FINAL_ANSWER = re.compile(r"#### *(-?[0-9.,]+)")
 
 
 def to_row(example: Example) -> Row:
-    """Raises BadInput for no question or answer, or an answer without a number behind "####"."""
+    """Returns the row of an example.
+
+    Raises:
+        BadInput: there is no question or no answer, or the answer has no number behind "####".
+    """
     question, answer = example.text("question"), example.text("answer")
     numbers = _FINAL_ANSWER.findall(answer)
     if not numbers:
@@ -41,7 +45,7 @@ RECIPE = Recipe(
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     return run(RECIPE, command_line(__doc__).parse_args(arguments))
 
 

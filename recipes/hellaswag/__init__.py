@@ -1,1 +1,1 @@
-"""HellaSwag, endings of everyday scenes: real rows, on a CPU and on eight GPUs."""
+"""HellaSwag, endings of everyday scenes: rows of a real data set, on a CPU and on eight GPUs."""

@@ -20,7 +20,11 @@ _MAX_ENDINGS = 26
 
 
 def to_row(example: Example) -> Row:
-    """Raises BadInput for a missing text, endings that are no list of texts, or a label that numbers none of them."""
+    """Returns the row of an example.
+
+    Raises:
+        BadInput: a text is missing, the endings are no list of texts, or the label is the number of none of them.
+    """
     ctx_a, ctx_b = (example.text(name, may_be_empty=True) for name in ("ctx_a", "ctx_b"))
     context = cleaned(f"{example.text('activity_label')}: {ctx_a} {ctx_b.capitalize()}")
     choices = _choices(example)
@@ -35,7 +39,10 @@ def to_row(example: Example) -> Row:
 
 
 def cleaned(text: str) -> str:
-    """Without the marks of WikiHow's pages: "[title]" ends a sentence, all else in brackets goes."""
+    """Returns a text without the marks of WikiHow's pages.
+
+    "[title]" ends a sentence; everything else in brackets is removed.
+    """
     return re.sub(r" {2,}", " ", re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))).strip()
 
 
@@ -68,7 +75,7 @@ RECIPE = Recipe(
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     return run(RECIPE, command_line(__doc__).parse_args(arguments))
 
 

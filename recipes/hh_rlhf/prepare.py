@@ -27,9 +27,10 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 def transcripts(example: Example) -> tuple[str, str, str]:
-    """(prompt, chosen, rejected): the prompt ends with ASSISTANT, the others go on from there.
+    """Returns (prompt, chosen, rejected): the prompt ends with ASSISTANT, the other two continue it.
 
-    Raises BadInput for a transcript that is missing, or two that have no turn of the assistant in common.
+    Raises:
+        BadInput: a transcript is missing, or the two have no turn of the assistant in common.
     """
     # Other editions of the data set hold the prompt, and answers alone.
     prompt = example.text("prompt") if "prompt" in example.fields else ""
@@ -42,7 +43,7 @@ def transcripts(example: Example) -> tuple[str, str, str]:
 
 
 def messages(prompt: str) -> list[dict[str, str]] | None:
-    """Chat messages of a prompt; None where it does not go from a human's word to a human's word.
+    """Returns the chat messages of a prompt; None unless it begins and ends with a turn of the human.
 
     Turns of one speaker that follow each other become one message: chat templates want the speakers to alternate.
     """
@@ -57,26 +58,26 @@ def messages(prompt: str) -> list[dict[str, str]] | None:
 
 
 def first_answer(continuation: str) -> str:
-    """Up to the human's next word: a few transcripts part before their last turn."""
+    """Returns the text up to the next turn of the human: a few transcripts differ before their last turn."""
     return _TURN.split(continuation)[0].strip()
 
 
 def to_sft_row(example: Example) -> Row | None:
-    """None for an empty answer."""
+    """Returns a row for supervised training; None for an empty answer."""
     prompt, chosen, _ = transcripts(example)
     answer = first_answer(chosen)
     return {"prompt": prompt, "response": answer, **_origin(example)} if answer else None
 
 
 def to_rm_row(example: Example) -> Row | None:
-    """None for two equal answers."""
+    """Returns a row for the training of a reward model; None for two equal answers."""
     prompt, chosen, rejected = transcripts(example)
     both = {"chosen": chosen.strip(), "rejected": rejected.strip()}
     return {"prompt": prompt, **both, **_origin(example)} if both["chosen"] != both["rejected"] else None
 
 
 def to_rl_row(example: Example) -> Row | None:
-    """None for a prompt that is no conversation."""
+    """Returns a row for PPO; None for a prompt that is no conversation."""
     prompt, chosen, _ = transcripts(example)
     conversation = messages(prompt)
     if conversation is None:
@@ -95,7 +96,7 @@ TO_ROW: Mapping[str, Callable[[Example], Row | None]] = {"sft": to_sft_row, "rm"
 
 
 def recipe(split: str) -> Recipe:
-    """That of one kind of training."""
+    """Returns the recipe of one kind of training."""
     names = ("{}.jsonl", "{}.jsonl.gz", "{}.parquet", "*/{}.jsonl.gz", "data/{}-*.parquet")
     return Recipe(
         name=f"hh_rlhf {split}",
@@ -107,7 +108,7 @@ def recipe(split: str) -> Recipe:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = command_line(__doc__)
     parser.add_argument("--split", choices=TO_ROW, required=True, help="for which training the rows are")
     options = parser.parse_args(arguments)

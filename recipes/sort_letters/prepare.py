@@ -2,8 +2,8 @@
 
     python -m recipes.sort_letters.prepare [--output .cache/sort_letters] [--seed 0] [--warm-start-steps 130]
 
-Everything is a function of the arguments and of this recipe's code, and is made once: a fingerprint of them lies beside
-it. The output folder appears whole or not at all.
+The output depends on the arguments and on the code of this recipe only, and is made once: a fingerprint of both lies
+beside it. The output folder appears whole or not at all.
 """
 
 import argparse
@@ -24,7 +24,7 @@ PAD, EOS = "<pad>", "<eos>"
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED)
@@ -35,7 +35,10 @@ def main() -> None:
 def prepare(
     output: Path = DEFAULT_OUTPUT, *, seed: int = DEFAULT_SEED, warm_start_steps: int = DEFAULT_WARM_START_STEPS
 ) -> None:
-    """Makes model/, train.parquet and val.parquet unless they are there; safe when several processes call it."""
+    """Makes model/, train.parquet and val.parquet unless they are there.
+
+    Several processes may call this function at the same time.
+    """
     started = time.monotonic()
     recipe = Path(__file__).parent
     own = (recipe / name for name in ("task.py", "warm_start.py", "prepare.py"))
@@ -48,7 +51,7 @@ def prepare(
 
 
 def make_tokenizer() -> Tokenizer:
-    """One token per character: newline, printable ASCII and two special tokens."""
+    """Returns a tokenizer with one token per character: newline, printable ASCII and two special tokens."""
     characters = ["\n", *map(chr, range(ord(" "), ord("~") + 1))]
     return character_tokenizer(characters, [PAD, EOS])
 

@@ -1,7 +1,7 @@
-"""`make quickstart`: prepares what is missing, then runs PPO afresh; arguments override keys of cpu.yaml.
+"""`make quickstart`: prepares what is missing, then starts PPO anew; arguments override keys of cpu.yaml.
 
 A finished or broken run in the same folder is removed first, unless an argument asks to resume it. Nothing but a run
-folder of ours is ever removed, and none in which a controller is alive.
+folder is ever removed, and no folder in which a controller is alive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXIT_BAD_INPUT = 2
 
 
 def main(overrides: list[str]) -> NoReturn:
-    """Becomes the controller; exits with 2 if an argument is wrong, or the folder is not ours."""
+    """Becomes the controller; ends with 2 if an argument is wrong, or the folder is no run folder."""
     arguments = [FRESH_RUN, *overrides]
     try:
         config = load_config(CONFIG, arguments)
@@ -42,10 +42,10 @@ def main(overrides: list[str]) -> NoReturn:
 
 
 def remove_run(folder: Path) -> None:
-    """Removes the folder of an earlier run, whatever became of it.
+    """Removes the folder of an earlier run, finished or not.
 
     Raises:
-        ConfigError: it is not a run folder, or a controller is running in it.
+        ConfigError: the folder is not a run folder, or a controller is running in it.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return

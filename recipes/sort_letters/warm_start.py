@@ -1,8 +1,8 @@
 """The model that PPO starts from: a small Qwen2, trained from random weights on a mixture of three behaviours.
 
-The mixture depends on the prompt's first letter, so that greedy decoding starts with the rewarded behaviour for three
-letters in ten, whatever the seed; even shares would leave that to chance. Everywhere else a sample still hits it about
-once in five times: enough for PPO to find the reward.
+The mixture depends on the first letter of the prompt. Greedy decoding therefore starts with the rewarded behaviour for
+three letters in ten, whatever the seed; even shares would leave that to chance. For all other letters about one sample
+in five still shows that behaviour, which is enough for PPO to find the reward.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAIN_SHARE = 0.6
 
 
 def train(words: Words, tokenizer: Tokenizer, num_steps: int, *, eos: int, pad: int, seed: int) -> Qwen2ForCausalLM:
-    """Trains the model; the result is a function of the arguments on one machine. Uses one thread.
+    """Trains the model, with one thread; on one machine the result depends on the arguments only.
 
     Two threads on a busy machine wait for each other more than they help at this size.
     """
@@ -77,7 +77,9 @@ def _shares(word: str) -> list[float]:
 def _batches(
     words: Words, tokenizer: Tokenizer, *, eos: int, pad: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields endless (input_ids, labels), each [B, S] int64, right-padded; labels cover the response and its EOS."""
+    """Yields (input_ids, labels) without end, each [B, S] int64, right-padded; labels cover the response and its
+    EOS.
+    """
     rng = random.Random(seed)
     while True:
         rows, labels = list[torch.Tensor](), list[torch.Tensor]()
