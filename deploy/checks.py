@@ -63,7 +63,7 @@ def check_readable(path: Path, remedy: str, mode: int = os.R_OK) -> None:
 
 def path_and_owner(path: Path) -> str:
     """Returns a path that cannot be used, with its owner as far as this user can see it."""
-    # stat needs the folder that a path is in.
+    # `stat` needs the right to search the folder of a path.
     nearest = next(place for place in (path, *path.parents) if os.access(place.parent, os.X_OK))
     status = nearest.lstat()
     owner = f"belongs to uid {status.st_uid}, mode {status.st_mode & 0o7777:04o}"

@@ -22,7 +22,7 @@ def character_tokenizer(characters: Iterable[str], special_tokens: Sequence[str]
 
     Characters that are not listed are dropped. Special tokens get the first ids, in order.
     """
-    # As byte-level BPE writes ASCII: spaces and control characters move up by 256.
+    # Byte-level BPE writes spaces and control characters of ASCII 256 code points higher.
     symbols = [chr(ord(character) + 256) if character <= " " else character for character in characters]
     vocabulary = {token: index for index, token in enumerate([*special_tokens, *symbols])}
     return _assemble(models.BPE(vocab=vocabulary, merges=[]), special_tokens)

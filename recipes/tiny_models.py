@@ -11,12 +11,12 @@ from recipes import qwen2_tokenizer
 from recipes.made_once import code_fingerprint, make_once
 from recipes.rows import Row
 
-# The class of transformers by kind.
+# The class in transformers, by kind.
 KINDS = {"tiny_model": "Qwen2ForCausalLM", "tiny_reward_model": "Qwen2ForSequenceClassification"}
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCAB_SIZE = 2048
 SEED = 0
-# Enough for the words of a data set.
+# So many rows have most words of a data set.
 _NUM_TOKENIZER_ROWS = 1000
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -66,7 +66,7 @@ def _make(kind: str, texts: Sequence[str], folder: Path) -> None:
         num_labels=1,
     )
     model = getattr(transformers, KINDS[kind])(config)
-    # As instruction-tuned Qwen2: a response ends with <|im_end|> or with <|endoftext|>.
+    # Like instruction-tuned Qwen2: a response ends with <|im_end|> or with <|endoftext|>.
     model.generation_config = transformers.GenerationConfig(eos_token_id=[end, pad], pad_token_id=pad)
     model.save_pretrained(folder)
     names = {"eos_token": END, "pad_token": PAD, "unk_token": PAD}

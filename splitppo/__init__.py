@@ -7,6 +7,6 @@ import os
 
 __version__ = "0.1.0"
 
-# gRPC reads this when it is imported. No process of ours goes on in gRPC behind a fork, and at each start of a child
-# gRPC would print that it skips its handlers for that.
+# gRPC reads this variable when it is imported. None of our processes uses gRPC after a fork, and without the variable
+# gRPC would print at each start of a child that it skips its handlers for forks.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

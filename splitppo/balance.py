@@ -8,7 +8,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-# Tokens of a row at which attention costs as much as the linear layers.
+# The number of tokens of a row at which attention costs as much as the linear layers.
 EQUAL_COST_TOKENS = 4096
 
 
@@ -60,7 +60,7 @@ def _fill_empty(groups: list[list[int]], costs: Sequence[float] | NDArray[np.flo
     return groups
 
 
-# No part is larger than so many equal shares: those who compute with the first one begin while most is still to come.
+# The largest part, in equal shares: the work on the first part begins while most responses are still to come.
 LARGEST_PART = 1.5
 
 

@@ -11,10 +11,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-# The responses of a step, many times over: it bounds the header of a batch, and what is made of it before a byte comes.
+# Many times the responses of a step. It bounds the header of a batch, and the memory taken before the first byte comes.
 MAX_BATCH_ROWS = 1 << 17
 
-# From here on rows are copied one by one: faster than by the position of every value, which takes 8 bytes each.
+# Longer rows are copied one by one, which is faster than by the position (8 bytes) of every value.
 _LONG_ROW = 64
 
 Array = NDArray[Any]
@@ -23,8 +23,8 @@ Array = NDArray[Any]
 # means: one value per token of it.
 COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
     "prompts": np.dtype("<i4"),  # token ids
-    "seeds": np.dtype("<i8"),  # sampling seeds: before generation of each response of the prompt, then the row's own
-    "responses": np.dtype("<i4"),  # token ids, the EOS token included where there is one
+    "seeds": np.dtype("<i8"),  # sampling seeds: those of the prompt's responses; after generation the row's own
+    "responses": np.dtype("<i4"),  # token ids, with the EOS token if there is one
     "response_mask": np.dtype("u1"),  # aligned with responses; absent: every response token counts
     "rollout_log_probs": np.dtype("<f4"),  # aligned with responses, as the rollout backend sampled them
     "old_log_probs": np.dtype("<f4"),  # aligned with responses
@@ -32,17 +32,17 @@ COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
     "values": np.dtype("<f4"),  # aligned with responses: value of the state before each token
     "advantages": np.dtype("<f4"),  # aligned with responses
     "returns": np.dtype("<f4"),  # aligned with responses
-    "rollout_is_weights": np.dtype("<f4"),  # aligned with responses: what multiplies the policy loss of a token
+    "rollout_is_weights": np.dtype("<f4"),  # aligned with responses: the factor of a token's policy loss
     "reward_tokens": np.dtype("<i4"),  # token ids of the reward model: messages and response in its chat template
     "rm_scores": np.dtype("<f4"),  # one per row: the reward model's score of the response
-    "places": np.dtype("<i4"),  # of rows that are a part: which rows of the whole they are, from 0
+    "places": np.dtype("<i4"),  # one per row of a part: its position in the whole, from 0
     "mini_batches": np.dtype("<i4"),  # index of the row's mini-batch in each PPO epoch
-    "selected_tokens": np.dtype("u1"),  # per response token, then PPO epoch: 1 if the loss treats it apart
+    "selected_tokens": np.dtype("u1"),  # per response token, then PPO epoch: 1 if the loss selects it
 }
-# Made and used inside a group; they never travel between services.
+# Columns that are made and used inside a group, and never travel between services.
 GROUP_COLUMNS = frozenset({"mini_batches", "selected_tokens"})
 
-# Not one value per response token.
+# Columns that do not have one value per response token.
 _OF_ROWS = {"prompts", "seeds", "responses", "reward_tokens", "rm_scores", "places"}
 RESPONSE_ALIGNED = frozenset(COLUMN_DTYPES) - _OF_ROWS - GROUP_COLUMNS
 

@@ -64,7 +64,7 @@ class Failpoints:
             self._wait_for(failpoint.after)
         if not self._mark(mark, failpoint.action, step):
             return
-        match failpoint.action:  # "wait" has waited
+        match failpoint.action:  # nothing is left to do for "wait"
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":

@@ -1,4 +1,4 @@
 """Arguments of log calls that controller and services share."""
 
-# As `extra` of a log call: the line goes to the log file alone, because the user is told in another way.
+# The value of `extra` in a log call whose line goes to the log file only, because the user sees its content elsewhere.
 FILE_ONLY = {"file_only": True}

@@ -21,7 +21,7 @@ from splitppo.atomic_write import sync_folder, write_atomically
 
 MANIFEST = "manifest.json"
 _VERSION = 1
-# Network file systems keep a removed file that somebody reads under such a name for a while.
+# Network file systems keep a removed file under such a name while somebody reads it.
 _REMOVED_BUT_OPEN = ".nfs"
 _MAX_THREADS = 8
 
@@ -52,7 +52,8 @@ class SealedFile:
     KIND: ClassVar[str]
 
     def serialise(self) -> bytes:
-        defaults = {field.name: field.default for field in fields(self)}  # left out: versions before had no such field
+        # Defaults are left out, since earlier versions did not have these fields.
+        defaults = {field.name: field.default for field in fields(self)}
         values = {name: value for name, value in asdict(self).items() if value != defaults[name]}
         content = {"version": _VERSION, **values}
         return _canonical_json({**content, "sha256": hashlib.sha256(_canonical_json(content)).hexdigest()})
@@ -87,10 +88,10 @@ class Manifest(SealedFile):
     KIND = "manifest"
     role: str
     step: int
-    model: str  # the architecture, as the role describes it
-    files: Mapping[str, FileEntry]  # all but the manifest itself, by path below the part's folder ("/" between folders)
-    weights_sha256: str  # of the model, as ComputeWeightsDigest answers it
-    ledger_sha256: str  # of the ledger's bytes, which travel inside the files
+    model: str  # the architecture, in the words of the role
+    files: Mapping[str, FileEntry]  # all except the manifest, by path in the part's folder ("/" between folders)
+    weights_sha256: str  # of the model, as ComputeWeightsDigest returns it
+    ledger_sha256: str  # of the bytes of the ledger, which is one of the files' contents
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> str:

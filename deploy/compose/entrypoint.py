@@ -21,7 +21,7 @@ from deploy.processes import Child, module_of, run_role, say
 
 ROLES = (*PORTS, "controller", "prepare", "certs", "own-secrets")
 RECIPE = Path("/recipe.yaml")
-# The recipe names its files relative to a checkout; in containers they lie in the volume that `prepare` has filled.
+# The recipe's paths are relative to a checkout; in containers its files are in the volume that `prepare` has filled.
 QUICKSTART = (
     "actor.model=/models/sort_letters/model",
     "data.train_files=/data/sort_letters/train.parquet",

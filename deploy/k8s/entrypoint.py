@@ -24,7 +24,7 @@ from deploy.processes import RESTART_PAUSE_S, Child, module_of, run_role, say
 ROLES = (*PORTS, "controller", "prepare")
 QUICKSTART = "/app/recipes/sort_letters/cpu.yaml"
 PREPARED = "storage/prepared/sort_letters"
-# A cluster may have to make a node and load an image before the last pod starts; all others wait, as do the probes.
+# A cluster may have to make a node and load an image before the last pod starts; all other pods and the probes wait.
 START_TIMEOUT_S = 1800.0
 POLL_INTERVAL_S = 5.0
 
@@ -148,7 +148,7 @@ class RunsEnd:
 
     def __call__(self) -> bool:
         content = self._content()
-        # What is interrupted is resumed, by a new pod of the controller.
+        # An interrupted run is resumed by a new pod of the controller.
         return content != self._before and content.get("exit_reason") in ("completed", "failed")
 
     def _content(self) -> dict[str, object]:
@@ -179,7 +179,7 @@ def run_group(
             return 0
         if (code == EXIT_BAD_INPUT and is_first) or child.last_signal is not None:
             return code
-        is_first = False  # later on the same input has worked before
+        is_first = False  # the same input has worked once, so it is not refused for good
         say(f"the {role} group has ended with exit code {code}: starting it again")
         time.sleep(pause_s)
 

@@ -36,7 +36,7 @@ def to_row(example: Example) -> Row:
     )
 
 
-# The hub's data set has a second configuration, "socratic", whose answers are other texts.
+# The hub's data set has a second configuration, "socratic", with other answers.
 RECIPE = Recipe(
     name="gsm8k",
     to_row=to_row,

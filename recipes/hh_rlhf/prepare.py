@@ -32,7 +32,7 @@ def transcripts(example: Example) -> tuple[str, str, str]:
     Raises:
         BadInput: a transcript is missing, or the two have no turn of the assistant in common.
     """
-    # Other editions of the data set hold the prompt, and answers alone.
+    # Other editions of the data set have the prompt in a field of its own, and only answers in the other two.
     prompt = example.text("prompt") if "prompt" in example.fields else ""
     chosen, rejected = (prompt + example.text(name, may_be_empty=bool(prompt)) for name in ("chosen", "rejected"))
     turns = (turn.end() for turn in re.finditer(ASSISTANT, chosen))
@@ -82,7 +82,7 @@ def to_rl_row(example: Example) -> Row | None:
     conversation = messages(prompt)
     if conversation is None:
         return None
-    # What a reward model does not read: the answer that people preferred.
+    # The reward model does not read the ground truth, which is the answer that people preferred.
     return example.verl_row(
         DATA_SOURCE, conversation, "alignment", {"style": "model", "ground_truth": first_answer(chosen)}
     )

@@ -19,7 +19,7 @@ from splitppo.config import ConfigError, load_config
 
 CONFIG = Path(__file__).with_name("cpu.yaml")
 FRESH_RUN = "run.resume=disable"
-# What the controller writes first and last; a folder with other things in it and without these is not ours.
+# The files that the controller writes first and last; a folder with other files and without these is no run folder.
 RUN_FILES = ("controller.lock", "summary.json")
 EXIT_BAD_INPUT = 2
 

@@ -22,7 +22,7 @@ IGNORED = -100
 BATCH_SIZE = 32
 LR = 2e-3
 GRAD_CLIP = 1.0
-# For words that begin with one of these letters most demonstrations ascend; for the others most descend.
+# For words that begin with one of these letters most demonstrations ascend; for all other words most descend.
 REWARDED_LETTERS = "abc"
 # The share of the main behaviour; the other two share the rest evenly.
 MAIN_SHARE = 0.6

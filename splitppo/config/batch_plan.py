@@ -38,7 +38,7 @@ def _check_rollout(config: Config) -> None:
             f"rollout.stream_groups ({parts}) must not exceed data.train_batch_size ({prompts}) times rollout.n"
             f" ({config.rollout.n}), since a part holds at least one response; lower rollout.stream_groups"
         )
-    # What is generated together must fit into one batch of the wire.
+    # All responses that are generated together must fit into one batch of the wire.
     for key, num_prompts, samples_key, num_samples in (
         ("data.train_batch_size", prompts, "rollout.n", config.rollout.n),
         (config.data.draw_key, config.data.draw_size, "rollout.n", config.rollout.n),

@@ -143,10 +143,10 @@ def _sentences(error: ValidationError) -> Iterator[tuple[str, str]]:
             if name := _KEY_OF_SECTION.match(message):
                 path, message = f"{path}.{name[1]}", message[name.end() :]
             where = f"key {path!r}: " if path else ""
-            # What stands where the name of a secret belongs may be the secret.
+            # A value in place of the name of a secret may be the secret itself.
             is_hidden = isinstance(item["input"], dict | BaseModel) or "security" in item["loc"]
             given = "" if is_hidden else f", got {item['input']!r}"
-            # In a literal_error pydantic lists the values in quotes.
+            # pydantic lists the values of a literal_error in quotes.
             values = re.findall(r"'([^']*)'", item["ctx"]["expected"]) if item["type"] == "literal_error" else []
             meant = did_you_mean(str(item["input"]), values)
             yield path, f"{where}{message[:1].lower()}{message[1:]}{given}{meant}"
@@ -173,7 +173,7 @@ def _suggestion(location: Sequence[int | str]) -> str:
         fields = getattr(section, "model_fields", {})
         section = fields[part].annotation if part in fields else None
     keys, name = list(getattr(section, "model_fields", {})), str(location[-1])
-    initials = "".join(word[:1] for word in name.split("_"))  # learning_rate for lr
+    initials = "".join(word[:1] for word in name.split("_"))  # for learning_rate the key lr
     if close := [key for key in keys if key == initials] or difflib.get_close_matches(name, keys, n=1):
         return f", did you mean {'.'.join(map(str, [*location[:-1], *close]))!r}?"
     return f"; known here: {', '.join(keys)}" if keys else ""

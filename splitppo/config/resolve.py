@@ -15,10 +15,10 @@ from splitppo.config.section import RoleName
 from splitppo.config.threads import threads_of_groups
 from splitppo.machine.cores import PermittedCores
 
-# Steps between comparisons where the rollout backend's log-probs are the old ones: they cost next to nothing.
+# Steps between comparisons if the rollout backend's log-probs are the old ones: few comparisons cost almost nothing.
 BYPASS_CHECK_FREQ = 100
 AUTO_PARTS = 6
-# Shorter responses end too close to each other for their parts to hide more than their calls cost (ADR 023).
+# Shorter responses end so close to each other that parts cost more calls than they hide (ADR 023).
 MIN_STREAMED_LENGTH = 64
 
 
@@ -69,7 +69,7 @@ def _check_freq(config: Config) -> int:
 
 def _num_parts(config: Config) -> int:
     """Returns more than 1 if another group computes with the parts, and the parts are long enough."""
-    is_whole = config.algorithm.filter_groups.enable  # its groups are chosen once all of them are scored
+    is_whole = config.algorithm.filter_groups.enable  # groups are chosen only when all of them are scored
     pays = not is_whole and len(config.roles) > 1 and config.data.max_response_length >= MIN_STREAMED_LENGTH
     return min(AUTO_PARTS, config.data.train_batch_size * config.rollout.n) if pays else 1
 

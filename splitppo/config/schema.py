@@ -24,7 +24,7 @@ from splitppo.config.sections.services import ServiceConfig, ServicesConfig
 from splitppo.config.sections.tracking import TrackingConfig
 from splitppo.config.subsections.phases import Phase
 
-# The keys of a section have its marks where they have none of their own.
+# The keys of a section have the marks of the section, unless they have marks of their own.
 _FREE = Key(may_change=True, shapes_worker=False, is_work=False)
 _FIXED = Key(may_change=False, shapes_worker=False, is_work=False)
 _WORK = Key(may_change=False, shapes_worker=False, is_work=True)

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, Self, TypeGuard
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-# A role has a worker group; those that are trained have checkpoints.
+# A role has a worker group; a trained role has checkpoints.
 TrainedRoleName = Literal["actor", "critic"]
 RoleName = Literal[TrainedRoleName, "reward"]
 
-# verl's names of KL estimators, and the short ones. A "+" changes the gradient alone, which a KL in the reward has not.
+# verl's names of KL estimators, and short names. A "+" changes only the gradient, and a KL in the reward has none.
 KlEstimator = Literal[
     "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
 ]

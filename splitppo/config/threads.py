@@ -15,7 +15,7 @@ from splitppo.config.schema import Config
 from splitppo.config.sections.services import ServiceConfig
 from splitppo.machine.cores import PermittedCores
 
-# A rank that computes on a GPU only feeds it: more threads than this find nothing to do.
+# A rank that computes on a GPU only feeds the GPU: more threads than this have no work.
 MAX_GPU_THREADS = 8
 R = TypeVar("R", bound=str)  # a role, or any other name of a group of this machine
 

@@ -42,6 +42,6 @@ def _quotas(root: Path) -> Iterator[Fraction]:
     for folder in cgroup_folders("cpu", root):
         for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
             numbers = " ".join(text_of(folder / file) for file in files).split()
-            # Microseconds in every period; `max` and -1 are no limit.
+            # The numbers are microseconds of CPU time, and of a period; `max` and -1 mean no limit.
             if len(numbers) == 2 and all(number.isdigit() and int(number) for number in numbers):
                 yield Fraction(int(numbers[0]), int(numbers[1]))

@@ -24,7 +24,7 @@ def total_bytes_of_gpus() -> dict[int, int]:
 
     The memory is 0 for a GPU that shares the memory of the machine.
     """
-    import pynvml  # only where somebody has GPUs
+    import pynvml  # late: only runs with GPUs need it
 
     sizes = {}
     with suppress(pynvml.NVMLError):

@@ -9,7 +9,7 @@ import psutil
 
 from splitppo.machine.cgroups import cgroup_folders, text_of
 
-# Of cgroup v2 and v1: the limit, what is used, and what of that is a cache that can be dropped.
+# Files of cgroup v2 and v1: the limit, the memory in use, and the part of it that is a cache and can be dropped.
 _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -1,11 +1,11 @@
 """Limits of what the engine and the rollout keep in memory; the memory estimate computes with the same numbers."""
 
-# A model whose full fp32 weights are smaller stays unsharded between forward and backward, and its gradient is reduced
-# once per mini-batch: less communication for memory that is there.
+# A model with smaller fp32 weights stays unsharded between forward and backward, and its gradient is reduced once per
+# mini-batch: that takes less communication, and memory that such a model can afford.
 KEEP_GATHERED_BYTES = 4 << 30
-# Logits that exist at once, in elements: 512 MiB in fp32. A small vocabulary is one chunk.
+# The largest number of logits that exist at the same time: 512 MiB in fp32. A small vocabulary is one chunk.
 MAX_LOGITS = 1 << 27
-# Positions of room that are made at once in the KV cache of the backend hf.
+# The number of positions by which the KV cache of the backend hf grows.
 KV_ROOM = 64
-# Weights that are in memory at once while huggingface/ is written. A layer that is larger is a file of its own.
+# The largest amount of weights in memory while huggingface/ is written. A larger layer is a file of its own.
 MAX_FILE_BYTES = 1 << 30

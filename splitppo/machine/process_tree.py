@@ -39,7 +39,7 @@ def is_stopped(pid: int) -> bool:
 
 def descendants(pid: int) -> list[psutil.Process]:
     """Returns the living processes that a process has started, and those that they have started, parents first."""
-    # Not `Process.children`, which fails where a single process of the machine may not be read (hidepid=1).
+    # `Process.children` fails if a single process of the machine may not be read (hidepid=1).
     children = defaultdict(list)
     for process in psutil.process_iter(["ppid"]):
         children[process.info["ppid"]].append(process)
@@ -56,7 +56,7 @@ def kill_tree(pid: int, others: Iterable[psutil.Process] = ()) -> list[psutil.Pr
     lost their parent already.
     """
     root = find_processes([pid])
-    for process in root:  # stopped first, lest it starts another one meanwhile
+    for process in root:  # stopped first, so that it starts no further process
         with contextlib.suppress(psutil.NoSuchProcess):
             process.suspend()
     try:

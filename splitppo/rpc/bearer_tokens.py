@@ -11,10 +11,10 @@ from splitppo.config import ConfigError
 from splitppo.config.subsections.security import SecurityConfig
 from splitppo.rpc.secret_files import read_file
 
-# How the local launcher hands the token of its run to the groups; read where the configuration names no token.
+# The variable by which the local launcher gives the token of its run to the groups, if the configuration names none.
 RUN_TOKEN_VARIABLE = "SPLITPPO_RUN_TOKEN"  # noqa: S105 - a name
 
-# What can travel in a header, and is long enough not to be guessed.
+# A token can travel in a header, and is too long to be guessed.
 _TOKEN = re.compile(r"[\x21-\x7e]{16,512}")
 _HEADER = "authorization"
 _SCHEME = "Bearer "
@@ -59,7 +59,7 @@ class BearerTokens:
         if len(shown) > 1:
             return "more than one token"
         value = shown[0] if isinstance(shown[0], bytes) else str(shown[0]).encode(errors="replace")
-        # All are compared, each in constant time: how long it takes says nothing of a token.
+        # All tokens are compared, each in constant time: the duration tells nothing about a token.
         matches = [hmac.compare_digest(value, f"{_SCHEME}{token}".encode()) for token in self.accepted]
         return "" if any(matches) else "wrong token"
 

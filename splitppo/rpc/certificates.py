@@ -19,7 +19,7 @@ from splitppo.rpc.secret_files import read_file
 
 log = logging.getLogger(__name__)
 
-# Whoever reads the log has this long to make new certificates.
+# The reader of the log has this long to make new certificates.
 _WARN_BEFORE = dt.timedelta(days=14)
 
 

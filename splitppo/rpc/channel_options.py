@@ -14,13 +14,13 @@ Options = Sequence[tuple[str, int]]
 # three bytes each are 4.3 MB); chunks are 1 MiB. gRPC takes a message into memory before anybody can look at it.
 MAX_MESSAGE_BYTES = 8 << 20
 
-# Of a server. One more is closed at once; those that are open stay.
+# The connections of a server. A further connection is closed at once; open ones stay.
 MAX_CONNECTIONS = 64
 
 _BOTH: Options = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.http2.max_frame_size", (1 << 24) - 1),  # the most that HTTP/2 knows; fewer frames, less CPU per MiB
+    ("grpc.http2.max_frame_size", (1 << 24) - 1),  # the maximum of HTTP/2: fewer frames take less CPU per MiB
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
@@ -36,11 +36,11 @@ CLIENT_OPTIONS: Options = (
     ("grpc.http2.ping_timeout_ms", 2000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),
-    # A proxy that the environment names would see plaintext and tokens, also of calls to loopback addresses.
+    # A proxy from the environment would see plaintext and tokens, also of calls to loopback addresses.
     ("grpc.enable_http_proxy", 0),
 )
 
-# An attempt to connect ends before the call does, and says how far it came.
+# An attempt to connect ends before the call, so that its error says how far it came.
 _CONNECT_FRACTION = 0.9
 
 
@@ -52,15 +52,15 @@ def answering_within(timeout_s: float) -> list[tuple[str, int]]:
 
 SERVER_OPTIONS: Options = (
     *_BOTH,
-    ("grpc.so_reuseport", 0),  # else a second worker shares a taken port in silence
+    ("grpc.so_reuseport", 0),  # else a second worker could share a port that is taken
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
-    # A client that vanished without a word gives its calls back after both of these.
+    # The calls of a client that vanished end after the sum of these two times.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    # Strangers must use up neither the files that the process may open, it has checkpoints to write, nor its memory:
-    # a call whose caller takes no answer is kept, with or without a token, until its connection ends.
+    # Strangers must not use up the files that the process may open, since it writes checkpoints, nor its memory: a call
+    # whose caller takes no answer is kept, with or without a token, until its connection ends.
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-    ("grpc.max_concurrent_streams", 128),  # of one connection; services.max_calls bounds those of all together
+    ("grpc.max_concurrent_streams", 128),  # per connection; services.max_calls bounds those of all connections
     ("grpc.server_handshake_timeout_ms", 10_000),  # TLS and first frames; gRPC's own default is two minutes
 )

@@ -22,7 +22,7 @@ BatchMessage = worker_pb2.PutBatchRequest | worker_pb2.GetBatchResponse
 
 WIRE_COLUMNS = frozenset(COLUMN_DTYPES) - GROUP_COLUMNS
 
-# Where a message has its BatchHeader: field numbers from the outside in.
+# The place of the BatchHeader in a message: field numbers from the outside in.
 _HEADER_PATH: Mapping[type[BatchMessage], tuple[int, ...]] = {
     worker_pb2.PutBatchRequest: (1, 3),
     worker_pb2.GetBatchResponse: (1,),
@@ -97,7 +97,7 @@ class BatchReceiver:
             self._batch = Batch.allocate(header.num_rows, columns)
         except ValueError as error:
             raise InvalidBatch(str(error)) from error
-        self._targets = _bytes_of(self._batch)  # that are still to be filled, in the order of the stream
+        self._targets = _bytes_of(self._batch)  # still to be filled, in the order of the stream
 
     def add(self, offset: int, expected_checksum: int, payload: memoryview) -> None:
         """Checks the next chunk and copies it to its place.

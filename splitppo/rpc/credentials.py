@@ -24,7 +24,7 @@ class Credentials:
     """The certificate and the tokens of a process."""
 
     identity: "Identity | None" = None  # None: plaintext
-    tokens: BearerTokens | None = None  # None: none is sent, and none is asked for
+    tokens: BearerTokens | None = None  # None: no token is sent or asked for
 
     def channel(self, address: str, api: Any = grpc.aio, options: Options = CLIENT_OPTIONS) -> Any:
         """Returns a channel that shows certificate and token.
@@ -47,7 +47,7 @@ class Credentials:
         return server.add_secure_port(bind, required)
 
 
-# A wire that only this machine sees.
+# For a wire that only this machine sees.
 PLAINTEXT = Credentials()
 
 
@@ -59,7 +59,7 @@ def load_credentials(config: SecurityConfig, role: str, environment: Mapping[str
     """
     identity = None
     if (files := config.tls_files(role)) is not None:
-        # Imported late: without TLS nobody waits for the library behind it.
+        # Imported late: its library is slow to import, and only TLS needs it.
         from splitppo.rpc.certificates import load_identity
 
         identity = load_identity(*files)

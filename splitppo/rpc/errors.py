@@ -57,9 +57,9 @@ class WireError(Exception):
     """
 
     code: ClassVar[StatusCode]
-    reason: ClassVar[str]  # of the ErrorInfo: the class's name, in capitals
+    reason: ClassVar[str]  # in the ErrorInfo: the name of the class, in capitals
     by_reason: ClassVar[dict[str, "type[WireError]"]] = {}
-    by_code: ClassVar[dict[StatusCode, "type[WireError]"]] = {}  # the first of a code stands for an unknown reason
+    by_code: ClassVar[dict[StatusCode, "type[WireError]"]] = {}  # the first class of a code, for unknown reasons
 
     def __init_subclass__(cls, code: StatusCode | None = None) -> None:
         cls.code = code or cls.code
@@ -174,7 +174,7 @@ class Internal(WireError, code=StatusCode.INTERNAL):
     """A bug of ours."""
 
 
-# Exceptions of Python that have a meaning of their own on the wire; any other one is a bug.
+# Exceptions of Python that have a meaning of their own on the wire; any other exception is a bug.
 _BUILTIN: Mapping[type[Exception], type[WireError]] = {
     ValueError: InvalidArgument,
     MemoryError: OutOfMemory,
@@ -217,7 +217,7 @@ def error_from_rpc(error: Any, place: Place = Place()) -> WireError:
     if (info := _error_info(error)) is not None:
         ours = WireError.by_reason.get(info.reason, by_code)
         return ours(info.metadata.get("message", details), _place_from(info.metadata).or_else(place))
-    if code is StatusCode.CANCELLED:  # of a server that more calls wait for than gRPC keeps; our own raise no RpcError
+    if code is StatusCode.CANCELLED:  # a server drops calls over gRPC's limit; our own cancellations raise no RpcError
         by_code = Busy
     silent = "the worker failed without saying why" if code is StatusCode.UNKNOWN else code.name
     return by_code(details or silent, place)

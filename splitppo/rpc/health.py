@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 if __name__ == "__main__":
-    # What gRPC logs of failed handshakes is in the line already; it reads this when it is imported.
+    # The line says already what gRPC logs of failed handshakes; gRPC reads this variable when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     status = check(options.address, options.service, credentials, metadata, options.timeout)
     line = f"{options.address} {options.service}".strip()
-    sys.stdout.write(f"{line}: {' '.join(status.split())}\n")  # a server may say anything
+    sys.stdout.write(f"{line}: {' '.join(status.split())}\n")  # the status may be any text of a server
     return 0 if status == "SERVING" else 1
 
 

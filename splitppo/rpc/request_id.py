@@ -2,7 +2,7 @@
 
 import hashlib
 
-# Raised when a message or a rule of the wire changes in a way that the other side must know.
+# The version grows when a message or a rule of the wire changes in a way that the other side must know.
 PROTOCOL_VERSION = 1
 
 

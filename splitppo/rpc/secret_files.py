@@ -24,7 +24,7 @@ def read_file(path: Path, key: str, *, is_secret: bool = False) -> bytes:
     """
     try:
         content = path.read_bytes()
-        mode = stat.S_IMODE(path.stat().st_mode)  # of what a link leads to
+        mode = stat.S_IMODE(path.stat().st_mode)  # of the file that a link leads to
     except OSError as error:
         raise ConfigError(f"services.security.{key}: cannot read {path}: {error.strerror}") from error
     if is_secret and mode & 0o077:

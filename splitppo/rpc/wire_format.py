@@ -15,12 +15,13 @@ from splitppo.rpc.errors import InvalidArgument, LimitExceeded
 
 M = TypeVar("M", bound=Message)
 
-# A batch header, run id, epoch and batch; slot, rows, bytes and one entry per column. Repeated fields add up.
+# The most fields of a batch header: run id, epoch and batch; slot, rows, bytes and one entry per column. Repeated
+# fields add up.
 MAX_HEADER_FIELDS = 64
 CHUNK_BYTES = 1 << 20
 # A chunk's message is the payload, its checksum, its offset and their tags.
 MAX_CHUNK_MESSAGE_BYTES = CHUNK_BYTES + 64
-# Of one MeasureUpload or MeasureDownload.
+# The most bytes of one MeasureUpload or MeasureDownload.
 MAX_MEASURED_BYTES = 64 << 20
 
 # Field numbers and wire types of batch.proto and worker.proto.

@@ -30,7 +30,7 @@ def machines_of_a_group_meet(config: Config) -> None:
 
 def ports_are_apart(config: Config) -> None:
     """Checks that no two groups listen on the same address."""
-    taken: dict[str, str] = {}  # by address, the key that has it
+    taken: dict[str, str] = {}  # the key that has an address, by address
     for role, service in config.groups.items():
         addresses = {}
         if service.nnodes > 1:

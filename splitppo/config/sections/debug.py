@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from splitppo.config.section import OneOrMany, PositiveInt, Section, did_you_mean
 from splitppo.config.subsections.response_lengths import ResponseLengths
 
-# On every rank of a group, and what each point means.
+# The points on every rank of a group, and what each of them means.
 _OF_A_ROLE = {
     "update.begin": "an update is about to begin",
     "update": "micro-batch boundary of an update",
@@ -20,7 +20,7 @@ _OF_A_ROLE = {
     "save_checkpoint.writing": "the rank is about to write its shard",
     "save_checkpoint.durable": "the part of the role is durable, the reply is not sent",
 }
-# In the controller, which knows of a service's phase by its progress events.
+# The points in the controller, which learns the phase of a service from its progress events.
 _OF_A_CLIENT = {
     "update.begin": "the request is about to be sent",
     "update": "a progress event of an update has come",

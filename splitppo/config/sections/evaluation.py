@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 from splitppo.config.section import PositiveInt, Section, Share, expected
 from splitppo.config.sections.rollout import MIN_TEMPERATURE
 
-# Which values of a metric are better.
+# The better values of a metric: the larger or the smaller ones.
 MetricMode = Literal["max", "min"]
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from splitppo.config.section import CONTROLLER_ONLY, IS_WORK, MAY_CHANGE, NumberOrAuto, PositiveInt, Section
 
-# Under it logits divided by the temperature, or their exponentials, may leave float32 (vLLM raises it to this).
+# At a lower temperature, logits divided by it, or their exponentials, may leave float32 (vLLM raises it to this).
 MIN_TEMPERATURE = 0.01
 
 

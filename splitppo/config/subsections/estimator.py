@@ -9,9 +9,9 @@ from pydantic import Field, PrivateAttr
 from splitppo.config.section import Section, Share, did_you_mean
 from splitppo.user_file import Parameters, read_functions
 
-# What an estimator may ask for that not every run has: values start a critic group, groups need several samples of a
-# prompt, greedy scores a greedy rollout of each prompt, components other fields of the scorers. The functions of the
-# same names, in controller/ppo/advantages, take them as arguments.
+# The inputs of each estimator that not every run has: values need a critic group, groups several samples of a prompt,
+# greedy scores a greedy rollout of each prompt, components further fields of the scorers. The functions of the same
+# names, in controller/ppo/advantages, take the inputs as arguments.
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "gae": ("values_BT",),
     "grpo": ("groups_B",),
@@ -25,7 +25,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "remax": ("greedy_scores_B",),
 }
 
-# All that a function of a user's may take, by name; controller/ppo/advantages/registry.py says what they are.
+# All arguments that a user's function may take, by name; controller/ppo/advantages/registry.py describes them.
 INPUTS = (
     *("rewards_BT", "mask_BT", "values_BT", "groups_B", "scored_BT", "greedy_scores_B", "components_KB"),
     *("component_weights_K", "gamma", "lam", "lam_critic", "adaptive_lam_alpha", "norm_adv_by_std"),

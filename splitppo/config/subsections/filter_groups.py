@@ -4,7 +4,7 @@ from pydantic import Field
 
 from splitppo.config.section import Section
 
-# Metrics that name a response's score, as the scorers and the reward model give it; others name a scorer's field.
+# Names of a response's score, as scorers and reward model give it; any other metric is the name of a scorer's field.
 SCORE_METRICS = ("score", "seq_reward", "seq_final_reward")
 
 

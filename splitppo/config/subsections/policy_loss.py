@@ -10,7 +10,7 @@ from splitppo.config.subsections.rejection import Rejection, WeightBounds, parse
 from splitppo.config_error import ConfigError
 from splitppo.user_file import read_functions
 
-# The functions are services/actor/losses/registry.py's.
+# The functions are in services/actor/losses/registry.py.
 LOSS_MODES = (
     "vanilla",
     "gspo",
@@ -25,9 +25,9 @@ LOSS_MODES = (
     "dro",
     "reinforce",
 )
-# Those that select tokens of the whole mini-batch, by the old log-probs.
+# Losses that select tokens of the whole mini-batch, by the old log-probs.
 COVARIANCE_LOSSES = ("clip_cov", "kl_cov")
-# Those whose papers take the mean over tokens, then over sequences.
+# Losses whose papers take the mean over tokens, then over sequences.
 SEQUENCE_LOSSES = ("gspo", "geo_mean", "sapo")
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from splitppo.config.section import PositiveInt, Section
 
-_DOMAIN = 0x6C656E67  # keeps these draws apart from others that a seed is used for
+_DOMAIN = 0x6C656E67  # makes these draws independent of other draws with the same seed
 
 
 class UniformLengths(Section):
