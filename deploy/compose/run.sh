@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds what has changed, starts deploy/compose, shows what the controller says, and removes the containers when it has
-# ended; the volumes stay. Exits with the controller's exit code (docs/running.md), 1 where it was never started.
+# Builds what has changed, starts deploy/compose, shows the output of the controller, and removes the containers when the
+# controller has ended; the volumes stay. The exit code is the controller's (docs/running.md), or 1 if it never started.
 # Ctrl-C saves and leaves. Settings: .env; COMPOSE_FILE=compose.yaml:compose.gpu.yaml for GPUs.
 set -uo pipefail
 cd "$(dirname "$0")"

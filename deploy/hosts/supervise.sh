@@ -3,8 +3,8 @@
 #
 #   deploy/hosts/supervise.sh actor --config my.yaml --node-rank 1 [key.path=value ...]
 #
-# Leaves when they were drained (0), after SIGTERM or SIGINT, and where their input is refused at the first start (2):
-# later on it has worked before, and a port or a folder may come back. docs/hosts.md says how machines use it.
+# It ends when the ranks were drained (0), after SIGTERM or SIGINT, and if their input is refused at the first start (2).
+# At later starts the same input has worked once, and a port or a folder may come back. See docs/hosts.md.
 set -u
 PAUSE_S=2
 role=$1
@@ -17,7 +17,7 @@ is_first=1
 while true; do
   python -m "services.$role" "$@" &
   ranks=$!
-  [ -z "$stop" ] || kill -TERM "$ranks" 2>/dev/null # it came before they had a number
+  [ -z "$stop" ] || kill -TERM "$ranks" 2>/dev/null # the signal came before the ranks had a pid
   wait "$ranks"
   code=$?
   # A signal ends `wait`, not the ranks: they finish their command.

@@ -70,6 +70,12 @@ def test_the_fuzzer_sends_as_many_inputs_as_are_asked_for() -> None:
     assert last == ".venv/bin/python -m tests.fuzz --inputs 7"
 
 
+@pytest.mark.parametrize(("target", "option"), [("fuzz", "--inputs 50000"), ("chaos", "--kills 50")])
+def test_each_target_has_a_number_of_its_own_by_default(target: str, option: str) -> None:
+    commands = [line.strip() for line in make(target).stdout.splitlines()]
+    assert f".venv/bin/python -m tests.{target} {option}" in commands
+
+
 def test_what_make_starts_may_write_bytecode() -> None:
     """`env #` in place of Python shows what the installer would find."""
     command = ["make", "--no-print-directory", "setup", "PYTHON=env #"]
