@@ -1,4 +1,4 @@
-"""What the controller itself costs as steps grow: CPU, memory, and seconds in which every engine waits for it.
+"""Measures the cost of the controller itself as steps grow: CPU, memory, and seconds in which all engines wait for it.
 
     python -m benchmarks.scale [--sizes 1024x1024 8192x4096] [--steps 3] [--step-s 30] [--lengths fixed|varied]
 

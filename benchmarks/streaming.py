@@ -1,4 +1,4 @@
-"""What streaming by completion buys where few responses are long: step times, measured in one run.
+"""Measures what streaming by completion brings if few responses are long: step times, in one run.
 
     python -m benchmarks.streaming [--reward-model] [--rounds 3] [--steps 3] [--parts 4 6] [--hidden 128] [--layers 4]
 

@@ -1,4 +1,4 @@
-"""What scores on tokens are worth: sort_letters, each letter scored where it stands or all of them at the end.
+"""Measures the worth of scores on tokens: sort_letters, each letter scored at its place or all at the end.
 
     python -m benchmarks.token_scores [--seeds 1 2 3] [--output runs/curves]
 

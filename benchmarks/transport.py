@@ -1,4 +1,4 @@
-"""What moving a batch costs: our PutBatch and GetBatch beside memcpy, pickle over TCP and, where installed, Ray.
+"""Measures the cost of moving a batch: our PutBatch and GetBatch beside memcpy, pickle over TCP and, if installed, Ray.
 
     python -m benchmarks.transport [--rows 1024] [--tokens 2048] [--repetitions 9]
 

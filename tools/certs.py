@@ -61,11 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: --hosts needs at least one name or address, --days 1 to {CA_DAYS}\n")
         return 2
     try:
-        said = make(options.out, hosts, options.days, options.spread, new_ca=options.new_ca, once=options.once)
+        report = make(options.out, hosts, options.days, options.spread, new_ca=options.new_ca, once=options.once)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"error: {_sentence(error) if isinstance(error, OSError) else error}\n")
         return 2
-    sys.stdout.write(said)
+    sys.stdout.write(report)
     return 0
 
 
@@ -87,14 +87,15 @@ def make(
             write_all(out, hosts, days=days, new_ca=new_ca)
         if root is not None:
             spread(out, root)
-    said = f"{because}: made anew\n" if because else ""
+    report = f"{because}: made anew\n" if because else ""
     if because or not once:
         pairs = ", ".join([*SERVERS, *CLIENTS])
-        said += f"{out}: certificates of {pairs} for {', '.join(hosts)}, valid for {days} days\n"
+        report += f"{out}: certificates of {pairs} for {', '.join(hosts)}, valid for {days} days\n"
     if root is not None:
-        said += f"{', '.join(str(root / role) for role in ROLES)}: what each role needs, to be mounted as /secrets\n"
-    said += f"keep {out / 'ca.key'} somewhere else; in the configuration of the run:\n\n"
-    return said + (_settings(str(out)) if root is None else f"{_settings('/secrets')}    token_file: /secrets/token\n")
+        report += f"{', '.join(str(root / role) for role in ROLES)}: what each role needs, to be mounted as /secrets\n"
+    report += f"keep {out / 'ca.key'} somewhere else; in the configuration of the run:\n\n"
+    token = "" if root is None else "    token_file: /secrets/token\n"
+    return f"{report}{_settings('/secrets' if root else str(out))}{token}"
 
 
 def _settings(folder: str) -> str:
@@ -150,12 +151,9 @@ def _names(role: str, hosts: Iterable[str]) -> list[str]:
 
 
 def spread(out: Path, root: Path) -> None:
-    """Copies to a folder for each role in `root` what its processes need, and makes the token if there is none.
+    """Copies what the processes of each role need to a folder of its own in `root`; makes the token if there is none.
 
-    A copy that is right is not written again.
-
-    Raises:
-        OSError: a folder cannot be used.
+    A copy that is right is not written again. An OSError means that a folder cannot be used.
     """
     token = out / "token"
     if not _content(token).strip():
@@ -188,9 +186,8 @@ def is_complete(out: Path, hosts: Sequence[str], root: Path | None = None) -> bo
 
 
 def why_incomplete(out: Path, hosts: Sequence[str]) -> str:
-    """Returns what is missing in the folder, does not fit, or ends within `LEFT_ALONE`; empty if nothing is.
-
-    The key of the authority may be elsewhere.
+    """Returns what is missing in the folder (but for ca.key), does not fit, or ends within `LEFT_ALONE`; else
+    nothing.
     """
     now = dt.datetime.now(dt.UTC)
     try:
@@ -205,8 +202,8 @@ def why_incomplete(out: Path, hosts: Sequence[str]) -> str:
             return f"{name}.pem is not signed by the authority in ca.pem"
         if name in SERVERS and not _is_for(certificate, _names(name, hosts)):
             return f"{name}.pem does not name all hosts"
-    for name, one in {"ca": authority, **{name: certificate for name, (certificate, _) in pairs.items()}}.items():
-        if not one.not_valid_before_utc <= now <= one.not_valid_after_utc - LEFT_ALONE:
+    for name, cert in {"ca": authority, **{name: certificate for name, (certificate, _) in pairs.items()}}.items():
+        if not cert.not_valid_before_utc <= now <= cert.not_valid_after_utc - LEFT_ALONE:
             return f"{name}.pem is not valid yet, or not for another {LEFT_ALONE.days} days"
     return ""
 
@@ -280,9 +277,8 @@ def make_certificate(
     *,
     hosts: Sequence[str] = (),
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Returns a certificate of a role, and its key.
-
-    With hosts it is a server's, which cannot be used to call anybody; without, it is a client's.
+    """Returns a certificate of a role and its key: with hosts a server's, which cannot call anybody; else a
+    client's.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
@@ -390,12 +386,13 @@ def _alone(out: Path) -> Iterator[None]:
 
 def _sentence(error: OSError) -> str:
     where = Path(str(error.filename or "."))
-    said = f"cannot use {where}: {error.strerror}"
-    for one in (where, *where.parents) if isinstance(error, PermissionError) else ():
+    sentence = f"cannot use {where}: {error.strerror}"
+    for path in (where, *where.parents) if isinstance(error, PermissionError) else ():
         with suppress(OSError):
-            owner, user = one.stat().st_uid, os.geteuid()
-            return f"{said}; {one} belongs to user {owner}, this process runs as user {user}" if owner != user else said
-    return said
+            owner, user = path.stat().st_uid, os.geteuid()
+            because = f"; {path} belongs to user {owner}, this process runs as user {user}" if owner != user else ""
+            return sentence + because
+    return sentence
 
 
 if __name__ == "__main__":

@@ -43,11 +43,11 @@ def commits(since: str = SINCE) -> list[Commit]:
     shown = "%x00%h%x01%s%x01%b%x01"
     command = ["git", "log", f"--since={since}", f"--format={shown}", "--shortstat"]
     log = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    found = []
+    entries = []
     for entry in log.split("\0")[1:]:
         name, subject, body, stat = entry.split("\1")
-        found.append(Commit(name, subject, body, sum(map(int, re.findall(r"(\d+) (?:ins|del)", stat)))))
-    return found
+        entries.append(Commit(name, subject, body, sum(map(int, re.findall(r"(\d+) (?:ins|del)", stat)))))
+    return entries
 
 
 def main() -> int:

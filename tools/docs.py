@@ -107,7 +107,7 @@ def _section(path: str, section: type[BaseModel]) -> list[str]:
 def _entry(kind: Any) -> type[BaseModel] | None:
     """Returns the section that a list holds, if it holds sections."""
     kinds = get_args(kind) if get_origin(kind) is tuple else ()
-    return next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def _type_name(kind: Any) -> str:
@@ -131,18 +131,18 @@ def _bounds(field: FieldInfo) -> str:
     """Returns the range of a number in brackets, if the type does not say it."""
     metadata = [*field.metadata, *_inner_metadata(field.annotation)]
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    found = {sign: getattr(one, name) for one in metadata for name, sign in signs.items() if hasattr(one, name)}
-    return f" ({', '.join(f'{sign} {value:.12g}' for sign, value in found.items())})" if found else ""
+    limits = {sign: getattr(mark, name) for mark in metadata for name, sign in signs.items() if hasattr(mark, name)}
+    return f" ({', '.join(f'{sign} {value:.12g}' for sign, value in limits.items())})" if limits else ""
 
 
 def _inner_metadata(kind: Any) -> list[Any]:
     """Returns the metadata of Annotated inside an optional type."""
     if get_origin(kind) in (Union, UnionType):
-        return [one for argument in get_args(kind) for one in _inner_metadata(argument)]
+        return [mark for argument in get_args(kind) for mark in _inner_metadata(argument)]
     if get_origin(kind) is not Annotated:
         return []
     metadata = kind.__metadata__
-    return [limit for one in metadata for limit in (one.metadata if isinstance(one, FieldInfo) else [one])]
+    return [limit for mark in metadata for limit in (mark.metadata if isinstance(mark, FieldInfo) else [mark])]
 
 
 def _plain(value: Any) -> str:

@@ -28,7 +28,7 @@ LABEL = "com.docker.compose.project"
 
 
 def docker(*arguments: str, check: bool = True, timeout_s: float = ENGINE_TIMEOUT_S, **options: Any) -> str:
-    """What `docker ...` says on stdout; fails with its stderr."""
+    """Returns the stdout of `docker ...`; fails with its stderr."""
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=timeout_s, **options)
     assert not check or done.returncode == 0, f"docker {' '.join(arguments)}:\n{done.stderr}"
     return done.stdout.strip()
@@ -52,7 +52,7 @@ def run_tool(name: str, *arguments: str) -> None:
 
 
 def has_compose_v2() -> bool:
-    """Whether `docker compose` is there."""
+    """Returns True if `docker compose` is installed."""
     command = ["docker", "compose", "version"]
     return (
         shutil.which("docker") is not None and not subprocess.run(command, capture_output=True, check=False).returncode
@@ -102,7 +102,7 @@ class Stack:
         self.compose("up", "--detach", "--no-build")
 
     def logs(self, *services: str) -> str:
-        """What the containers have said."""
+        """Returns the output of the containers."""
         command = ["docker", "compose", *self._options, "logs", "--no-color", "--no-log-prefix", *services]
         done = subprocess.run(command, cwd=FOLDER, env=self.environment, capture_output=True, text=True)
         return done.stdout
@@ -112,7 +112,7 @@ class Stack:
         return self.compose("ps", "--all", "--quiet", service).stdout.strip()
 
     def state(self, service: str, field: str = ".State") -> Any:
-        """What the engine knows of a container, e.g. `.State.ExitCode`."""
+        """Returns a field that the engine has of a container, e.g. `.State.ExitCode`."""
         return json.loads(docker("inspect", "--format", f"{{{{json {field}}}}}", self.container(service)))
 
     def run_python(self, service: str, code: str) -> str:

@@ -1,4 +1,4 @@
-"""What the compose files say, by Compose v2 and by docker-compose 1.29; no engine is needed."""
+"""The content of the compose files, read by Compose v2 and by docker-compose 1.29; no engine is needed."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ PERIOD = 2  # steps between incidents
 
 @dataclass
 class Story:
-    """What was seen while the quickstart was disturbed."""
+    """The observations of a quickstart that was disturbed."""
 
     stack: Stack
     run: RunFolder

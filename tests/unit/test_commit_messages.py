@@ -1,4 +1,4 @@
-"""What `make check` refuses in messages of commits."""
+"""The faults in messages of commits that `make check` refuses."""
 
 from __future__ import annotations
 

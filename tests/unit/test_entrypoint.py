@@ -167,7 +167,7 @@ def take_away(root: Path, path: str) -> None:
 
 
 def stderr_of_a_user(call: str, root: Path) -> str:
-    """What a call of the entry point says to a user who may not do everything."""
+    """Returns the output of the entry point for a user without all rights."""
     code = f"""
 import os
 from pathlib import Path

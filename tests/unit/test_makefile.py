@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What make would run; the settings of a make that runs these tests do not count."""
+    """Returns the commands that make would run, without the settings of a make that runs these tests."""
     command = ["make", "--dry-run", "--no-print-directory", "PYTHON=python", *arguments]
     return subprocess.run(
         command, cwd=ROOT, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False

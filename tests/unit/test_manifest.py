@@ -1,4 +1,4 @@
-"""What a manifest knows of its files, and how it says that something is wrong."""
+"""Manifests: the facts that they hold of files, and their sentences on damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a line of the product, and as its folder."""
+"""Lines of the product, and their folders."""
 
 from __future__ import annotations
 

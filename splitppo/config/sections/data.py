@@ -93,7 +93,7 @@ class DataConfig(Section):
     """If true, prompts of more than max_prompt_length tokens are left out. If false, see truncation."""
 
     truncation: Literal["error", "left", "right", "middle"] = "error"
-    """What happens to a prompt of more than max_prompt_length tokens if filter_overlong_prompts is false. error: the
+    """The treatment of a prompt of more than max_prompt_length tokens if filter_overlong_prompts is false. error: the
     run is refused. left, right, middle: tokens are cut off on that side, or in the middle."""
 
     tokenizer: Annotated[str | None, SHAPES_WORKER] = None

@@ -65,7 +65,7 @@ class Moment(Section):
 
 
 class Failpoint(Section):
-    """What happens when a process reaches a point. A failpoint fires once in a run folder."""
+    """An action of a process that reaches a point. A failpoint fires once in a run folder."""
 
     rank: int = Field(0, ge=0)
     """The rank of the group in which the failpoint fires. The controller has rank 0."""
@@ -77,7 +77,7 @@ class Failpoint(Section):
     """The number of the pass at which the failpoint fires, counted from 1."""
 
     action: Literal["kill", "stop", "raise", "out_of_memory", "wait"] = "kill"
-    """What happens. kill, stop: the process sends itself SIGKILL or SIGSTOP. raise: a RuntimeError. out_of_memory: a
+    """The action. kill, stop: the process sends itself SIGKILL or SIGSTOP. raise: a RuntimeError. out_of_memory: a
     MemoryError. wait: nothing but the wait for `after`."""
 
     after: Moment | None = None

@@ -65,11 +65,11 @@ class EvaluationConfig(Section):
     the most likely token."""
 
     top_p: float = Field(1.0, gt=0.0, le=1.0)
-    """As rollout.top_p, for validation: the share of probability of the most likely tokens that are sampled from. 1:
-    all tokens."""
+    """Tokens of a validation are sampled from the smallest set of most likely tokens whose probabilities add up to this
+    number. 1: from all tokens."""
 
     top_k: int = Field(0, ge=0)
-    """As rollout.top_k, for validation: the number of most likely tokens that are sampled from. 0: all tokens."""
+    """Tokens of a validation are sampled from this many most likely tokens. 0: from all tokens."""
 
     batch_size: PositiveInt = 1024
     """The number of validation prompts that the actor answers in one Generate call."""

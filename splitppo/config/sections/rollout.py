@@ -46,8 +46,8 @@ class VllmConfig(Section):
     """If true, vLLM uses no CUDA graphs. On a CPU there are none in any case."""
 
     sleep_level: Literal[0, 1, 2] = 1
-    """What vLLM gives back of the GPU memory while it does not generate. 0: nothing. 1: the KV cache, and the weights,
-    which move to main memory. 2: KV cache and weights, both dropped."""
+    """The GPU memory that vLLM gives back while it does not generate. 0: none. 1: the KV cache, and the weights, which
+    move to main memory. 2: KV cache and weights, both dropped."""
 
 
 class RolloutConfig(Section):

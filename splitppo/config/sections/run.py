@@ -35,13 +35,14 @@ class RunConfig(Section):
     stay those of its full length."""
 
     schedule: Schedule = "gather"
-    """What may run at the same time. serial: one call at a time. gather: independent calls overlap, and the step ends
-    when both updates are done. overlap: the update of the critic may also overlap with the next generation."""
+    """The calls that may run at the same time. serial: one call at a time. gather: independent calls overlap, and the
+    step ends when both updates are done. overlap: the update of the critic may also overlap with the next
+    generation."""
 
     resume: str = Field("auto", min_length=1)
-    """Where the run continues. auto: at the newest complete checkpoint in `dir`, or at step 0 if there is none.
-    disable: at step 0; refused if `dir` holds an earlier run. Any other value is the path of a folder global_step_N,
-    also of another run."""
+    """The step at which the run continues. auto: the newest complete checkpoint in `dir`, or step 0 if there is none.
+    disable: step 0; refused if `dir` holds an earlier run. Any other value is the path of a folder global_step_N, also
+    of another run."""
 
     def _check_keys(self) -> None:
         if self.total_steps is None and self.total_epochs is None:

@@ -63,8 +63,8 @@ class ServicesConfig(Section):
     """The groups, and how the controller reaches them."""
 
     launch: Literal["local", "external"] = "local"
-    """Who starts the groups. local: the controller, on its own machine. external: somebody else, and the controller
-    calls them at their address."""
+    """The program that starts the groups. local: the controller, on its own machine. external: another one, and the
+    controller calls the groups at their address."""
 
     actor: ServiceConfig = ServiceConfig()
     critic: ServiceConfig = ServiceConfig()

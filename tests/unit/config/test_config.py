@@ -1,4 +1,4 @@
-"""What a configuration file is read as: overrides, numbers, derived defaults."""
+"""The reading of a configuration file: overrides, numbers, derived defaults."""
 
 from pathlib import Path
 

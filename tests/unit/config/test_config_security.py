@@ -1,4 +1,4 @@
-"""Who may call: what services.security and the addresses may say together."""
+"""The values that services.security and the addresses may have together."""
 
 from pathlib import Path
 

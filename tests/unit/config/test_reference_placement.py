@@ -1,4 +1,4 @@
-"""Where `placement.reference: auto` puts the reference, and that it stays there."""
+"""The group that `placement.reference: auto` chooses, and that a resumed run keeps it."""
 
 from __future__ import annotations
 

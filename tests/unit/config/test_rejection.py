@@ -1,4 +1,4 @@
-"""What rollout_rs and its thresholds say."""
+"""The meaning of rollout_rs and its thresholds."""
 
 import math
 from pathlib import Path

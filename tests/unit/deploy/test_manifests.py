@@ -30,7 +30,7 @@ Manifest = dict[str, Any]
 
 @functools.cache
 def render(name: str) -> str:
-    """What `kubectl kustomize` makes of a folder; of the overlay with the certificates of cert-manager."""
+    """Returns the manifests that `kubectl kustomize` makes of a folder, or of the overlay with cert-manager."""
     if name == "base":
         return kustomize(K8S / name)
     with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +121,7 @@ def test_a_role_sees_its_own_secrets_and_nobody_the_authoritys_key(name: str) ->
 
 
 def may_connect(found: list[Manifest], caller: dict[str, str], called: Manifest, port: int) -> bool:
-    """Whether the policies let pods with these labels reach a port of the pods of a Job."""
+    """Returns True if the policies let pods with these labels reach a port of the pods of a Job."""
     labels = called["spec"]["template"]["metadata"]["labels"]
     ports = {one["name"]: one["containerPort"] for one in pod(called)["containers"][0].get("ports", [])}
     policies = [

@@ -27,7 +27,7 @@ SETTINGS = {
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """What a pod mounts, each as it should be."""
+    """The folders that a pod mounts, each as it should be."""
     (tmp_path / entrypoint.PREPARED).mkdir(parents=True)
     (tmp_path / "secrets").mkdir()
     for name in ("ca.pem", "token", *(f"{role}.{kind}" for role in entrypoint.ROLES for kind in ("pem", "key"))):

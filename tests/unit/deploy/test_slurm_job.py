@@ -17,7 +17,7 @@ NODES = ("gpu-3", "gpu-4", "gpu-7")
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, str]:
-    """What the job file exports."""
+    """Returns the variables that the job file exports."""
     return {
         "RECIPE": str(PROJECT / "recipes/gsm8k/qwen2.5-0.5b.yaml"),
         "RUN_DIR": str(tmp_path / "run"),

@@ -1,4 +1,4 @@
-"""What the tests of prepare.py share: input files, and the files that it wrote, read back."""
+"""Fixtures for the tests of prepare.py: input files, and the files that it wrote, read back."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_the_real_rows(
 
 
 def _is_told_by(original: dict[str, str], row: dict[str, Any]) -> bool:
-    """Whether a row says what the transcripts say, read in another way: spaces between words do not count."""
+    """Returns True if a row has the words of the transcripts, read in another way, without spaces."""
     if "response" in row:
         return _words(original["chosen"]).startswith(_words(f"{row['prompt']} {row['response']}"))
     if "chosen" in row:

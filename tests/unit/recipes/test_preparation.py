@@ -1,4 +1,4 @@
-"""What all prepare.py do alike: where rows come from, mistakes in them, what is written, said, and left alone."""
+"""The common behaviour of all prepare.py: sources of rows, mistakes in them, and what is written, printed and kept."""
 
 from __future__ import annotations
 

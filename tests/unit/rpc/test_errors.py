@@ -1,4 +1,4 @@
-"""What a worker raises is what the controller catches."""
+"""The controller catches the error that a worker raises."""
 
 import grpc
 import pytest
