@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from splitppo.config import dump_changes, dump_config
+from splitppo.config import dump_config
 from splitppo.config.resolve import resolve_run
 from splitppo.dotted_keys import leaves
 from splitppo.machine.cores import permitted_cores
@@ -26,7 +26,7 @@ def test_defaults_that_come_from_another_section_are_filled_in(tmp_path: Path) -
 def test_changes_have_no_value_that_follows_from_other_keys(tmp_path: Path) -> None:
     given = ("actor.lr=1e-4", "rollout.stream_groups=auto", "algorithm.rollout_correction.loss_type=reinforce")
     config = resolve_run(load(tmp_path, *given), None, permitted_cores())
-    changes = dict(leaves(yaml.safe_load(dump_changes(config))))
+    changes = dict(leaves(yaml.safe_load(dump_config(config, with_defaults=False))))
 
     assert (changes["actor.lr"], changes["actor.model"]) == (1e-4, "models/tiny")
     derived = {"critic.model", "rollout.stream_groups", "services.actor.threads", "actor.policy_loss.loss_mode"}
