@@ -1,6 +1,6 @@
-"""Python files of the user: imported for one object of them, or only read where none of their code may run.
+"""The user's Python files: imports one by its path and returns one object of it, or reads a file without running it.
 
-Scoring processes import this module, so it stays light.
+Scoring processes import this module, so it imports nothing heavy.
 """
 
 import ast
@@ -14,10 +14,13 @@ from splitppo.config_error import ConfigError
 
 
 def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> Any:
-    """Imports the file of the key `path_key` and returns its object `name`, which the key `name_key` names.
+    """Imports the file that the key `path_key` names and returns its `name`, which `name_key` names.
+
+    The import writes no bytecode, so no `__pycache__` is left in the user's folder, neither for this file nor for the
+    modules that it imports.
 
     Raises:
-        ConfigError: there is no such file, importing it fails, or it has no callable of that name; one sentence.
+        ConfigError: the file does not exist, importing it fails, or it has no callable of that name; one sentence.
     """
     if not path.is_file():
         raise ConfigError(f"key '{path_key}': there is no file {path}")
@@ -26,10 +29,13 @@ def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> An
         raise ConfigError(f"key '{path_key}': {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # before it runs: dataclasses and pickle look the module up by its name
+    writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ConfigError(f"key '{path_key}': importing {path} failed: {describe(error)}") from error
+    finally:
+        sys.dont_write_bytecode = writes_no_bytecode
     loaded = getattr(module, name, None)
     if not callable(loaded):
         raise ConfigError(f"key '{name_key}': {path} has no class or function {name!r}")
@@ -38,22 +44,17 @@ def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> An
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of a function.
+    """The names of the parameters of a function: all that can be given by name, and those that must be given."""
 
-    Attributes:
-        names: those that it may be given by name.
-        required: those that it must be given.
-    """
-
-    names: tuple[str, ...]
+    known: tuple[str, ...]
     required: tuple[str, ...]
 
 
 def read_functions(path: Path) -> dict[str, Parameters]:
-    """Returns the functions that a file defines at its top level, by name; no code of the file is run.
+    """Returns the parameters of each function that a file defines at its top level, by name, without running the file.
 
     Raises:
-        ValueError: there is no such file, or it is not Python; the sentence names no key.
+        ValueError: the file does not exist, cannot be read or is not Python; the sentence names no key.
     """
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
@@ -76,5 +77,5 @@ def _parameters_of(arguments: ast.arguments) -> Parameters:
 
 
 def describe(error: BaseException) -> str:
-    """Returns an error of a user's code on one line."""
+    """Returns the type and message of an exception on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
