@@ -56,7 +56,11 @@ def main() -> None:
     exec(_PRELUDE, names)
     # Where a program finds them, and yet has to define itself what is asked of it.
     vars(builtins).update(names | {"exit": sys.exit, "quit": sys.exit})
-    request = json.loads(_read_line())
+    with open(0, "rb", _CHUNK_BYTES, closefd=False) as stdin:
+        line = stdin.readline()
+    if not line.endswith(b"\n"):  # there is no program, and the sandbox has ended
+        sys.exit(0)
+    request = json.loads(line)
     _write_all(b"started 0\n")
     for test in request["tests"]:
         status, output = _run(request, test, limits)
@@ -65,7 +69,7 @@ def main() -> None:
 
 
 def _run(request: dict[str, Any], test: Any, limits: dict[str, Any]) -> tuple[str, bytes]:
-    """Runs one test; its status and what it gave."""
+    """Runs one test; returns its status and its output."""
     is_stdin = request["kind"] == "stdin"
     stdin, stdin_writer = os.pipe()
     output_reader, output = os.pipe()
@@ -76,12 +80,12 @@ def _run(request: dict[str, Any], test: Any, limits: dict[str, Any]) -> tuple[st
     os.close(output)
     text = test.encode(errors="replace") if is_stdin else b""
     try:
-        given, has_room = _exchange(pid, stdin_writer, output_reader, text, limits["output_bytes"])
+        given = _exchange(pid, stdin_writer, output_reader, text, limits["output_bytes"])
     finally:
         _kill_group(pid)
         os.close(output_reader)
     _, code = os.waitpid(pid, 0)
-    if not has_room:
+    if given is None:
         return "output", b""
     if _is_anyone_left():
         return "processes", b""
@@ -90,39 +94,38 @@ def _run(request: dict[str, Any], test: Any, limits: dict[str, Any]) -> tuple[st
     return ("ok" if code == 0 else "error"), given
 
 
-def _exchange(pid: int, stdin: int, output: int, text: bytes, max_bytes: int) -> tuple[bytes, bool]:
-    """Feeds a process and reads from it until it ends, whoever else holds its pipes; and whether it gave few enough."""
-    ended, poller = os.pidfd_open(pid), select.poll()
+def _exchange(pid: int, stdin: int, output: int, text: bytes, max_bytes: int) -> bytes | None:
+    """Feeds `text` to a process, closes its stdin, and returns what it has written until it ends; None if too much.
+
+    The end of the process counts, whichever other process still holds its pipes.
+    """
     given, left = bytearray(), memoryview(text)
-    for fd in (stdin, output):
-        os.set_blocking(fd, False)
-    poller.register(ended, select.POLLIN)
-    poller.register(output, select.POLLIN)
-    poller.register(stdin, select.POLLOUT)
-    poller.register(0, 0)
-    is_open = True
-    while len(given) <= max_bytes:
-        ready = dict(poller.poll())
-        if 0 in ready:  # whoever started this sandbox is gone
-            _kill_group(pid)
-            sys.exit(1)
-        if is_open and stdin in ready:
-            left = left[_write_some(stdin, left) :]
-            if not left:
-                is_open = False
-                poller.unregister(stdin)
-                os.close(stdin)
-        if output in ready:
-            chunk = _read_some(output)
-            given += chunk
-            if not chunk:
-                poller.unregister(output)
-        elif ended in ready:
-            break
-    if is_open:
-        os.close(stdin)
+    ended, poller = os.pidfd_open(pid), select.poll()
+    for fd, events in ((0, 0), (stdin, select.POLLOUT), (output, select.POLLIN), (ended, select.POLLIN)):
+        poller.register(fd, events)
+    with open(stdin, "wb", buffering=0) as feed:
+        while len(given) <= max_bytes:
+            ready = dict(poller.poll())
+            if 0 in ready:  # the process that has started this sandbox is gone
+                _kill_group(pid)
+                sys.exit(1)
+            if stdin in ready:
+                try:
+                    left = left[os.write(stdin, left[: select.PIPE_BUF]) :]  # as many bytes as a ready pipe takes
+                except BrokenPipeError:  # nobody reads them any more
+                    left = left[:0]
+                if not left:
+                    poller.unregister(stdin)
+                    feed.close()
+            if output in ready:
+                chunk = os.read(output, _CHUNK_BYTES)
+                given += chunk
+                if not chunk:
+                    poller.unregister(output)
+            elif ended in ready:
+                break
     os.close(ended)
-    return bytes(given), len(given) <= max_bytes
+    return bytes(given) if len(given) <= max_bytes else None
 
 
 def _confine(stdin: int, output: int, *, is_stdin: bool, limits: dict[str, Any]) -> None:
@@ -205,33 +208,6 @@ def _kill_group(pid: int) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
-
-
-def _read_line() -> bytes:
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        chunk = os.read(0, _CHUNK_BYTES)
-        if not chunk:
-            sys.exit(0)
-        line += chunk
-    return bytes(line)
-
-
-def _read_some(fd: int) -> bytes:
-    try:
-        return os.read(fd, _CHUNK_BYTES)
-    except BlockingIOError:
-        return b""
-
-
-def _write_some(fd: int, data: memoryview) -> int:
-    """Writes some bytes, and returns how many are done with; all of them if nobody reads them."""
-    try:
-        return os.write(fd, data[:_CHUNK_BYTES])
-    except BlockingIOError:
-        return 0
-    except BrokenPipeError:
-        return len(data)
 
 
 def _write_all(data: bytes, fd: int = 1) -> None:
