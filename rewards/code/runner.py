@@ -79,33 +79,26 @@ class Runner:
         return {"score": float(share == 1.0), "extra": extra}
 
     def _run(self, program: str, cases: Cases) -> Outcome:
-        """Runs a program; again where its sandbox ended without an answer.
+        """Runs a program; runs it again if its sandbox ends without an answer.
 
-        Where others can be started, the program has brought that about.
+        If no attempt gets an answer although other sandboxes can be started, the program has ended its sandboxes.
         """
         for _ in range(_MAX_ATTEMPTS):
-            outcome = self._attempt(program, cases)
+            try:
+                with self._take() as sandbox:
+                    outcome = sandbox.run(program, cases, runs_all=self._is_continuous, lifeline=self._lifeline)
+            except (OSError, NoSandbox) as error:
+                outcome = Outcome(error=f"no sandbox could be started: {error}")
             if not outcome.error:
                 return outcome
         self._try_out()
         return Outcome(limit=Limit.PROCESSES) if outcome.is_started else outcome
 
-    def _attempt(self, program: str, cases: Cases) -> Outcome:
-        try:
-            with self._take() as sandbox:
-                return sandbox.run(program, cases, runs_all=self._is_continuous, lifeline=self._lifeline)
-        except (OSError, NoSandbox) as error:
-            return Outcome(error=f"no sandbox could be started: {error}")
-
     def _take(self) -> Sandbox:
-        """A sandbox for one program; the next one starts meanwhile."""
+        """Returns a sandbox for one program; the next one starts meanwhile."""
         warm, self._warm = self._warm, None
         self._warm = self._new_sandbox()
-        if warm is not None and warm.is_alive:
-            return warm
-        if warm is not None:
-            warm.__exit__()
-        return self._new_sandbox()
+        return warm or self._new_sandbox()
 
     def _new_sandbox(self) -> Sandbox:
         return Sandbox(self._limits, own_uid(next(self._numbers)), is_confined=self._is_confined)

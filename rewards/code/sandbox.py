@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import IO, Self, cast
 
@@ -65,33 +65,31 @@ class Sandbox:
     def __init__(self, limits: Limits, uid: int = 0, *, is_confined: bool = True) -> None:
         if is_root() and not (uid and is_confined):
             raise NoSandbox("root runs code only in a sandbox, under another uid")
+        self.is_watched = not is_confined
         self._limits = limits
         self._is_confined = is_confined
         self._folder = None if is_confined else tempfile.mkdtemp(prefix="splitppo-code-")
-        guest_limits = json.dumps(limits.of_guest(uid, is_confined=is_confined))
-        if is_confined:
-            with os.fdopen(os.memfd_create("filter"), "wb", buffering=0) as program:
-                program.write(filter_program())
-                program.seek(0)
-                self._process = self._start([*sandbox_command(program.fileno()), guest_limits], program.fileno())
-        else:
-            self._process = self._start([*python_command(), guest_limits])
+        command, shared_fds = python_command(), []
+        with ExitStack() as until_started:
+            if is_confined:
+                system_calls = until_started.enter_context(os.fdopen(os.memfd_create("filter"), "wb", buffering=0))
+                system_calls.write(filter_program())
+                system_calls.seek(0)
+                shared_fds = [system_calls.fileno()]
+                command = sandbox_command(*shared_fds)
+            self._process = subprocess.Popen(
+                [*command, json.dumps(limits.of_guest(uid, is_confined=is_confined))],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=ENVIRONMENT,
+                cwd=self._folder or "/",
+                pass_fds=shared_fds,
+                start_new_session=True,
+            )
         pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
         self._stdin, self._stdout, self._stderr = (cast(IO[bytes], pipe) for pipe in pipes)
-        self._tmp_fd: int | None = None
-
-    def _start(self, command: list[str], *fds: int) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            command,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=ENVIRONMENT,
-            cwd=self._folder or "/",
-            pass_fds=fds,
-            start_new_session=True,
-        )
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +100,7 @@ class Sandbox:
             # With the first process of its namespace all others end, and then bubblewrap itself.
             with suppress(ProcessLookupError):
                 os.kill(children[0], signal.SIGKILL)
-        elif self.is_alive:
+        elif self._process.poll() is None:
             kill_tree(self._process.pid)
         try:
             self._process.wait(_EXIT_LIMIT_S)
@@ -111,20 +109,8 @@ class Sandbox:
             self._process.wait()
         for pipe in (self._stdin, self._stdout, self._stderr):
             pipe.close()
-        if self._tmp_fd is not None:
-            os.close(self._tmp_fd)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-    @property
-    def is_alive(self) -> bool:
-        """True while it waits for its program, or runs it."""
-        return self._process.poll() is None
-
-    @property
-    def is_watched(self) -> bool:
-        """True if its files and its processes can be seen from here."""
-        return not self._is_confined or (self._tmp_fd is not None and bool(children_of(self._process.pid)))
 
     def run(self, program: str, cases: Cases, *, runs_all: bool = True, lifeline: int | None = None) -> Outcome:
         """Runs a program's tests, to the first that is not passed or to the last.
@@ -198,20 +184,14 @@ class Sandbox:
             raise _Ended(limit=Limit.MEMORY)
 
     def _files(self) -> tuple[int, int]:
-        """Returns the number of files in its /tmp, and their bytes, which are memory."""
-        if self._tmp_fd is None and self._is_confined:
-            for guest in children_of(self._process.pid):
-                with suppress(OSError):
-                    fd = os.open(f"/proc/{guest}/root/tmp", os.O_PATH | os.O_CLOEXEC)
-                    tmp = os.fstatvfs(fd)
-                    if tmp.f_blocks * tmp.f_frsize == TMP_BYTES:  # else it does not stand yet
-                        self._tmp_fd = fd
-                    else:
-                        os.close(fd)
-        if self._tmp_fd is None:
-            return 0, 0
-        tmp = os.fstatvfs(self._tmp_fd)
-        return tmp.f_files - tmp.f_ffree, (tmp.f_blocks - tmp.f_bfree) * tmp.f_frsize
+        """Returns the number of files in its /tmp and their bytes, which are memory; zeros before /tmp is mounted."""
+        for guest in children_of(self._process.pid) if self._is_confined else ():
+            with suppress(OSError):
+                tmp = os.statvfs(f"/proc/{guest}/root/tmp")
+                if tmp.f_blocks * tmp.f_frsize == TMP_BYTES:
+                    self.is_watched = True
+                    return tmp.f_files - tmp.f_ffree, (tmp.f_blocks - tmp.f_bfree) * tmp.f_frsize
+        return 0, 0
 
     def _last_words(self) -> str:
         """Returns the end of its stderr, which programs cannot write to, else its exit code."""
