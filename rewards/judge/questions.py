@@ -1,10 +1,8 @@
 """The question to a judge about a response, and the score that its answer becomes."""
 
-import hashlib
 import json
 import os
 import re
-from dataclasses import dataclass
 
 import jinja2
 import jinja2.meta
@@ -38,16 +36,8 @@ _FIELDS = ("messages", "prompt", "response", "ground_truth", "data_source", "ext
 _LIMITS = ("lowest", "highest")
 
 
-@dataclass(frozen=True)
-class Question:
-    """A request: the JSON that is sent, and its sha256."""
-
-    body: bytes
-    key: str
-
-
 class Questions:
-    """Makes a question of a sample, and a score of the answer.
+    """Writes the request about a sample, and reads the score in its answer.
 
     Raises:
         ConfigError: the template cannot be read, is no Jinja, or uses a name that nobody gives it.
@@ -60,15 +50,15 @@ class Questions:
         self._template = _load_template(config)
         self._pattern = re.compile(config.score_pattern)
 
-    def ask(self, sample: Sample) -> Question:
-        """The question about a sample. ValueError where the template cannot be filled in."""
+    def ask(self, sample: Sample) -> bytes:
+        """Returns the JSON of the request about a sample. ValueError if the template cannot be filled in."""
         fields = {name: getattr(sample, name) for name in _FIELDS}
         try:
             content = self._template.render(fields | self._limits)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise ValueError(f"the judge's template cannot be filled in: {error}") from error
         config = self._config
-        body = json.dumps(
+        return json.dumps(
             {
                 "model": config.model,
                 "messages": [{"role": "user", "content": content}],
@@ -76,7 +66,6 @@ class Questions:
                 "max_tokens": config.max_tokens,
             }
         ).encode()
-        return Question(body, hashlib.sha256(body).hexdigest())
 
     def score(self, answer: str) -> Scored:
         """The score in an answer, in [0, 1], with the field `judge_answer`; without a mark a failure."""

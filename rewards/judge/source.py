@@ -13,7 +13,7 @@ from typing import Any, Self
 import httpx2
 
 from rewards.judge.answers import Answers
-from rewards.judge.questions import Question, Questions, headers, shown
+from rewards.judge.questions import Questions, headers, shown
 from rewards.samples import Failure, Sample, Scored
 from splitppo.config.subsections.judge import JudgeConfig
 
@@ -35,18 +35,11 @@ class _NoAnswer(Exception):
 
 
 @dataclass
-class _Outage:
-    """The number of requests in a row that were given up: after `limit` of them the others are not even sent.
+class _Progress:
+    """Counts of one batch: requests that were sent again, and requests in a row that were given up."""
 
-    A judge that hangs would otherwise hold up the step for every try of every request.
-    """
-
-    limit: int
+    num_repeated: int = 0
     num_lost: int = 0
-
-    @property
-    def is_certain(self) -> bool:
-        return self.num_lost >= self.limit
 
 
 class Judge:
@@ -67,7 +60,6 @@ class Judge:
         self._free = asyncio.Semaphore(config.concurrency)
         self._client: httpx2.AsyncClient
         self._open = AsyncExitStack()
-        self._num_repeated = 0
 
     async def __aenter__(self) -> Self:
         """Reads the known answers; nothing is asked yet."""
@@ -90,67 +82,70 @@ class Judge:
         Raises:
             OSError: an answer cannot be kept.
         """
-        questions = await asyncio.to_thread(lambda: [self._question(sample) for sample in samples])
-        different = {question.key: question for question in questions if isinstance(question, Question)}
-        outage, self._num_repeated = _Outage(self._config.concurrency), 0
-        scores = await asyncio.gather(*(self._score(question, outage) for question in different.values()))
-        by_key = dict(zip(different, scores, strict=True))
-        if self._num_repeated:
-            log.info("judge: %d requests were sent again, of %d", self._num_repeated, len(different))
-        return [by_key[question.key] if isinstance(question, Question) else question for question in questions]
+        bodies = await asyncio.to_thread(lambda: [self._body(sample) for sample in samples])
+        different = dict.fromkeys(body for body in bodies if isinstance(body, bytes))
+        progress = _Progress()
+        scores = await asyncio.gather(*(self._score(body, progress) for body in different))
+        by_body = dict(zip(different, scores, strict=True))
+        if progress.num_repeated:
+            log.info("judge: %d requests were sent again, of %d", progress.num_repeated, len(different))
+        return [by_body[body] if isinstance(body, bytes) else body for body in bodies]
 
-    def _question(self, sample: Sample) -> Question | Scored:
+    def _body(self, sample: Sample) -> bytes | Scored:
+        """Returns the request about a sample, or a result with a failure if there is none."""
         try:
             return self._questions.ask(sample)
         except ValueError as error:
             return Scored(0.0, failure=Failure.ERROR, message=str(error))
 
-    async def _score(self, question: Question, outage: _Outage) -> Scored:
-        answer = self._answers.find(question.key)
+    async def _score(self, body: bytes, progress: _Progress) -> Scored:
+        key = hashlib.sha256(body).hexdigest()
+        answer = self._answers.find(key)
         if answer is None:
             try:
-                answer = await self._ask(question, outage)
+                answer = await self._ask(key, body, progress)
             except _NoAnswer as nothing:
                 return Scored(0.0, failure=nothing.failure, message=nothing.message)
-            self._answers.add(question.key, answer)
+            self._answers.add(key, answer)
         return self._questions.score(answer)
 
-    async def _ask(self, question: Question, outage: _Outage) -> str:
-        """The answer of the first try that gets one.
+    async def _ask(self, key: str, body: bytes, progress: _Progress) -> str:
+        """Returns the answer of the first try that gets one.
 
-        A request keeps its place while it pauses: a busy judge is spared the others meanwhile.
+        A request keeps its place while it pauses, so that a busy judge does not get the others meanwhile. After as many
+        requests in a row without an answer as there are places, the others are not sent: a judge that hangs would hold
+        up the step for every try of every request.
         """
-        num_tries = 1 + self._config.retries
+        config = self._config
+        num_tries = 1 + config.retries
         async with self._free:
-            if outage.is_certain:
-                message = f"the judge was not asked: {outage.limit} requests before got no answer in {num_tries} tries"
-                raise _NoAnswer(Failure.UNAVAILABLE, message)
+            if progress.num_lost >= config.concurrency:
+                lost = f"{config.concurrency} requests before got no answer in {num_tries} tries"
+                raise _NoAnswer(Failure.UNAVAILABLE, f"the judge was not asked: {lost}")
             for attempt in range(num_tries):
                 try:
-                    answer = await self._request(question.body)
+                    answer = await self._request(body)
                 except _NoAnswer as nothing:
                     if not nothing.is_temporary:
                         raise
-                    pause_s = max(retry_pause_s(self._config.backoff_s, question.key, attempt), nothing.retry_after_s)
                     last = nothing
                 else:
-                    outage.num_lost = 0
+                    progress.num_lost = 0
                     return answer
                 if attempt + 1 < num_tries:
-                    self._num_repeated += 1
+                    progress.num_repeated += 1
+                    pause_s = max(retry_pause_s(config.backoff_s, key, attempt), last.retry_after_s)
                     await asyncio.sleep(min(pause_s, _MAX_PAUSE_S))
-            outage.num_lost += 1
+            progress.num_lost += 1
             last.message += f" ({num_tries} tries)"
             raise last
 
     async def _request(self, body: bytes) -> str:
         """One try."""
         try:
-            async with asyncio.timeout(self._config.timeout_s):
-                async with self._client.stream(
-                    "POST", f"{self._config.url}/chat/completions", content=body
-                ) as response:
-                    return _content(response, await _read(response))
+            url = f"{self._config.url}/chat/completions"
+            async with asyncio.timeout(self._config.timeout_s), self._client.stream("POST", url, content=body) as reply:
+                return _content(reply, await _read(reply))
         except TimeoutError:
             message = f"the judge took longer than {self._config.timeout_s:g} s"
             raise _NoAnswer(Failure.TIMEOUT, message, is_temporary=True) from None

@@ -200,8 +200,8 @@ def test_a_template_of_ones_own_sees_the_sample(tmp_path: Path) -> None:
         "{{ prompt }}|{{ response }}|{{ ground_truth }}|{{ data_source }}|{{ extra_info.level }}|{{ highest }}"
     )
     sample = Sample("essays", "it is", "it was", {"level": 3}, prompt="<user>Is it?")
-    question = Questions(config(prompt_template=file)).ask(sample)
-    assert json.loads(question.body)["messages"][0]["content"] == "<user>Is it?|it is|it was|essays|3|10"
+    request = Questions(config(prompt_template=file)).ask(sample)
+    assert json.loads(request)["messages"][0]["content"] == "<user>Is it?|it is|it was|essays|3|10"
 
 
 @pytest.mark.parametrize(
