@@ -54,15 +54,14 @@ class WorkerProcess:
         self._decode = decode
         self._start_limit_s = start_limit_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Starts the process, which begins to load what it needs."""
-        self._socket, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
         with theirs:
             call = f"from rewards.channel import work; work({self._serve!r}, {theirs.fileno()}, {os.getpid()})"
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - a thread that started it could end, and it with it
                 # It imports from where this process does.
                 [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {call}"],
                 stdin=subprocess.DEVNULL,
@@ -70,13 +69,13 @@ class WorkerProcess:
                 # A session of its own: Ctrl-C and signals to the controller's process group let it finish the step.
                 start_new_session=True,
             )
-        with suppress(ConnectionError):  # `load` sees it
-            self._socket.sendall(framed(pickle.dumps(self._arguments)))
+        self._streams = await asyncio.open_unix_connection(sock=ours)
+        self._streams[1].write(framed(pickle.dumps(self._arguments)))
 
     async def load(self) -> Any:
         """Waits for the report of the process. TimeoutError or ProcessEnded if there is none."""
         if self._process is None:
-            self.start()
+            await self.start()
         report = await self._answer(self._start_limit_s)
         self.is_loaded = True
         return report
@@ -94,9 +93,7 @@ class WorkerProcess:
         process, self._process = self._process, None
         if self._streams is not None:
             self._streams[1].transport.abort()
-        elif self._socket is not None:
-            self._socket.close()
-        self._socket = self._streams = None
+        self._streams = None
         self.is_loaded = False
         if process is None:
             return None
@@ -115,10 +112,8 @@ class WorkerProcess:
         """Returns what the process says next, after `request` if there is one; a failure costs the process."""
         try:
             async with asyncio.timeout(limit_s):
-                if self._socket is None:  # it was ended meanwhile
+                if self._streams is None:  # it was ended meanwhile
                     raise EOFError
-                if self._streams is None:
-                    self._streams = await asyncio.open_unix_connection(sock=self._socket)
                 reader, writer = self._streams
                 if request is not None:
                     writer.write(framed(request))

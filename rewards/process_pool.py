@@ -36,21 +36,18 @@ class ScoringProcess(WorkerProcess):
     """A process of `rewards.scoring_process`.
 
     Attributes:
-        position: the number of the call that it is working on, or UNKNOWN_POSITION; NOT_BEGUN until it has begun.
+        position: its `value` is the number of the call that the process is working on, or UNKNOWN_POSITION; NOT_BEGUN
+            until it has begun. The process writes it into memory that both share.
     """
 
     def __init__(self, setup: ScorerSetup, start_limit_s: float) -> None:
         fd = os.memfd_create("position")
         weakref.finalize(self, os.close, fd)
         os.ftruncate(fd, sizeof(c_int))
-        self._position = shared_number(fd)
-        self._position.value = NOT_BEGUN
+        self.position = shared_number(fd)
+        self.position.value = NOT_BEGUN
         serve = "rewards.scoring_process:serve"
         super().__init__(serve, setup, fd, shared_fds=[fd], decode=pickle.loads, start_limit_s=start_limit_s)
-
-    @property
-    def position(self) -> int:
-        return int(self._position.value)
 
     async def run(self, samples: Sequence[Sample], limit_s: float, *, may_give_up: bool) -> list[Scored]:
         """Results of the first samples, see `Scorers.score`; the limit does not include a start.
@@ -60,7 +57,7 @@ class ScoringProcess(WorkerProcess):
             TimeoutError, ProcessEnded: the process is gone; `position` says how far it was.
             ChildProcessError: the scorers cannot be loaded any more.
         """
-        self._position.value = NOT_BEGUN
+        self.position.value = NOT_BEGUN
         if not self.is_loaded and (error := (await self.load()).error):
             raise ChildProcessError(f"a scoring process cannot be started again: {error}")
         answer: list[Scored] | BatchFailed = await self.ask((samples, may_give_up), limit_s)
@@ -100,7 +97,7 @@ class ScoringProcesses:
             await self.__aexit__()
             raise ConfigError(error)
         for process in others:
-            process.start()
+            await process.start()
         for process in self._processes:
             self._free.put_nowait(process)
         self._is_open = True
@@ -146,27 +143,24 @@ class ScoringProcesses:
         """Goes on until every sample has its result: each attempt gives at least one."""
         results: dict[int, Scored] = {}
         while left := [index for index in range(len(samples)) if index not in results]:
-            done = await self._attempt([samples[index] for index in left], budget)
-            if done is None:  # nobody knows which call it was
+            process = await self._free.get()
+            try:
+                done = await self._run(process, [samples[index] for index in left], budget)
+            finally:
+                self._free.put_nowait(process)
+            if done is None:
                 alone = await asyncio.gather(*(self._score_chunk([samples[index]], budget) for index in left))
                 done = {position: scored for position, (scored,) in enumerate(alone)}
             results |= {left[position]: scored for position, scored in done.items()}
         return [results[index] for index in range(len(samples))]
 
-    async def _attempt(self, samples: list[Sample], budget: SymbolicBudget) -> dict[int, Scored] | None:
-        """Results by position, of at least one sample; None if one of several failed and it is not known which."""
-        process = await self._free.get()
-        try:
-            return await self._run(process, samples, budget)
-        finally:
-            self._free.put_nowait(process)
-
     async def _run(
         self, process: ScoringProcess, samples: list[Sample], budget: SymbolicBudget
     ) -> dict[int, Scored] | None:
-        """Results of the first samples, or the failure of the call that the process was at; else as `_attempt`.
+        """Returns the results of the first samples, or the failure of the call that the process was at, by position.
 
-        A process that did not begin is replaced and asked again: the scorers have seen nothing.
+        None: a call for several samples failed, and it is not known because of which. A process that did not begin is
+        replaced and asked again: the scorers have seen nothing.
         """
         for _ in range(_MAX_STARTS):
             if not self._is_open:  # a call that nobody waits for any more
@@ -182,14 +176,15 @@ class ScoringProcesses:
             else:
                 budget.take(results)
                 return dict(enumerate(results))
-            if process.position == NOT_BEGUN:
+            position = process.position.value
+            if position == NOT_BEGUN:
                 log.warning("a scoring process is started again, it did not begin its next call: it %s", failed.message)
             elif len(samples) == 1:
                 return {0: failed}
-            elif process.position == UNKNOWN_POSITION:
+            elif position == UNKNOWN_POSITION:
                 log.warning("a call for %d responses failed, each is scored alone: %s", len(samples), failed.message)
                 return None
             else:
-                return {process.position: failed}
+                return {position: failed}
         what = f"{_MAX_STARTS} scoring processes in a row did not begin a call"
         raise ChildProcessError(f"{what}; the last one {failed.message}")
