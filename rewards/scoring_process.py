@@ -10,7 +10,7 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ class Scorers:
         columns = {BATCH_ARGUMENTS.get(name, name): [row[name] for row in rows] for name in rows[0]}
         returned = scorer.function(**columns, **scorer.kwargs)
         if inspect.isawaitable(returned):
-            returned = self._runner.run(_awaited(returned, self._timeout_s))
+            returned = self._runner.run(asyncio.wait_for(returned, self._timeout_s))
         results = list(returned)
         if len(results) != len(samples):
             raise ValueError(f"the scorer returned {len(results)} results for {len(samples)} responses")
@@ -168,11 +168,6 @@ async def _score_together(samples: Sequence[Sample], scorer: Scorer, timeout_s: 
             return timed_out(timeout_s) if limit.expired() else _failed(error)
 
     return await asyncio.gather(*map(score, samples))
-
-
-async def _awaited(returned: Awaitable[Any], timeout_s: float) -> Any:
-    async with asyncio.timeout(timeout_s):
-        return await returned
 
 
 def _call(scorer: Scorer, sample: Sample) -> Any:

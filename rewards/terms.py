@@ -1,11 +1,12 @@
 """The scorers that make the score of a data source, and their weights."""
 
-import difflib
 from collections.abc import Iterable
+from contextlib import suppress
 
 from rewards.judge.questions import Questions, headers
 from rewards.registry import CUSTOM, SCORERS, covering, is_code, scorer_name
 from splitppo.config import ConfigError, RewardConfig
+from splitppo.config.section import did_you_mean
 from splitppo.config.sections.reward import Term
 
 JUDGE = "judge"
@@ -48,14 +49,12 @@ def check_scorers(config: RewardConfig, data_sources: Iterable[str]) -> None:
 
 def scored_sources(config: RewardConfig, data_sources: Iterable[str]) -> frozenset[str]:
     """Returns the data sources among these that have a scorer."""
-
-    def has_scorer(data_source: str) -> bool:
-        try:
-            return bool(terms_of(config, data_source))
-        except ValueError:
-            return False
-
-    return frozenset(filter(has_scorer, data_sources))
+    scored = set()
+    for data_source in data_sources:
+        with suppress(ValueError):
+            terms_of(config, data_source)
+            scored.add(data_source)
+    return frozenset(scored)
 
 
 def runs_code(config: RewardConfig, data_source: str) -> bool:
@@ -75,9 +74,8 @@ def numeric_fields(config: RewardConfig, data_source: str) -> tuple[str, ...] | 
 def _check_name(name: str, asks: str, config: RewardConfig) -> None:
     known = (*SCORERS, CUSTOM, JUDGE)
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-        raise ConfigError(f"{asks} {name!r}, which is no scorer; {hint}")
+        hint = did_you_mean(name, known) or f"; known: {', '.join(known)}"
+        raise ConfigError(f"{asks} {name!r}, which is no scorer{hint}")
     if name == CUSTOM and config.custom_function_path is None:
         raise ConfigError(f"{asks} {CUSTOM!r}, but reward.custom_function_path is not set")
     if name == JUDGE and not config.judge.url:

@@ -97,9 +97,13 @@ def _view() -> tuple[str, ...]:
 
 
 def shared_libraries() -> Iterator[str]:
-    """Options of bubblewrap for the libraries that programs of this machine need."""
+    """Yields bubblewrap's options for the libraries that programs need: bound, or a link where this machine has one."""
     for place in _SHARED_LIBRARIES:
-        yield from _as_here(place)
+        yield from _folders_above(place)
+        if Path(place).is_symlink():
+            yield from ("--symlink", str(Path(place).readlink()), place)
+        else:
+            yield from ("--ro-bind-try", place, place)
 
 
 def _of_python() -> Iterator[str]:
@@ -115,12 +119,3 @@ def _folders_above(place: str) -> Iterator[str]:
     """Makes the folders that a place lies in, open to the uid that a sandbox drops to: left alone, they are root's."""
     for folder in reversed(Path(place).parents[:-1]):
         yield from ("--perms", "0755", "--dir", str(folder))
-
-
-def _as_here(place: str) -> Iterator[str]:
-    """A file or folder as it is on this machine, if it is there: bound, or a link to another one."""
-    yield from _folders_above(place)
-    if Path(place).is_symlink():
-        yield from ("--symlink", str(Path(place).readlink()), place)
-    else:
-        yield from ("--ro-bind-try", place, place)

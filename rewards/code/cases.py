@@ -74,20 +74,20 @@ def parse_cases(ground_truth: Any) -> Cases:
         try:
             found = json.loads(found)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{_EXPECTED}, got {_short(ground_truth)}") from error
+            raise ValueError(f"{_EXPECTED}, got {ground_truth!r:.80}") from error
     if isinstance(found, Mapping) and "inputs" in found:
         return _pairs(found)
     if isinstance(found, Mapping) and (code := found.get("functional") or found.get("assert_case")):
         found = [code] if isinstance(code, str) else code
     if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
-        raise ValueError(f"{_EXPECTED}, got {_short(ground_truth)}")
+        raise ValueError(f"{_EXPECTED}, got {ground_truth!r:.80}")
     return Cases("asserts", tuple(found))
 
 
 def _pairs(found: Mapping[str, Any]) -> Cases:
     inputs, outputs, fn_name = found["inputs"], found.get("outputs"), found.get("fn_name") or ""
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
-        raise ValueError(f"{_EXPECTED} with as many outputs as inputs and at least one, got {_short(found)}")
+        raise ValueError(f"{_EXPECTED} with as many outputs as inputs and at least one, got {found!r:.80}")
     if not fn_name:
         return Cases("stdin", tuple(map(_lines, inputs)), tuple(map(_lines, outputs)))
     try:
@@ -103,7 +103,7 @@ def _arguments(entry: Any) -> list[Any]:
     if isinstance(entry, str):
         return [json.loads(line) for line in entry.split("\n")]
     if not isinstance(entry, list):
-        raise ValueError(f"expected a list of arguments, got {_short(entry)}")
+        raise ValueError(f"expected a list of arguments, got {entry!r:.80}")
     return entry
 
 
@@ -165,8 +165,3 @@ def _is_same_json(value: Any, expected: Any) -> bool:
     if isinstance(value, dict) and isinstance(expected, dict):
         return value.keys() == expected.keys() and all(_is_same_json(value[key], expected[key]) for key in expected)
     return isinstance(value, bool) is isinstance(expected, bool) and bool(value == expected)
-
-
-def _short(found: Any) -> str:
-    text = repr(found)
-    return text if len(text) <= 80 else f"{text[:80]}..."
