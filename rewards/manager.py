@@ -66,7 +66,9 @@ class RewardManager:
         asked = [replace(sample, scorer=term.name) for sample, own in zip(samples, terms, strict=True) for term in own]
         scored = iter(await self._ask(asked))
         summed = [weighted_sum(own, [next(scored) for _ in own]) for own in terms]
-        results = await asyncio.to_thread(_with_placed_steps, summed, samples)
+        results = await asyncio.to_thread(
+            lambda: [place_steps(result, sample.token_spans) for result, sample in zip(summed, samples, strict=True)]
+        )
         _log_examples(samples, results, num_examine)
         _log_failures(results)
         _log_symbolic(results)
@@ -106,10 +108,6 @@ def weighted_sum(terms: Sequence[Term], results: Sequence[Scored]) -> Scored:
         failure=failed.failure if failed else None,
         message=failed.message if failed else "",
     )
-
-
-def _with_placed_steps(results: Sequence[Scored], samples: Sequence[Sample]) -> list[Scored]:
-    return [place_steps(scored, sample.token_spans) for scored, sample in zip(results, samples, strict=True)]
 
 
 def _sources(config: RewardConfig, scorers: Collection[str], answers_file: Path | None) -> dict[str, ScoreSource]:

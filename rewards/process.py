@@ -97,7 +97,6 @@ class WorkerProcess:
         self.is_loaded = False
         if process is None:
             return None
-        has_ended = False
         try:
             has_ended = await asyncio.to_thread(_ends_within, process.pid, limit_s)
         finally:

@@ -81,7 +81,7 @@ class ScoringProcesses:
         self._processes = [ScoringProcess(setup, _START_LIMIT_S) for _ in range(num_workers)]
         self._free: asyncio.Queue[ScoringProcess] = asyncio.Queue()
         self._loaded = LoadReport()
-        self._is_open = False
+        self._is_open = True
 
     async def __aenter__(self) -> Self:
         """Loads the scorers in one process, and starts the others."""
@@ -100,7 +100,6 @@ class ScoringProcesses:
             await process.start()
         for process in self._processes:
             self._free.put_nowait(process)
-        self._is_open = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -166,7 +165,7 @@ class ScoringProcesses:
             if not self._is_open:  # a call that nobody waits for any more
                 raise RuntimeError("the scoring processes have been ended")
             try:
-                results = await process.run(samples, self._setup.timeout_s + _GRACE_S, may_give_up=budget.is_left)
+                results = await process.run(samples, self._setup.timeout_s + _GRACE_S, may_give_up=budget.num_left > 0)
             except BatchFailed as error:
                 failed = Scored(0.0, failure=Failure.ERROR, message=str(error))
             except TimeoutError:

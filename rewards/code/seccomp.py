@@ -53,24 +53,24 @@ def filter_program(machine: str | None = None) -> bytes:
         _step(_LOAD, _NUMBER),
         *_return_if(_JUMP_GREATER_EQUAL, _OTHER_ABI, _DENY),
         *_return_if(_JUMP_EQUAL, _CLONE3, _ABSENT),
-        _step(_JUMP_EQUAL, clone, otherwise=4),
-        _step(_LOAD, _ARGUMENTS),
-        *_return_if(_JUMP_ANY_BIT, _NEW_NAMESPACES, _DENY),
-        _step(_RETURN, _ALLOW),
-        _step(_JUMP_EQUAL, mmap, otherwise=5),
-        _step(_LOAD, _ARGUMENTS + 3 * 8),
-        _step(_AND, _SHARED_ANONYMOUS),
-        *_return_if(_JUMP_EQUAL, _SHARED_ANONYMOUS, _DENY),
-        _step(_RETURN, _ALLOW),
-        _step(_JUMP_EQUAL, prlimit, otherwise=4),
-        _step(_LOAD, _ARGUMENTS),
-        _step(_JUMP_EQUAL, 0, then=1),  # its own limits
-        _step(_RETURN, _DENY),
-        _step(_RETURN, _ALLOW),
+        *_judge_call(clone, _step(_LOAD, _ARGUMENTS), *_return_if(_JUMP_ANY_BIT, _NEW_NAMESPACES, _DENY)),
+        *_judge_call(
+            mmap,
+            _step(_LOAD, _ARGUMENTS + 3 * 8),
+            _step(_AND, _SHARED_ANONYMOUS),
+            *_return_if(_JUMP_EQUAL, _SHARED_ANONYMOUS, _DENY),
+        ),
+        # Process 0 is the caller: a process sets its own limits alone.
+        *_judge_call(prlimit, _step(_LOAD, _ARGUMENTS), *_return_if(_JUMP_EQUAL, 0, _ALLOW), _step(_RETURN, _DENY)),
     ]
     for number in (*_DENIED[machine].values(), *_DENIED_EVERYWHERE):
         program += _return_if(_JUMP_EQUAL, number, _DENY)
     return b"".join([*program, _step(_RETURN, _ALLOW)])
+
+
+def _judge_call(number: int, *steps: bytes) -> list[bytes]:
+    """Returns steps for one system call, which is allowed unless they return something else."""
+    return [_step(_JUMP_EQUAL, number, otherwise=len(steps) + 1), *steps, _step(_RETURN, _ALLOW)]
 
 
 def _return_if(jump: int, value: int, verdict: int) -> list[bytes]:

@@ -35,9 +35,7 @@ class Answers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        os.close(self._descriptor)
 
     def find(self, key: str) -> str | None:
         """The answer to a request, if it is known."""

@@ -26,18 +26,14 @@ class Outcome(Enum):
 
 
 class SymbolicBudget:
-    """The number of comparisons that may still give up among answers that are scored together."""
+    """The number of comparisons that may still give up (`num_left`) among answers that are scored together."""
 
     def __init__(self, num_answers: int) -> None:
-        self._left = max(_MIN_GIVE_UPS, num_answers // _ANSWERS_PER_GIVE_UP)
-
-    @property
-    def is_left(self) -> bool:
-        return self._left > 0
+        self.num_left = max(_MIN_GIVE_UPS, num_answers // _ANSWERS_PER_GIVE_UP)
 
     def take(self, results: Sequence[Scored]) -> None:
-        """Counts what gave up."""
-        self._left -= sum(scored.extra.get(SYMBOLIC) == Outcome.GAVE_UP.value for scored in results)
+        """Subtracts the comparisons that gave up."""
+        self.num_left -= sum(scored.extra.get(SYMBOLIC) == Outcome.GAVE_UP.value for scored in results)
 
 
 class _Process:

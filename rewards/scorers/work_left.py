@@ -92,8 +92,8 @@ def _is_written_like(answer: str, truth: str) -> bool:
     """True if all tokens of an answer are those of any value, or stand in the truth as well."""
     value = _value(truth)
     in_truth = set(_TOKEN.findall((truth if _LETTER.search(value) else value).lower()))
-    others = {token for token in _TOKEN.findall(_value(answer)) if not _WRITING.fullmatch(token)}
-    others = {token for token in others if token.lower() not in in_truth}
+    tokens = _TOKEN.findall(_value(answer))
+    others = {token for token in tokens if not (_WRITING.fullmatch(token) or token.lower() in in_truth)}
     relations = set(filter(_RELATION.fullmatch, others))
     if relations and (_SET.match(value) or any(map(_RELATION.fullmatch, in_truth))):
         others -= relations

@@ -6,16 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import rewards
+import rewards.scorers
 from benchmarks.scorers import MARKS
 
 LIMIT_S = 2  # of CPU time; a rule that looks back and forth takes 8 s and more
 
 
 def test_every_scorer_is_tried() -> None:
-    (folder,) = rewards.__path__
+    (folder,) = rewards.scorers.__path__
     modules = {path.stem for path in Path(folder).glob("*.py") if "\ndef compute_score(" in path.read_text()}
-    assert modules < set(MARKS)
+    assert modules == set(MARKS) - {"math_equivalence"}  # a part of two scorers
 
 
 def test_no_repeated_marks_of_64_kb_keep_a_scorer_busy() -> None:
