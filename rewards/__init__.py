@@ -1,1 +1,1 @@
-"""Rule-based scorers, the manager that dispatches to them, and the processes they run in."""
+"""The scorers of responses, the manager that asks them, and the processes that they run in."""

@@ -1,6 +1,6 @@
-"""The controller's end and the process's end of a conversation: messages of a length and as many bytes.
+"""The messages between the controller and a scoring process: a length, then that many bytes.
 
-Imported by the processes, so it stays light.
+Scoring processes import this module, so it imports nothing heavy.
 """
 
 import mmap
@@ -15,17 +15,20 @@ LENGTH_BYTES = 8
 
 
 def framed(content: bytes) -> bytes:
-    """Returns a message as it is sent."""
+    """Returns the bytes of a message: its length, then its content."""
     return len(content).to_bytes(LENGTH_BYTES) + content
 
 
 def shared_number(descriptor: int) -> c_int:
-    """Returns the number that both ends see in a file in memory."""
+    """Returns an integer in shared memory: a change in one process is seen in the other.
+
+    `descriptor` is of a file in memory (memfd) that holds one C int.
+    """
     return c_int.from_buffer(mmap.mmap(descriptor, sizeof(c_int)))
 
 
 class Channel:
-    """The end of the process: it takes requests, and answers each.
+    """The scoring process's end of the connection to the controller: receives requests and sends answers.
 
     Attributes:
         controller_pid: the process at the other end.
@@ -37,11 +40,11 @@ class Channel:
         self._messages = connection.makefile("rwb")
 
     def fileno(self) -> int:
-        """Returns the descriptor, which is hung up when the controller is gone."""
+        """Returns the descriptor of the connection; poll reports a hang-up when the controller is gone."""
         return self._connection.fileno()
 
     def receive(self) -> bytes:
-        """Waits for the next request. EOFError: there will be none."""
+        """Waits for the next request and returns it. EOFError if the controller has closed the connection."""
         return self._read(int.from_bytes(self._read(LENGTH_BYTES)))
 
     def _read(self, num_bytes: int) -> bytes:
@@ -51,15 +54,16 @@ class Channel:
         return content
 
     def send(self, content: bytes) -> None:
-        """Sends an answer."""
+        """Sends one message to the controller."""
         self._messages.write(framed(content))
         self._messages.flush()
 
 
 def work(serve: str, descriptor: int, controller_pid: int) -> None:
-    """Does the work of a process, until the controller is gone.
+    """Runs the main function of a process until the controller is gone.
 
-    `serve` is the function that does it, as "module:function"; it is given the channel and what is received first.
+    `serve` names this function, as "module:function". Its arguments are the channel and those that the controller sends
+    first, pickled.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor), controller_pid)

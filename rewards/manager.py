@@ -1,4 +1,4 @@
-"""Scores of responses: every sample goes to the scorers of its data source, and their scores are added up."""
+"""Scores responses: asks the scorers of each sample's data source and adds up their scores."""
 
 import asyncio
 import logging
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class RewardManager:
-    """Asks the scorers of each sample's data source; an async context manager that holds the sources of scores.
+    """Asks the scorers of each sample's data source; an async context manager that starts and ends all that scores.
 
     Args:
-        answers_file: where a judge's answers are kept.
+        answers_file: the file that stores a judge's answers; None: they are stored while the run lasts.
 
     Attributes:
-        data_sources: those that it can score.
+        data_sources: the data sources whose samples it can score.
 
     Raises:
         ConfigError: a data source has no scorer; on entering: a source of scores cannot be started.
@@ -57,10 +57,10 @@ class RewardManager:
         await self._open.aclose()
 
     async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
-        """Scores all samples, one result each, and logs the first `num_examine` of each data source.
+        """Returns one result per sample, in their order, and logs the first `num_examine` of each data source.
 
         Raises:
-            RuntimeError, OSError: a source cannot go on, for a reason outside its scorers.
+            RuntimeError, OSError: a source of scores cannot go on, for a reason outside its scorers.
         """
         terms = [self._terms[sample.data_source] for sample in samples]
         asked = [replace(sample, scorer=term.name) for sample, own in zip(samples, terms, strict=True) for term in own]
@@ -75,7 +75,7 @@ class RewardManager:
         return results
 
     async def _ask(self, samples: Sequence[Sample]) -> list[Scored]:
-        """Each sample's result from its scorer; the sources work at the same time."""
+        """Returns the result of each sample from its scorer; the sources of scores work at the same time."""
         places: dict[ScoreSource, list[int]] = defaultdict(list)
         for place, sample in enumerate(samples):
             places[self._sources[sample.scorer]].append(place)
@@ -87,12 +87,13 @@ class RewardManager:
 
 
 def weighted_sum(terms: Sequence[Term], results: Sequence[Scored]) -> Scored:
-    """The score of a sample, from those of its scorers.
+    """Returns the weighted sum of the results of a sample's scorers.
 
-        score = sum of weight * score over the terms, and so for the scores of tokens and steps
+        score = sum of weight * score over the terms; scores of tokens and steps are multiplied likewise
 
-    Where that is not simply one scorer's, each score is kept as the field <name>_score. Of fields that several scorers
-    give, the first one's is kept. A scorer that failed adds 0; the first failure is the sample's.
+    Unless there is only one scorer, of weight 1, the field <name>_score keeps the score of each. If several scorers
+    give a field of the same name, the field of the first one is kept. A scorer that failed adds 0; the first failure
+    is the failure of the sample.
     """
     if len(terms) == 1 and terms[0].weight == 1.0:
         return results[0]
@@ -111,7 +112,7 @@ def weighted_sum(terms: Sequence[Term], results: Sequence[Scored]) -> Scored:
 
 
 def _sources(config: RewardConfig, scorers: Collection[str], answers_file: Path | None) -> dict[str, ScoreSource]:
-    """Returns the source of scores that answers for each of these scorers."""
+    """Returns the source of scores of each scorer, by the scorer's name."""
     code = frozenset(filter(is_code, scorers))
     functions = tuple(sorted(name for name in scorers if name != JUDGE and name not in code))
     sources: dict[str, ScoreSource] = {}
@@ -127,7 +128,7 @@ def _sources(config: RewardConfig, scorers: Collection[str], answers_file: Path 
     if code:
         sources |= dict.fromkeys(code, CodeSandboxes(config.code))
     if JUDGE in scorers:
-        from rewards.judge.source import Judge  # runs without a judge do without an HTTP client
+        from rewards.judge.source import Judge  # a run without a judge loads no HTTP client
 
         sources[JUDGE] = Judge(config.judge, answers_file)
     return sources
@@ -146,13 +147,13 @@ def _log_examples(samples: Sequence[Sample], results: Sequence[Scored], num_exam
 def _log_failures(results: Sequence[Scored]) -> None:
     for failure in Failure:
         if messages := [result.message for result in results if result.failure is failure]:
-            what = f"{len(messages)} of {len(results)} responses have no score from a scorer ({failure.value})"
-            log.warning("%s; the first: %s", what, messages[0])
+            count = f"{len(messages)} of {len(results)} responses have no score from a scorer ({failure.value})"
+            log.warning("%s; the first: %s", count, messages[0])
 
 
 def _log_symbolic(results: Sequence[Scored]) -> None:
     counted = Counter(result.extra.get(SYMBOLIC) for result in results)
     if num_given_up := counted[Outcome.GAVE_UP.value]:
-        what = f"{num_given_up} of {len(results)} answers could not be compared by sympy in time"
+        count = f"{num_given_up} of {len(results)} answers could not be compared by sympy in time"
         num_skipped = counted[Outcome.SKIPPED.value]
-        log.warning("%s, and %d after them were compared by their spelling alone", what, num_skipped)
+        log.warning("%s, and %d after them were compared by their spelling alone", count, num_skipped)

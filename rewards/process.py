@@ -1,4 +1,4 @@
-"""A process that scores, as the controller sees it: it answers within a limit, else it is killed."""
+"""A scoring process, seen from the controller: it answers within a time limit, or it is killed."""
 
 import asyncio
 import os
@@ -19,24 +19,24 @@ _EXIT_LIMIT_S = 1.0  # until a process that has closed its socket is gone
 
 
 class ProcessEnded(Exception):
-    """A process ended before it answered; the message goes on behind "it"."""
+    """A process ended before it answered; the message is the end of a sentence that begins with "it"."""
 
 
 class WorkerProcess:
-    """A place for a process, which is started when it is needed and killed when it does not answer.
+    """Starts a process when it is needed, and kills it when it does not answer; then another one can be started.
 
-    Each has a socket of its own: whatever happens to a process, stopped in the middle of a message included, concerns
-    no other. All methods belong to the thread of the event loop: a process may end with the thread that started it.
+    Each process has a socket of its own, so a process that is stopped in the middle of a message disturbs no other. All
+    methods must be called in the thread of the event loop, because a process may end with the thread that started it.
 
     Args:
-        serve: the function that it runs, see `channel.work`; the first thing that this sends is a report.
-        arguments: of that function.
-        shared_fds: descriptors that the process has, too, by the same numbers.
-        decode: reads what it sends.
-        start_limit_s: seconds until its report.
+        serve: the function that the process runs, see `channel.work`. Its first message is its report.
+        arguments: the arguments of this function, behind the channel.
+        shared_fds: descriptors that the process inherits, by the same numbers.
+        decode: turns the bytes of a message into a value.
+        start_limit_s: seconds until the report.
 
     Attributes:
-        is_loaded: True from its report to its end.
+        is_loaded: True from the report to the end of the process.
     """
 
     def __init__(
@@ -57,23 +57,23 @@ class WorkerProcess:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def start(self) -> None:
-        """Starts the process, which begins to load what it needs."""
+        """Starts the process, which then loads its modules; does not wait for its report."""
         ours, theirs = socket.socketpair()
         with theirs:
             call = f"from rewards.channel import work; work({self._serve!r}, {theirs.fileno()}, {os.getpid()})"
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - a thread that started it could end, and it with it
-                # It imports from where this process does.
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - a process may end with its thread
+                # The process has the same import path as this one.
                 [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {call}"],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), *self._shared_fds),
-                # A session of its own: Ctrl-C and signals to the controller's process group let it finish the step.
+                # A session of its own: Ctrl-C and signals to the controller's group do not reach it in mid-step.
                 start_new_session=True,
             )
         self._streams = await asyncio.open_unix_connection(sock=ours)
         self._streams[1].write(framed(pickle.dumps(self._arguments)))
 
     async def load(self) -> Any:
-        """Waits for the report of the process. TimeoutError or ProcessEnded if there is none."""
+        """Starts the process if it does not run, and returns its report. TimeoutError or ProcessEnded without one."""
         if self._process is None:
             await self.start()
         report = await self._answer(self._start_limit_s)
@@ -81,14 +81,13 @@ class WorkerProcess:
         return report
 
     async def ask(self, request: object, limit_s: float) -> Any:
-        """Returns the answer of a loaded process. TimeoutError or ProcessEnded: the process is gone."""
+        """Returns the answer to a request. TimeoutError or ProcessEnded without one; the process is then gone."""
         return await self._answer(limit_s, await asyncio.to_thread(pickle.dumps, request))
 
     async def end(self, limit_s: float = 0.0) -> int | None:
-        """Closes the socket, then kills the process, stopped or not, unless that has ended it within the limit.
+        """Closes the socket, waits `limit_s` for the process to end, then kills it and all others in its session.
 
-        What a user's function has started in its session is killed, too. Returns the exit code of a process that has
-        ended by itself, else None.
+        Returns the exit code of a process that has ended by itself, else None. A stopped process is killed, too.
         """
         process, self._process = self._process, None
         if self._streams is not None:
@@ -108,10 +107,10 @@ class WorkerProcess:
         return process.returncode if has_ended else None
 
     async def _answer(self, limit_s: float, request: bytes | None = None) -> Any:
-        """Returns what the process says next, after `request` if there is one; a failure costs the process."""
+        """Sends a request, if there is one, and returns the next message; ends the process if none comes."""
         try:
             async with asyncio.timeout(limit_s):
-                if self._streams is None:  # it was ended meanwhile
+                if self._streams is None:  # `end` was called meanwhile
                     raise EOFError
                 reader, writer = self._streams
                 if request is not None:
@@ -127,7 +126,7 @@ class WorkerProcess:
 
 
 def _ends_within(pid: int, limit_s: float) -> bool:
-    """Waits for the end of a child, which stays to be waited for: nobody else gets its pid meanwhile."""
+    """Returns True if a child process ends within the limit. It stays a zombie, so no other process gets its pid."""
     descriptor, poller = os.pidfd_open(pid), select.poll()
     try:
         poller.register(descriptor, select.POLLIN)
@@ -137,10 +136,11 @@ def _ends_within(pid: int, limit_s: float) -> bool:
 
 
 def _how_it_ended(exit_code: int | None) -> str:
+    """Returns the end of a sentence about a process that gave no answer; None: it has not ended by itself."""
     if exit_code is None:
         return "does not answer any more"
     if exit_code >= 0:
         return f"ended its process with code {exit_code}"
     name = signal.Signals(-exit_code).name
-    perhaps = ", perhaps for want of memory" if name == "SIGKILL" else ""
-    return f"was killed by signal {-exit_code} ({name}{perhaps})"
+    cause = ", perhaps for want of memory" if name == "SIGKILL" else ""
+    return f"was killed by signal {-exit_code} ({name}{cause})"

@@ -1,6 +1,6 @@
-"""Scorers in processes of their own: the built-in functions and a user's.
+"""Runs scoring functions, built-in ones and the user's, in processes of their own.
 
-A call that hangs is killed, one that crashes takes its process along; both cost their sample.
+A process whose call hangs is killed. A call that hangs or ends its process costs only its own sample.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from splitppo.config import ConfigError
 log = logging.getLogger(__name__)
 
 _START_LIMIT_S = 120.0  # importing the scorers, a user's file included
-_GRACE_S = 1.0  # on top of a call's time limit, before its process is killed; covers the slice of a chunk
+_GRACE_S = 1.0  # added to a call's time limit before its process is killed; covers the slice of a chunk
 _CHUNKS_PER_WORKER = 4
 _MAX_CHUNK_CALLS = 64
-_MAX_STARTS = 3  # of processes that did not begin a chunk, in a row
+_MAX_STARTS = 3  # processes in a row that did not begin a chunk
 
 
 class ScoringProcess(WorkerProcess):
-    """A process of `rewards.scoring_process`.
+    """A process that runs `rewards.scoring_process.serve`.
 
     Attributes:
-        position: its `value` is the number of the call that the process is working on, or UNKNOWN_POSITION; NOT_BEGUN
-            until it has begun. The process writes it into memory that both share.
+        position: an integer in shared memory, written by the process. Its `value` is the number of the call that the
+            process is working on, UNKNOWN_POSITION in a call for several samples, or NOT_BEGUN.
     """
 
     def __init__(self, setup: ScorerSetup, start_limit_s: float) -> None:
@@ -50,11 +50,13 @@ class ScoringProcess(WorkerProcess):
         super().__init__(serve, setup, fd, shared_fds=[fd], decode=pickle.loads, start_limit_s=start_limit_s)
 
     async def run(self, samples: Sequence[Sample], limit_s: float, *, may_give_up: bool) -> list[Scored]:
-        """Results of the first samples, see `Scorers.score`; the limit does not include a start.
+        """Returns the results of the first samples, at least one; starts the process first if it does not run.
+
+        `limit_s` is for the calls, not for the start. `Scorers.score` explains `may_give_up`.
 
         Raises:
-            BatchFailed: as there.
-            TimeoutError, ProcessEnded: the process is gone; `position` says how far it was.
+            BatchFailed: see `Scorers.score`.
+            TimeoutError, ProcessEnded: the process is gone; `position` is the call that it was working on.
             ChildProcessError: the scorers cannot be loaded any more.
         """
         self.position.value = NOT_BEGUN
@@ -67,13 +69,13 @@ class ScoringProcess(WorkerProcess):
 
 
 class ScoringProcesses:
-    """The source of scores that are functions; an async context manager that holds the processes.
+    """The source of scores for scoring functions; an async context manager that starts and ends their processes.
 
-    Samples travel in chunks. A process that hangs or dies says which call it was at, so the others are simply run
-    again: a scorer may be called twice for a sample, and should have no side effects.
+    Samples are sent in chunks. If a process hangs or ends, the call that it was working on has failed, and the other
+    calls of the chunk are made again. So a scorer may be called twice for a sample, and should have no side effects.
 
     Raises:
-        ConfigError: on entering: a user's function cannot be loaded.
+        ConfigError: on entering: the user's function cannot be loaded.
     """
 
     def __init__(self, setup: ScorerSetup, num_workers: int) -> None:
@@ -84,7 +86,7 @@ class ScoringProcesses:
         self._is_open = True
 
     async def __aenter__(self) -> Self:
-        """Loads the scorers in one process, and starts the others."""
+        """Loads the scorers in one process, then starts the other processes."""
         first, *others = self._processes
         try:
             self._loaded = await first.load()
@@ -103,15 +105,15 @@ class ScoringProcesses:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Ends the processes, also those in the middle of a call."""
+        """Ends all processes, also in the middle of a call."""
         self._is_open = False
         await asyncio.gather(*(process.end() for process in self._processes))
 
     async def score(self, samples: Sequence[Sample]) -> list[Scored]:
-        """Scores all samples, one result each.
+        """Returns one result per sample, in their order.
 
         Raises:
-            ChildProcessError: scoring processes cannot be kept running, for a reason outside the scorers.
+            ChildProcessError: scoring processes do not stay alive, for a reason outside the scorers.
         """
         places: dict[str, list[int]] = defaultdict(list)
         for place, sample in enumerate(samples):
@@ -126,12 +128,12 @@ class ScoringProcesses:
         return [by_place[place] for place in range(len(samples))]
 
     def _as_it_travels(self, sample: Sample) -> Sample:
-        """Returns a sample with what its function is given, and no more."""
+        """Returns the sample without the fields that its function does not take."""
         takes_spans = sample.scorer in self._loaded.take_token_spans
         return replace(sample, prompt="", messages=(), token_spans=tuple(sample.token_spans) if takes_spans else ())
 
     def _chunks(self, places: Sequence[int], scorer: str) -> Iterator[Sequence[int]]:
-        """Parts for the workers: one for each with a batched scorer, else several."""
+        """Splits samples into chunks: one per process for a batched scorer, several per process for others."""
         if scorer in self._loaded.batched:
             size = math.ceil(len(places) / len(self._processes))
         else:
@@ -139,7 +141,7 @@ class ScoringProcesses:
         return (places[start : start + size] for start in range(0, len(places), size))
 
     async def _score_chunk(self, samples: Sequence[Sample], budget: SymbolicBudget) -> list[Scored]:
-        """Goes on until every sample has its result: each attempt gives at least one."""
+        """Returns one result per sample. Each attempt gives at least one result; the other samples are tried again."""
         results: dict[int, Scored] = {}
         while left := [index for index in range(len(samples)) if index not in results]:
             process = await self._free.get()
@@ -156,13 +158,13 @@ class ScoringProcesses:
     async def _run(
         self, process: ScoringProcess, samples: list[Sample], budget: SymbolicBudget
     ) -> dict[int, Scored] | None:
-        """Returns the results of the first samples, or the failure of the call that the process was at, by position.
+        """Returns the results of the first samples, or the failure of one call, by their position in `samples`.
 
-        None: a call for several samples failed, and it is not known because of which. A process that did not begin is
-        replaced and asked again: the scorers have seen nothing.
+        Returns None if a call for several samples failed and which of them caused it is not known. A process that did
+        not begin is replaced and asked again, because no scorer has seen the samples.
         """
         for _ in range(_MAX_STARTS):
-            if not self._is_open:  # a call that nobody waits for any more
+            if not self._is_open:  # nobody waits for this call any more
                 raise RuntimeError("the scoring processes have been ended")
             try:
                 results = await process.run(samples, self._setup.timeout_s + _GRACE_S, may_give_up=budget.num_left > 0)

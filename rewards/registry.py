@@ -1,6 +1,6 @@
-"""The scorer of each data source, and a user's scorer from a file.
+"""The built-in scorer of each data source, and the user's scorer from a file.
 
-Imported by the scoring processes, so it stays light: scorers are imported when they are first asked for.
+Scoring processes import this module, so it imports a scorer only when it is asked for.
 """
 
 import inspect
@@ -14,21 +14,21 @@ from typing import Any
 
 from splitppo.user_file import load_from_file
 
-# A user's function, as a scorer's name.
+# The name of the scorer that is the user's function.
 CUSTOM = "custom"
-# What a call is given by name; a batched function takes lists of as many, by these names.
+# The arguments of a scorer; the function gets them by name. A batched function gets lists, by the plural names.
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 BATCH_ARGUMENTS = {name: f"{name}s" for name in ARGUMENTS}
-# What only those are given who ask for it, in either form by this name: the characters of each response token.
+# The argument with the characters of each response token, for functions that have it; batched ones get a list of these.
 TOKEN_SPANS = "token_spans"  # noqa: S105 - no password
 # compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float, ...}
 ComputeScore = Callable[..., Any | Awaitable[Any]]
 
-# What judges programs: no function in a scoring process, but a source of scores of its own.
+# In place of a scoring function: the source of scores that runs programs.
 CODE = "rewards.code.source:CodeSandboxes"
 
-# The data sources of each scorer. A name also covers its parts ("math" is asked for "math/algebra" too), and one that
-# ends in a star what begins with it.
+# The data sources of each scorer. A name also covers its parts: "math" covers "math/algebra". A name that ends in a
+# star covers all names that begin with it.
 _DATA_SOURCES: Mapping[str, tuple[str, ...]] = {
     "rewards.scorers.gsm8k:compute_score": ("gsm8k", "openai/gsm8k"),
     "rewards.scorers.gsm8k:compute_flexible_score": ("gsm8k_flexible",),
@@ -61,11 +61,11 @@ _DATA_SOURCES: Mapping[str, tuple[str, ...]] = {
     CODE: ("apps", "code", "codecontests", "codeforces", "taco"),
     "rewards.scorers.sort_letters:compute_score": ("sort_letters",),
 }
-# The scorer's place by data source.
+# The scorer of each data source, as "module:function".
 SCORERS: Mapping[str, str] = {source: place for place, sources in _DATA_SOURCES.items() for source in sources}
 
 _OWN_SCORER = "set reward.custom_function_path to a file with a compute_score function"
-# What verl scores and nothing here does: why, and what to do instead.
+# Data sources that verl scores and SplitPPO does not: the reason, and what to do instead.
 REFUSED: Mapping[str, str] = {
     "hiyouga/geometry3k": "its problems are images, and models are trained on text alone here;"
     f" where they have been put into words, {_OWN_SCORER}",
@@ -73,7 +73,7 @@ REFUSED: Mapping[str, str] = {
 
 
 def covering(data_source: str, names: Collection[str]) -> str | None:
-    """The name that covers a data source: its own, or that of the longest part it begins with; None if none does."""
+    """Returns the name that covers a data source: its own, or that of the longest part it begins with, else None."""
     candidate, separator = data_source, "/"
     while separator:
         if candidate in names:
@@ -85,10 +85,10 @@ def covering(data_source: str, names: Collection[str]) -> str | None:
 
 
 def scorer_name(data_source: str) -> str:
-    """The key of SCORERS that covers a data source.
+    """Returns the key of SCORERS that covers a data source.
 
     Raises:
-        ValueError: none does; the message says what to do instead, and the known ones with the nearest.
+        ValueError: none does; the message names the nearest and all keys, and says what to do instead.
     """
     if name := covering(data_source, SCORERS):
         return name
@@ -110,31 +110,31 @@ def is_code(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A scoring function, how it is called, and what with besides a sample's fields."""
+    """A scoring function, how it is called, and its arguments besides the fields of a sample."""
 
     function: ComputeScore
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    is_batched: bool = False  # it takes the lists of several samples at once
+    is_batched: bool = False  # it takes lists, with the fields of several samples
     takes_token_spans: bool = False
 
     @property
     def is_async(self) -> bool:
-        """True if calls give awaitables."""
+        """True if a call returns an awaitable."""
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(self.function.__call__)  # type: ignore[operator]
 
 
 def load_scorer(name: str) -> Scorer:
-    """The built-in scorer of that name, a key of SCORERS."""
+    """Imports the built-in scorer of this name, a key of SCORERS."""
     function: ComputeScore = pkgutil.resolve_name(SCORERS[name])
     return Scorer(function, takes_token_spans=TOKEN_SPANS in inspect.signature(function).parameters)
 
 
 def load_custom_scorer(path: Path, name: str, kwargs: Mapping[str, Any]) -> Scorer:
-    """Imports a user's file and takes its scoring function, which is batched if it has an argument `solution_strs`.
+    """Imports the user's file and returns its scoring function, which is batched if it has an argument `solution_strs`.
 
     Raises:
-        ValueError: the file cannot be imported, or has no function of that name and signature, or it does not take
-            these further arguments.
+        ValueError: the file cannot be imported or has no function of this name; or the function does not take the
+            arguments of a scorer, or those in `kwargs`.
     """
     function: ComputeScore = load_from_file(
         path, name, path_key="reward.custom_function_path", name_key="reward.custom_function_name"

@@ -1,4 +1,7 @@
-"""The input and the output of a scorer. Imported by the scoring processes, so it stays light."""
+"""The input and the output of a scorer.
+
+Scoring processes import this module, so it imports nothing heavy.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,42 +15,44 @@ Step = tuple[int, int, float]  # a span and its score
 
 @dataclass(frozen=True)
 class Sample:
-    """A response to score."""
+    """A response to score, with its row of the data set."""
 
-    data_source: str  # chooses its scorer
+    data_source: str  # selects the scorer
     response: str  # decoded, without the prompt and without special tokens
     ground_truth: Any  # the row's `reward_model.ground_truth`
     extra_info: Any = None
     prompt: str = ""  # as the policy reads it; for the log and for a judge
     messages: Sequence[Mapping[str, Any]] = ()  # the prompt as a conversation; for a judge
-    scorer: str = ""  # who is asked, a name of the registry; the manager fills it in
-    token_spans: Sequence[Span] = ()  # what each response token holds of `response`: neighbours that make it up
+    scorer: str = ""  # the scorer that is asked, a name of the registry; set by the manager
+    token_spans: Sequence[Span] = ()  # the part of `response` that each response token stands for; together all of it
 
 
 def sample_text(heading: str, fields: Mapping[str, Any]) -> str:
-    """A sample as the log and the display show it: its heading, and below it each field, indented."""
+    """Returns a sample as the log and the display show it: the heading, then the fields, indented."""
     lines = (f"{name}: {f'{value:g}' if isinstance(value, float) else value}" for name, value in fields.items())
     return "\n".join([heading, *("  " + line.replace("\n", "\n    ") for line in lines)])
 
 
 class Failure(Enum):
-    """Why a scorer gave no score, as metrics name it. A response that is wrong, however badly, has one: 0."""
+    """The reason why a scorer gave no score, as metrics name it. A wrong response is no failure: its score is 0."""
 
-    ERROR = "errors"  # it raised, or returned something that is no finite score
-    TIMEOUT = "timeouts"  # it took longer than its time limit
-    CRASH = "crashes"  # it ended its process
-    UNAVAILABLE = "unavailable"  # a judge that cannot be reached, or says that it cannot answer now
-    UNPARSABLE = "unparsable"  # a judge's answer without a score
+    ERROR = "errors"  # the scorer raised, or returned something that is no finite score
+    TIMEOUT = "timeouts"  # the scorer took longer than its time limit
+    CRASH = "crashes"  # the scorer ended its process
+    UNAVAILABLE = "unavailable"  # the judge cannot be reached, or says that it cannot answer now
+    UNPARSABLE = "unparsable"  # the judge's answer has no score
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The result of a call: scores and the other fields of its dict; after a failure 0, and a sentence.
+    """The result of a scorer for one response.
 
     Attributes:
-        score: of the response as a whole.
-        token_scores: on top of it, one for each response token; or empty.
-        step_scores: likewise, of spans of the response.
+        score: the score of the response as a whole; 0 after a failure.
+        extra: the other fields of the scorer's dict.
+        failure, message: the reason why there is no score, and a sentence about it.
+        token_scores: one further score for each response token, or empty.
+        step_scores: further scores of spans of the response, or empty.
     """
 
     score: float
@@ -59,5 +64,5 @@ class Scored:
 
     @property
     def total(self) -> float:
-        """The response's score, wherever its parts are placed."""
+        """The sum of the score and of all scores of tokens and steps."""
         return self.score + math.fsum(self.token_scores) + math.fsum(score for _, _, score in self.step_scores)

@@ -1,6 +1,6 @@
-"""The work of a scoring process: scorers that were loaded once, and chunks of calls.
+"""The work of a scoring process: it loads the scorers once, then scores chunks of samples.
 
-Imported by the controller, too, and by each process, so it stays light.
+The controller and each scoring process import this module, so it imports nothing heavy.
 """
 
 import asyncio
@@ -21,28 +21,34 @@ from rewards.samples import Failure, Sample, Scored
 from rewards.scorers.symbolic import SYMBOLIC, Outcome, begin_call, outcome_of_call
 from rewards.token_scores import finite_number, read_step_scores, read_token_scores
 
-# In place of the number of the call that a process is working on.
+# In place of the number of the call that a process is working on: a call for several samples; no call yet.
 UNKNOWN_POSITION = -1
 NOT_BEGUN = -2
 
-_SLICE_S = 0.1  # a chunk ends after the call that runs then
+_SLICE_S = 0.1  # a chunk ends with the call that runs at this time
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
 @dataclass(frozen=True)
 class ScorerSetup:
-    """The scorers that a process has to load."""
+    """The scorers that a process has to load, and the time limit of their calls."""
 
     names: tuple[str, ...]  # every scorer that may be asked
-    timeout_s: float  # of one call
-    custom_path: Path | None = None  # where the scorer CUSTOM is
+    timeout_s: float  # seconds for one call
+    custom_path: Path | None = None  # the file with the scorer CUSTOM
     custom_name: str = "compute_score"
     custom_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """The result of loading the scorers: an error, or which of them take many samples in a call, which the tokens."""
+    """The result of loading the scorers.
+
+    Attributes:
+        error: why they cannot be loaded, or empty.
+        batched: the scorers that take several samples in one call.
+        take_token_spans: the scorers that take the spans of the response tokens.
+    """
 
     error: str = ""
     batched: frozenset[str] = frozenset()
@@ -50,17 +56,17 @@ class LoadReport:
 
 
 class BatchFailed(Exception):
-    """A call for several samples failed, and nobody knows because of which."""
+    """A call for several samples failed; which of them caused it is not known."""
 
 
 class Scorers:
-    """The scorers of the process, loaded once.
+    """The scorers of this process, loaded once.
 
     Args:
-        position: the number of the call that the process is working on, shared with the controller.
+        position: the number of the call that the process is working on; the controller reads it in shared memory.
 
     Raises:
-        ValueError: a user's function cannot be loaded.
+        ValueError: the user's function cannot be loaded.
     """
 
     def __init__(self, setup: ScorerSetup, position: ctypes.c_int) -> None:
@@ -72,7 +78,7 @@ class Scorers:
             self._by_name[CUSTOM] = load_custom_scorer(setup.custom_path, setup.custom_name, setup.custom_kwargs)
 
     def report(self) -> LoadReport:
-        """Returns which of them take what."""
+        """Returns the names of the batched scorers, and of those that take token spans."""
         scorers = self._by_name.items()
         return LoadReport(
             batched=frozenset(name for name, scorer in scorers if scorer.is_batched),
@@ -80,14 +86,14 @@ class Scorers:
         )
 
     def score(self, samples: Sequence[Sample], *, may_give_up: bool) -> list[Scored]:
-        """Scores samples of one scorer, in order; gives the results of the first ones, at least one.
+        """Scores samples of one scorer and returns the results of the first ones, at least one.
 
-        One call after the other, until a slice of time is over, so a chunk lasts a slice and one call at most, or until
-        a comparison has given up; without `may_give_up` none is begun that could. Calls of an async scorer run
-        together, each under its time limit. A batched scorer has all samples in one call.
+        Calls run one after the other. They end when a slice of time is over, so this takes at most a slice and one
+        call, or when a symbolic comparison has given up; without `may_give_up` no such comparison begins. The calls of
+        an async scorer run together, each with its own time limit. A batched scorer gets all samples in one call.
 
         Raises:
-            BatchFailed: a call for several samples gave no scores; for one it is a result like any other.
+            BatchFailed: a call for several samples failed. A call for one sample has a result with a failure instead.
         """
         scorer = self._by_name[samples[0].scorer]
         self._position.value = UNKNOWN_POSITION
@@ -110,7 +116,7 @@ class Scorers:
         started = time.monotonic()
         try:
             scored = _scored(_call(scorer, sample), sample, scorer)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
             return _failed(error)
         if time.monotonic() - started > self._timeout_s:
             return timed_out(self._timeout_s)
@@ -127,7 +133,7 @@ class Scorers:
         return [_checked(result, sample, scorer) for result, sample in zip(returned, samples, strict=True)]
 
     def _call_batch(self, samples: Sequence[Sample], scorer: Scorer) -> list[Any]:
-        """Returns a batched scorer's results, one per sample. TypeError or ValueError if it gives something else."""
+        """Calls a batched scorer and returns its results. TypeError or ValueError if they are not one per sample."""
         rows = [_fields(scorer, sample) for sample in samples]
         columns = {BATCH_ARGUMENTS.get(name, name): [row[name] for row in rows] for name in rows[0]}
         returned = scorer.function(**columns, **scorer.kwargs)
@@ -140,7 +146,7 @@ class Scorers:
 
 
 def serve(channel: Channel, setup: ScorerSetup, position_fd: int) -> None:
-    """Loads the scorers and says how that went, then scores chunks as long as it is asked to."""
+    """Loads the scorers, sends a `LoadReport`, then answers requests for scores until the controller is gone."""
     _end_with(channel.controller_pid)
     own_pid = os.getpid()
     try:
@@ -154,7 +160,7 @@ def serve(channel: Channel, setup: ScorerSetup, position_fd: int) -> None:
             answer: list[Scored] | BatchFailed = scorers.score(samples, may_give_up=may_give_up)
         except BatchFailed as error:
             answer = error
-        if os.getpid() != own_pid:  # a user's function has forked, and its child came back from it
+        if os.getpid() != own_pid:  # the user's function has forked, and this is its child
             os._exit(1)
         channel.send(pickle.dumps(answer))
 
@@ -175,7 +181,7 @@ def _call(scorer: Scorer, sample: Sample) -> Any:
 
 
 def _fields(scorer: Scorer, sample: Sample) -> dict[str, Any]:
-    """Returns what a scorer is given of a sample, by the name of the argument."""
+    """Returns the arguments of a scorer for one sample, by name."""
     values = sample.data_source, sample.response, sample.ground_truth, sample.extra_info
     fields = dict(zip(ARGUMENTS, values, strict=True))
     return fields | {TOKEN_SPANS: sample.token_spans} if scorer.takes_token_spans else fields
@@ -184,12 +190,12 @@ def _fields(scorer: Scorer, sample: Sample) -> dict[str, Any]:
 def _checked(result: Any, sample: Sample, scorer: Scorer) -> Scored:
     try:
         return _scored(result, sample, scorer)
-    except Exception as error:  # noqa: BLE001 - as in _score_one: what it returned may raise anything when it is read
+    except Exception as error:  # noqa: BLE001 - a returned object may raise anything when it is read
         return _failed(error)
 
 
 def timed_out(timeout_s: float) -> Scored:
-    """The result of a call that took too long."""
+    """Returns the result of a call that took longer than `timeout_s`."""
     return Scored(0.0, failure=Failure.TIMEOUT, message=f"took longer than {timeout_s:g} s")
 
 
@@ -198,7 +204,7 @@ def _failed(error: BaseException) -> Scored:
 
 
 def _scored(result: Any, sample: Sample, scorer: Scorer) -> Scored:
-    """Checks what a scorer returned. TypeError or ValueError if it is no score."""
+    """Converts the value that a scorer returned. TypeError or ValueError if it is no score."""
     fields = dict(result) if isinstance(result, Mapping) else {"score": result}
     if "score" not in fields:
         raise ValueError(f"the scorer's dict has no 'score', only {', '.join(map(str, fields)) or 'nothing'}")
@@ -213,17 +219,17 @@ def _scored(result: Any, sample: Sample, scorer: Scorer) -> Scored:
 
 
 def _plain(value: Any) -> Any:
-    """A bool, number, string or None as it is (numpy's and torch's scalars as Python's), anything else as text."""
+    """Returns a bool, number, string or None (also from a scalar of numpy or torch); anything else as text."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
-            return kind(value)  # the controller does not know a kind of the user's, such as an IntEnum
+            return kind(value)  # the controller cannot load a subclass of the user's, such as an IntEnum
     return value if value is None else str(value)
 
 
 def _end_with(controller_pid: int) -> None:
-    """Makes this process die when the controller does, however that ends."""
+    """Makes the kernel kill this process when the controller ends, for whatever reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != controller_pid:
         os._exit(1)

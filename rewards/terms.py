@@ -10,14 +10,14 @@ from splitppo.config.section import did_you_mean
 from splitppo.config.sections.reward import Term
 
 JUDGE = "judge"
-# In `reward.scorers`: of all data sources that are not named there.
+# The entry of `reward.scorers` for all data sources that it does not name.
 DEFAULT = "default"
 
 
 def terms_of(config: RewardConfig, data_source: str) -> tuple[Term, ...]:
-    """The scorers of a data source: those of `reward.scorers`, else the user's function, else the built-in one.
+    """Returns the scorers of a data source: those in `reward.scorers`, else the user's function, else the built-in one.
 
-    In `reward.scorers` a name also covers its parts, as in the registry. ValueError where there is none.
+    In `reward.scorers` a name also covers its parts, as in the registry. ValueError if there is no scorer.
     """
     if (name := covering(data_source, config.scorers)) is not None:
         return config.scorers[name]
@@ -27,11 +27,11 @@ def terms_of(config: RewardConfig, data_source: str) -> tuple[Term, ...]:
 
 
 def check_scorers(config: RewardConfig, data_sources: Iterable[str]) -> None:
-    """Checks that there is a scorer for every data source, and what each of them needs.
+    """Checks that every data source has a scorer, and that the scorers have what they need.
 
     Raises:
-        ConfigError: a data source has no scorer, which the message says what to do about; `reward.scorers` names an
-            unknown one; a user's file, a judge, its template or its key is not there.
+        ConfigError: a data source has no scorer (the message says what to do); `reward.scorers` names an unknown
+            scorer; or the user's file, the judge's URL, its template or its API key is missing.
     """
     if (path := config.custom_function_path) is not None and not path.is_file():
         raise ConfigError(f"key 'reward.custom_function_path': there is no file {path}")
@@ -48,7 +48,7 @@ def check_scorers(config: RewardConfig, data_sources: Iterable[str]) -> None:
 
 
 def scored_sources(config: RewardConfig, data_sources: Iterable[str]) -> frozenset[str]:
-    """Returns the data sources among these that have a scorer."""
+    """Returns those of the data sources that have a scorer."""
     scored = set()
     for data_source in data_sources:
         with suppress(ValueError):
@@ -58,7 +58,7 @@ def scored_sources(config: RewardConfig, data_sources: Iterable[str]) -> frozens
 
 
 def runs_code(config: RewardConfig, data_source: str) -> bool:
-    """Returns True if a scorer of this data source runs programs against the test cases of a row."""
+    """Returns True if a scorer of this data source runs programs against test cases."""
     return any(is_code(term.name) for term in terms_of(config, data_source))
 
 
@@ -72,9 +72,9 @@ def numeric_fields(config: RewardConfig, data_source: str) -> tuple[str, ...] | 
 
 
 def _check_name(name: str, asks: str, config: RewardConfig) -> None:
-    known = (*SCORERS, CUSTOM, JUDGE)
-    if name not in known:
-        hint = did_you_mean(name, known) or f"; known: {', '.join(known)}"
+    scorers = (*SCORERS, CUSTOM, JUDGE)
+    if name not in scorers:
+        hint = did_you_mean(name, scorers) or f"; known: {', '.join(scorers)}"
         raise ConfigError(f"{asks} {name!r}, which is no scorer{hint}")
     if name == CUSTOM and config.custom_function_path is None:
         raise ConfigError(f"{asks} {CUSTOM!r}, but reward.custom_function_path is not set")

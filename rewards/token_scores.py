@@ -1,6 +1,7 @@
-"""Scores at places inside a response, beside the one at its end: of its tokens, or of its steps.
+"""Scores of tokens and of steps inside a response, in addition to its score as a whole.
 
-Spans are [start, end) in the decoded response, in characters. Imported by the scoring processes, so it stays light.
+A step is a span [start, end) of characters in the decoded response. Scoring processes import this module, so it imports
+nothing heavy.
 """
 
 import math
@@ -11,13 +12,16 @@ from typing import Any
 
 from rewards.samples import Scored, Span, Step
 
-_LARGEST = 3.4028234e38  # of float32, which scores become
+_LARGEST = 3.4028234e38  # the largest number of float32; scores are converted to it
 
 
-def finite_number(value: Any, whose: str) -> float:
-    """A scorer's number. TypeError or ValueError if it is none, or float32 has none like it."""
+def finite_number(value: Any, expected: str) -> float:
+    """Returns a scorer's value as a number. TypeError or ValueError if it is none, or not finite in float32.
+
+    The error says what was `expected`.
+    """
     if isinstance(value, str | bytes):  # float() would take some of them
-        raise TypeError(f"the scorer returned {value[:60]!r}, expected {whose}")
+        raise TypeError(f"the scorer returned {value[:60]!r}, expected {expected}")
     try:
         number = float(value)
     except OverflowError as error:
@@ -28,9 +32,9 @@ def finite_number(value: Any, whose: str) -> float:
 
 
 def read_token_scores(value: Any, num_tokens: int | None) -> tuple[float, ...]:
-    """The field `token_scores`: a number for each token; None: there are none.
+    """Returns the numbers of a scorer's field `token_scores`, one per response token; none if the field is None.
 
-    `num_tokens` is None where the scorer has not asked for the tokens. TypeError or ValueError: it is something else.
+    `num_tokens` is None if the scorer does not take the tokens. TypeError or ValueError if the field is anything else.
     """
     if value is None:
         return ()
@@ -43,9 +47,9 @@ def read_token_scores(value: Any, num_tokens: int | None) -> tuple[float, ...]:
 
 
 def read_step_scores(value: Any, num_characters: int) -> tuple[Step, ...]:
-    """The field `step_scores`: [[start, end, score], ...] over characters; None: there are none.
+    """Returns the steps of a scorer's field `step_scores`, [[start, end, score], ...]; none if the field is None.
 
-    TypeError or ValueError: it is something else, or a step lies outside the response.
+    TypeError or ValueError if the field is anything else, or a step lies outside the `num_characters` of the response.
     """
     steps: list[Step] = []
     for item in () if value is None else _items(value, "step_scores"):
@@ -63,9 +67,9 @@ def read_step_scores(value: Any, num_characters: int) -> tuple[Step, ...]:
 
 
 def place_steps(scored: Scored, token_spans: Sequence[Span]) -> Scored:
-    """The same, with the score of each step on the token that holds its last character.
+    """Moves the score of each step to the token that holds the last character of the step.
 
-    `token_spans` are neighbours that make up the response.
+    `token_spans` are the spans of the response tokens, in order and without gaps.
     """
     if not scored.step_scores:
         return scored
@@ -77,7 +81,7 @@ def place_steps(scored: Scored, token_spans: Sequence[Span]) -> Scored:
 
 
 def weighted_tokens(weights: Sequence[float], results: Sequence[Scored]) -> tuple[float, ...]:
-    """Sum of weight * token_scores over the results that have some."""
+    """Returns the sum of weight * token_scores over the results that have token scores."""
     weighted = [
         [weight * score for score in scored.token_scores]
         for weight, scored in zip(weights, results, strict=True)
@@ -87,7 +91,7 @@ def weighted_tokens(weights: Sequence[float], results: Sequence[Scored]) -> tupl
 
 
 def weighted_steps(weights: Sequence[float], results: Sequence[Scored]) -> tuple[Step, ...]:
-    """The steps of all results, their scores times the weights."""
+    """Returns the steps of all results, with each score multiplied by the weight of its result."""
     return tuple(
         (start, end, weight * score)
         for weight, scored in zip(weights, results, strict=True)
@@ -95,9 +99,9 @@ def weighted_steps(weights: Sequence[float], results: Sequence[Scored]) -> tuple
     )
 
 
-def _items(value: Any, what: str) -> list[Any]:
+def _items(value: Any, name: str) -> list[Any]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f"the scorer returned {value!r:.60} as {what}, expected a list")
+        raise TypeError(f"the scorer returned {value!r:.60} as {name}, expected a list")
     return list(value)
 
 
