@@ -1,1 +1,1 @@
-"""Code answers, run in sandboxes against their test cases."""
+"""Runs code answers in sandboxes against their test cases."""

@@ -1,11 +1,11 @@
-"""The command that starts a sandbox: what it sees, as whom it runs, and why none can be started.
+"""The command that starts a sandbox, with the files that it sees and the user that it runs as.
 
 A sandbox has namespaces of its own for mounts, processes, network, IPC and host name. It sees the interpreter, its
 standard library and the shared libraries, read-only, an empty /tmp in memory, and nothing else: no /proc, no shell, no
 files of the run, no environment.
 
-* Started by an ordinary user it is in a user namespace of its own as well, where it is nobody.
-* Started by root, whom the kernel exempts from limits on processes, it drops to a uid that nobody else has.
+* If an ordinary user starts it, it also has a user namespace of its own, where its user is nobody.
+* If root starts it, it changes to a uid that no other process has, because the kernel does not limit root's processes.
 """
 
 # ruff: noqa: S108 - /tmp is the sandbox's own
@@ -22,7 +22,7 @@ from rewards.code.limits import TMP_BYTES
 
 GUEST = Path(__file__).with_name("guest.py")
 NOBODY = 65534
-# The uids of sandboxes that root starts; far from those of people and containers.
+# The first uid of sandboxes that root starts; far from the uids of people and containers.
 _FIRST_UID = 2_000_000_000
 _SHARED_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
 ENVIRONMENT = {
@@ -30,39 +30,39 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "MALLOC_ARENA_MAX": "1",  # else each thread takes 64 MB of address space, which is limited
     "OMP_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0",
+    "PYTHONHASHSEED": "0",  # the same hashes, so the same output, in every sandbox
 }
-# Nothing of the environment's site-packages; the same hashes, hence the same output, in every sandbox.
+# Nothing of the site-packages of this environment.
 _PYTHON_FLAGS = ("-s", "-S", "-P", "-B")
 HINT = "docs/deployment.md says what it takes; reward.code.unsafe=true runs code without one"
 
 
 class NoSandbox(Exception):
-    """Sandboxes cannot be started here; the message says why."""
+    """No sandbox can be started here; the message gives the reason."""
 
 
 def is_root() -> bool:
-    """Returns True if this is root of the machine, and not of a user namespace."""
+    """Returns True if this process runs as root of the machine, not as root of a user namespace."""
     return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
 
 
 def own_uid(number: int, pid: int | None = None) -> int:
-    """The uid that sandbox `number` of process `pid`, by default this one, drops to; 0 where it need not."""
+    """Returns the uid for sandbox `number` of a process, by default this one; 0 if this is not root: none is needed."""
     return _FIRST_UID + ((pid or os.getpid()) % 100_000 * 1000 + number % 1000) if is_root() else 0
 
 
 def interpreter() -> str:
-    """The interpreter that runs the programs: this one, without its virtual environment."""
+    """Returns the path of this interpreter without its virtual environment; it runs the programs."""
     return os.path.realpath(sys.executable)
 
 
 def python_command(guest: str = str(GUEST)) -> list[str]:
-    """Returns the command that runs in a sandbox."""
+    """Returns the command that runs inside a sandbox."""
     return [interpreter(), *_PYTHON_FLAGS, guest]
 
 
 def isolated(hostname: str = "sandbox") -> list[str]:
-    """Starts a program that sees no network, no other process and no file, and has no capability.
+    """Returns the start of a command for a program without network, other processes, files and capabilities.
 
     Raises:
         NoSandbox: bubblewrap is not installed.
@@ -74,7 +74,11 @@ def isolated(hostname: str = "sandbox") -> list[str]:
 
 
 def sandbox_command(seccomp_fd: int) -> list[str]:
-    """Starts the interpreter in a sandbox; `seccomp_fd` has the filter. NoSandbox if bubblewrap is not installed."""
+    """Returns the command that starts the guest in a sandbox. `seccomp_fd` holds the filter of system calls.
+
+    Raises:
+        NoSandbox: bubblewrap is not installed.
+    """
     command = isolated()
     if is_root():
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
@@ -85,7 +89,7 @@ def sandbox_command(seccomp_fd: int) -> list[str]:
 
 @cache
 def _view() -> tuple[str, ...]:
-    """Returns bubblewrap's options for the files that a sandbox sees."""
+    """Returns the options of bubblewrap for the files that a sandbox sees."""
     options: list[str] = []
     for place in _of_python():
         options += [*_folders_above(place), "--ro-bind", place, place]
@@ -97,7 +101,7 @@ def _view() -> tuple[str, ...]:
 
 
 def shared_libraries() -> Iterator[str]:
-    """Yields bubblewrap's options for the libraries that programs need: bound, or a link where this machine has one."""
+    """Yields the options of bubblewrap for the shared libraries; a link of this machine is a link in the sandbox."""
     for place in _SHARED_LIBRARIES:
         yield from _folders_above(place)
         if Path(place).is_symlink():
@@ -107,15 +111,15 @@ def shared_libraries() -> Iterator[str]:
 
 
 def _of_python() -> Iterator[str]:
-    """The interpreter, its standard library, and libpython where the interpreter needs it."""
+    """Yields the paths of the interpreter, its standard library, and libpython if the interpreter needs it."""
     yield interpreter()
     yield from dict.fromkeys(os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
     library = Path(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("LDLIBRARY") or "")
     if library.suffix != ".a":
-        yield from (str(one) for one in library.parent.glob(f"{library.stem}*") if ".so" in one.name)
+        yield from (str(file) for file in library.parent.glob(f"{library.stem}*") if ".so" in file.name)
 
 
 def _folders_above(place: str) -> Iterator[str]:
-    """Makes the folders that a place lies in, open to the uid that a sandbox drops to: left alone, they are root's."""
+    """Yields the options that make the folders above a path; without them bubblewrap's are for root alone."""
     for folder in reversed(Path(place).parents[:-1]):
         yield from ("--perms", "0755", "--dir", str(folder))

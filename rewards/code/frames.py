@@ -1,29 +1,29 @@
-"""The answers of a guest: lines "STATUS SIZE", each with SIZE bytes of output behind it."""
+"""Reads the answers of a guest: each is a line "STATUS SIZE", then SIZE bytes of output."""
 
 import re
 from collections.abc import Iterator
 
 from rewards.code.limits import Limit
 
-# The program is about to run; a test's program has ended, well or not.
+# started: the program is about to run. ok, error: a test's process has ended without or with an error.
 STARTED, OK, ERROR = "started", "ok", "error"
 _HEADER = re.compile(rf"({'|'.join((STARTED, OK, ERROR, *(limit.value for limit in Limit)))}) (\d{{1,12}})\n".encode())
 _MAX_HEADER_BYTES = 32
 
 
 class Frames:
-    """Takes apart what is received, and keeps no output that is larger than `max_bytes`."""
+    """Splits the received bytes into answers; never stores an output that is larger than `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._received = bytearray()
-        self._num_skipped = 0  # bytes to come that belong to an output that was refused
+        self._num_skipped = 0  # bytes still to come of an output that is too large
 
     def feed(self, chunk: bytes) -> Iterator[tuple[str, bytes | None]]:
-        """Yields status and output of each frame that is complete now; None for an output that is too large.
+        """Yields status and output of each answer that is complete now; the output is None if it is too large.
 
         Raises:
-            ValueError: it is no frame.
+            ValueError: the received bytes are no answer.
         """
         self._received += chunk
         while True:

@@ -1,11 +1,11 @@
-"""Runs inside a sandbox, as its first process: one program, one test after the other, each in a process of its own.
+"""The first process of a sandbox. It runs one program on several tests, each in a process of its own.
 
-Standard library only: nothing else of ours is there. It waits, warm, for one request on stdin, a line of JSON, and ends
-when it has been answered. It writes "started 0", then for each test a line "STATUS SIZE" and SIZE bytes of output to
-stdout; what was expected is not here, so a program cannot look it up.
+A sandbox has only the standard library, nothing of SplitPPO. The guest waits for one request, a line of JSON on stdin,
+and ends when it has answered. It writes "started 0" to stdout, then for each test a line "STATUS SIZE" and SIZE bytes
+of output. The expected outputs are not in the sandbox, so that no program can read them.
 """
 
-# ruff: noqa: S102 - exec is what this is for
+# ruff: noqa: S102 - this module exists to run programs by exec
 
 import atexit
 import builtins
@@ -24,12 +24,12 @@ from types import CodeType
 from typing import Any, NoReturn
 
 _CHUNK_BYTES = 1 << 16
-_DAEMON_LIMIT_S = 0.2  # what was killed is gone by then
-# What a program's last exception says about limits, as the exit code of its process.
+_DAEMON_LIMIT_S = 0.2  # a process that was killed is gone by then
+# Exit codes of a program's process: an error, or the limit that its last exception is about.
 _EXIT_ERROR, _EXIT_CODES = 1, {77: "memory", 78: "processes", 79: "files"}
 _RESULT_FD = 3
 
-# What programs in the style of contest sites take for granted; imported while the sandbox waits.
+# The names that programs for contest sites use without an import. They are imported while the sandbox waits.
 _PRELUDE = """
 import bisect, collections, copy, functools, heapq, itertools, json, math, operator, os, re, string, sys, time
 from typing import *
@@ -43,8 +43,8 @@ from math import ceil, comb, factorial, floor, gcd, inf, lcm, log, log2, pi, pro
 
 
 def main() -> None:
-    """Takes on its limits, then waits for the request."""
-    # The kernel keeps programs from signalling the first process, but for signals that it handles.
+    """Sets the limits of this process, waits for the request, and answers it."""
+    # A program's signals reach the first process only if this handles them, as Python does with SIGINT.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     limits = json.loads(sys.argv[1])
     os.nice(limits["nice"])
@@ -54,7 +54,7 @@ def main() -> None:
         os.setresuid(uid, uid, uid)
     names: dict[str, Any] = {}
     exec(_PRELUDE, names)
-    # Where a program finds them, and yet has to define itself what is asked of it.
+    # As builtins these names are found, but a program must still define the function that is tested.
     vars(builtins).update(names | {"exit": sys.exit, "quit": sys.exit})
     with open(0, "rb", _CHUNK_BYTES, closefd=False) as stdin:
         line = stdin.readline()
@@ -95,9 +95,9 @@ def _run(request: dict[str, Any], test: Any, limits: dict[str, Any]) -> tuple[st
 
 
 def _exchange(pid: int, stdin: int, output: int, text: bytes, max_bytes: int) -> bytes | None:
-    """Feeds `text` to a process, closes its stdin, and returns what it has written until it ends; None if too much.
+    """Writes `text` to the stdin of a process and returns its output; None if that is more than `max_bytes`.
 
-    The end of the process counts, whichever other process still holds its pipes.
+    Returns when the process has ended, even if another process still has its pipes open. Closes `stdin`.
     """
     given, left = bytearray(), memoryview(text)
     ended, poller = os.pidfd_open(pid), select.poll()
@@ -129,7 +129,7 @@ def _exchange(pid: int, stdin: int, output: int, text: bytes, max_bytes: int) ->
 
 
 def _confine(stdin: int, output: int, *, is_stdin: bool, limits: dict[str, Any]) -> None:
-    """A session of its own, only its own pipes, and the limits of the kernel."""
+    """Puts this process into a session of its own, with only its own pipes and with the limits of the kernel."""
     os.setsid()
     nowhere = os.open("/dev/null", os.O_WRONLY)
     os.dup2(stdin, 0)
@@ -145,7 +145,7 @@ def _confine(stdin: int, output: int, *, is_stdin: bool, limits: dict[str, Any])
 
 
 def _be_program(request: dict[str, Any], test: Any, confine: Callable[[], None]) -> NoReturn:
-    """Runs program and test in this process, which ends here."""
+    """Runs the program and one test in this process, then ends it."""
     code = 0
     try:
         confine()
@@ -172,14 +172,14 @@ def _be_program(request: dict[str, Any], test: Any, confine: Callable[[], None])
                     thread.join()
             atexit._run_exitfuncs()  # noqa: SLF001 - what an interpreter does at its end
             sys.stdout.flush()
-    except BaseException as error:  # noqa: BLE001 - it is the program's
+    except BaseException as error:  # noqa: BLE001 - a program may raise anything
         code = _exit_code(error)
     finally:
         os._exit(code)
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """The names that statements use, also inside the functions that they define."""
+    """Returns the names that statements use, also inside the functions that they define."""
     return set(code.co_names).union(*(_names_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
@@ -192,7 +192,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _is_anyone_left() -> bool:
-    """Returns True if processes outlive the program, out of its session; this first process inherits them."""
+    """Returns True if a process outlives the program outside of its session; it is then a child of this process."""
     ends = time.monotonic() + _DAEMON_LIMIT_S
     while time.monotonic() < ends:
         try:

@@ -1,4 +1,4 @@
-"""The limits of a code answer, and the name of each in its result."""
+"""The limits of a code answer, and their names in its result."""
 
 import math
 from dataclasses import dataclass
@@ -10,28 +10,27 @@ MAX_FILES = 10_000
 _NICE = 10
 _MAX_OPEN_FILES = 64
 _STACK_BYTES = 128 << 20  # programs recurse
-# The field of a code answer that names the limit that it passed; None if it passed none.
+# The field of a result with the name of the limit that the program exceeded, or None.
 CODE_LIMIT = "code_limit"
 
 
 class Limit(Enum):
-    """A limit that was passed; its value is that field of the answer, and part of a metric's name."""
+    """A limit that a program exceeded. Its value is the field CODE_LIMIT of the result and part of a metric's name."""
 
-    TIME = "time"  # of the CPU, or on the clock
-    MEMORY = "memory"  # files included
-    PROCESSES = "processes"  # too many at a time, some that outlived the program, or its sandbox ended by it
-    FILES = "files"  # in /tmp: too many, or too large
+    TIME = "time"  # CPU time, or time on the clock
+    MEMORY = "memory"  # files in /tmp count
+    PROCESSES = "processes"  # too many at a time; or they outlived the program; or it ended its sandbox
+    FILES = "files"  # too many in /tmp, or too large ones
     OUTPUT = "output"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The resources that an answer may use, over all its tests and processes.
+    """The resources that an answer may use, in all its tests and processes together.
 
     Attributes:
-        cpu_s: user and system time; three times as much on the clock, since a program may wait, and cores may be busy.
-        max_processes: threads count.
-        output_bytes: of all tests together.
+        cpu_s: user and system time.
+        max_processes: processes and threads at a time.
     """
 
     cpu_s: float = 10.0
@@ -41,11 +40,11 @@ class Limits:
 
     @property
     def wall_s(self) -> float:
-        """Seconds on the clock."""
+        """Seconds on the clock: three times the CPU time, since a program may wait and cores may be busy."""
         return 3.0 * self.cpu_s
 
     def of_guest(self, uid: int, *, is_confined: bool) -> dict[str, Any]:
-        """Returns the guest's arguments: its uid, and the limits that the kernel enforces on each process."""
+        """Returns the guest's arguments: its uid, and the limits that the kernel sets for each of its processes."""
         rlimits = {
             "RLIMIT_AS": self.memory_bytes,
             "RLIMIT_CORE": 0,
@@ -55,6 +54,6 @@ class Limits:
             "RLIMIT_NOFILE": _MAX_OPEN_FILES,
             "RLIMIT_STACK": _STACK_BYTES,
         }
-        if is_confined:  # elsewhere it would count everything that this user runs
-            rlimits["RLIMIT_NPROC"] = self.max_processes + 2  # the guest, and one by which the limit is passed
+        if is_confined:  # without a sandbox it would count all processes of this user
+            rlimits["RLIMIT_NPROC"] = self.max_processes + 2  # the guest, and the process that exceeds the limit
         return {"uid": uid, "nice": _NICE, "output_bytes": self.output_bytes, "rlimits": rlimits}

@@ -1,8 +1,8 @@
-"""Scores code answers, one after the other, in a process of its own.
+"""The process that scores code answers, one after the other.
 
-The controller starts several, so that neither what a model's programs give nor what is expected is ever parsed or
-compared there: it receives JSON, once the process has shown that a sandbox runs a program and can be watched, and then
-for each pair of response and ground truth. The process ends with its channel, also in the middle of a program.
+The controller starts several. They parse and compare the output of programs and the expected output, so the controller
+does neither. A runner first shows that a sandbox runs a program and can be watched, and reports that in JSON. Then it
+answers each pair of response and ground truth in JSON. It ends with its channel, also in the middle of a program.
 """
 
 import itertools
@@ -10,7 +10,7 @@ import json
 import pickle
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 from rewards.channel import Channel
 from rewards.code.bubblewrap import NoSandbox, own_uid
@@ -19,12 +19,12 @@ from rewards.code.limits import CODE_LIMIT, Limit, Limits
 from rewards.code.sandbox import Outcome, Sandbox
 from rewards.samples import Failure
 
-_MAX_ATTEMPTS = 3  # of a program whose sandbox ended before it gave anything
-# Longer than a look at what it uses takes to come around.
+_MAX_ATTEMPTS = 3  # to run a program whose sandbox ends without an answer
+# Sleeps for longer than the interval at which its resources are measured.
 _TRIAL = ("import time\ntime.sleep(0.1)\nprint(int(input()) + 1)", Cases("stdin", ("1",), ("2",)))
 
 
-# The samples of a prompt come one after the other.
+# The responses to a prompt come one after the other, and have the same test cases.
 _parsed = lru_cache(maxsize=8)(parse_cases)
 
 
@@ -32,9 +32,9 @@ class Runner:
     """Runs the program of each response against the test cases of its row; a context manager that ends all sandboxes.
 
     Args:
-        is_confined: False: without sandboxes, for `reward.code.unsafe`.
-        is_continuous: the score is the share of the tests that are passed.
-        lifeline: a descriptor that is hung up when the controller is gone.
+        is_confined: False runs programs without sandboxes (`reward.code.unsafe`).
+        is_continuous: True if the score is the share of the tests that pass (`reward.code.continuous`).
+        lifeline: a descriptor that poll reports as hung up when the controller is gone.
 
     Raises:
         NoSandbox: on entering: a sandbox does not run a program, or cannot be watched.
@@ -48,7 +48,7 @@ class Runner:
         self._numbers = itertools.count()
         self._warm: Sandbox | None = None
 
-    def __enter__(self) -> "Runner":
+    def __enter__(self) -> Self:
         self._try_out()
         self._warm = self._new_sandbox()
         return self
@@ -58,11 +58,11 @@ class Runner:
             self._warm.__exit__()
 
     def score(self, response: str, ground_truth: Any) -> dict[str, Any]:
-        """The fields of a `Scored`.
+        """Returns the fields of the response's `Scored`, as JSON values.
 
         Raises:
-            NoSandbox: it is not the program's fault: no sandbox can be started any more.
-            EOFError: nobody holds the other end of the lifeline any more.
+            NoSandbox: no sandbox can be started any more, whatever the program.
+            EOFError: the controller is gone.
         """
         try:
             cases = _parsed(ground_truth) if isinstance(ground_truth, str) else parse_cases(ground_truth)
@@ -104,7 +104,7 @@ class Runner:
         return Sandbox(self._limits, own_uid(next(self._numbers)), is_confined=self._is_confined)
 
     def _try_out(self) -> None:
-        """NoSandbox, with the reason, if a sandbox does not run a program or cannot be watched."""
+        """Raises NoSandbox, with the reason, if a sandbox does not run a program or cannot be watched."""
         program, cases = _TRIAL
         try:
             with self._new_sandbox() as sandbox:
@@ -122,7 +122,10 @@ def _failed(failure: Failure, message: str) -> dict[str, Any]:
 
 
 def serve(channel: Channel, limits: Limits, is_confined: bool, is_continuous: bool) -> None:
-    """Answers until the controller is gone; arguments as for `Runner`."""
+    """Reports that sandboxes work, then answers requests until the controller is gone; for the arguments see `Runner`.
+
+    If a sandbox cannot be started, the last answer is the reason.
+    """
 
     def answer(fields: Mapping[str, Any]) -> None:
         channel.send(json.dumps(fields).encode())

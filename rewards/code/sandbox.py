@@ -1,7 +1,7 @@
-"""One sandbox: a warm interpreter that waits for one program, and ends with it.
+"""One sandbox: an interpreter that waits for one program, runs it and ends.
 
-Namespaces and the guest's limits confine a program; what they cannot count, the use of all its processes together, is
-watched from here, and whoever passes a limit is killed with all that it has started.
+Namespaces and the guest's limits confine a program. They cannot count what all its processes use together, so this
+process measures that, and kills a program that exceeds a limit with all its processes.
 """
 
 import json
@@ -37,10 +37,10 @@ class Outcome:
     """The result of running a program.
 
     Attributes:
-        passed: per test, as far as they were run.
-        limit: that it passed.
-        error: why the sandbox gave no answer.
-        is_started: it was given to a sandbox that could run it.
+        passed: True or False for each test that was run.
+        limit: the limit that the program exceeded.
+        error: the reason why the sandbox gave no answer.
+        is_started: True if the sandbox ended after it had begun to run the program.
     """
 
     passed: tuple[bool, ...] = ()
@@ -50,16 +50,19 @@ class Outcome:
 
 
 class Sandbox:
-    """Started at once, good for one program; a context manager that leaves nothing behind.
+    """An interpreter in a sandbox, started at once, for one program; a context manager that ends all its processes.
 
-    It ends with the thread that has started it, at the latest.
+    It ends at the latest with the thread that started it.
 
     Args:
-        uid: that it drops to; 0 where it need not.
-        is_confined: False: without namespaces and filter, for `reward.code.unsafe`.
+        uid: the uid that the guest changes to; 0 keeps the user of this process.
+        is_confined: False leaves out namespaces and the filter of system calls (`reward.code.unsafe`).
+
+    Attributes:
+        is_watched: True if the resources that the program uses can be measured.
 
     Raises:
-        NoSandbox: it cannot be started here.
+        NoSandbox: no sandbox can be started here.
     """
 
     def __init__(self, limits: Limits, uid: int = 0, *, is_confined: bool = True) -> None:
@@ -95,7 +98,7 @@ class Sandbox:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends all that runs in it; returns when it is gone."""
+        """Ends all its processes, and returns when they have ended."""
         if self._is_confined and (children := children_of(self._process.pid)):
             # With the first process of its namespace all others end, and then bubblewrap itself.
             with suppress(ProcessLookupError):
@@ -113,10 +116,10 @@ class Sandbox:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, program: str, cases: Cases, *, runs_all: bool = True, lifeline: int | None = None) -> Outcome:
-        """Runs a program's tests, to the first that is not passed or to the last.
+        """Runs a program's tests: all of them, or with `runs_all=False` up to the first that fails.
 
         Raises:
-            EOFError: nobody holds the other end of the pipe `lifeline` any more.
+            EOFError: the descriptor `lifeline` is hung up.
         """
         nonce = secrets.token_hex(16) if cases.kind == "asserts" else ""
         request = {"program": program, "kind": cases.kind, "fn_name": cases.fn_name, "tests": cases.inputs}
@@ -138,9 +141,11 @@ class Sandbox:
         return Outcome(tuple(passed))
 
     def _exchange(self, request: bytes, frames: Frames, lifeline: int | None) -> Iterator[tuple[str, bytes | None]]:
-        """Hands the request over and yields what comes back: status, output.
+        """Sends the request to the guest and yields the status and the output of each answer.
 
-        Raises _Ended or EOFError.
+        Raises:
+            _Ended: no answer comes any more, or the program has exceeded a limit.
+            EOFError: the descriptor `lifeline` is hung up.
         """
         left = memoryview(request)
         started_s = checked_s = time.monotonic()
@@ -155,13 +160,13 @@ class Sandbox:
             if lifeline in ready:
                 raise EOFError
             if self._stdin.fileno() in ready:
-                with suppress(BrokenPipeError):  # it has ended: its stdout says so
+                with suppress(BrokenPipeError):  # the guest has ended, and its stdout, too
                     left = left[os.write(self._stdin.fileno(), left[:_CHUNK_BYTES]) :]
                 if not left:
                     poller.unregister(self._stdin)
             if self._stdout.fileno() in ready:
                 if not (chunk := os.read(self._stdout.fileno(), _CHUNK_BYTES)):
-                    raise _Ended(f"the sandbox ended: {self._last_words()}")
+                    raise _Ended(f"the sandbox ended: {self._reason()}")
                 try:
                     yield from frames.feed(chunk)
                 except ValueError as error:
@@ -171,11 +176,11 @@ class Sandbox:
                 self._check(now_s - started_s)
 
     def _check(self, elapsed_s: float) -> None:
-        """Compares what all its processes use with the limits."""
+        """Raises _Ended if all processes of the sandbox together exceed a limit."""
         limits, usage = self._limits, usage_of(self._process.pid)
         if usage.cpu_s > limits.cpu_s or elapsed_s > limits.wall_s:
             raise _Ended(limit=Limit.TIME)
-        if usage.num_threads - 1 - self._is_confined > limits.max_processes:  # the guest, and bubblewrap
+        if usage.num_threads - 1 - self._is_confined > limits.max_processes:  # not the guest, and not bubblewrap
             raise _Ended(limit=Limit.PROCESSES)
         num_files, file_bytes = self._files()
         if num_files > MAX_FILES or file_bytes >= TMP_BYTES:
@@ -193,18 +198,18 @@ class Sandbox:
                     return tmp.f_files - tmp.f_ffree, (tmp.f_blocks - tmp.f_bfree) * tmp.f_frsize
         return 0, 0
 
-    def _last_words(self) -> str:
-        """Returns the end of its stderr, which programs cannot write to, else its exit code."""
+    def _reason(self) -> str:
+        """Returns the stderr of the sandbox, which programs cannot write to, else its exit code."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_LIMIT_S)
         os.set_blocking(self._stderr.fileno(), False)
-        said = self._stderr.read(_MAX_REASON_BYTES) or b""
-        return said.decode(errors="replace").strip() or f"exit code {self._process.returncode}"
+        reason = self._stderr.read(_MAX_REASON_BYTES) or b""
+        return reason.decode(errors="replace").strip() or f"exit code {self._process.returncode}"
 
 
 @dataclass(eq=False)
 class _Ended(Exception):
-    """A sandbox gives no further answer: why, or which limit its program has passed."""
+    """A sandbox gives no further answer: the error, or the limit that its program has exceeded."""
 
     error: str = ""
     limit: Limit | None = None

@@ -1,8 +1,8 @@
-"""System calls that a sandbox is denied, as a program for the kernel's filter (seccomp, classic BPF).
+"""The filter of system calls for a sandbox, as a program for the kernel (seccomp, classic BPF).
 
-Denied are: new namespaces and mounts; sockets; shared memory that outlives its mappings, and so would be in nobody's
-memory; other processes' memory and limits; keys, which outlive a program; and large parts of the kernel that no program
-needs.
+The filter denies: new namespaces and mounts; sockets; shared memory that outlives its mappings, because no process's
+memory shows it; the memory and the limits of other processes; keys, which outlive a program; and large parts of the
+kernel that no program needs.
 """
 
 import errno
@@ -11,15 +11,15 @@ import struct
 
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _DENY, _ABSENT = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-# Where struct seccomp_data has them; arguments by their lower half.
+# Offsets in struct seccomp_data; for the arguments the offset of the lower half of the first.
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _OTHER_ABI = 0x40000000  # x32's numbers start here
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEW*, of clone
 _SHARED_ANONYMOUS = 0x21  # MAP_SHARED | MAP_ANONYMOUS
 
-# io_uring_*, open_tree to fspick, pidfd_getfd, mount_setattr, memfd_secret: these are the same everywhere.
+# io_uring_*, open_tree to fspick, pidfd_getfd, mount_setattr, memfd_secret: the same numbers on every machine.
 _DENIED_EVERYWHERE = (425, 426, 427, 428, 429, 430, 431, 432, 433, 438, 442, 447)
-_CLONE3 = 435  # its flags lie where a filter cannot look: who gets "no such call" takes clone instead
+_CLONE3 = 435  # a filter cannot read its flags; libraries use clone where this call does not exist
 _DENIED = {
     "x86_64": {
         "shmget": 29, "socket": 41, "socketpair": 53, "semget": 64, "msgget": 68, "ptrace": 101, "pivot_root": 155,
@@ -41,7 +41,7 @@ _MACHINES = {"x86_64": (0xC000003E, 56, 9, 302), "aarch64": (0xC00000B7, 220, 22
 
 
 def filter_program(machine: str | None = None) -> bytes:
-    """The filter for a machine as `platform.machine` calls it, by default this one; ValueError if there is none."""
+    """Returns the filter for a machine, as `platform.machine` names it, by default this one. ValueError if unknown."""
     machine = machine or platform.machine()
     if machine not in _MACHINES:
         raise ValueError(f"there is no filter of system calls for {machine}, only for {' and '.join(_MACHINES)}")
@@ -69,7 +69,7 @@ def filter_program(machine: str | None = None) -> bytes:
 
 
 def _judge_call(number: int, *steps: bytes) -> list[bytes]:
-    """Returns steps for one system call, which is allowed unless they return something else."""
+    """Returns the steps that judge one system call; it is allowed unless `steps` return another verdict."""
     return [_step(_JUMP_EQUAL, number, otherwise=len(steps) + 1), *steps, _step(_RETURN, _ALLOW)]
 
 
@@ -78,5 +78,5 @@ def _return_if(jump: int, value: int, verdict: int) -> list[bytes]:
 
 
 def _step(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
-    """One struct sock_filter; `then` and `otherwise` are how many steps a jump leaves out."""
+    """Returns one step (struct sock_filter); `then` and `otherwise` are the numbers of steps that a jump skips."""
     return struct.pack("=HBBI", code, then, otherwise, value)

@@ -1,4 +1,4 @@
-"""The source of scores for code answers: processes that run them in sandboxes, one answer at a time each."""
+"""The source of scores for code answers: runner processes, each with one answer at a time in a sandbox."""
 
 import asyncio
 import json
@@ -17,20 +17,20 @@ from splitppo.machine.cores import permitted_cores
 
 log = logging.getLogger(__name__)
 
-_MAX_ATTEMPTS = 3  # for a sample whose runner ends
+_MAX_ATTEMPTS = 3  # to score a sample whose runner ends
 _START_LIMIT_S = 120.0
-_GRACE_S = 60.0  # on top of what the limits of three attempts allow
+_GRACE_S = 60.0  # added to the time that three attempts of a runner may take
 _EXIT_LIMIT_S = 10.0
 
 
 class CodeSandboxes:
     """Runs the program of each response against the test cases of its row.
 
-    The score is 1 where all tests are passed, else 0; with `reward.code.continuous` the share of those that are. A
-    response without a program, or one whose program passes a limit, scores 0.
+    The score is 1 if all tests pass, else 0; with `reward.code.continuous` it is the share of the tests that pass. It
+    is 0 if the response has no program, or if the program exceeds a limit.
 
     Raises:
-        ConfigError: on entering: no sandbox can be started here, and `reward.code.unsafe` does not allow to go without.
+        ConfigError: on entering: no sandbox can be started here, and `reward.code.unsafe` is not set.
     """
 
     def __init__(self, config: CodeConfig) -> None:
@@ -55,7 +55,7 @@ class CodeSandboxes:
             self._free.put_nowait(runner)
 
     async def __aenter__(self) -> Self:
-        """Starts the runners, each of which shows that a sandbox runs a program and can be watched."""
+        """Starts the runners. Each one shows that a sandbox runs a program and can be watched."""
         started = await asyncio.gather(*map(self._start, self._runners), return_exceptions=True)
         if error := next(filter(None, started), None):
             await self.__aexit__()
@@ -69,12 +69,12 @@ class CodeSandboxes:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Ends all sandboxes, also those in the middle of a program."""
+        """Ends all sandboxes, also in the middle of a program."""
         self._is_open = False
         await asyncio.gather(*(runner.end(_EXIT_LIMIT_S) for runner in self._runners))
 
     async def _start(self, runner: WorkerProcess) -> None:
-        """Starts a runner. NoSandbox, with the reason, if it cannot run programs."""
+        """Starts a runner. Raises NoSandbox, with the reason, if it cannot run programs."""
         if not self._is_open:
             raise NoSandbox("the run is ending")
         try:
@@ -85,7 +85,7 @@ class CodeSandboxes:
         _checked(report)
 
     async def score(self, samples: Sequence[Sample]) -> list[Scored]:
-        """One result per sample; its field `code_limit` names the limit that a program has passed.
+        """Returns one result per sample; its field `code_limit` names the limit that the program exceeded, or is None.
 
         Raises:
             RuntimeError: no sandbox can be started any more.
@@ -96,10 +96,10 @@ class CodeSandboxes:
         finally:
             for task in tasks:
                 task.cancel()
-        passed = Counter(limit for scored in results if (limit := scored.extra.get(CODE_LIMIT)))
-        if passed:
-            counts = ", ".join(f"{count} {limit}" for limit, count in passed.items())
-            log.info("%d of %d code answers passed a limit: %s", passed.total(), len(results), counts)
+        exceeded = Counter(limit for scored in results if (limit := scored.extra.get(CODE_LIMIT)))
+        if exceeded:
+            counts = ", ".join(f"{count} {limit}" for limit, count in exceeded.items())
+            log.info("%d of %d code answers exceeded a limit: %s", exceeded.total(), len(results), counts)
         return results
 
     async def _score_one(self, sample: Sample) -> Scored:
@@ -112,7 +112,7 @@ class CodeSandboxes:
             except TimeoutError:
                 return Scored(0.0, failure=Failure.TIMEOUT, message="the process that runs programs does not answer")
             except ProcessEnded as error:
-                log.warning("another process that runs programs is started, one %s", error)
+                log.warning("a process that runs programs is replaced: it %s", error)
             finally:
                 self._free.put_nowait(runner)
         return Scored(0.0, failure=Failure.CRASH, message="the process that runs programs ended again and again")
@@ -126,7 +126,7 @@ class CodeSandboxes:
 
 
 def _checked(reply: dict[str, Any]) -> dict[str, Any]:
-    """Returns a reply of a runner. NoSandbox, with the reason, if it says that it cannot run programs."""
+    """Returns a runner's reply. Raises NoSandbox if the reply is the reason why it cannot run programs."""
     if reason := reply.get("reason"):
         raise NoSandbox(reason)
     return reply

@@ -1,12 +1,14 @@
-"""The resources that a process and all that it has started use together, from /proc."""
+"""Reads from /proc the resources that a process and its descendants use together."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# Positions in /proc/PID/stat behind the command's name: user and system time, both of ended children, threads, pages.
+# Positions in /proc/PID/stat, counted after the command: state; user and system time, own and of ended children;
+# threads; resident pages.
 _STATE, _TIMES, _THREADS, _PAGES = 0, slice(11, 15), 17, 21
 
 
@@ -15,9 +17,9 @@ class Usage:
     """The resources that a tree of processes uses.
 
     Attributes:
-        num_threads: of those that have not ended.
-        memory_bytes: resident; what processes share counts for each.
-        cpu_s: user and system time, also of those that have ended and were waited for.
+        num_threads: the threads of all processes that have not ended.
+        memory_bytes: resident memory; memory that processes share counts for each of them.
+        cpu_s: user and system time, also of processes that have ended and were waited for.
     """
 
     num_threads: int = 0
@@ -26,28 +28,26 @@ class Usage:
 
 
 def children_of(pid: int) -> list[int]:
-    """The living and ended children of all threads of a process; none where it is gone."""
-    found: list[int] = []
-    try:
+    """Returns the pids of the living and ended children of all threads of a process; none if it does not exist."""
+    children: list[int] = []
+    with suppress(FileNotFoundError, ProcessLookupError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            found += map(int, (thread / "children").read_text().split())
-    except (FileNotFoundError, ProcessLookupError):
-        pass
-    return found
+            children += map(int, (thread / "children").read_text().split())
+    return children
 
 
 def usage_of(pid: int) -> Usage:
-    """Returns the use of a process and all below it; processes that start or end meanwhile may be missed."""
+    """Returns the resources of a process and its descendants; those that start or end meanwhile may be missing."""
     num_threads, pages, ticks = 0, 0, 0
     pids = [pid]
-    for one in pids:
+    for descendant in pids:
         try:
-            fields = Path(f"/proc/{one}/stat").read_bytes().rpartition(b")")[2].split()
+            fields = Path(f"/proc/{descendant}/stat").read_bytes().rpartition(b")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         ticks += sum(map(int, fields[_TIMES]))
         if fields[_STATE] not in b"ZX":
             num_threads += int(fields[_THREADS])
             pages += int(fields[_PAGES])
-        pids += children_of(one)
+        pids += children_of(descendant)
     return Usage(num_threads, pages * _PAGE_BYTES, ticks / _TICKS_PER_S)
