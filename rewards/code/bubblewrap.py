@@ -34,7 +34,7 @@ ENVIRONMENT = {
 }
 # Nothing of the site-packages of this environment.
 _PYTHON_FLAGS = ("-s", "-S", "-P", "-B")
-HINT = "docs/deployment.md says what it takes; reward.code.unsafe=true runs code without one"
+HINT = "docs/deployment.md says what a sandbox needs; reward.code.unsafe=true runs code without one"
 
 
 class NoSandbox(Exception):

@@ -1,1 +1,1 @@
-"""A language model behind an OpenAI-compatible API as a source of scores."""
+"""The judge: a language model behind an OpenAI-compatible API that scores responses."""

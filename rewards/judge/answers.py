@@ -1,4 +1,4 @@
-"""The answers that a judge has given, kept in a file: a step that is done again gets the same ones."""
+"""Stores the answers of a judge in a file, so that a step that is repeated gets the same answers."""
 
 import json
 import logging
@@ -10,11 +10,11 @@ log = logging.getLogger(__name__)
 
 
 class Answers:
-    """Answers by the sha256 of their request; a context manager.
+    """A judge's answers by the sha256 of their request; a context manager.
 
-    Each is appended to a JSONL file, `{"request", "answer"}`, as soon as it is there; memory holds only where, some 200
-    bytes each. A line that a crash has left incomplete is cut off at the start, with what follows it. Without a file
-    they are kept for the life of this object.
+    An answer is appended to a JSONL file, `{"request", "answer"}`, as soon as it comes. Memory holds only its place in
+    the file, some 200 bytes. On entering, a line that a crash has left incomplete is cut off, with all lines behind it.
+    Without a file the answers are stored as long as this object exists.
 
     Raises:
         OSError: on entering, or later: the file cannot be read or written.
@@ -38,14 +38,14 @@ class Answers:
         os.close(self._descriptor)
 
     def find(self, key: str) -> str | None:
-        """The answer to a request, if it is known."""
+        """Returns the answer to the request with this sha256 (hexadecimal), or None."""
         if (place := self._places.get(bytes.fromhex(key))) is None:
             return None
         offset, length = place
         return str(json.loads(os.pread(self._descriptor, length, offset))["answer"])
 
     def add(self, key: str, answer: str) -> None:
-        """Keeps an answer."""
+        """Stores the answer to the request with this sha256 (hexadecimal)."""
         line = json.dumps({"request": key, "answer": answer}).encode() + b"\n"
         written = 0
         while written < len(line):
@@ -64,12 +64,12 @@ class Answers:
                 self._remember(str(entry["request"]), len(line))
             size = os.fstat(lines.fileno()).st_size
         if size > self._end:
-            log.warning("%s: the last %d bytes are no whole answer, and are cut off", file, size - self._end)
+            log.warning("%s: the last %d bytes are no complete answer and are cut off", file, size - self._end)
             os.ftruncate(self._descriptor, self._end)
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """A line's content; None if it is not whole."""
+    """Returns the content of a line, or None if the line is not a complete entry."""
     try:
         content = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:

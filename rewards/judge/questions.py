@@ -1,4 +1,4 @@
-"""The question to a judge about a response, and the score that its answer becomes."""
+"""Writes the request to a judge about a response, and reads the score in the judge's answer."""
 
 import json
 import os
@@ -37,10 +37,10 @@ _LIMITS = ("lowest", "highest")
 
 
 class Questions:
-    """Writes the request about a sample, and reads the score in its answer.
+    """Writes the request to a judge about a sample, and reads the score in the answer.
 
     Raises:
-        ConfigError: the template cannot be read, is no Jinja, or uses a name that nobody gives it.
+        ConfigError: the template cannot be read, is not valid Jinja, or uses an unknown name.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
@@ -68,7 +68,7 @@ class Questions:
         ).encode()
 
     def score(self, answer: str) -> Scored:
-        """The score in an answer, in [0, 1], with the field `judge_answer`; without a mark a failure."""
+        """Returns the score in an answer, in [0, 1], with the field `judge_answer`; a failure if there is no mark."""
         lowest, highest = self._config.score_range
         extra = {"judge_answer": answer}
         marks = self._pattern.findall(answer)
@@ -83,7 +83,7 @@ class Questions:
 
 
 def headers(config: JudgeConfig) -> dict[str, str]:
-    """Returns the headers of every request. ConfigError if the variable of the API key is not set, or holds no key."""
+    """Returns the headers of every request. ConfigError if the variable of the API key is not set or holds no key."""
     content = {"Content-Type": "application/json", "Accept": "application/json"}
     if config.api_key_env is None:
         return content
@@ -95,7 +95,7 @@ def headers(config: JudgeConfig) -> dict[str, str]:
 
 
 def shown(text: str) -> str:
-    """The start of what came, on one line."""
+    """Returns the first 120 characters of a text on one line, quoted."""
     line = " ".join(text.split())
     return repr(line if len(line) <= 120 else f"{line[:117]}...")
 
@@ -114,6 +114,6 @@ def _load_template(config: JudgeConfig) -> jinja2.Template:
     except jinja2.TemplateError as error:
         raise ConfigError(f"{key}: {config.prompt_template} is no valid Jinja: {error}") from error
     if unknown := sorted(used - {*_FIELDS, *_LIMITS} - environment.globals.keys()):
-        known = ", ".join((*_FIELDS, *_LIMITS))
-        raise ConfigError(f"{key}: {config.prompt_template} uses {unknown[0]!r}; known: {known}")
+        names = ", ".join((*_FIELDS, *_LIMITS))
+        raise ConfigError(f"{key}: {config.prompt_template} uses {unknown[0]!r}; known: {names}")
     return template

@@ -1,4 +1,4 @@
-"""The judge as a source of scores: requests over HTTP, many at a time, sent again where that may help."""
+"""The judge as a source of scores: sends requests over HTTP, many at a time, and repeats those that may succeed."""
 
 import asyncio
 import hashlib
@@ -26,7 +26,7 @@ _MAX_ANSWER_BYTES = 4 << 20
 
 @dataclass(eq=False)
 class _NoAnswer(Exception):
-    """A request without an answer: why, and whether another one may have more luck."""
+    """A request got no answer: the reason, and whether another try may get one."""
 
     failure: Failure
     message: str
@@ -43,13 +43,13 @@ class _Progress:
 
 
 class Judge:
-    """Asks a language model for a mark of each response; an async context manager that holds the connections.
+    """Asks a language model for a mark of each response; an async context manager that closes the connections.
 
-    What it has answered once, in this run, is not asked again: `answers_file` keeps it. Only what the model said is
-    kept, so a judge that was away is asked again when the run goes on.
+    An answer of the model is stored in `answers_file`, and its request is not sent again in this run. Failures are not
+    stored: after an outage the judge is asked again when the run goes on.
 
     Raises:
-        ConfigError: the template or the API key is not there.
+        ConfigError: the template or the API key is missing or cannot be used.
     """
 
     def __init__(self, config: JudgeConfig, answers_file: Path | None = None) -> None:
@@ -62,11 +62,11 @@ class Judge:
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Reads the known answers; nothing is asked yet."""
-        logging.getLogger("httpx2").setLevel(logging.WARNING)  # it has a line for every request
+        """Reads the stored answers and makes the HTTP client; sends no request yet."""
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # below this level it logs every request
         async with AsyncExitStack() as opening:
             opening.enter_context(self._answers)
-            # Time limits are of whole requests; a request has a place before it asks for a connection.
+            # `_request` limits the time of a whole request, and `_free` the number of connections.
             limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self._config.concurrency)
             client = httpx2.AsyncClient(headers=self._headers, timeout=None, limits=limits)
             self._client = await opening.enter_async_context(client)
@@ -77,10 +77,10 @@ class Judge:
         await self._open.aclose()
 
     async def score(self, samples: Sequence[Sample]) -> list[Scored]:
-        """One score per sample, in [0, 1]; samples that make the same request share an answer.
+        """Returns one result per sample, with a score in [0, 1]; samples with the same request share an answer.
 
         Raises:
-            OSError: an answer cannot be kept.
+            OSError: an answer cannot be stored.
         """
         bodies = await asyncio.to_thread(lambda: [self._body(sample) for sample in samples])
         different = dict.fromkeys(body for body in bodies if isinstance(body, bytes))
@@ -104,17 +104,17 @@ class Judge:
         if answer is None:
             try:
                 answer = await self._ask(key, body, progress)
-            except _NoAnswer as nothing:
-                return Scored(0.0, failure=nothing.failure, message=nothing.message)
+            except _NoAnswer as error:
+                return Scored(0.0, failure=error.failure, message=error.message)
             self._answers.add(key, answer)
         return self._questions.score(answer)
 
     async def _ask(self, key: str, body: bytes, progress: _Progress) -> str:
-        """Returns the answer of the first try that gets one.
+        """Returns the answer of the first try that gets one, else raises _NoAnswer.
 
-        A request keeps its place while it pauses, so that a busy judge does not get the others meanwhile. After as many
-        requests in a row without an answer as there are places, the others are not sent: a judge that hangs would hold
-        up the step for every try of every request.
+        A request keeps its place among the concurrent ones while it pauses, so a busy judge gets no other one in its
+        place. After as many requests in a row without an answer as may run at a time, the others are not sent: with a
+        judge that hangs, the step would wait for every try of every request.
         """
         config = self._config
         num_tries = 1 + config.retries
@@ -125,10 +125,10 @@ class Judge:
             for attempt in range(num_tries):
                 try:
                     answer = await self._request(body)
-                except _NoAnswer as nothing:
-                    if not nothing.is_temporary:
+                except _NoAnswer as error:
+                    if not error.is_temporary:
                         raise
-                    last = nothing
+                    last = error
                 else:
                     progress.num_lost = 0
                     return answer
@@ -141,7 +141,7 @@ class Judge:
             raise last
 
     async def _request(self, body: bytes) -> str:
-        """One try."""
+        """Sends a request once and returns the model's text. _NoAnswer without one."""
         try:
             url = f"{self._config.url}/chat/completions"
             async with asyncio.timeout(self._config.timeout_s), self._client.stream("POST", url, content=body) as reply:
@@ -157,13 +157,13 @@ class Judge:
 
 
 def retry_pause_s(backoff_s: float, key: str, attempt: int) -> float:
-    """Seconds before the next try: doubled each time, times 0.5 to 1.5 by a hash, so that not all come back at once."""
+    """Returns the seconds before the next try: doubled each time, times 0.5 to 1.5, which a hash of the key decides."""
     digest = hashlib.sha256(f"{key} {attempt}".encode()).digest()
     return backoff_s * 2.0**attempt * (0.5 + int.from_bytes(digest[:4]) / 2**32)
 
 
 async def _read(response: httpx2.Response) -> str:
-    """The body of a response, up to a limit."""
+    """Returns the body of a response. _NoAnswer if it has more than _MAX_ANSWER_BYTES bytes."""
     content = bytearray()
     async for chunk in response.aiter_bytes():
         content += chunk
@@ -174,7 +174,7 @@ async def _read(response: httpx2.Response) -> str:
 
 
 def _content(response: httpx2.Response, body: str) -> str:
-    """Returns the model's text, by OpenAI's schema."""
+    """Returns the model's text in a chat completion of OpenAI's API. _NoAnswer if the body is none."""
     if response.status_code != 200:
         message = f"the judge answered HTTP {response.status_code}: {shown(body)}"
         if response.status_code in _TEMPORARY:
@@ -191,5 +191,5 @@ def _content(response: httpx2.Response, body: str) -> str:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Returns the header Retry-After where it is a number of seconds, else 0."""
+    """Returns the header Retry-After if it is a number of seconds, else 0."""
     return float(retry_after) if retry_after is not None and retry_after.isdecimal() else 0.0

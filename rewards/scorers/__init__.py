@@ -1,1 +1,1 @@
-"""The built-in scorers of text, one per kind of data set, and how they compare mathematics."""
+"""The built-in scorers of text, one per kind of data set, and the comparison of mathematical answers."""

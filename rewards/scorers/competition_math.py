@@ -1,4 +1,4 @@
-r"""MATH (Hendrycks et al., 2021): the content of the response's last \boxed{...}, compared as mathematics."""
+r"""The scorer of MATH (Hendrycks et al., 2021): the content of the last \boxed{...}, compared as mathematics."""
 
 # ruff: noqa: ARG001 - the signature is the one that all scorers share
 
@@ -14,20 +14,23 @@ _NOT_EMPTY = re.compile(r"\s*+\S")
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
-    r"""1 if the last \boxed or \fbox is equivalent to the ground truth (the content of a box), else 0."""
+    r"""Returns 1 if the last \boxed or \fbox is equivalent to the ground truth (the content of a box), else 0."""
     answer = last_boxed(solution_str)
     return 0.0 if answer is None else float(is_equivalent(answer, str(ground_truth)))
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last complete \boxed{...} or \fbox{...}, or None; "\boxed 7" holds what comes up to a "$"."""
+    r"""Returns the content of the last complete \boxed{...} or \fbox{...}, or None.
+
+    A box without braces, as in "\boxed 7", ends at a "$" or at the end of its line.
+    """
     last = end_of_last = end_of_line = -1
-    opened: list[int] = []  # of every open brace, where its content begins; of one that opens no box, -1
+    opened: list[int] = []  # for every open brace the start of its content, or -1 if the brace opens no box
     for match in _BOX_OR_BRACE.finditer(text):
         backslashes, box, brace = match.groups(default="")
         start, end = -1, match.end() - 1
         if not box and len(backslashes) % 2:
-            continue  # an escaped brace is none
+            continue  # an escaped brace opens and closes nothing
         if box and not brace:
             start = match.end()
             if start > end_of_line:

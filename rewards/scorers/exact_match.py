@@ -1,4 +1,4 @@
-"""Search-R1's questions (Jin et al., 2025): the last <answer>, compared with short texts as SQuAD does."""
+"""The scorer of Search-R1's questions (Jin et al., 2025): the last <answer>, compared with texts as in SQuAD."""
 
 # ruff: noqa: ARG001 - the signature is the one that all scorers share
 
@@ -6,15 +6,15 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-_MAX_TAGS = 10  # of either kind, before a response counts as spam
+_MAX_TAGS = 10  # opening or closing tags; a response with more is spam
 _ARTICLES = frozenset({"a", "an", "the"})
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
-    """1 if the content of the last <answer> is one of the ground truth's "target", else 0; 1/4 with a spam of tags.
+    """Returns 1 if the last <answer> is one of the ground truth's texts, 1/4 if there are too many tags, else 0.
 
     Raises:
-        ValueError: the ground truth is no {"target": text or list of texts}.
+        ValueError: the ground truth is not {"target": text or list of texts}.
     """
     targets = ground_truth.get("target") if isinstance(ground_truth, Mapping) else None
     targets = [targets] if isinstance(targets, str) else targets
@@ -27,7 +27,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_
 
 
 def last_answer(text: str) -> str:
-    """The content of the last complete <answer>, or nothing."""
+    """Returns the content of the last complete <answer>, or an empty text."""
     for part in reversed(text.split("</answer>")[:-1]):
         _, tag, content = part.partition("<answer>")
         if tag:
@@ -36,6 +36,9 @@ def last_answer(text: str) -> str:
 
 
 def normalise(answer: str) -> str:
-    """Lower-case words without punctuation (Rajpurkar et al., 2016), and without articles if there are others."""
+    """Returns the lower-case words without punctuation and articles (Rajpurkar et al., 2016).
+
+    The articles stay if there are no other words.
+    """
     words = "".join(letter for letter in answer.lower() if letter not in string.punctuation).split()
     return " ".join(word for word in words if word not in _ARTICLES) or " ".join(words)

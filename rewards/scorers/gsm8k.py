@@ -1,4 +1,4 @@
-"""GSM8K: the final number of a response, compared with the reference as a string."""
+"""The scorer of GSM8K: the last number of a response, compared with the reference as a string."""
 
 # ruff: noqa: ARG001 - the signature is the one that all scorers share
 
@@ -11,7 +11,7 @@ Method = Literal["strict", "flexible"]
 _TAIL_CHARACTERS = 300
 # At most one minus and one dollar sign, in either order; at least one digit.
 _SIGNED = r"(?:-\$?|\$-?)?(?=[.,]*[0-9])[0-9.,]++(?:[eE][-+]?[0-9]++)?"
-# A number that goes on, as an expression, a list or in words, is none of those that begin with it: "1/2" is not 1.
+# A number that continues as an expression, a list or in words is another number: "1/2" is not 1.
 _SCALE = r"(?i:k\b| ?(?:hundred|thousand|million|billion|trillion|dozen)\b)"
 _MARKED_NUMBER = re.compile(
     rf"#### ({_SIGNED}(?: ?(?:[-+*/^=x×÷;]|(?<=,)|(?:or|and|to)\b) ?{_SIGNED}|:{_SIGNED}| [0-9]++/[0-9]++|{_SCALE})*)"
@@ -20,9 +20,9 @@ _NUMBER = re.compile(rf"-?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+){
 
 
 def extract_answer(solution_str: str, method: Method = "strict") -> str | None:
-    """The answer in the last 300 characters, without commas and dollar signs, or None.
+    """Returns the answer in the last 300 characters, without commas and dollar signs, or None.
 
-    strict: the last number, or expression of numbers, behind "#### ". flexible: the last number.
+    The answer is the last number, or expression of numbers, behind "#### " (strict), or the last number (flexible).
     """
     pattern = _MARKED_NUMBER if method == "strict" else _NUMBER
     numbers = pattern.findall(solution_str[-_TAIL_CHARACTERS:].replace("\N{MINUS SIGN}", "-"))
@@ -38,7 +38,7 @@ def compute_score(
     method: Method = "strict",
     format_score: float = 0.0,
 ) -> float:
-    """1 for the right answer, `format_score` for a wrong one, 0 for none."""
+    """Returns 1 for the right answer, `format_score` for a wrong answer, and 0 if there is none."""
     answer = extract_answer(solution_str, method)
     if answer is None:
         return 0.0
@@ -46,7 +46,7 @@ def compute_score(
 
 
 def compute_flexible_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
-    """Scores like `compute_score`, with the last number as the answer, marked or not."""
+    """Returns 1 if the last number is the right answer, with or without a mark before it, else 0."""
     return compute_score(data_source, solution_str, ground_truth, extra_info, method="flexible")
 
 

@@ -1,7 +1,7 @@
-r"""DAPO's rule for mathematics (Yu et al., 2025): what stands behind the last "Answer:", compared as Minerva does.
+r"""The scorer of DAPO's mathematics (Yu et al., 2025): the text behind the last "Answer:", compared as in Minerva.
 
-Strings are compared after the normalisation of Lewkowycz et al. (2022, Minerva, appendix D.1), in the form that verl
-gives it, so both report the same scores. No symbolic comparison: the answers of its data sets are integers.
+Strings are compared after the normalisation of Lewkowycz et al. (2022, Minerva, appendix D.1), in verl's form, so both
+report the same scores. There is no symbolic comparison, because the answers of these data sets are integers.
 """
 
 # ruff: noqa: ARG001 - the signature is the one that all scorers share
@@ -18,14 +18,14 @@ _NO_ANSWER = "[INVALID]"
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
 ) -> dict[str, float | bool | str]:
-    """The score 1 or -1; `acc`, whether the answer is right; `pred`, the answer, normalised, for majority votes."""
+    """Returns score, 1 or -1; acc, True if the answer is right; and pred, the normalised answer for majority votes."""
     answers = _ANSWER.findall(solution_str[-_TAIL_CHARACTERS:])
     pred = normalise(answers[-1] if answers else _NO_ANSWER)
     is_right = pred == normalise(str(ground_truth))
     return {"score": 1.0 if is_right else -1.0, "acc": is_right, "pred": pred}
 
 
-# In this order, for one expression may be part of another.
+# The order counts, because one text may be part of another.
 _REPLACED = (
     *((article, "") for article in ("an ", "a ")),
     (".$", "$"),
@@ -55,7 +55,7 @@ _REWRITES = (
 
 
 def normalise(answer: str) -> str:
-    """The right-hand side of an answer without articles, units and typesetting."""
+    """Returns the right-hand side of an answer without articles, units and typesetting."""
     answer = answer.rpartition("=")[2]
     for before, after in (*_REPLACED, *((removed, "") for removed in _REMOVED)):
         answer = answer.replace(before, after)

@@ -1,9 +1,9 @@
-r"""The comparison of two answers, as they stand in a \boxed{...}, as mathematics.
+r"""Compares two answers, as they stand in a \boxed{...}, as mathematics.
 
-Two opinions, either of which suffices: math-verify compares symbolically, and strings are compared after
-normalisation. Before them stand distinctions that both would miss; the symbolic one is asked only about answers that
-leave no work (rewards/scorers/work_left.py). Units are not compared.
-Called outside the main thread, math-verify's own time limits (signal alarms) are off.
+There are two comparisons, and either suffices: by strings after normalisation, and symbolically by math-verify. First
+come distinctions that both would miss. The symbolic comparison is made only for answers that leave no work
+(rewards/scorers/work_left.py). Units are not compared. Outside the main thread math-verify's own time limits (signal
+alarms) are off.
 """
 
 import logging
@@ -17,20 +17,20 @@ from math_verify import verify
 from rewards.scorers.symbolic import within_budget
 from rewards.scorers.work_left import UNIT_POWER, UNIT_WORD, is_name, leaves_work, parsed, plain_latex
 
-_MATH_VERIFY_LIMIT_S = 5  # of each of three calls
-_MAX_CHARACTERS = 1000  # of an answer, where the truth is no longer
-_MAX_SYMBOLIC_CHARACTERS = 1000  # sympy takes seconds for more; the longest answer of MATH has 159
+_MATH_VERIFY_LIMIT_S = 5  # for each of three calls
+_MAX_CHARACTERS = 1000  # in an answer; twice the length of the truth, if that is more
+_MAX_SYMBOLIC_CHARACTERS = 1000  # for longer texts sympy takes seconds; the longest answer of MATH has 159
 _MAX_FACTORS = 3  # small letters in a row; more are a word
-_DECIMAL_PLACES = 12  # at which a decimal number equals a fraction or a root; with math-verify's 6 it would equal pi
+_DECIMAL_PLACES = 12  # to which a decimal must equal a fraction or a root; with math-verify's 6, 3.141593 equals pi
 
-# What math-verify gives up on is not equal, and no news: it would name such answers on the console.
+# math-verify logs each comparison that it gives up on.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def is_equivalent(answer: str, truth: str) -> bool:
-    """Returns True if `answer` is `truth` in any spelling; False also where that cannot be found out in time.
+    """Returns True if `answer` is `truth` in any spelling; False also if the comparison takes too long.
 
-    Where one of them is an equation "x = 5" and the other is none, its value counts.
+    If only one of them is an equation, as in "x = 5", its value is compared.
     """
     if len(answer) > max(_MAX_CHARACTERS, 2 * len(truth)):
         return False
@@ -53,7 +53,7 @@ def is_spelt_alike(answer: str, truth: str) -> bool:
 
 @within_budget(_MATH_VERIFY_LIMIT_S)
 def is_equivalent_by_math_verify(answer: str, truth: str) -> bool:
-    """Symbolic comparison; False also where math-verify gives up."""
+    """Returns True if math-verify finds both equal; False also if it gives up."""
     if max(len(answer), len(truth)) > _MAX_SYMBOLIC_CHARACTERS:
         return False
     limit_s = _MATH_VERIFY_LIMIT_S if threading.current_thread() is threading.main_thread() else None
@@ -75,14 +75,14 @@ def is_equivalent_by_math_verify(answer: str, truth: str) -> bool:
 
 
 def _number(text: str) -> str | None:
-    """A plain number without unit and commas, or None; to math-verify "1, 000" would be a list."""
+    """Returns a plain number without unit and commas, or None; math-verify would read "1, 000" as a list."""
     plain = normalise(text)
     return plain if "%" not in text and re.fullmatch(r"-?[0-9]+(?:\.[0-9]+)?", plain) else None
 
 
 _MIXED_NUMBER = re.compile(r"(?<![\d.])(\d+)\s+(\d+)/(\d+)")
 
-# Both opinions overlook these, so they are compared first: one group each, the same where both answers have it.
+# Both comparisons miss these differences. Each pattern has one group, which must be the same if both answers have it.
 _BASE = re.compile(r"^-?[\dA-Z.]+_\{?(\d+)\}?$")
 _HALF_OF_DAY = re.compile(r"(?<![\\a-z])([ap])\.?m\.?(?![a-z])", re.IGNORECASE)
 _BRACKET = re.compile(r"^(?!.*\\cup)(\(|\\\{).*(?:\)|\\\})$")
@@ -90,7 +90,7 @@ _LETTERS = re.compile(r"^([A-Za-z]+)$")
 
 
 def _differ_in_kind(answer: str, truth: str) -> bool:
-    """Returns True if base, half of the day, brackets or letters differ, or only one is an equation without a value."""
+    """Returns True if base, half of the day, brackets or letters differ, or only one is an equation without value."""
     plain = normalise(answer), normalise(truth)
     for pattern, texts in ((_BASE, plain), (_HALF_OF_DAY, (answer, truth)), (_BRACKET, plain), (_LETTERS, plain)):
         first, second = (match and match.group(1) for match in map(pattern.search, texts))
@@ -101,14 +101,17 @@ def _differ_in_kind(answer: str, truth: str) -> bool:
 
 
 def _is_same_word(first: str, second: str) -> bool:
-    """Case counts only in single letters; "xy" and "yx" may be the same product, "ACB" and "ABC" are not."""
+    """Returns True if two words are the same; case counts only in single letters.
+
+    Up to three small letters may be a product: "xy" is "yx", but "ACB" is not "ABC".
+    """
     if first.islower() and second.islower() and len(first) == len(second) <= _MAX_FACTORS:
         return sorted(first) == sorted(second)
     return first == second or (len(first) > 1 and first.lower() == second.lower())
 
 
 def _without_thousands(match: re.Match[str]) -> str:
-    """Without the commas of thousands; those before a closing bracket stay: they are of a point or a set."""
+    """Returns the text without the commas of thousands; in brackets they stay, as those of a point or a set."""
     return match[0] if match[2] else re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", match[0])
 
 
@@ -138,7 +141,7 @@ _REWRITES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
 
 
 def normalise(answer: str) -> str:
-    """One spelling for answers that differ only in typesetting, units or spaces."""
+    """Returns the same text for answers that differ only in typesetting, units or spaces."""
     for pattern, replacement in _REWRITES:
         answer = re.sub(pattern, replacement, answer)
     return answer

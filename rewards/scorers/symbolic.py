@@ -1,8 +1,8 @@
-"""Bounds on comparisons by sympy, which can take minutes for a line that a policy has learned to write.
+"""Limits the time of comparisons by sympy, which can take minutes for a line that a policy has learned to write.
 
-One that takes longer than its limit has given up. Of the answers that are scored together only a few may; after them
-the others are compared by their spelling alone. What happened to an answer stands in the field SYMBOLIC of its scores.
-Imported by the scoring processes, so it stays light.
+A comparison that takes longer than its limit has given up. Only a few of the answers that are scored together may give
+up; after them the others are compared by their spelling alone. The field SYMBOLIC of a result says so.
+Scoring processes import this module, so it imports nothing heavy.
 """
 
 import time
@@ -12,14 +12,14 @@ from enum import Enum
 from rewards.samples import Scored
 
 SYMBOLIC = "symbolic"
-_MIN_GIVE_UPS = 2  # of the answers that are scored together
+_MIN_GIVE_UPS = 2  # among the answers that are scored together
 _ANSWERS_PER_GIVE_UP = 64
 
 Comparison = Callable[[str, str], bool]
 
 
 class Outcome(Enum):
-    """Why an answer was not compared to the end, as the field SYMBOLIC and metrics name it."""
+    """The reason why an answer was not compared to the end, as the field SYMBOLIC and metrics name it."""
 
     GAVE_UP = "gave_up"
     SKIPPED = "skipped"
@@ -37,24 +37,27 @@ class SymbolicBudget:
 
 
 class _Process:
-    """State of the process: whether comparisons are made, and what became of the last call's."""
+    """The state of this process: whether comparisons may begin, and the outcome of those of the last call."""
 
     may_give_up = True
     outcome: Outcome | None = None
 
 
 def begin_call(*, may_give_up: bool) -> None:
-    """Forgets the call before; without `may_give_up` no comparison is begun."""
+    """Clears the outcome of the call before. Without `may_give_up` no comparison begins in this call."""
     _Process.may_give_up, _Process.outcome = may_give_up, None
 
 
 def outcome_of_call() -> Outcome | None:
-    """Returns why comparisons since `begin_call` were not made to the end; None: they were, or none was asked for."""
+    """Returns the outcome of the comparisons since `begin_call`; None if all came to an end, or there was none."""
     return _Process.outcome
 
 
 def within_budget(limit_s: float) -> Callable[[Comparison], Comparison]:
-    """Decorates a comparison that gives up by itself after `limit_s`: False where it did, or is not begun."""
+    """Decorates a comparison that gives up by itself after `limit_s`, and notes its outcome.
+
+    The comparison returns False if it may not begin.
+    """
 
     def decorate(compare: Comparison) -> Comparison:
         def compare_within_budget(answer: str, truth: str) -> bool:

@@ -1,7 +1,7 @@
-r"""The difference between another way of writing a value and the work that leads to it.
+r"""Tells a way of writing a value from a calculation that is still to be done.
 
-`\frac{20}{2}` is a way of writing 10; `3+7`, `\binom{5}{2}` and `x+1=11` restate a problem. Judged before anything is
-computed: by the answer's tokens, and by its sums, products, fractions and powers.
+`\frac{20}{2}` is a way of writing 10; `3+7`, `\binom{5}{2}` and `x+1=11` restate a problem. This is decided before
+anything is computed: by the answer's tokens, and by its sums, products, fractions and powers.
 """
 
 import re
@@ -17,9 +17,9 @@ from sympy import Add, Float, I, MatAdd, MatMul, Mul, Pow, Rational, S, Symbol, 
 
 _NORMALISATION = NormalizationConfig(basic_latex=True, malformed_operators=True, nits=True, boxed="none")
 _LATEX = LatexExtractionConfig(normalization_config=_NORMALISATION)
-_MAX_POWER_BITS = 100_000  # beyond, a power of numbers is not computed
+_MAX_POWER_BITS = 100_000  # a power of numbers with more is not computed
 
-# Behind a value: "\text{ cm}^2", " square units" or "cm"; no unit is a word that joins values or makes another of one.
+# Units behind a value: "\text{ cm}^2", " square units" or "cm". A word that joins or changes values is no unit.
 UNIT_WORD = (
     r"(?!(?:or|and|nor|but|not|is|to|through|versus|either|maybe|plus|minus|times\s+\S+|over|negative|mod|(?:in )?base"
     r"|half|halves|thirds|dozen|hundred|thousand|[mbtr]+illion|squared|cubed|factorial)\b)"
@@ -38,7 +38,7 @@ _TOKEN = re.compile(
     r"\\(?:begin|end)\{\w*\}|\\mathbb\s*\{?R\}?(?:\s*\\(?:setminus|backslash)(?=\s*\\\{))?|\\[a-zA-Z]+|\\.|\S",
     re.DOTALL,
 )
-# What any value may be written with.
+# The tokens that any value may have.
 _WRITING = re.compile(
     r"[0-9.,;:+\-*/^(){}\[\]&%π√∞×·÷−°]|\\[ ,;:\\{}%]|\\mathbb.+|\\(?:begin|end)\{[pbB]?matrix\}"
     r"|\\(?:frac|sqrt|pi|cdot|times|div|pm|infty|cup|emptyset|varnothing|circ|degree|text|mbox|math(?:rm|bf)|textbf|quad"
@@ -52,21 +52,21 @@ _NAME = re.compile(r"(?:^|(?<=,))\s*\\?[a-zA-Z]+(?:_\{?\w\}?)?\s*=")
 
 
 def plain_latex(text: str) -> str:
-    """An answer as the parser wants it, without units."""
+    """Returns an answer without units, in the LaTeX that the parser reads."""
     text = re.sub(r"(?<!\\)\\[ ,;:]|~", " ", re.sub(r"\\!|\\?\$", "", text)).rstrip(". ")
     text = re.sub(r"√\s*(\d+)", r"√{\1}", text).replace("√", r"\sqrt ").replace("∞", r"\infty ")
     return str(normalize_latex(_EXPONENT.sub(r"\\times 10^{\1}", _UNIT.sub("", text)), _NORMALISATION))
 
 
 def parsed(latex: str, limit_s: int | None) -> list[Any]:
-    """Plain LaTeX as a sympy expression in which hardly anything is computed; empty unless all of it can be parsed."""
+    """Returns the sympy expressions of plain LaTeX, hardly computed; empty unless all of the text can be parsed."""
     boxed = f"\\boxed{{{latex}}}"
     is_whole = extract_boxed_content(boxed) == latex.strip()  # no brace of its own ends the box
     return list(parse(boxed, [_LATEX], "no_fallback", "first_match", limit_s)) if is_whole else []
 
 
 def leaves_work(answer: str, truth: str, limit_s: int | None) -> bool:
-    """True if plain LaTeX `answer` is no way of writing a value, nor a set or relation where the truth is one."""
+    """Returns False if plain LaTeX `answer` writes a value, or a set or relation if the truth is one; else True."""
     if not _is_written_like(answer, truth):
         return True
     left = _operations_left(answer, limit_s)
@@ -74,8 +74,8 @@ def leaves_work(answer: str, truth: str, limit_s: int | None) -> bool:
 
 
 def is_name(left_side: str) -> bool:
-    """True if it may stand before the equals sign of a value: "x", "f(x)" or "(p,q)", not "2x", "2+3" or "x^2+y^2"."""
-    if left_side.count("{") != left_side.count("}"):  # of an index, as in "\sum_{i=1}^5"
+    """Returns True if `left_side` names the value in an equation, as "x", "f(x)" or "(p,q)"; not "2x" or "x^2+y^2"."""
+    if left_side.count("{") != left_side.count("}"):  # the sign is part of an index, as in "\sum_{i=1}^5"
         return False
     called = re.sub(r"(?<=[a-zA-Z}])\([^()]*\)", "", left_side.replace("^{-1}", ""))
     is_plain = re.fullmatch(r"\s*[(a-zA-Z\\][^-+*/^]*", called) and re.search(r"[a-zA-Z]", called)
@@ -83,13 +83,13 @@ def is_name(left_side: str) -> bool:
 
 
 def _value(text: str) -> str:
-    """The right-hand side of "x = 5", and "3, 4" for "x = 3, x = 4"."""
+    """Returns the right-hand side of an equation like "x = 5", and "3, 4" for "x = 3, x = 4"."""
     left, equals, right = text.partition("=")
     return _NAME.sub("", right if equals and is_name(left) else text)
 
 
 def _is_written_like(answer: str, truth: str) -> bool:
-    """True if all tokens of an answer are those of any value, or stand in the truth as well."""
+    """Returns True if each token of an answer may stand in any value, or stands in the truth."""
     value = _value(truth)
     in_truth = set(_TOKEN.findall((truth if _LETTER.search(value) else value).lower()))
     tokens = _TOKEN.findall(_value(answer))
@@ -104,17 +104,17 @@ def _is_written_like(answer: str, truth: str) -> bool:
 
 
 def _operations_left(latex: str, limit_s: int | None) -> set[str]:
-    """Names of the operations that could be carried out; "unknown" where the text cannot be parsed."""
+    """Returns the names of the operations that are left to do; "unknown" if the text cannot be parsed."""
     latex = _MIXED_NUMBER.sub(_improper_fraction, latex)
     # With a point, integers stay apart: "2(5)" would be read as a mixed number and "\frac{20}{2}" reduced.
     expressions = parsed(_INTEGER.sub(r"\g<0>.0", latex), limit_s)
-    found: set[str] = set() if expressions else {"unknown"}
+    left: set[str] = set() if expressions else {"unknown"}
     try:
         for expression in expressions:
-            _walk(expression, found)
-    except Exception:  # noqa: BLE001 - sympy raises many kinds where parts do not fit together
-        found.add("unknown")
-    return found
+            _walk(expression, left)
+    except Exception:  # noqa: BLE001 - sympy raises many kinds if parts do not fit together
+        left.add("unknown")
+    return left
 
 
 def _improper_fraction(match: re.Match[str]) -> str:
@@ -122,27 +122,27 @@ def _improper_fraction(match: re.Match[str]) -> str:
     return rf"\frac{{{whole * under + over}}}{{{under}}}" if over < under else match[0]
 
 
-def _walk(node: Any, found: set[str]) -> Any:
-    """The value of a part, as far as sympy gives it at once; adds to `found` what is left to do in it."""
+def _walk(node: Any, left: set[str]) -> Any:
+    """Returns the value of a part as far as sympy computes it at once; adds to `left` the operations left in it."""
     if isinstance(node, Float):
         return Rational(str(node))
     if isinstance(node, Symbol):
         return I if node.name == "i" else node
     if isinstance(node, sympy.MatrixBase):
-        return node.applyfunc(partial(_walk, found=found))
+        return node.applyfunc(partial(_walk, left=left))
     if isinstance(node, Mul | MatMul):
-        return _walk_product(node, found)
-    values = [_walk(part, found) for part in node.args]
+        return _walk_product(node, left)
+    values = [_walk(part, left) for part in node.args]
     if isinstance(node, UnevaluatedExpr):
         return values[0]
     if isinstance(node, Pow) and _is_huge(*values):
-        found.add("power")
+        left.add("power")
         return Symbol("huge")
     # Products of sums would be multiplied out, so like terms are looked for only while nothing else is left.
-    if isinstance(node, MatAdd) or (isinstance(node, Add) and not found and _have_like_terms(node.args, values)):
-        found.add("sum")
+    if isinstance(node, MatAdd) or (isinstance(node, Add) and not left and _have_like_terms(node.args, values)):
+        left.add("sum")
     if isinstance(node, Pow) and values[0].is_number and values[0].is_Add and values[1].is_Integer and values[1] > 1:
-        found.add("power")
+        left.add("power")
     return node.func(*values) if values and isinstance(node, sympy.Expr) else node
 
 
@@ -157,7 +157,7 @@ def _have_like_terms(parts: Any, values: list[Any]) -> bool:
 
 
 def _terms(part: Any, value: Any) -> set[Any]:
-    r"""Returns the part that each term of a summand counts: the root of "2\sqrt3", 1 in a rational number."""
+    r"""Returns each term of a summand without its rational factor: the root of "2\sqrt3", 1 for a rational number."""
     if value.is_number:
         value = expand_mul(value)
     elif isinstance(part, Mul) and not (part.args[0] is S.NegativeOne and len(part.args) == 2):
@@ -173,20 +173,20 @@ def _factors(product: Any) -> Iterator[Any]:
             yield part
 
 
-def _walk_product(product: Any, found: set[str]) -> Any:
+def _walk_product(product: Any, left: set[str]) -> Any:
     over: list[Any] = []
     under: list[Any] = []
     scale: list[Any] = []  # a power of ten, or the hundredth of a percentage: one of them, beside a number
     for part in _factors(product):
         if isinstance(part, Pow) and part.exp is S.NegativeOne:
-            under.append(_walk(part.base, found))
+            under.append(_walk(part.base, left))
         elif not scale and (isinstance(part, UnevaluatedExpr) or (isinstance(part, Pow) and part.base == 10.0)):
-            scale.append(_walk(part, found))
+            scale.append(_walk(part, left))
         else:
-            over.append(_walk(part, found))
+            over.append(_walk(part, left))
     if isinstance(product, MatMul):
         if sum(isinstance(value, sympy.MatrixBase) for value in over) > 1:
-            found.add("product")
+            left.add("product")
         return product
     rational = [value for value in over if value.is_Rational]
     irrational = [value for value in over if value.is_number and not value.is_Rational]
@@ -194,9 +194,9 @@ def _walk_product(product: Any, found: set[str]) -> Any:
     is_multiplied = Mul(*irrational).as_coeff_Mul()[0] == prod(value.as_coeff_Mul()[0] for value in irrational)
     num_sums = sum(value.is_Add for value in irrational)
     if len(rational) > 1 or not is_multiplied or num_sums > 1 or len(set(letters)) < len(letters):
-        found.add("product")
+        left.add("product")
     divisors = [value for value in under if value.is_Rational]
     are_integers = len(divisors) < 2 and all(value.is_Integer for value in rational + divisors)
     if (divisors and not are_integers) or any(value.is_number and value.is_Add and value.has(I) for value in under):
-        found.add("fraction")
+        left.add("fraction")
     return Mul(*over, *scale, *(1 / value for value in under))
