@@ -179,13 +179,13 @@ class ScoringProcesses:
                 return dict(enumerate(results))
             position = process.position.value
             if position == NOT_BEGUN:
-                log.warning("a scoring process is started again, it did not begin its next call: it %s", failed.message)
+                log.warning("a scoring process that did not begin its next call is replaced: it %s", failed.message)
             elif len(samples) == 1:
                 return {0: failed}
             elif position == UNKNOWN_POSITION:
-                log.warning("a call for %d responses failed, each is scored alone: %s", len(samples), failed.message)
+                log.warning("a call for %d responses failed, so each is scored alone: %s", len(samples), failed.message)
                 return None
             else:
                 return {position: failed}
-        what = f"{_MAX_STARTS} scoring processes in a row did not begin a call"
-        raise ChildProcessError(f"{what}; the last one {failed.message}")
+        processes = f"{_MAX_STARTS} scoring processes in a row did not begin a call"
+        raise ChildProcessError(f"{processes}; the last one {failed.message}")

@@ -67,8 +67,8 @@ SCORERS: Mapping[str, str] = {source: place for place, sources in _DATA_SOURCES.
 _OWN_SCORER = "set reward.custom_function_path to a file with a compute_score function"
 # Data sources that verl scores and SplitPPO does not: the reason, and what to do instead.
 REFUSED: Mapping[str, str] = {
-    "hiyouga/geometry3k": "its problems are images, and models are trained on text alone here;"
-    f" where they have been put into words, {_OWN_SCORER}",
+    "hiyouga/geometry3k": "its problems are images, but models are trained on text alone; if you have"
+    f" the problems as text, {_OWN_SCORER}",
 }
 
 
@@ -99,7 +99,7 @@ def scorer_name(data_source: str) -> str:
     hint = f"did you mean {by_lower_case[nearest[0]]!r}? " if nearest else ""
     raise ValueError(
         f"no reward for data_source {data_source!r}; {hint}known: {', '.join(SCORERS)};"
-        f" for any other {_OWN_SCORER}, or reward.scorers"
+        f" for any other {_OWN_SCORER}, or name its scorers in reward.scorers"
     )
 
 

@@ -114,7 +114,9 @@ class Runner:
         if outcome.passed != (True,):
             raise NoSandbox(outcome.error or "a program that adds 1 to its input does not give the sum")
         if not is_watched:
-            raise NoSandbox("what a sandbox uses cannot be read from /proc/PID/task/TID/children and /proc/PID/root")
+            raise NoSandbox(
+                "the resources of a sandbox cannot be read from /proc/PID/task/TID/children and /proc/PID/root"
+            )
 
 
 def _failed(failure: Failure, message: str) -> dict[str, Any]:

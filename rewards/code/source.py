@@ -115,7 +115,7 @@ class CodeSandboxes:
                 log.warning("a process that runs programs is replaced: it %s", error)
             finally:
                 self._free.put_nowait(runner)
-        return Scored(0.0, failure=Failure.CRASH, message="the process that runs programs ended again and again")
+        return Scored(0.0, failure=Failure.CRASH, message=f"the process that runs programs ended {_MAX_ATTEMPTS} times")
 
     async def _run(self, runner: WorkerProcess, sample: Sample) -> Scored:
         if not runner.is_loaded:
