@@ -1,4 +1,4 @@
-"""Batches on the wire as protobuf's own messages, as a client in another language would have them."""
+"""Batches on the wire as plain protobuf messages, as a client in another language would make them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from splitppo.v1 import batch_pb2, worker_pb2
 
 
 def encode(batch: Batch, slot: batch_pb2.Slot) -> tuple[batch_pb2.BatchHeader, Iterator[batch_pb2.BatchChunk]]:
-    """The header of a batch, and its chunks."""
+    """Returns the header of a batch and its chunks."""
     header, messages = encode_messages(batch, slot)
     return header, (worker_pb2.PutBatchRequest.FromString(message).chunk for message in messages)
 
 
 def add(receiver: BatchReceiver, *chunks: batch_pb2.BatchChunk) -> None:
-    """Hands chunks to a receiver."""
+    """Adds chunks to a receiver."""
     for chunk in chunks:
         receiver.add(chunk.offset, chunk.checksum, memoryview(chunk.payload))

@@ -1,4 +1,4 @@
-"""buf, Buf's command line: lints proto/, finds breaking changes, calls workers. One of the development tools."""
+"""The command line tool buf: lints proto/, finds breaking changes, calls workers. It is a development tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates for tests, made by the project's own tool."""
+"""Makes certificates for tests with the project's own tool."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def secure(folder: Path, hosts: tuple[str, ...] = ("localhost", "127.0.0.1")) ->
 
 
 def expire(folder: Path, role: str, *, days_ago: int = 1) -> None:
-    """Replaces the certificate of a role by one that was valid once."""
+    """Replaces the certificate of a role by an expired certificate."""
     _replace(folder, role, dt.timedelta(days=-days_ago - 30), dt.timedelta(days=-days_ago))
 
 
 def postpone(folder: Path, role: str) -> None:
-    """Replaces the certificate of a role by one that will be valid."""
+    """Replaces the certificate of a role by a certificate that is not valid yet."""
     _replace(folder, role, dt.timedelta(days=30), dt.timedelta(days=60))
 
 
@@ -48,10 +48,10 @@ def _replace(
 
 
 def last(folder: Path, role: str, *, days: int) -> None:
-    """Replaces the certificate of a role by one that ends in so many days."""
+    """Replaces the certificate of a role by a certificate that expires in so many days."""
     _replace(folder, role, dt.timedelta(days=-1), dt.timedelta(days=days))
 
 
 def rename(folder: Path, role: str, host: str) -> None:
-    """Replaces the certificate of a role by one for that host alone."""
+    """Replaces the certificate of a role by a certificate for this host alone."""
     _replace(folder, role, dt.timedelta(days=-1), dt.timedelta(days=30), hosts=(host,))

@@ -1,4 +1,4 @@
-"""Cgroups of their own for tests, with little memory."""
+"""Makes cgroups with little memory for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _DEADLINE_S = 30.0
 
 @contextmanager
 def memory_limit(num_bytes: int) -> Iterator[Path]:
-    """The file that takes the pids of those who share so many bytes; skips the test where no cgroup may be made."""
+    """Makes a cgroup with so many bytes of memory, and yields the file to which the pids of its processes are written.
+
+    Skips the test if no cgroup may be made.
+    """
     mounted = Path("/sys/fs/cgroup")
     is_v1 = (mounted / "memory").is_dir()
     folder = mounted / ("memory" if is_v1 else "") / f"splitppo-test-{os.getpid()}"

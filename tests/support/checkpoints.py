@@ -1,4 +1,4 @@
-"""Checkpoints for tests: small parts with manifests, and what bad luck does to files."""
+"""Checkpoints for tests: small parts with manifests, and functions that damage their files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from splitppo.manifest import Manifest, describe_files, write_manifest
 
 
 def write_part(folder: Path, role: str, step: int) -> str:
-    """What a service leaves when its part is durable; returns the sha256 of the manifest."""
+    """Writes a part of a checkpoint as a service does, and returns the sha256 of its manifest."""
     folder.mkdir(parents=True)
     (folder / "shard").write_text(f"{role} {step}")
     weights = hashlib.sha256(f"{role} {step}".encode()).hexdigest()
@@ -19,29 +19,29 @@ def write_part(folder: Path, role: str, step: int) -> str:
 
 
 def flip(file: Path) -> None:
-    """Turns one bit, in the middle."""
+    """Flips a bit in the middle of a file."""
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     _replace(file, bytes(content))
 
 
 def cut(file: Path) -> None:
-    """Loses the last byte."""
+    """Removes the last byte of a file."""
     _replace(file, file.read_bytes()[:-1])
 
 
 def empty(file: Path) -> None:
-    """Loses all content, as a crash of a file system does."""
+    """Removes all content of a file, as a crash of a file system does."""
     _replace(file, b"")
 
 
 def remove(file: Path) -> None:
-    """Loses the file."""
+    """Removes a file."""
     file.unlink()
 
 
 def _replace(file: Path, content: bytes) -> None:
-    """Like a write in place, but for files that share their content with others (hard links)."""
+    """Writes a file anew, so that hard links to it keep their content."""
     other = file.with_name(f"{file.name}.damaged")
     other.write_bytes(content)
     other.replace(file)

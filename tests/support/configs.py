@@ -1,4 +1,4 @@
-"""The smallest configuration, read with overrides; or the one sentence that says what is wrong with it."""
+"""Loads the smallest configuration with overrides, or returns the sentence of its error."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rows of public data sets, which are no part of this repository, in the folder that an environment variable names."""
+"""Finds public data sets, which are not in this repository, in the folder that an environment variable names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEST_ROWS = {"hellaswag": 200, "hh_rlhf": 312}
 
 
 def absence() -> str | None:
-    """Returns a sentence on why there are no data sets; None where the variable names a folder."""
+    """Returns a sentence on why there are no data sets; None if the variable names a folder."""
     folder = os.environ.get(VARIABLE, "")
     expected = "expected the folder of the data sets that tests read"
     if not folder:
@@ -28,7 +28,7 @@ def absence() -> str | None:
 
 
 def data_file(name: str) -> Path:
-    """Returns a file or folder of the data sets; where it is not there, the test that asks for it is skipped."""
+    """Returns a file or folder of the data sets; skips the test if it is missing."""
     if reason := absence():
         pytest.skip(f"needs {name}: {reason}")
     file = Path(os.environ[VARIABLE]) / name
@@ -38,7 +38,7 @@ def data_file(name: str) -> Path:
 
 
 def real_rows(recipe: str) -> list[str]:
-    """Returns arguments for a recipe's prepare.py; where its rows are not there, the test is skipped."""
+    """Returns arguments for a recipe's prepare.py; skips the test if its rows are missing."""
     arguments = [part for option, name in FILES[recipe].items() for part in (option, str(data_file(name)))]
     if recipe in TEST_ROWS:
         arguments += ["--test-rows", str(TEST_ROWS[recipe])]

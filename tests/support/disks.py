@@ -1,4 +1,4 @@
-"""File systems of their own for tests: small ones, and ones that turn read-only. No permission stops root."""
+"""Mounts small file systems for tests, and makes them read-only: file permissions do not stop root."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextmanager
 def mounted(folder: Path, options: str) -> Iterator[Path]:
-    """A tmpfs, e.g. with the options "size=32m"; skips the test where it may not be mounted."""
+    """Mounts a tmpfs, e.g. with the options "size=32m"; skips the test if mounting is not allowed."""
     folder.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
@@ -25,17 +25,17 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
 
 
 def remount(disk: Path, mode: str) -> bool:
-    """Makes it read-only ("ro"), as a file system does to itself after an error, or writable ("rw").
+    """Makes a mount read-only ("ro"), as a file system does after an error, or writable ("rw").
 
     Returns:
-        False where it is being written to now.
+        False if a process is writing to it now.
     """
     command = ["mount", "-o", f"remount,{mode}", str(disk)]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def fill(disk: Path, *, left: int = 0) -> Path:
-    """Takes all room but `left` bytes; returns the file that does."""
+    """Fills a file system up to `left` free bytes; returns the file that takes them."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file:
         room = os.statvfs(disk)

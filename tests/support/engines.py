@@ -1,4 +1,4 @@
-"""Engines over tiny models, batches and losses, for the engine's tests."""
+"""Engines of tiny models, batches and losses for the tests of the engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def load_model(name: str, kind: Kind = "policy", *, seed: int = 0, **settings: Any) -> Any:
-    """A whole model in this process, as an engine loads it; settings are those of `build_model`."""
+    """Loads a whole model in this process, as an engine does; for the settings see `build_model`."""
     model = build_model(name, kind, **settings)
     parallel.shard(model, device=CPU, bf16=False, forward_method=RESPONSE_METHOD)
     fill_model(model, name, kind, seed=seed)
@@ -36,14 +36,17 @@ def load_model(name: str, kind: Kind = "policy", *, seed: int = 0, **settings: A
 
 
 def make_engine(folder: Path, kind: Kind = "policy", *, seed: int = 1, **settings: Any) -> TrainEngine:
-    """An engine on the CPU; settings are keys of the actor's or critic's section."""
+    """Returns an engine on the CPU; settings are keys of the actor's or critic's section."""
     section = ActorConfig if kind == "policy" else CriticConfig
     config = section.model_validate({"model": str(folder), "lr": 1e-2, **settings})
     return TrainEngine(config, kind=kind, seed=seed, max_response_length=MAX_RESPONSE, device=CPU)
 
 
 def make_batch(num_rows: int = 10, *, seed: int = 0, num_mini_batches: int = 1, ppo_epochs: int = 1) -> Batch:
-    """Ragged rows, the second without a response, with holes in the mask, old values, advantages and returns."""
+    """Returns rows of different lengths, with values, advantages and returns, and with holes in the mask.
+
+    The second row has no response.
+    """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, MAX_RESPONSE + 1, num_rows)
     lengths[1] = 0
@@ -61,7 +64,7 @@ def make_batch(num_rows: int = 10, *, seed: int = 0, num_mini_batches: int = 1, 
 
 
 def with_old_log_probs(batch: Batch, *, seed: int = 5) -> Batch:
-    """The batch with log-probs of an older policy, and a sampling seed for each response."""
+    """Adds log-probs of an older policy and a sampling seed for each response to a batch."""
     rng, lengths = np.random.default_rng(seed), batch["responses"].lengths
     old = rng.normal(-4.0, 0.5, int(lengths.sum())).astype(np.float32)
     seeds = Column(rng.integers(2**62, size=batch.num_rows), np.ones_like(lengths))
@@ -69,32 +72,32 @@ def with_old_log_probs(batch: Batch, *, seed: int = 5) -> Batch:
 
 
 def with_policy_loss(batch: Batch, loss_mode: str, **settings: Any) -> tuple[Batch, TokenLoss]:
-    """The batch as rank 0 prepares it for a policy loss, and that loss; settings as in `make_engine`."""
+    """Returns a batch as rank 0 prepares it for a policy loss, and this loss; settings as in `make_engine`."""
     section = {"loss_mode": loss_mode, "clip_cov_ratio": 0.2, "clip_cov_lb": 0.0, "kl_cov_ratio": 0.2}
     config = ActorConfig.model_validate({"model": "unused", "policy_loss": section, **settings})
     return prepared(config, batch), actor_loss(config)
 
 
 def prepared(config: ActorConfig, batch: Batch) -> Batch:
-    """The batch as rank 0 hands it on, with the column that the policy loss prepares, if any."""
+    """Returns a batch as rank 0 sends it to ranks, with the column that the policy loss prepares, if any."""
     prepare = find_policy_loss(config, config.policy_loss.loss_mode).prepare
     return batch.merge(Batch(batch.num_rows, {"selected_tokens": prepare(config, batch)})) if prepare else batch
 
 
 def keep_tokens_of(batch: Batch, row: int) -> Batch:
-    """The batch in which no token counts but those of one row."""
+    """Returns the batch with a mask of the tokens of a single row."""
     lengths = batch["responses"].lengths
     mask = np.repeat(np.arange(batch.num_rows) == row, lengths) & (batch["response_mask"].values != 0)
     return batch.merge(Batch(batch.num_rows, {"response_mask": Column(mask.astype(np.uint8), lengths)}))
 
 
 def forward_of(kind: Kind) -> Forward:
-    """At temperature 0.7 for a policy."""
+    """Returns the forward function of a model; for a policy at temperature 0.7."""
     return policy_forward(0.7) if kind == "policy" else value_forward
 
 
 def loss_of(kind: Kind) -> TokenLoss:
-    """Policy gradient with an entropy bonus, or half the squared error of the values."""
+    """Returns a loss: policy gradient with an entropy bonus, or half the squared error of the values."""
 
     def policy_loss(outputs: Mapping[str, Tensor], tokens: ResponseTokens) -> LossOutput:
         token_loss_N = -tokens.columns["advantages"] * outputs["log_probs"] - 0.1 * outputs["entropy"]
@@ -109,28 +112,28 @@ def loss_of(kind: Kind) -> TokenLoss:
 
 
 def response_tokens(mask_N: Tensor, weights_N: Tensor, columns: Mapping[str, Tensor]) -> ResponseTokens:
-    """Tokens of one row."""
+    """Returns response tokens that all belong to the same row."""
     return ResponseTokens(mask_N, weights_N, torch.zeros_like(mask_N, dtype=torch.int64), columns)
 
 
 def silent(done: int, total: int, phase: str) -> None:
-    """A progress report that nobody reads."""
+    """Takes a progress report and does nothing."""
 
 
 def gradients(engine: TrainEngine, batch: Batch, loss: TokenLoss | None = None) -> dict[str, Tensor]:
-    """Whole gradients of the batch's first mini-batch, by parameter; of `loss_of` its kind by default."""
+    """Returns the whole gradients of the first mini-batch, by parameter; the default loss is that of `loss_of`."""
     mini_batch = engine.plan_update(batch)[0]
     engine.accumulate_gradients(batch, mini_batch, forward_of(engine.kind), loss or loss_of(engine.kind))
     return {name: parallel.full(parameter.grad).clone() for name, parameter in engine.model.named_parameters()}
 
 
 def weights(engine: TrainEngine) -> dict[str, Tensor]:
-    """Copies of all whole weights."""
+    """Returns copies of all whole weights, by parameter."""
     return {name: parallel.full(parameter.detach()).clone() for name, parameter in engine.model.named_parameters()}
 
 
 def relative_error(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The largest norm(actual - expected) / norm(expected) over parameter tensors."""
+    """Returns the largest norm(actual - expected) / norm(expected) of all parameters."""
     assert actual.keys() == expected.keys()
     errors = []
     for name, tensor in expected.items():

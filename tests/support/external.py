@@ -1,4 +1,4 @@
-"""Groups that somebody else starts (`services.launch: external`): they outlive controllers, so many runs share them."""
+"""Groups with `services.launch: external`, which controllers do not start or end, so that many runs share them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _KEPT = {"services", "logs", "controller.epoch", "controller.lock"}
 
 
 class ExternalGroups:
-    """Both groups, each at an address of its own, which a restart keeps.
+    """The actor's and the critic's group, each at an address of its own, which a restart keeps.
 
     Args:
-        config: of every run on them; its section `debug` is the groups' alone.
-        run_dir: the run folder of every run, one after the other.
+        config: the configuration of every run on the groups; its section `debug` is for the groups only.
+        run_dir: the run folder that all runs use, one after the other.
         services: keys of the section `services`.
 
     Attributes:
-        is_lent: whether a test has the run folder for itself.
+        is_lent: True if a test has the run folder for itself.
     """
 
     def __init__(self, config: dict[str, Any], run_dir: Path, **services: Any) -> None:
@@ -49,11 +49,11 @@ class ExternalGroups:
 
     @property
     def instance_ids(self) -> list[str]:
-        """Of the groups that serve now."""
+        """The instance ids of the groups that serve now."""
         return [group.instance_id for group in self._groups.values()]
 
     def wait_ready(self) -> ExternalGroups:
-        """Waits until both take calls."""
+        """Waits until both groups take calls."""
         for group in self._groups.values():
             group.wait_ready()
         return self
@@ -64,7 +64,7 @@ class ExternalGroups:
         self._groups[role] = self._start(role).wait_ready()
 
     def stop(self) -> None:
-        """Ends what is left, at once."""
+        """Ends at once all processes that still run."""
         for group in self._groups.values():
             group.stop()
 
@@ -73,10 +73,10 @@ class ExternalGroups:
         return Group(f"services.{role}", self._config_file, self.folder.path, role, num_processes=num_processes)
 
     def empty(self, armed: Iterable[str] = ()) -> None:
-        """Makes room for a new run.
+        """Empties the run folder for a new run.
 
         Args:
-            armed: the points whose failpoints may fire in it; the others count as fired (once per run folder).
+            armed: the points whose failpoints may fire in the new run; the others count as fired already.
         """
         for entry in self.folder.path.iterdir():
             if entry.name not in _KEPT:
@@ -88,25 +88,25 @@ class ExternalGroups:
                 (marks / fired_mark(point, failpoint)).touch()
 
     def put_back(self, earlier: RunFolder) -> RunFolder:
-        """Lets the next run go on where an earlier one, of which `keep` has made a copy, has stopped."""
+        """Restores the run folder from a copy that `keep` has made, so that the next run goes on from there."""
         self.empty()
-        ignored = shutil.ignore_patterns("controller.epoch")  # the groups know a later one by now
+        ignored = shutil.ignore_patterns("controller.epoch")  # the groups have seen a later epoch
         shutil.copytree(earlier.path, self.folder.path, dirs_exist_ok=True, ignore=ignored)
         return self.folder
 
     def keep(self, copy: Path) -> RunFolder:
-        """A copy of the folder of the run that has just ended, to be looked at, and for `put_back`."""
+        """Copies the folder of the run that has just ended, for tests and for `put_back`."""
         ignored = shutil.ignore_patterns("services", "controller.lock")
         return RunFolder(shutil.copytree(self.folder.path, copy, ignore=ignored))
 
     def started(self, *overrides: str, **options: Any) -> AbstractContextManager[Controller]:
-        """A controller of these groups; options as for `Controller`."""
+        """Starts a controller of these groups; options as for `Controller`."""
         return started(self.config, self.folder.path, *overrides, **options)
 
 
 @contextmanager
 def external_groups(config: dict[str, Any], run_dir: Path, **services: Any) -> Iterator[ExternalGroups]:
-    """Groups that are gone afterwards."""
+    """Starts groups, and ends them afterwards."""
     groups = ExternalGroups(config, run_dir, **services)
     try:
         yield groups.wait_ready()

@@ -1,4 +1,4 @@
-"""GPUs that NVML shows, on machines that have none: `pynvml`, as far as splitppo/machine/gpus.py calls it."""
+"""A stand-in for `pynvml` that shows GPUs on machines without any, as far as splitppo/machine/gpus.py calls it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ UUID = "GPU-{}"
 
 
 def put_gpus(monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int | None] | None) -> None:
-    """Replaces `pynvml` by one that knows GPUs of so many bytes, half of them free, with the uuids 0, 1, ...
+    """Replaces `pynvml` by a module with GPUs of so many bytes, half of them free, with the uuids 0, 1, ...
 
-    None in place of a number is a GPU that shares the machine's memory; None in place of all is a missing driver.
+    None instead of a number is a GPU that shares the machine's memory; None instead of all numbers: no driver.
     """
     monkeypatch.setitem(sys.modules, "pynvml", _FakeNvml(sizes))
 
 
 class NVMLError(Exception):
-    """What NVML answers a question that it cannot answer."""
+    """The error of NVML for a question that it cannot answer."""
 
 
 class _FakeNvml(ModuleType):

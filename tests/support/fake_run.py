@@ -1,4 +1,4 @@
-"""A trainer over services without processes, and what it leaves."""
+"""A trainer whose services are fakes without processes, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.fake_services import (
 
 @dataclass
 class FakeRun:
-    """The trainer, what it was made of, and its metrics."""
+    """A trainer with its parts and its metrics."""
 
     config: Config
     log: CallLog
@@ -43,7 +43,7 @@ class FakeRun:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
+        """The lines of metrics.jsonl, parsed."""
         return read_metrics(self.config.run.dir / "metrics.jsonl")
 
 
@@ -56,7 +56,7 @@ def make_run(
     critic: Callable[[CallLog], FakeCritic] = FakeCritic,
     **changes: Any,
 ) -> FakeRun:
-    """A run that has done `at_step` steps; `changes` as for `make_config`, `actor` and `critic` make the clients."""
+    """Returns a run after `at_step` steps; `changes` as for `make_config`; `actor` and `critic` make the clients."""
     config = make_config(run_dir, **changes)
     log = CallLog()
     policy, value, scorer = actor(log), critic(log), FakeScorer(log)

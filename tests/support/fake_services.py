@@ -1,7 +1,7 @@
-"""Services without processes: clients, scorer and inputs that answer from numpy and note who ran when.
+"""Fake services without processes: clients, a scorer and inputs that compute with numpy and log when each call runs.
 
-Each fake is declared as what it stands for, so that a signature that differs is a type error. Nothing of that is set
-up: a method that is not replaced here fails.
+Each fake is a subclass of the class that it replaces, so that a different signature is a type error. The constructor of
+that class is not called: a method that is not replaced here fails.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Stream = Callable[[], Awaitable[None]]
 
 
 def make_config(run_dir: Path, **changes: Any) -> Config:
-    """A small run's configuration; `changes` are keys like run__total_steps=3."""
+    """Returns the configuration of a small run; `changes` are keys such as run__total_steps=3."""
     tree: dict[str, Any] = {
         "run": {"dir": str(run_dir), "total_steps": 3},
         "data": {"train_files": "train.jsonl", "train_batch_size": 2, "max_response_length": 4},
@@ -60,7 +60,7 @@ def make_config(run_dir: Path, **changes: Any) -> Config:
 
 
 def make_table(num_prompts: int = NUM_PROMPTS) -> PromptBatch:
-    """Prompts of one to three tokens, of two data sources in turn."""
+    """Returns prompts of one to three tokens, from two data sources in turn."""
     rows = [
         PromptRow(f"row {row}", f"prompt {row}", "ab"[row % 2], f"truth {row}", {"row": row})
         for row in range(num_prompts)
@@ -71,18 +71,18 @@ def make_table(num_prompts: int = NUM_PROMPTS) -> PromptBatch:
 
 
 def make_prompts(config: Config) -> PromptDataset:
-    """Training prompts; three steps of two prompts are an epoch."""
+    """Returns training prompts; an epoch has three steps of two prompts."""
     table = make_table()
     return PromptDataset(table, batch_size=config.data.draw_size, seed=config.run.seed, shuffle=True)
 
 
 def plain_display() -> Display:
-    """A display that writes nowhere."""
+    """Returns a display whose output is discarded."""
     return open_display(io.StringIO())
 
 
 class CallLog:
-    """Which calls ran when, in the order in which they began and ended: ("begin", "critic.update", step), ..."""
+    """The log of the begin and the end of each call, in order: ("begin", "critic.update", step), ..."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str, int]] = []
@@ -92,7 +92,7 @@ class CallLog:
     async def run(
         self, name: str, step: int, command_queue: asyncio.Lock, work: Callable[[], T], stream: Stream | None = None
     ) -> T:
-        """A call: begins, waits in the command queue, lets others run, waits for the hook of that name, works, ends."""
+        """Runs a call: logs its begin, waits in the command queue and for its hook, works, and logs its end."""
         await self._note("begin", name, step)
         async with command_queue:
             await asyncio.sleep(0)
@@ -105,36 +105,36 @@ class CallLog:
         return result
 
     async def ready(self, name: str, part: int) -> None:
-        """A part of a running call is done, when the hook of that name lets it be."""
+        """Waits for the hook of a part of a running call, then logs that the part is ready."""
         if name in self.hooks:
             await self.hooks[name](part)
         await self._note("ready", name, part)
 
     async def until(self, what: str, name: str, step: int) -> None:
-        """Waits for an event."""
+        """Waits until an event is in the log."""
         async with asyncio.timeout(DEADLINE_S), self._changed:
             await self._changed.wait_for(lambda: (what, name, step) in self.events)
 
     def happened(self, what: str, name: str, step: int) -> bool:
-        """Whether an event has been noted."""
+        """Returns True if an event is in the log."""
         return (what, name, step) in self.events
 
     def order(self, *events: tuple[str, str, int]) -> bool:
-        """Whether these events were noted in this order."""
+        """Returns True if these events are in the log, in this order."""
         positions = [self.events.index(event) for event in events]
         return positions == sorted(positions)
 
     def names(self, step: int | None = None) -> list[str]:
-        """The calls (of a step) in the order in which they began."""
+        """Returns the names of the calls, of one step or of all, in the order in which they began."""
         return [name for what, name, of in self.events if what == "begin" and step in (None, of)]
 
     def most_at_once(self) -> int:
-        """The largest number of calls that ran at the same time."""
+        """Returns the largest number of calls that ran at the same time."""
         running = np.cumsum([{"begin": 1, "ready": 0, "end": -1}[what] for what, _, _ in self.events])
         return int(running.max(initial=0))
 
     def meet(self, *names: str) -> None:
-        """Each of these calls goes on only when all of them run: a schedule that keeps them apart runs out of time."""
+        """Makes each of these calls wait until all of them run; a schedule that keeps them apart times out."""
         barrier = asyncio.Barrier(len(names))
 
         async def wait_for_the_others(step: int) -> None:
@@ -144,7 +144,7 @@ class CallLog:
         self.hooks.update(dict.fromkeys(names, wait_for_the_others))
 
     def fail(self, name: str, error: Exception, *, at_step: int = 1) -> None:
-        """The call of that name raises at a step."""
+        """Makes the call of this name raise in a step."""
 
         async def raise_at(step: int) -> None:
             if step == at_step:
@@ -153,7 +153,7 @@ class CallLog:
         self.hooks[name] = raise_at
 
     def hold(self, name: str, *, at_step: int = 1) -> asyncio.Event:
-        """The call of that name waits at a step until the event is set."""
+        """Makes the call of this name wait in a step until the event is set."""
         event = asyncio.Event()
 
         async def wait(step: int) -> None:
@@ -171,7 +171,7 @@ class CallLog:
 
 
 class FakeClient(WorkerClient):
-    """What both roles share: a command queue, slots, checkpoints; a clock that ticks with every event of the log."""
+    """A client of either role, with a command queue, slots, checkpoints, and a clock that counts events of the log."""
 
     def __init__(self, log: CallLog) -> None:  # not the client's: there is no channel
         self.log = log
@@ -199,7 +199,7 @@ class FakeClient(WorkerClient):
         return await self._compute("ref_log_probs", -0.2, slot, base_step)
 
     async def compute_reward_scores(self, slot: Slot, *, base_step: int) -> CommandReply:
-        """A tenth of the number of tokens."""
+        """Returns as scores a tenth of the number of tokens."""
 
         def compute() -> None:
             lengths = self._slot(slot)["reward_tokens"].lengths
@@ -208,7 +208,7 @@ class FakeClient(WorkerClient):
         return await self._run("reward_scores", slot.step, base_step, compute)
 
     async def _compute(self, column: str, scale: float, slot: Slot, base_step: int) -> CommandReply:
-        """Adds a column, a function of the tokens; the call has its name."""
+        """Runs a call that adds a column of its name, a function of the tokens."""
 
         def compute() -> None:
             rows = [scale * row for row in self._slot(slot)["responses"].rows()]
@@ -243,13 +243,13 @@ class FakeClient(WorkerClient):
         return self._slots[slot.SerializeToString()]
 
     def _add(self, slot: Slot, batch: Batch) -> None:
-        known = self._slots.get(slot.SerializeToString())
-        if known is None and (parts := self._parts(slot)):
-            known = join_parts(parts)
-        self._slots[slot.SerializeToString()] = batch if known is None else known.merge(batch)
+        stored = self._slots.get(slot.SerializeToString())
+        if stored is None and (parts := self._parts(slot)):
+            stored = join_parts(parts)
+        self._slots[slot.SerializeToString()] = batch if stored is None else stored.merge(batch)
 
     def _parts(self, slot: Slot) -> list[Batch]:
-        """What was put to the parts of a whole slot, in their order."""
+        """Returns the batches that were put to the parts of a whole slot, in their order."""
         if slot.kind != SLOT_KIND_EXPERIENCE or slot.part:
             return []
         slots = [part_of(slot, part).SerializeToString() for part in range(1, NUM_PROMPTS + 1)]
@@ -257,18 +257,18 @@ class FakeClient(WorkerClient):
 
 
 def part_of(slot: Slot, part: int) -> Slot:
-    """A part of a whole slot."""
+    """Returns the slot of a part of a whole slot."""
     return Slot(kind=slot.kind, step=slot.step, part=part)
 
 
 class FakeActor(FakeClient, ActorClient):
-    """Answers each prompt with as many tokens as its seeds say; log-probs are functions of the tokens.
+    """A client of the actor: the seeds of a prompt say how long its response is; log-probs are functions of the tokens.
 
     Attributes:
-        rollout_offsets: by step, nats by which the rollout backend's log-probs are off; elsewhere they are right.
-        sync_s: by committed step, seconds that its first generation says it took over the weights for.
-        terms: by step, what the update was asked for.
-        entropies: by step, what the update measures.
+        rollout_offsets: by step, the error of the rollout backend's log-probs in nats; 0 in other steps.
+        sync_s: by committed step, the seconds for which its first generation reports to have loaded the weights.
+        terms: by step, the terms that the update was called with.
+        entropies: by step, the entropy that the update measures.
     """
 
     role = "actor"
@@ -291,7 +291,7 @@ class FakeActor(FakeClient, ActorClient):
         num_parts: int = 1,
         on_part: Callable[[int], None] = lambda _: None,
     ) -> CommandReply:
-        """A part is in the log as ("ready", "actor.part", part)."""
+        """Generates in parts; a part is in the log as ("ready", "actor.part", part)."""
         self.sampling.append((slot, sampling))
 
         async def stream() -> None:
@@ -335,7 +335,7 @@ class FakeActor(FakeClient, ActorClient):
 
 
 class FakeCritic(FakeClient, CriticClient):
-    """Values are a function of the tokens."""
+    """A client of the critic: values are a function of the tokens."""
 
     role = "critic"
 
@@ -352,7 +352,7 @@ MAX_REWARD_LENGTH = 4
 
 
 class FakeScorer(Scorer):
-    """The score of a response is its length."""
+    """A scorer: the score of a response is its length."""
 
     def __init__(self, log: CallLog) -> None:  # not the scorer's: nothing is decoded
         self.log = log
@@ -371,12 +371,12 @@ class FakeScorer(Scorer):
         return MAX_REWARD_LENGTH
 
     async def reward_rows(self, prompts: PromptBatch, rollouts: Batch) -> Batch:
-        """The tokens of prompt and response, the last of them where there are too many."""
+        """Returns the tokens of prompts and responses, cut to the last ones if there are too many."""
         rows = zip(rollouts["prompts"].rows(), rollouts["responses"].rows(), strict=True)
         return Batch.from_rows(reward_tokens=[np.concatenate(row)[-MAX_REWARD_LENGTH:] for row in rows])
 
     async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> Scores:
-        """`scorer.score` is in the log with the number of the call in place of the step."""
+        """Scores responses; `scorer.score` is in the log with the number of the call in place of the step."""
         self._num_calls += 1
         self.examined.append(num_examine)
         rows, lengths_B = prompts.rows, rollouts["responses"].lengths.astype(np.float32)

@@ -1,4 +1,4 @@
-"""A gRPC server in this process that plays a worker of any role, as its test scripts it."""
+"""A gRPC server in this process that stands for a worker of any role; the test scripts its answers."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -54,7 +54,7 @@ class FakeWorker(
     reference_pb2_grpc.ReferenceServiceServicer,
     reward_model_pb2_grpc.RewardModelServiceServicer,
 ):
-    """Answers commands by script: one entry per attempt, the last one from then on."""
+    """Answers each attempt of a command with the next entry of a script, and with the last entry from then on."""
 
     scripts: list[Script] = field(default_factory=lambda: [succeed])
     status: worker_pb2.GetStatusResponse = field(default_factory=worker_pb2.GetStatusResponse)

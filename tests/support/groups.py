@@ -1,4 +1,4 @@
-"""Real torchrun groups for tests: started, waited for, ended by pid."""
+"""Starts real torchrun groups for tests, waits for them, and ends them by pid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str = "condition") -> Any:
-    """Polls until `condition()` is true and returns its value; TimeoutError after the deadline."""
+    """Polls until `condition()` is true, and returns its value; TimeoutError after the deadline."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -34,7 +34,7 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str 
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
+    """Returns True if a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
@@ -46,10 +46,10 @@ def _has_ended(pid: int) -> bool:
 
 
 def free_address() -> str:
-    """A port of this machine's that nobody has now.
+    """Returns an address on this machine with a free port.
 
-    It is none of those that the kernel hands out by itself (to clients, and to whoever binds port 0), so nobody gets
-    it while its group is down.
+    The kernel does not give this port to clients or to a process that binds port 0, so it stays free while its group is
+    down.
     """
     first_handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
@@ -60,14 +60,14 @@ def free_address() -> str:
 
 
 class Group:
-    """One torchrun group of `python -m MODULE --config FILE`.
+    """A torchrun group of `python -m MODULE --config FILE`.
 
     Args:
         module: e.g. "services.actor".
         config_file: YAML; its run.dir must be `run_dir`.
         role: name of the announcement, `<run_dir>/services/<role>.json`.
         overrides: key.path=value arguments.
-        prefix: of the command, e.g. what enters a network namespace.
+        prefix: the words before the command, e.g. those that enter a network namespace.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Group:
 
     @property
     def output(self) -> str:
-        """What torchrun and its ranks have printed."""
+        """The output of torchrun and its ranks."""
         return self.output_file.read_text(errors="replace")
 
     def wait_ready(self) -> Group:
@@ -126,18 +126,18 @@ class Group:
         return self
 
     def kill_rank(self, rank: int) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL to a rank."""
         os.kill(self.pids[rank], signal.SIGKILL)
 
     def wait_ended(self, timeout_s: float = 60.0) -> int:
-        """Waits for torchrun and every rank to end; returns torchrun's exit code."""
+        """Waits until torchrun and every rank have ended; returns the exit code of torchrun."""
         code = self.process.wait(timeout_s)
         for pid in getattr(self, "pids", []):
             wait_until(partial(_has_ended, pid), 5.0, f"rank with pid {pid} ends")
         return code
 
     def stop(self) -> None:
-        """Ends whatever is left, at once."""
+        """Ends at once all processes that still run."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)  # a session of its own: its ranks are in it
             self.process.wait()

@@ -1,8 +1,8 @@
-"""Code answers that mean harm, and what has to become of each: here, under another user, in a container.
+"""Hostile code answers with their expected results: run by this user, by another user, and in a container.
 
     python -m tests.support.hostile_code FILE...   # JSON: by name, score and limit; no answer may see these files
 
-Every program prints the right answer, 49, only where its attack has succeeded.
+Every program prints the right answer, 49, only if its attack succeeds.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from splitppo.config import RewardConfig
 CODE = {"memory_mb": 256, "max_processes": 16, "max_output_bytes": 1 << 20, "num_sandboxes": 2}
 SECRET = "SPLITPPO_TEST_SECRET"
 
-# By name: the limit that the program passes, or None where it just comes to nothing; and the program.
+# By name: the limit that the program exceeds, or None if its attack has no effect; and the program.
 PROGRAMS: dict[str, tuple[str | None, str]] = {
     "fork bomb": ("processes", "import os\nwhile True: os.fork()"),
     "fork bomb that takes no for an answer": (
@@ -88,12 +88,12 @@ PROGRAMS: dict[str, tuple[str | None, str]] = {
 
 
 def answer(program: str) -> str:
-    """A response that holds a program."""
+    """Returns a response with a program."""
     return f"```python\n{program}\n```"
 
 
 async def judge(programs: Iterable[str], files: Iterable[str], timeout_s: float) -> list[Scored]:
-    """Runs programs, which read the names of `files`."""
+    """Runs programs whose input is the names of `files`, and returns their results."""
     row = {"inputs": [" ".join(files) + "\n"], "outputs": ["49"]}
     samples = [Sample("apps", answer(program), row) for program in programs]
     async with RewardManager(
@@ -103,19 +103,19 @@ async def judge(programs: Iterable[str], files: Iterable[str], timeout_s: float)
 
 
 async def results(files: Iterable[str]) -> dict[str, tuple[float, str | None]]:
-    """Score and limit of all of them, and of an honest program that comes last."""
-    found: dict[str, tuple[float, str | None]] = {}
-    for is_slow in (True, False):  # the others have time, on however busy a machine
+    """Returns score and limit of all hostile programs, and of an honest program that comes last."""
+    results: dict[str, tuple[float, str | None]] = {}
+    for is_slow in (True, False):  # the others get enough time for a busy machine
         programs = {name: text for name, (limit, text) in PROGRAMS.items() if (limit == "time") is is_slow}
         programs |= {} if is_slow else {"honest": "print(7 * 7)"}
         scored = await judge(programs.values(), files, 0.5 if is_slow else 20.0)
-        results = [(one.score, one.extra.get("code_limit", one.message)) for one in scored]
-        found |= dict(zip(programs, results, strict=True))
-    return found
+        for name, result in zip(programs, scored, strict=True):
+            results[name] = result.score, result.extra.get("code_limit", result.message)
+    return results
 
 
 def expected() -> dict[str, tuple[float, str | None]]:
-    """What `results` has to give."""
+    """Returns the results that `results` must have."""
     return {**{name: (0.0, limit) for name, (limit, _) in PROGRAMS.items()}, "honest": (1.0, None)}
 
 

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces with a cable between them, each with a name and an /etc/hosts."""
+"""Two hosts on one machine: network namespaces with a cable between them; each has a name and an /etc/hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 CABLE = "cable"
-# What the kernel hands out inside of the hosts to whoever asks for any port.
+# The ports that the kernel of a host gives to a process that asks for any port.
 ANY_PORT = range(40_000, 41_000)
 _ENTER = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 
@@ -24,7 +24,7 @@ def ip(*arguments: str) -> None:
 
 @dataclass(frozen=True)
 class Host:
-    """One of the two."""
+    """A host: a network namespace with a name and an address."""
 
     name: str
     address: str
@@ -32,11 +32,11 @@ class Host:
 
     @property
     def inside(self) -> Sequence[str]:
-        """What runs a command on this host."""
+        """The words before a command that runs on this host."""
         return ("ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", _ENTER, self.name)
 
     def run(self, *command: str) -> str:
-        """What a command prints there."""
+        """Runs a command on this host and returns its output."""
         return subprocess.run([*self.inside, *command], check=True, capture_output=True, text=True).stdout
 
     def cable(self, state: str) -> None:
@@ -44,16 +44,16 @@ class Host:
         ip("-n", self.namespace, "link", "set", CABLE, state)
 
     def listening(self) -> set[tuple[str, int]]:
-        """(address, port) of every socket that listens on this host, as `ss -tln` shows it."""
+        """Returns (address, port) of every socket that listens on this host, as `ss -tln` shows it."""
         rows = (line.split()[3] for line in self.run("ss", "-Htln").splitlines())
-        found = (row.rpartition(":") for row in rows)
-        # A socket for IPv6 that takes IPv4.
-        return {(address.strip("[]").removeprefix("::ffff:"), int(port)) for address, _, port in found}
+        sockets = (row.rpartition(":") for row in rows)
+        # The prefix is of a socket for IPv6 that takes IPv4.
+        return {(address.strip("[]").removeprefix("::ffff:"), int(port)) for address, _, port in sockets}
 
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Both, `one` and `two`; skips the test where namespaces cannot be made."""
+    """Makes the hosts `one` and `two`; skips the test if namespaces cannot be made."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and the command ip")
     hosts = tuple(
@@ -66,20 +66,20 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             for host in hosts:
                 ip("netns", "add", host.namespace)
                 ip("-n", host.namespace, "link", "set", "lo", "up")
-            one, two = hosts
+            first, second = hosts
             ip(
                 "link",
                 "add",
                 CABLE,
                 "netns",
-                one.namespace,
+                first.namespace,
                 "type",
                 "veth",
                 "peer",
                 "name",
                 CABLE,
                 "netns",
-                two.namespace,
+                second.namespace,
             )
         except subprocess.CalledProcessError as error:
             pytest.skip(f"network namespaces cannot be made here: {error.stderr.strip()}")
@@ -90,7 +90,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             (_etc(host) / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 me\n{names}")
             limit = f"echo {ANY_PORT.start} {ANY_PORT.stop - 1} > /proc/sys/net/ipv4/ip_local_port_range"
             host.run("sh", "-c", limit)
-        yield one, two
+        yield first, second
     finally:
         for host in hosts:
             with contextlib.suppress(subprocess.CalledProcessError):
@@ -99,5 +99,5 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
 
 
 def _etc(host: Host) -> Path:
-    """What `ip netns exec` puts in the places of files of /etc."""
+    """Returns the folder whose files `ip netns exec` mounts over those of /etc."""
     return Path("/etc/netns") / host.namespace

@@ -1,4 +1,4 @@
-"""A judge on this machine: an HTTP server in a thread that speaks as much of OpenAI's API as is needed."""
+"""A judge on this machine: an HTTP server in a thread, with the part of OpenAI's API that a judge needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server sends; with status 0 it closes the connection instead."""
+    """An answer of the server; with status 0 it closes the connection instead."""
 
     body: str
     status: int = 200
@@ -23,7 +23,7 @@ class Reply:
 
 
 def says(content: str | None, **fields: Any) -> Reply:
-    """A chat completion."""
+    """Returns an answer with a chat completion."""
     completion = {"choices": [{"index": 0, "message": {"role": "assistant", "content": content}}]}
     return Reply(json.dumps(completion), **fields)
 
@@ -32,19 +32,19 @@ HTML = "<!DOCTYPE html>\n<html><body>Sign in\n to the network</body></html>"
 SERVER_ERROR = Reply("overloaded", status=500)
 CLOSED = Reply("", status=0)
 
-# What is answered to a question, from the number of its requests so far (from 1).
+# Returns the answer to a question; the number counts the requests with this question, from 1.
 Answer = Callable[[str, int], Reply]
 
 
 class LocalJudge:
-    """Answers questions as `answer` says; a context manager.
+    """Answers questions by the function `answer`; a context manager.
 
     Attributes:
-        url: where it serves.
+        url: the address of the server.
         asked: the question of every request, in the order in which they came.
-        answered: those that got a chat completion.
-        bodies, authorizations: of every request.
-        most_at_once: requests that it has had at the same time.
+        answered: the questions that got a chat completion.
+        bodies, authorizations: the body and the header Authorization of every request.
+        most_at_once: the largest number of requests at the same time.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -68,7 +68,7 @@ class LocalJudge:
         self._server.server_close()
 
     def take(self, body: dict[str, Any], authorization: str | None) -> tuple[str, int]:
-        """Notes a request; its question, and how often it came."""
+        """Records a request; returns its question and how often this question came."""
         question = body["messages"][-1]["content"]
         with self._lock:
             self.bodies.append(body)
@@ -79,7 +79,7 @@ class LocalJudge:
             return question, self.asked.count(question)
 
     def leave(self, question: str, reply: Reply) -> None:
-        """Notes the end of a request, before its reply is sent."""
+        """Records the end of a request, before its reply is sent."""
         with self._lock:
             self._num_at_once -= 1
             if reply.status == 200 and "choices" in reply.body:
@@ -88,7 +88,7 @@ class LocalJudge:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that was killed is no news."""
+        """Ignores the error of a caller that has closed its connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -114,7 +114,7 @@ def _handler(judge: LocalJudge, answer: Answer) -> type[BaseHTTPRequestHandler]:
             try:
                 self.end_headers()
                 self.wfile.write(content)
-            except OSError:  # the caller has left
+            except OSError:  # the caller has closed the connection
                 self.close_connection = True
 
         def log_message(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Tiny random models and a character-level tokenizer, built locally: what tests use in place of a hub model."""
+"""Tiny random models and a character-level tokenizer, built locally, for tests that need a model of the hub."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def tiny_config(**changes: Any) -> Qwen2Config:
-    """2 layers, hidden 32, 4 heads over 2 key-value heads."""
+    """Returns a configuration with 2 layers, hidden size 32, and 4 heads over 2 key-value heads."""
     settings: dict[str, Any] = {
         "vocab_size": len(VOCABULARY),
         "hidden_size": 32,

@@ -1,7 +1,7 @@
-"""Slow float64 references of policy losses, KL estimates, aggregation and rejection, which walk over the tokens.
+"""Slow float64 references of policy losses, KL estimates, aggregation and rejection; each loops over the tokens.
 
-A reference is a function of a row's log-probs and of the same log-probs frozen, where the formula stops the gradient:
-its value is the loss, and its finite differences in the first argument are the gradient.
+A reference is a function of a row's log-probs and of the same log-probs frozen; it uses the latter where the formula
+stops the gradient. Its value is the loss, and its finite differences in the first argument are the gradient.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCALE = 17
 
 @dataclass(frozen=True)
 class Row:
-    """One response; `now` are the log-probs that the gradient is of, `frozen` the same numbers without one."""
+    """A response; the gradient is taken in the log-probs `now`; `frozen` are the same numbers without a gradient."""
 
     now: list[float]
     frozen: list[float]
@@ -32,7 +32,7 @@ class Row:
         return math.exp((self.frozen if of_frozen else self.now)[t] - self.old[t])
 
     def mean(self, values: list[float]) -> float:
-        """Over the tokens that count."""
+        """Returns the mean over the tokens that count."""
         counted = [value for value, counts in zip(values, self.mask, strict=True) if counts]
         return sum(counted) / len(counted)
 
@@ -133,8 +133,8 @@ def reinforce_in_bounds(row: Row, t: int) -> float:
 # name -> (loss_mode, settings of actor.policy_loss, reference)
 REFERENCES: dict[str, tuple[str, dict[str, Any], Callable[[Row, int], float]]] = {
     **{
-        one.__name__: (one.__name__, {}, one)
-        for one in (vanilla, gspo, geo_mean, cispo, sapo, clip_cov, kl_cov, gpg, dppo_tv, dppo_kl, dro, reinforce)
+        loss.__name__: (loss.__name__, {}, loss)
+        for loss in (vanilla, gspo, geo_mean, cispo, sapo, clip_cov, kl_cov, gpg, dppo_tv, dppo_kl, dro, reinforce)
     },
     "reinforce_by_token": (
         "reinforce",
@@ -155,7 +155,7 @@ REFERENCES: dict[str, tuple[str, dict[str, Any], Callable[[Row, int], float]]] =
 
 
 def kl(row: Row, t: int, name: str) -> float:
-    """Schulman's estimates of KL(policy, reference); with a + the value of one and the gradient of k2."""
+    """Returns an estimate of KL(policy, reference) by Schulman; with a + its value with the gradient of k2."""
     if name.endswith("+"):
         d, frozen = row.now[t] - row.ref[t], row.frozen[t] - row.ref[t]
         return kl(Row(**{**vars(row), "now": row.frozen}), t, name[:-1]) + d**2 / 2 - frozen**2 / 2
@@ -171,7 +171,7 @@ def kl(row: Row, t: int, name: str) -> float:
 
 
 def aggregated(mode: str, rows: list[list[float]], masks: list[list[bool]]) -> float:
-    """One number of the losses of all rows, from the definition of each mode."""
+    """Returns the aggregated loss of all rows, by the definition of each mode."""
     counted = [
         [x for x, counts in zip(row, mask, strict=True) if counts] for row, mask in zip(rows, masks, strict=True)
     ]
@@ -189,7 +189,7 @@ def aggregated(mode: str, rows: list[list[float]], masks: list[list[bool]]) -> f
 
 
 def is_kept(row: Row, t: int, option: str, low: float, high: float) -> bool:
-    """Whether a rejection option keeps a token: k1 = log q - log p, p is the policy in training."""
+    """Returns True if a rejection option keeps a token: k1 = log q - log p, where p is the policy in training."""
     over, _, estimate = option.rpartition("_")
 
     def statistic(u: int) -> float:

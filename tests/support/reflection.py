@@ -1,4 +1,4 @@
-"""A reflection client of either version, by the path of the method."""
+"""A client of gRPC reflection, of either version, which calls methods by their path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.Se
 
 
 def ask(channel: Any, service: str, **request: str) -> reflection_pb2.ServerReflectionResponse:
-    """The answer to one request; `service` is one of REFLECTION."""
+    """Returns the answer to one request; `service` is an entry of REFLECTION."""
     info = channel.stream_stream(
         f"/{service}/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -21,5 +21,5 @@ def ask(channel: Any, service: str, **request: str) -> reflection_pb2.ServerRefl
 
 
 def list_services(channel: Any, service: str) -> set[str]:
-    """Full names of the services that are listed."""
-    return {one.name for one in ask(channel, service, list_services="").list_services_response.service}
+    """Returns the full names of the services that the server lists."""
+    return {entry.name for entry in ask(channel, service, list_services="").list_services_response.service}

@@ -1,4 +1,4 @@
-"""A user's reward function with every kind of trouble, and what its tests share."""
+"""A user's reward function that fails in every way, and helpers for its tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rewards.code.tree import children_of
 from rewards.samples import Failure, Sample, Scored
 from splitppo.config import RewardConfig
 
-# One user's file with every kind of trouble, chosen by the response.
+# A user's file; the response selects the way in which it fails.
 TROUBLE = """
 import enum, os, re, signal, sys, time
 
@@ -82,11 +82,11 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-# For what hangs: long enough for a good call on a busy machine.
+# The time limit for functions that hang: long enough for a good call on a busy machine.
 HANG_LIMIT_S = 2.0
 
 
 def scoring_processes() -> list[int]:
-    """The scoring processes that this one has started, and that have not ended."""
+    """Returns the scoring processes that this process has started and that have not ended."""
     commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children_of(os.getpid())}
     return [child for child, command in commands.items() if b"rewards.scoring_process" in command]

@@ -1,4 +1,4 @@
-"""Roles on one rank, driven as their service drives them; requests and batches for their commands."""
+"""Runs commands of roles on one rank, as a service does; requests and batches for these commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N_SAMPLES = 3
 
 
 def context_of(role_name: RoleName, **sections: Any) -> RankContext:
-    """The only rank of a group on the CPU; sections change the configuration."""
+    """Returns the context of the only rank of a group on the CPU; sections change the configuration."""
     data = {"train_files": "unused", "train_batch_size": 4, "max_response_length": 6}
     config = {"run": {"dir": "unused", "total_steps": 10}, "data": data, **sections}
     return RankContext(
@@ -35,13 +35,13 @@ def context_of(role_name: RoleName, **sections: Any) -> RankContext:
 
 
 def build_actor(model: Path, **actor: Any) -> ActorRole:
-    """An actor of `N_SAMPLES` responses per prompt and two mini-batches; it hosts the reference, if there is one."""
+    """Returns an actor with `N_SAMPLES` responses per prompt and two mini-batches; it hosts the reference, if any."""
     section = {"model": str(model), "lr": 1e-3, "ppo_mini_batch_size": 2, **actor}
     return ActorRole(context_of("actor", rollout={"n": N_SAMPLES}, actor=section, placement={"reference": "actor"}))
 
 
 class RecordedProgress(CommandProgress):
-    """The progress of a command that is cancelled once it has reported, or asked whether it is, so many times."""
+    """The progress of a command, cancelled after so many reports or questions whether it is cancelled."""
 
     def __init__(self, *, reports: int | None = None, questions: int | None = None) -> None:
         self.parts: dict[int, Batch] = {}
@@ -66,7 +66,7 @@ class RecordedProgress(CommandProgress):
 
 
 def call(role: Role, method: str, request: Any, batch: Batch, report: RecordedProgress | None = None) -> Outcome:
-    """What a service does with a command on one rank."""
+    """Runs a command on one rank as a service does."""
     entry = next(entry for entry in role.commands() if entry.method == method)
     wanted = [*entry.columns, *(name for name in entry.optional_columns if name in batch)]
     entry.check(request)
@@ -89,14 +89,14 @@ def log_probs_request() -> actor_pb2.ComputeLogProbsRequest:
 
 
 def ref_log_probs(role: Role, batch: Batch, report: RecordedProgress | None = None) -> Batch:
-    """What ComputeRefLogProbs adds to a batch."""
+    """Returns the column that ComputeRefLogProbs adds to a batch."""
     computed = call(role, "ComputeRefLogProbs", reference_pb2.ComputeRefLogProbsRequest(), batch, report).columns
     assert computed is not None
     return computed
 
 
 def reward_scores(role: Role, batch: Batch, report: RecordedProgress | None = None) -> Batch:
-    """What ComputeRewardScores adds to a batch."""
+    """Returns the column that ComputeRewardScores adds to a batch."""
     request = reward_model_pb2.ComputeRewardScoresRequest()
     computed = call(role, "ComputeRewardScores", request, batch, report).columns
     assert computed is not None
@@ -111,7 +111,7 @@ def prompts(num_prompts: int = 4) -> Batch:
 
 
 def experience(role: ActorRole) -> Batch:
-    """A generated batch with advantages, in which every step is the role's own work."""
+    """Returns a generated batch with advantages, for which the role itself makes every step."""
     made = call(role, "Generate", generate_request(), prompts()).columns
     assert made is not None
     rng = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""Real runs for tests: `python -m controller` as a process of its own, on tiny models, and the files that it leaves."""
+"""Real runs for tests: `python -m controller` in a process of its own, on tiny models, and the files of a run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ RUN_TIMEOUT_S = 240.0
 _MARK = "SPLITPPO_TEST_RUN"  # in the environment of all that a controller starts
 NUM_STEPS = 4
 STEPS_PER_EPOCH = 2
-# Of the run that was stopped half way.
+# A run that is stopped half way saves in each step, and has saved these steps.
 EACH_STEP = "checkpoint.save_freq=1"
 SAVED = [1, 2, 3]
-# On two actor ranks: long enough for one incident after the other.
+# The steps of a run on two actor ranks, long enough for several incidents one after the other.
 NUM_LONG_STEPS = 13
 
 REWARD = """
@@ -38,13 +39,13 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What every run of the tests reads: models, prompts, a reward function."""
+    """The inputs of every run in the tests: models, prompts, a reward function."""
 
     folder: Path
 
     @classmethod
     def make(cls, folder: Path) -> Inputs:
-        """Writes a policy, a larger value model, a reward model, 16 training and 8 validation prompts, a reward."""
+        """Writes a policy, a larger value model, a reward model, 16 training and 8 validation prompts, and a reward."""
         models.save_policy(folder / "policy")
         models.save_value_model(folder / "value")
         models.save_reward_model(folder / "reward")
@@ -56,8 +57,9 @@ class Inputs:
         return cls(folder)
 
     def config(self) -> dict[str, Any]:
-        """The configuration of a run, without its folder: 4 steps, 2 epochs, several mini-batches, streamed; the first
-        step trains the critic only.
+        """Returns the configuration of a run without its folder.
+
+        The run has 4 steps, 2 epochs and several mini-batches, and is streamed. Its first step trains the critic only.
         """
         return {
             "run": {"total_steps": NUM_STEPS},
@@ -68,7 +70,7 @@ class Inputs:
                 "max_prompt_length": 32,
                 "max_response_length": 16,
             },
-            # The rows of the first group of prompts are all under way before any of the second.
+            # All rows of the first group of prompts begin before any row of the second group.
             "rollout": {"n": 4, "stream_groups": 2, "max_batch_size": 8},
             "placement": {"reference": "actor"},  # whatever a run streams on the same groups
             "algorithm": {
@@ -100,7 +102,7 @@ def _row(letters: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of a run, as a script would read them."""
+    """The files of a run, read as a script would read them."""
 
     path: Path
 
@@ -111,7 +113,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The complete lines of metrics.jsonl."""
+        """The complete lines of metrics.jsonl, parsed."""
         file = self.path / "metrics.jsonl"
         lines = file.read_text().split("\n")[:-1] if file.exists() else []
         return [json.loads(line) for line in lines]
@@ -123,32 +125,32 @@ class RunFolder:
 
     @property
     def processes(self) -> list[dict[str, Any]]:
-        """processes.json; empty before the groups answer."""
+        """The content of processes.json; empty before the groups answer."""
         file = self.path / "processes.json"
         return json.loads(file.read_text()) if file.exists() else []
 
     def pids(self, role: str) -> list[int]:
-        """The processes of one role, by rank."""
-        ranks = sorted((one for one in self.processes if one["role"] == role), key=lambda one: one["rank"])
-        return [one["pid"] for one in ranks]
+        """Returns the pids of the ranks of a role, by rank."""
+        ranks = [process for process in self.processes if process["role"] == role]
+        return [process["pid"] for process in sorted(ranks, key=itemgetter("rank"))]
 
     @property
     def rank_pids(self) -> list[int]:
-        """Every rank of every group."""
-        return [one["pid"] for one in self.processes if one["role"] != "controller"]
+        """The pids of all ranks of all groups."""
+        return [process["pid"] for process in self.processes if process["role"] != "controller"]
 
     @property
     def committed_steps(self) -> list[int]:
-        """Steps with a complete checkpoint."""
+        """The steps with a complete checkpoint."""
         markers = (self.path / "checkpoints").glob("global_step_*/COMMITTED")
         return sorted(int(marker.parent.name.removeprefix("global_step_")) for marker in markers)
 
     def checkpoint(self, step: int) -> Path:
-        """The folder of one checkpoint."""
+        """Returns the folder of the checkpoint of a step."""
         return self.path / "checkpoints" / f"global_step_{step}"
 
     def log(self, name: str) -> str:
-        """A file of logs/, empty if it is not there."""
+        """Returns the text of a file in logs/; empty if there is none."""
         with contextlib.suppress(FileNotFoundError):
             return (self.path / "logs" / f"{name}.log").read_text()
         return ""
@@ -170,15 +172,15 @@ class RunFolder:
 
 
 class Controller:
-    """One `python -m controller` process, in a session of its own, so that no signal reaches it but the test's.
+    """A `python -m controller` process in a session of its own, so that it gets only the signals of the test.
 
     Args:
         config: the tree of the configuration; its run.dir is set to `folder`.
         folder: the run folder.
         overrides: key.path=value arguments.
         module: what `python -m` runs.
-        prefix: of the command, e.g. what enters a network namespace.
-        beside: folder for the configuration and the output; default: where the run folder lies.
+        prefix: the words before the command, e.g. those that enter a network namespace.
+        beside: the folder for the configuration and the output; by default the one that holds the run folder.
     """
 
     def __init__(
@@ -210,16 +212,16 @@ class Controller:
 
     @property
     def output(self) -> str:
-        """What was printed so far."""
+        """The output so far."""
         return self.output_file.read_text(errors="replace")
 
     @property
     def errors(self) -> list[str]:
-        """What was said to the user, one sentence each."""
+        """The errors for the user, one sentence each."""
         return [line for line in self.output.splitlines() if line.startswith("error: ")]
 
     def wait_until(self, condition: Callable[[RunFolder], Any], what: str) -> Any:
-        """Polls until `condition(folder)` is true and returns its value; fails at once if the run ends before."""
+        """Polls until `condition(folder)` is true, and returns its value; fails at once if the run ends before."""
 
         def holds() -> Any:
             ended = self.process.poll() is not None
@@ -230,31 +232,31 @@ class Controller:
         return wait_until(holds, RUN_TIMEOUT_S, what)
 
     def wait(self) -> int:
-        """Waits for the exit status."""
+        """Waits until the controller has ended; returns its exit status."""
         return self.process.wait(RUN_TIMEOUT_S)
 
     def complete(self) -> RunFolder:
-        """Waits until the run is completed; any other end fails."""
+        """Waits until the run is completed; fails if it ends in another way."""
         assert self.wait() == 0, self.output
         assert self.folder.summary["exit_reason"] == "completed"
         return self.folder
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the process group of the controller, as a terminal does."""
+        """Sends a signal to the controller's process group, as a terminal does."""
         os.killpg(self.process.pid, number)
 
     def processes(self) -> list[int]:
-        """The controller and all that it has started, whoever its parent is now, as far as it still runs."""
+        """Returns the pids of the controller and of all that it has started and that still run, whatever the parent."""
         mark = f"{_MARK}={self._mark}".encode()
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
         return [pid for pid in pids if mark in _environment_of(pid)]
 
     def wait_nothing_is_left(self) -> None:
-        """Waits until all that this controller has started is gone; fails if it stays."""
+        """Waits until all processes that this controller has started have ended; fails if one stays."""
         wait_until(lambda: not self.processes(), 30.0, f"the end of the processes of {self.folder.path}")
 
     def stop(self) -> None:
-        """Ends the controller, if it still runs, at once. All else must end by itself, and is waited for."""
+        """Ends the controller at once if it still runs, then waits until all that it has started ends by itself."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -268,7 +270,7 @@ class Controller:
 
 @contextlib.contextmanager
 def started(config: dict[str, Any], folder: Path, *overrides: str, **options: Any) -> Iterator[Controller]:
-    """A controller that is gone afterwards, whatever happens to the test."""
+    """Starts a controller, and ends it afterwards, whatever happens in the test."""
     controller = Controller(config, folder, *overrides, **options)
     try:
         yield controller
@@ -277,7 +279,7 @@ def started(config: dict[str, Any], folder: Path, *overrides: str, **options: An
 
 
 def _environment_of(pid: int) -> list[bytes]:
-    """Of a living process; empty for any other."""
+    """Returns the environment of a living process; empty for any other."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if is_alive(pid) else []
     except OSError:

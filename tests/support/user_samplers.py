@@ -1,4 +1,4 @@
-"""Samplers as users write them, in files of their own."""
+"""Files with samplers as users write them."""
 
 from __future__ import annotations
 

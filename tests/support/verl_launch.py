@@ -1,4 +1,4 @@
-"""The least that a launch of verl's says, when it is read, and what becomes of it."""
+"""The smallest launch script of verl, its translation, and the configuration that a run reads from that."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ def config_of(
 
 
 def finding(translation: Translation, key: str) -> Finding:
-    return next(found for found in translation.findings if found.key == key)
+    return next(finding for finding in translation.findings if finding.key == key)

@@ -1,4 +1,4 @@
-"""Python files of the user are imported without a trace in their folder."""
+"""Importing a Python file of the user leaves no other file in its folder."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 from recipes.sort_letters import quickstart
 from splitppo.config import load_config
 from tests.support.groups import is_alive
-from tests.support.meetings import held_at, is_held, let_go, parts_meet_values
+from tests.support.meetings import is_paused, let_go, parts_meet_values, pause_at
 from tests.support.runs import Inputs, RunFolder, started
 from tests.vllm.conftest import Groups
 
@@ -56,7 +56,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[i
     tree["run"]["total_steps"] = LAST_STEPS.stop
     tree["rollout"]["vllm"]["kv_cache_gb"] = 0.05  # its pages become resident when they are used first
     measured = (*FIRST_STEPS, *LAST_STEPS)
-    tree["debug"]["failpoints"] = held_at(MEASURED_AT, measured)
+    tree["debug"]["failpoints"] = pause_at(MEASURED_AT, measured)
     resident: dict[int, int] = {}
     with started(tree, folder / "run") as controller:
         for step in measured:
@@ -67,7 +67,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[i
 
 
 def has_come_to(step: int, folder: RunFolder) -> bool:
-    return is_held(folder.path, MEASURED_AT, step)
+    return is_paused(folder.path, MEASURED_AT, step)
 
 
 def own_bytes(pid: int) -> int:

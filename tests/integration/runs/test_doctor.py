@@ -10,7 +10,7 @@ import pytest
 
 from controller.__main__ import main
 from tests.support.external import ExternalGroups
-from tests.support.meetings import HELD, let_go
+from tests.support.meetings import PAUSE_POINT, let_go
 from tests.support.runs import Controller, RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -25,7 +25,7 @@ def test_a_doctor_finds_a_busy_run_healthy_and_the_run_ends_with_the_weights_of_
         assert (code, content["findings"]) == (0, [])
         return content
 
-    groups.empty(armed=[HELD])
+    groups.empty(armed=[PAUSE_POINT])
     with groups.started("run.schedule=gather") as controller:
         controller.wait_until(lambda folder: 1 in folder.steps, "the line of step 1")
         wait = controller.wait_until

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.external import ExternalGroups
-from tests.support.meetings import HELD, let_go
+from tests.support.meetings import PAUSE_POINT, let_go
 from tests.support.runs import Controller, RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -83,7 +83,7 @@ def test_every_step_is_full_of_groups_that_differ_and_a_killed_run_ends_with_the
         assert line["training/filter_groups/evicted_samples"] > 0
     assert sum(line["train/num_gen_batches"] for line in undisturbed.metrics) > NUM_STEPS
 
-    groups.empty(armed=[HELD])
+    groups.empty(armed=[PAUSE_POINT])
     with groups.started(*DYNAMIC, reward, "run.schedule=gather") as killed:
         in_mid_step(killed)
         killed.signal(signal.SIGKILL)
@@ -114,7 +114,7 @@ def test_remax_ends_with_the_same_weights_when_the_actor_is_lost_in_mid_step(
     undisturbed = undisturbed_run(groups, tmp_path / "undisturbed", *REMAX, reward)
     assert all(0 < line["critic/greedy_score/mean"] < 1 for line in undisturbed.metrics)
 
-    groups.empty(armed=[HELD])
+    groups.empty(armed=[PAUSE_POINT])
     with groups.started(*REMAX, reward) as controller:
         in_mid_step(controller)
         go_on(groups)

@@ -16,7 +16,7 @@ from splitppo.manifest import read_manifest
 from tests.support.certificates import TOKEN, expire, secure
 from tests.support.checkpoints import flip
 from tests.support.external import ExternalGroups
-from tests.support.meetings import HELD, let_go
+from tests.support.meetings import PAUSE_POINT, let_go
 from tests.support.runs import NUM_STEPS, Inputs, RunFolder, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -76,7 +76,7 @@ def test_services_outlive_a_killed_controller_and_one_restarted_between_two_call
         first.wait_until(lambda folder: folder.steps, "the line of step 0")
         first.process.kill()
     before, newest = groups.instance_ids, 2
-    groups.empty(armed=[HELD])
+    groups.empty(armed=[PAUSE_POINT])
     let_go(groups.folder.path, newest)
     with groups.started("checkpoint.save_freq=1") as second:
         second.wait_until(lambda folder: newest in folder.committed_steps, "the checkpoint of step 2")
@@ -95,7 +95,7 @@ def test_services_outlive_a_killed_controller_and_one_restarted_between_two_call
 
 
 def test_sigterm_finishes_the_step_saves_and_leaves(completed: Completed, groups: ExternalGroups) -> None:
-    groups.empty(armed=[HELD])
+    groups.empty(armed=[PAUSE_POINT])
     with groups.started("run.total_steps=1000", "checkpoint.save_freq=-1") as controller:
         controller.wait_until(lambda folder: 1 in folder.steps, "the line of step 1")
         controller.signal(signal.SIGTERM)

@@ -18,7 +18,7 @@ from splitppo.rpc.credentials import PLAINTEXT, Credentials
 from splitppo.rpc.errors import error_from_rpc
 from splitppo.v1 import worker_pb2, worker_pb2_grpc
 from tests.integration.trackers.fed_run import held_by
-from tests.support.meetings import HELD, held, let_go
+from tests.support.meetings import PAUSE_POINT, let_go, pause
 from tests.support.runs import NUM_STEPS, STEPS_PER_EPOCH, RunFolder, started
 from tests.support.user_samplers import WORST
 
@@ -44,7 +44,7 @@ def test_ctrl_c_finishes_the_step_at_an_epoch_boundary_and_the_run_goes_on_under
     """It does so in its trackers, too."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     config = {**config, "tracking": {"trackers": ["tensorboard", "wandb"], "sample_freq": 2}}
-    overlapping = {**config, "debug": {"failpoints": {HELD: held(STEPS_PER_EPOCH)}}}
+    overlapping = {**config, "debug": {"failpoints": {PAUSE_POINT: pause(STEPS_PER_EPOCH)}}}
     with started(overlapping, tmp_path / "run", "run.schedule=overlap", "checkpoint.save_freq=-1") as first:
         first.wait_until(lambda folder: STEPS_PER_EPOCH - 1 in folder.steps, "the line of the step before")
         first.signal(signal.SIGINT)
@@ -83,7 +83,7 @@ def test_a_run_without_a_critic_is_closed_to_strangers_and_left_at_once_by_a_sec
     critic_free = {
         **config,
         "algorithm": {"adv_estimator": "reinforce_plus_plus"},
-        "debug": {"failpoints": {HELD: held(2)}},
+        "debug": {"failpoints": {PAUSE_POINT: pause(2)}},
     }
     with started(critic_free, tmp_path / "run", "run.schedule=overlap", "checkpoint.save_freq=-1") as controller:
         controller.wait_until(lambda folder: folder.processes, "the group")
@@ -123,7 +123,7 @@ def test_a_run_without_a_critic_is_closed_to_strangers_and_left_at_once_by_a_sec
 def test_a_killed_controller_leaves_no_process_and_its_run_goes_on_from_the_last_whole_checkpoint(
     completed: Completed, config: dict[str, Any], tmp_path: Path
 ) -> None:
-    holding = {**config, "debug": {"failpoints": {HELD: held(3)}}}
+    holding = {**config, "debug": {"failpoints": {PAUSE_POINT: pause(3)}}}
     with started(holding, tmp_path / "run", "checkpoint.save_freq=1") as first:
         first.wait_until(lambda folder: 2 in folder.committed_steps, "the checkpoint of step 2")
         assert len(first.folder.rank_pids) == 2
@@ -176,7 +176,7 @@ def test_a_killed_run_with_bypassed_old_log_probs_and_prompts_of_the_users_ends_
     settings = ("algorithm.rollout_correction.bypass_mode=auto", "checkpoint.best_metric=val/accuracy")
     with started(own, tmp_path / "whole", *settings) as controller:
         whole = controller.complete()
-    holding = {**own, "debug": {"failpoints": {HELD: held(3)}}}
+    holding = {**own, "debug": {"failpoints": {PAUSE_POINT: pause(3)}}}
     with started(holding, tmp_path / "halves", *settings) as controller:
         controller.wait_until(lambda folder: 2 in folder.committed_steps, "the checkpoint of step 2")
         controller.process.kill()

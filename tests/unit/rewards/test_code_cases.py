@@ -1,4 +1,4 @@
-"""Code answers without a sandbox: the program in a response, the tests of a row, and what counts as the same output."""
+"""Code answers without a sandbox: the program in a response, the tests of a row, and equal outputs."""
 
 from __future__ import annotations
 

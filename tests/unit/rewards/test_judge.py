@@ -1,4 +1,4 @@
-"""The judge against a real HTTP server: slow, wrong, busy, away; and what it has answered once."""
+"""The judge with a real HTTP server: slow, wrong, busy or unreachable; and the answers that it has stored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def ask(judge: JudgeConfig, asked: Sequence[Sample], file: Path | None = N
 
 
 def mark_of(question: str, _: int) -> Reply:
-    """The number that the response consists of."""
+    """Returns a mark: the number that is the response."""
     response = question.split("[the answer to be marked]\n")[1].split("\n")[0]
     return says(f"I thought of Score: 3 at first. Score: {response}")
 
@@ -45,10 +45,10 @@ async def test_the_last_mark_becomes_a_score_between_0_and_1() -> None:
     with LocalJudge(mark_of) as server:
         scored = await ask(config(server.url), samples("0", "10", "2.5"))
         other = await ask(config(server.url, score_range=[-5, 5]), samples("-5", "0"))
-    assert [one.score for one in scored] == [0.0, 1.0, 0.25]
+    assert [result.score for result in scored] == [0.0, 1.0, 0.25]
     assert scored[2].extra == {"judge_answer": "I thought of Score: 3 at first. Score: 2.5"}
-    assert [one.score for one in other] == [0.0, 0.5]
-    assert not any(one.failure for one in (*scored, *other))
+    assert [result.score for result in other] == [0.0, 0.5]
+    assert not any(result.failure for result in (*scored, *other))
 
 
 async def test_the_request_is_a_chat_completion_that_asks_about_prompt_response_and_truth() -> None:
@@ -65,7 +65,7 @@ async def test_the_request_is_a_chat_completion_that_asks_about_prompt_response_
 async def test_samples_that_make_the_same_request_share_one_answer() -> None:
     with LocalJudge(mark_of) as server:
         scored = await ask(config(server.url), samples("1", "2", "1", "1"))
-    assert [one.score for one in scored] == [0.1, 0.2, 0.1, 0.1]
+    assert [result.score for result in scored] == [0.1, 0.2, 0.1, 0.1]
     assert len(server.asked) == 2
 
 
@@ -118,7 +118,7 @@ async def test_what_may_pass_is_asked_again(first: Reply, keys: dict[str, Any]) 
 
 
 async def test_a_time_out_leaves_the_connections_usable() -> None:
-    """More requests hang than there are places; then the same client goes on."""
+    """More requests hang than may run at a time; then the same client goes on."""
     hangs = threading.Event()
 
     def answer(question: str, n: int) -> Reply:
@@ -130,16 +130,16 @@ async def test_a_time_out_leaves_the_connections_usable() -> None:
         async with Judge(config(server.url, concurrency=2, timeout_s=0.4, retries=2)) as judge:
             lost = await judge.score(samples("1", "2"))
             hangs.set()
-            found = await judge.score(samples("1", "2", "3"))
-    assert [one.failure for one in lost] == [Failure.TIMEOUT] * 2
+            later = await judge.score(samples("1", "2", "3"))
+    assert [result.failure for result in lost] == [Failure.TIMEOUT] * 2
     assert "the judge took longer than 0.4 s (3 tries)" in lost[0].message
-    assert [one.score for one in found] == [0.1, 0.2, 0.3]
+    assert [result.score for result in later] == [0.1, 0.2, 0.3]
 
 
 async def test_a_judge_that_is_away_costs_its_samples_and_is_soon_left_alone() -> None:
     with LocalJudge(lambda *_: SERVER_ERROR) as server:
         scored = await ask(config(server.url, concurrency=2, retries=1), samples(*map(str, range(10))))
-    assert [one.failure for one in scored] == [Failure.UNAVAILABLE] * 10
+    assert [result.failure for result in scored] == [Failure.UNAVAILABLE] * 10
     assert scored[0].message == "the judge answered HTTP 500: 'overloaded' (2 tries)"
     assert scored[9].message == "the judge was not asked: 2 requests before got no answer in 2 tries"
     assert len(set(server.asked)) <= 3  # two were given up, and one was under way
@@ -157,7 +157,7 @@ async def test_as_many_requests_as_allowed_are_under_way_at_once() -> None:
 
     with LocalJudge(answer) as server:
         scored = await ask(config(server.url, concurrency=3), samples(*map(str, range(9))))
-    assert [one.score for one in scored] == pytest.approx([number / 10 for number in range(9)])
+    assert [result.score for result in scored] == pytest.approx([number / 10 for number in range(9)])
     assert server.most_at_once == 3
 
 
@@ -226,7 +226,7 @@ async def test_a_sample_that_the_template_cannot_show_costs_that_sample(tmp_path
     asked = [Sample("essays", "x", "y", {"level": 3}), Sample("essays", "x", "y", {})]
     with LocalJudge(lambda *_: says("Score: 5")) as server:
         scored = await ask(config(server.url, prompt_template=file), asked)
-    assert [one.failure for one in scored] == [None, Failure.ERROR]
+    assert [result.failure for result in scored] == [None, Failure.ERROR]
     assert "has no attribute 'level'" in scored[1].message
 
 

@@ -1,4 +1,4 @@
-"""Which scorer judges which data source, and the errors that users see."""
+"""The scorer of each data source, and the errors that users see."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_a_name_covers_its_parts(data_source: str, name: str) -> None:
 
 @pytest.mark.parametrize("data_source", ["mathematics", "openai", "", "my/math", "AIME2024"])
 def test_an_unknown_data_source_is_a_config_error_that_says_what_to_do(data_source: str) -> None:
-    known = r"known: gsm8k, .*aime\*.*reward\.custom_function_path"
-    with pytest.raises(ConfigError, match=rf"no reward for data_source '{data_source}'.*{known}"):
+    keys = r"known: gsm8k, .*aime\*.*reward\.custom_function_path"
+    with pytest.raises(ConfigError, match=rf"no reward for data_source '{data_source}'.*{keys}"):
         check_scorers(RewardConfig.model_validate({}), ["math", data_source])
 
 

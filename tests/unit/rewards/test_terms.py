@@ -1,4 +1,4 @@
-"""Which scorers make a score: names, defaults, weights, and the sentences about those that do not fit."""
+"""The scorers of a data source: names, defaults, weights, and the sentences about those that cannot be used."""
 
 from __future__ import annotations
 

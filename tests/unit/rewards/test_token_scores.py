@@ -1,4 +1,4 @@
-"""Scores inside a response: what a scorer may return, and on which token the score of a step ends up."""
+"""Scores inside a response: the values that a scorer may return, and the token that gets the score of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""The MATH scorer: boxes, both opinions on equality, and what neither may take long for."""
+r"""The MATH scorer: boxes, both comparisons, and answers that must not take long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GSM8K scorer: what it takes for the answer, and the data set's own solutions."""
+"""The GSM8K scorer: which part of a response is the answer, and the solutions of the data set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HellaSwag's scorer: which letter a response has chosen."""
+"""The HellaSwag scorer: the letter that a response chooses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rewards.scorers.hellaswag import compute_score
 )
 def test_the_letter_stands_behind_the_last_marker(response: str, letter: str | None) -> None:
     scores = {chr(ord("A") + number): compute_score("Rowan/hellaswag", response, number) for number in range(4)}
-    assert scores == {one: float(one == letter) for one in "ABCD"}
+    assert scores == {label: float(label == letter) for label in "ABCD"}
 
 
 def test_a_label_may_be_a_text() -> None:

@@ -1,4 +1,4 @@
-"""Comparisons by sympy that do not come to an end are noticed, and then spared."""
+"""Comparisons by sympy that give up are counted, and after a few of them no more are made."""
 
 from __future__ import annotations
 
