@@ -1,7 +1,7 @@
-"""python -m tests [-m EXPRESSION] [pytest's arguments]: the suite in stages, how long each took, and its slowest tests.
+"""python -m tests [-m EXPRESSION] [pytest's arguments]: the suite in stages, with their times and slowest tests.
 
-What lives in one process, or starts groups of its own, runs on two workers; whole runs, which share groups, run one
-after the other. With paths or options of pytest's, these alone are run, in one stage.
+Tests in one process, and tests that start groups of their own, run on two workers. Whole runs share groups, and run one
+after the other. With paths or options of pytest only these tests are run, in one stage.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def stages() -> dict[str, list[str]]:
 
 
 def is_suite(folder: Path) -> bool:
-    """Whether a folder holds tests."""
+    """Returns True if a folder has tests."""
     return folder.is_dir() and any(folder.glob("test_*.py"))
 
 

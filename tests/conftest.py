@@ -1,4 +1,4 @@
-"""Rules for every test: where the environment variable CI is set, a test that is skipped is a test that failed.
+"""Rules for every test: if the environment variable CI is set, a test that is skipped has failed.
 
 A skip looks like success, so that a machine on which nothing can run would be green. What may be skipped there is
 listed here, by test and by reason. Without the data sets no test is run there at all.

@@ -1,4 +1,4 @@
-"""`make same-weights REF=commit`: the same runs, here and at that commit, end with the same weights, bit for bit.
+"""`make same-weights REF=commit`: checks that the same runs, now and at that commit, end with equal weights.
 
 The quickstart, and short runs of every schedule with one and with two actor ranks, several mini-batches and epochs, KL
 in the reward and in the loss; one of them samples with vLLM, where this environment has it. For changes that must not

@@ -1,1 +1,1 @@
-"""Kills at random moments, over a long run, of ranks and of the controller; and what a killed controller leaves."""
+"""Random kills: of ranks and of the controller over a long run; and the processes that a killed controller leaves."""

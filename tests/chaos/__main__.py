@@ -1,4 +1,4 @@
-"""python -m tests.chaos [--kills N] [--seed S]: random kills; exit 1 unless the run ends as an undisturbed one."""
+"""python -m tests.chaos [--kills N] [--seed S]: random kills; exit 1 unless the run ends like an undisturbed one."""
 
 from __future__ import annotations
 

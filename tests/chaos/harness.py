@@ -1,4 +1,4 @@
-"""A run in which processes are killed at random, and the controller is started again when it is the one."""
+"""A run in which processes are killed at random; the controller is started again when it is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m tests.chaos.orphans [--times N]: kill -9 of the controller at random moments; exit 1 if a process stays."""
+"""python -m tests.chaos.orphans [--times N]: kills the controller at random moments; exit 1 if a process stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine and the images, made once for all deployments."""
+"""A Docker engine and the images, made once for all deployments."""
 
 from __future__ import annotations
 

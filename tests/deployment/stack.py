@@ -1,4 +1,4 @@
-"""deploy/compose on a Docker engine, as somebody types it, in a project of its own."""
+"""Runs deploy/compose on a Docker engine as a user does, each time as a project of its own."""
 
 from __future__ import annotations
 

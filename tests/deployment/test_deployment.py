@@ -1,4 +1,4 @@
-"""`docker compose up` as a stranger types it: the quickstart learns in containers, whatever happens on the way."""
+"""`docker compose up` as a user types it: the quickstart learns in containers, also after kills and restarts."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def tell(stack: Stack, folder: Path) -> Story:
 
 
 def recoveries(stack: Stack) -> int:
-    """How often the controller has recovered the run so far."""
+    """Returns the number of recoveries of the run so far."""
     lines = stack.fetch_run("metrics.jsonl").metrics
     return max((int(line.get("recovery/num_restarts", 0)) for line in lines), default=0)
 

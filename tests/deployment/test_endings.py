@@ -1,4 +1,4 @@
-"""How deployments end that do not train to the end at once: refused, failed, with a controller that is killed."""
+"""Deployments that do not train to their end: refused, failed, or with a controller that is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz [--inputs 50000] [--seed 1]`: fuzzes every role, an equal part each; `make fuzz N=50000`."""
+"""`python -m tests.fuzz [--inputs 50000] [--seed 1]`: fuzzes every role with the same share; `make fuzz N=50000`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of the roles, in and out of order: the rows that they work on, and how the work is to be done.
+"""Commands of the roles, in and out of order: their rows, and the parameters of the work.
 
 Every case puts its rows first, into a slot that is hardly used by another one, so that the command finds what was meant
 for it. An Update never finds rows that are in order: NaN or infinity is in its advantages or returns.

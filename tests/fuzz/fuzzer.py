@@ -1,4 +1,4 @@
-"""Sends inputs to a real service and checks that it stands as it stood: alive, quick, unchanged, no larger."""
+"""Sends inputs to a real service and checks that it stays alive, quick, unchanged, and of the same size."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ALLOWED = frozenset(
 
 @dataclass(frozen=True)
 class Standing:
-    """What must not change; of a group that trains nothing, the scores of a row stand for its weights."""
+    """The state that must not change; for a group that trains nothing, the scores of a row stand for its weights."""
 
     committed_step: int
     weights_sha256: str
@@ -61,7 +61,7 @@ class Standing:
 
 @dataclass
 class Outcome:
-    """What happened.
+    """The results of the inputs.
 
     Attributes:
         codes: number of calls by (method, status code).

@@ -1,4 +1,4 @@
-"""What the fuzzer sends: the i-th input of a seed is always the same one.
+"""The inputs of the fuzzer: input number i of a seed is always the same.
 
 Nothing in here may be a command that a service should obey and that changes its weights, so that weights, step and
 ledger must stay as they are: an Update finds no advantages or returns, or such as are not finite, or it is one of

@@ -1,4 +1,4 @@
-"""The services that are fuzzed: every real role, each on one rank, tiny; the critic hosts a reward model as well."""
+"""The services that are fuzzed: every real role on one rank with a tiny model; the critic also hosts a reward model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no gRPC at all: bytes on a bare TCP connection, from noise to frames of HTTP/2 that mean harm."""
+"""Bytes on a TCP connection that are not gRPC, from noise to hostile frames of HTTP/2."""
 
 from __future__ import annotations
 

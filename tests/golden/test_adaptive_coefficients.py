@@ -1,4 +1,4 @@
-"""The rules by which coefficients move, over a whole run, against slow references in exact fractions."""
+"""Coefficients that adapt over a whole run, against slow references in exact fractions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every estimator against slow references that walk single tokens in float64."""
+"""Every estimator against slow references that loop over single tokens in float64."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """Of each row, the places of its tokens inside the mask."""
+        """The places of the tokens inside the mask, for each row."""
         return [[t for t, m in enumerate(row) if m] for row in self.mask.tolist()]
 
     def peers(self, row: int) -> list[int]:
@@ -253,7 +253,7 @@ def algorithm(name: str, **keys: object) -> AlgorithmConfig:
 
 
 def computed(config: AlgorithmConfig, case: Case) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """As the loss takes the advantages; and the returns."""
+    """Returns the advantages as the loss takes them, and the returns."""
     advantages_BT, returns_BT = compute_advantages(
         config,
         case.rewards,

@@ -1,4 +1,4 @@
-"""Every policy loss, aggregation and KL estimate against float64 references that walk over the tokens one by one.
+"""Every policy loss, aggregation and KL estimate against float64 references that loop over the tokens.
 
 The references are those of tests/support/policy_losses.py.
 """
@@ -186,7 +186,7 @@ def test_without_a_largest_weight_dppo_weighs_a_token_by_its_whole_ratio() -> No
 
 @pytest.mark.parametrize("loss_mode", ["gspo", "geo_mean"])
 def test_with_one_advantage_per_response_a_sequence_loss_is_that_of_its_ratio(loss_mode: str) -> None:
-    """As the papers write it: the mean over responses of a surrogate of one ratio each."""
+    """The papers' formula: the mean over responses of a surrogate with one ratio per response."""
     per_row = [[row[0]] * len(row) for row in BATCH["advantages"].rows() if len(row)]
     per_row.insert(2, [])
     batch = BATCH.merge(Batch.from_rows(advantages=per_row))

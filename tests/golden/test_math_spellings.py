@@ -1,4 +1,4 @@
-r"""MATH: other spellings of its truths are right; forms that leave work, or say another thing, are not."""
+r"""MATH: other spellings of its truths are right; answers that leave work, or say another thing, are wrong."""
 
 from __future__ import annotations
 

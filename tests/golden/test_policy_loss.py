@@ -1,4 +1,4 @@
-"""The actor's loss against a float64 reference that walks over the tokens one by one."""
+"""The actor's loss against a float64 reference that loops over the tokens."""
 
 from __future__ import annotations
 

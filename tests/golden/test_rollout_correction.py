@@ -1,4 +1,4 @@
-"""Rollout correction against numbers worked by hand and against a float64 reference that walks over the tokens."""
+"""Rollout correction against numbers worked by hand and against a float64 reference that loops over tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LN2 = math.log(2.0)
 
 
 def correct(rows: BearerTokens, **keys: Any) -> Correction:
-    """Of rows of (probability by the trainer, by the rollout backend), right-padded with NaN, which must not matter."""
+    """Corrects rows of (probability by the trainer, by the rollout backend); the padding is NaN and must not matter."""
     width = max((len(row) for row in rows), default=0) + 1
     old, rollout, mask = (
         np.full((len(rows), width), number, dtype) for number, dtype in [(np.nan, np.float32)] * 2 + [(0, np.bool_)]

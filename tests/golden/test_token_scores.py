@@ -1,4 +1,4 @@
-"""Rewards, returns and what the critic learns, from scores at places: by hand, and against a slow float64 reference.
+"""Scores of tokens and steps: rewards, returns and critic targets, by hand and against a slow float64 reference.
 
 The order is: raw score, scale, clip, KL penalty, whitening; then GAE, on values that the critic says on another scale.
 """

@@ -1,4 +1,4 @@
-"""Scores of the other rules that verl has, worked by hand from what verl's code says."""
+"""Scores of the other rules of verl, worked by hand from verl's code."""
 
 from __future__ import annotations
 

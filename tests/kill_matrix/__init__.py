@@ -1,1 +1,1 @@
-"""The kill matrix: every process killed at every point of a step, and the run ends as if nothing had happened."""
+"""The kill matrix: every process is killed at every point of a step, and the run ends as without the kill."""

@@ -1,4 +1,4 @@
-"""The cells of the matrix: which process dies, and where; each is a failpoint (splitppo/config/sections/debug.py)."""
+"""The cells of the matrix: a process and a point at which it dies, a failpoint (splitppo/config/sections/debug.py)."""
 
 from __future__ import annotations
 

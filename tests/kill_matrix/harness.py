@@ -1,4 +1,4 @@
-"""Runs on tiny models in which processes die at given points, and what is found afterwards."""
+"""Runs on tiny models in which processes die at given points, and the state that they leave."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Fired:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a run with incidents.
+    """The outcome of a run with incidents.
 
     Attributes:
         fired: by the name of the cell.
@@ -65,7 +65,7 @@ class Verdict:
     num_starts: Mapping[str, int]
 
     def failures(self, undisturbed: Mapping[str, str]) -> list[str]:
-        """What is not as it must be; `undisturbed`: sha256 of the weights of each role where nothing happens."""
+        """Returns the faults of a run; `undisturbed`: sha256 of each role's weights in a run without incidents."""
         steps, num_steps = self.folder.steps, self.folder.summary["global_step"]
         found = {f"{cell.name}: nothing has happened": cell.name not in self.fired for cell in self.cells}
         found |= {
@@ -155,7 +155,7 @@ def instances(folder: RunFolder) -> dict[str, str]:
 
 
 def fired_mark_of(cell: Cell, folder: RunFolder) -> dict[str, Any] | None:
-    """What the failpoint of a cell has left behind, once it has fired."""
+    """Returns the content of the file that the failpoint of a cell writes when it fires; None before."""
     point, failpoint = next(iter(cell.failpoints))
     pattern = f"{point}.rank{failpoint['rank']}.step{cell.step}.*.{cell.action}.fired"
     marks = list((folder.path / FOLDER).glob(pattern))

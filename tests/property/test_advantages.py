@@ -1,4 +1,4 @@
-"""What holds for advantages of any batch: any mask, any rewards, any grouping."""
+"""Properties of the advantages of any batch: any mask, any rewards, any grouping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The codec's round trip is the identity."""
+"""Encoding and decoding a batch is the identity."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Properties of the losses: the split into micro-batches does not matter, masked tokens do not matter."""
+"""Properties of the losses: neither the split into micro-batches nor masked tokens matter."""
 
 from __future__ import annotations
 

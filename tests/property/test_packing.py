@@ -1,4 +1,4 @@
-"""Micro-batches: every split holds every row once, collating loses nothing, and no split changes the gradient."""
+"""Micro-batches: every split has every row once, collating loses nothing, and no split changes the gradient."""
 
 from __future__ import annotations
 

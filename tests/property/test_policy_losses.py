@@ -1,4 +1,4 @@
-"""Properties of every policy loss, a user's own among them: neither split, nor padding, nor order of rows matter."""
+"""Properties of every policy loss, also of a user's: split, padding and order of rows do not matter."""
 
 from __future__ import annotations
 

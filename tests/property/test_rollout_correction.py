@@ -1,4 +1,4 @@
-"""What holds for the correction of any rollouts: any log-probs, any mask, any option."""
+"""Properties of the correction of any rollouts: any log-probs, any mask, any option."""
 
 from __future__ import annotations
 

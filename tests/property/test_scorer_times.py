@@ -1,4 +1,4 @@
-"""The built-in scorers take time that grows with a response's length, whatever it repeats."""
+"""The time of the built-in scorers grows with the length of a response, whatever it repeats."""
 
 from __future__ import annotations
 

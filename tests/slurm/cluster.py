@@ -136,14 +136,14 @@ class Cluster:
         return done.stdout.strip() if check else done.stdout + done.stderr
 
     def states(self) -> dict[str, str]:
-        """What Slurm takes each node for."""
+        """Returns the state of each node in Slurm."""
         with contextlib.suppress(AssertionError):
             lines = self._ask("sinfo", "--noheader", "--Node", "--format", "%N %T").splitlines()
             return {name: state.upper().rstrip("*") for name, state in map(str.split, lines)}
         return {}
 
     def job(self, job_id: str) -> dict[str, str]:
-        """What `scontrol show job` says, by field."""
+        """Returns the fields of `scontrol show job`."""
         words = self._ask("scontrol", "show", "job", job_id, "--oneliner").split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 

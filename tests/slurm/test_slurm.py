@@ -1,4 +1,4 @@
-"""deploy/slurm on a Slurm cluster: what is killed, queued again and lost costs time, and nothing else."""
+"""deploy/slurm on a Slurm cluster: kills, requeues and lost nodes cost time, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of several rooms share."""
+"""Fixtures for tests of several folders."""
 
 from __future__ import annotations
 

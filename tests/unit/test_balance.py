@@ -1,4 +1,4 @@
-"""Partitions hold every row once, are nearly even, and are the same every time."""
+"""Partitions have every row once, are nearly even, and are the same every time."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Ragged columns and batches: what they accept, and what padding, taking and merging do to rows."""
+"""Ragged columns and batches: accepted values; padding, taking and merging rows."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The data sets of the tests: where they are looked for, and what a test is told that does not find them."""
+"""The data sets of the tests: the folder where they are searched, and the sentence if they are missing."""
 
 from __future__ import annotations
 

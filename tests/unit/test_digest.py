@@ -1,4 +1,4 @@
-"""The worker digests: they change with what shapes a worker, and with nothing else."""
+"""The worker digests change with the keys that shape a worker, and with no others."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Pages that are made from the code say what the code says."""
+"""Generated pages agree with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entry point of the containers: what it refuses, with which sentence, and what it runs."""
+"""The entry point of the containers: the commands that it runs, and the sentences of its refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failpoints fire where, when and as often as they are told, and nowhere without being told."""
+"""Failpoints fire in the configured process, place and step, and nowhere else."""
 
 from __future__ import annotations
 

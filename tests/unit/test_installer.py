@@ -1,4 +1,4 @@
-"""The installer takes the lock that fits the machine, torch from where it may come from, and leaves bytecode behind."""
+"""The installer takes the lock for the machine and torch from its index, and compiles bytecode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSONL files: every object with its line's number, and what a crash left at the end."""
+"""JSONL files: every object with the number of its line, and lines that a crash has left incomplete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of the code: what a newcomer reads, how long files and folders are, and what never imports what.
+"""The structure of the code: the reading list, the sizes of files and folders, and forbidden imports.
 
 That no module imports one of a layer above it is checked by import-linter, in `make check` (layers in pyproject.toml).
 """

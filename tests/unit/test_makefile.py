@@ -1,4 +1,4 @@
-"""make takes the lock, the environment and the tests that its settings name."""
+"""make uses the lock, the environment and the tests that its settings name."""
 
 from __future__ import annotations
 

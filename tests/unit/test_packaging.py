@@ -1,4 +1,4 @@
-"""The locks agree with pyproject.toml, with each other and with what the installer knows of them."""
+"""The locks agree with pyproject.toml, with each other and with the installer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages that people read: links that lead somewhere, lines and pages of a length that one can read."""
+"""The pages of the documentation: links that exist, and limits on lines and pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of the protocol name every RPC, message, field, column and error of the wire, as they are, no others."""
+"""The pages of the protocol name every RPC, message, field, column and error of the wire, and no others."""
 
 from __future__ import annotations
 

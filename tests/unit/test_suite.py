@@ -1,4 +1,4 @@
-"""The tests themselves: each is run by somebody, and none is skipped in silence."""
+"""Rules for the tests: make runs each of them, and none is skipped silently."""
 
 from __future__ import annotations
 

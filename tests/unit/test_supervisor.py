@@ -1,4 +1,4 @@
-"""deploy/hosts: what is started again and what is not; `python` is a script here that ends as it is told."""
+"""deploy/hosts: processes that are started again, and processes that are not; a script replaces `python`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make check` holds proto/ to the contract in proto/baseline.binpb."""
+"""`make check` compares proto/ with the contract in proto/baseline.binpb."""
 
 from __future__ import annotations
 

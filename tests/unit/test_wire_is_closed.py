@@ -1,4 +1,4 @@
-"""Nothing that comes over the wire can become code, an object of any class, or a path: read from the source.
+"""Nothing from the wire can become code, an object of any class, or a path; checked in the source.
 
 What is looked for is looked for in every file of services/ and splitppo/, whatever reaches it: a list of what is
 reachable would be wrong sooner than the list of exceptions here.

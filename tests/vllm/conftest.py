@@ -1,4 +1,4 @@
-"""Groups of ranks that sample with vLLM, run once each and shared by the tests."""
+"""Groups of ranks that sample with vLLM, started once and shared by the tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Groups:
         stop: tuple[str, ...] = (),
         **vllm: Any,
     ) -> Found:
-        """What each rank found. `stop`: texts that end a response; `vllm`: keys of rollout.vllm."""
+        """Returns the results of each rank. `stop`: texts that end a response; `vllm`: keys of rollout.vllm."""
         if name not in self.results:
             rollout = {"backend": "vllm", "stop": list(stop), "vllm": {"kv_cache_gb": 0.1, **vllm}}
             self.results[name] = self._run(name, scenarios, world_size, model, rollout)
@@ -104,7 +104,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Groups:
 
 @pytest.fixture
 def alone(groups: Groups) -> Callable[[str], dict[str, Any]]:
-    """What one rank with an engine of its own found in a scenario."""
+    """Returns the results of a scenario on one rank with an engine of its own."""
     names = ("random_state", "replay", "greedy", "skipped_sync", "prefixes", "sampling", "streaming", "cancellation")
 
     def find(scenario: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What vLLM cannot sample is refused before any weight is loaded, in one sentence with the key."""
+"""Settings that vLLM cannot sample with are refused before weights are loaded, in one sentence with the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM against the policy itself: the same tokens before and after updates, on every layout of ranks."""
+"""vLLM against the policy itself: the same tokens before and after updates, for every layout of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment that `make setup-dev VLLM=1` makes holds one build of vLLM, beside everything else that is ours."""
+"""The environment of `make setup-dev VLLM=1` has one build of vLLM beside all other packages of SplitPPO."""
 
 from __future__ import annotations
 

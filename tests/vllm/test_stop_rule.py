@@ -1,4 +1,4 @@
-"""Our rule of what ends a response, against vLLM's own."""
+"""SplitPPO's rule for the end of a response, against that of vLLM."""
 
 from __future__ import annotations
 

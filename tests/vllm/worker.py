@@ -1,4 +1,4 @@
-"""One rank of an actor's group that samples with vLLM and with the policy itself; run by torchrun.
+"""A rank of an actor's group that samples with vLLM and with the policy itself; torchrun runs it.
 
 Every rank writes what it found to `<output>/rank_<rank>.json`; the tests compare. Arguments: a folder with
 config.yaml, and names of scenarios.
@@ -79,7 +79,7 @@ class Actor:
         command.run(request, whole.take(command.shard(whole, self.world_size)[self.rank]), RecordedProgress())
 
     def log_probs(self, rollouts: Batch) -> np.ndarray[Any, Any]:
-        """Of the policy, for this rank's rows."""
+        """Returns the log-probs of the policy for this rank's rows."""
         request = actor_pb2.ComputeLogProbsRequest()
         outcome = self._command("ComputeLogProbs").run(request, rollouts, RecordedProgress())
         values: np.ndarray[Any, Any] = outcome.columns["old_log_probs"].values
@@ -147,7 +147,7 @@ def greedy(actor: Actor) -> dict[str, Any]:
 
 
 def skipped_sync(actor: Actor) -> dict[str, Any]:
-    """What happens when the engine is told of a new version and keeps its old weights."""
+    """Tries an engine that gets the number of a new version and keeps its old weights."""
     actor.generate(make_prompts(), temperature=0.0)
     actor.update(make_experience(1))
     backend = actor.role._generation._backend
@@ -253,7 +253,7 @@ def cancellation(actor: Actor) -> dict[str, Any]:
 
 
 def random_state(actor: Actor) -> dict[str, Any]:
-    """What the generators of the process say next, after the engine was built and has sampled."""
+    """Returns the next numbers of the process's generators, after the engine was built and has sampled."""
     actor.generate(make_prompts())
     return {"draws": draws()}
 

@@ -1,4 +1,4 @@
-"""A group of two real torchrun ranks on gloo does what one process does."""
+"""A group of two real torchrun ranks on gloo computes the same as one process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BATCH = make_batch(11, num_mini_batches=2, ppo_epochs=2)
 
 @dataclass(frozen=True)
 class Group:
-    """What two ranks computed: facts and tensors by rank, and their checkpoints."""
+    """The results of two ranks: facts and tensors by rank, and their checkpoints."""
 
     models: Path
     output: Path

@@ -1,4 +1,4 @@
-"""One rank of a group that trains tiny models; run by torchrun, results are written by rank 0."""
+"""A rank of a group that trains tiny models; torchrun runs it, and rank 0 writes the results."""
 
 from __future__ import annotations
 

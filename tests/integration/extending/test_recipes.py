@@ -1,4 +1,4 @@
-"""Whoever follows a recipe of docs/extending/ to the letter gets what it promises."""
+"""Each recipe of docs/extending/, followed to the letter, gives what it promises."""
 
 from __future__ import annotations
 

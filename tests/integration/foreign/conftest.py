@@ -1,4 +1,4 @@
-"""A real actor behind a token, a real critic behind TLS and a token, and an environment that has nothing of ours."""
+"""A real actor with a token, a real critic with TLS and a token, and an environment without SplitPPO."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOREIGN = ("grpcio", "numpy", "protobuf", "typing_extensions", "xxhash")
 
 @dataclass
 class Foreigners:
-    """Where both workers are reached.
+    """Both workers, for clients without SplitPPO.
 
     Attributes:
         certificates: ca.pem, controller.pem and .key, token; the actor asks for the token alone.
@@ -37,7 +37,7 @@ class Foreigners:
     config: dict[str, Any]
 
     def settings(self, role: str) -> dict[str, str]:
-        """How the client of ppo_step.py reaches a worker."""
+        """Returns the settings with which the client of ppo_step.py reaches a worker."""
         if role == "actor":
             return {"address": self.actor.address, "token": TOKEN}
         files = {"ca": "ca.pem", "cert": "controller.pem", "key": "controller.key"}
@@ -94,7 +94,7 @@ def foreign_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What protoc makes of proto/."""
+    """Returns the folder with the stubs that protoc makes of proto/."""
     out = tmp_path_factory.mktemp("stubs")
     subprocess.run([sys.executable, str(PROJECT / "tools" / "stubs.py"), "--out", str(out)], check=True)
     return out

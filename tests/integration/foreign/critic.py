@@ -1,4 +1,4 @@
-"""A critic that has nothing of ours: a table with one value per last token, behind the protocol of docs/protocol.md.
+"""A critic without SplitPPO: a table with one value per last token, behind the protocol of docs/protocol.md.
 
     python -I critic.py SETTINGS.json     prints its address, then serves until it is ended
 

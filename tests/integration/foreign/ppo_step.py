@@ -1,4 +1,4 @@
-"""One PPO step by a client that has nothing of ours: stubs that protoc made of proto/, grpcio, numpy and xxhash.
+"""A PPO step by a client without SplitPPO: stubs that protoc made of proto/, grpcio, numpy and xxhash.
 
     python -I ppo_step.py SETTINGS.json     prints what it found, as JSON
 

@@ -1,4 +1,4 @@
-"""What has nothing of ours but proto/ and docs/protocol.md: a client that trains, buf, a critic in a run of ours."""
+"""Programs that have only proto/ and docs/protocol.md: a client that trains, buf, and a critic in a real run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def found(
     workers: Foreigners, foreign_python: Path, stubs: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """What the client has printed."""
+    """Returns the output of the client."""
     folder = tmp_path_factory.mktemp("elsewhere")
     script = shutil.copy(CLIENT, folder)
     settings = {role: workers.settings(role) for role in ("actor", "critic")}

@@ -1,4 +1,4 @@
-"""A release: source distribution and wheel, installed into an empty environment, used from another folder."""
+"""A release: sdist and wheel, installed into an empty environment and used from another folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code answers in real sandboxes: what is scored, what is contained, and what is refused where no sandbox can start."""
+"""Code answers in real sandboxes: their scores, hostile programs, and machines where no sandbox can start."""
 
 from __future__ import annotations
 

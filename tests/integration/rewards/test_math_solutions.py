@@ -1,4 +1,4 @@
-"""MATH's own solutions through the scoring processes: against their answers, and against answers of other problems."""
+"""MATH's solutions in scoring processes: against their answers, and against answers of other problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lives of scoring processes: stopped, killed, interrupted, and with the controller at an end."""
+"""Scoring processes that are stopped, killed or interrupted, and that end with the controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reward manager with real scoring processes: what a bad reward function costs, and what it never costs."""
+"""The reward manager with real scoring processes: a reward function that fails costs its own sample only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real generation that nobody needs any more, on one rank and on two with sharded weights."""
+"""A real generation is cancelled, on one rank and on two ranks with sharded weights."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass
 class Step:
-    """What one PPO step left behind."""
+    """The results of one PPO step."""
 
     experience: Batch
     actor_metrics: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""Runs that several tests look at, made once, and groups that many runs share."""
+"""Runs that several tests read, made once, and groups that many runs share."""
 
 from __future__ import annotations
 

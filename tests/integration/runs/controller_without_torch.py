@@ -1,4 +1,4 @@
-"""The controller as it runs where torch is not installed: importing torch or transformers fails.
+"""Runs the controller as on a machine without torch: importing torch or transformers fails.
 
 The groups are processes of another interpreter start, so they have torch all the same.
 """

@@ -1,4 +1,4 @@
-"""What bad luck with checkpoints costs a run: a warning and the steps since the pair before, or one sentence."""
+"""A run with damaged checkpoints goes on from the pair before, with a warning, or ends with one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changes with the run (coefficients, phases) is the same in a run that is killed, or stopped, and goes on."""
+"""Coefficients and phases that change in a run have the same values after a kill or a stop."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def undisturbed(changing: ExternalGroups, tmp_path_factory: pytest.TempPathFacto
 
 
 def learning(folder: RunFolder) -> list[dict[str, Any]]:
-    """What every step has computed."""
+    """Returns the metrics of every step that do not depend on the time of day."""
     return [{k: v for k, v in line.items() if not k.startswith(_OF_THE_DAY)} for line in folder.metrics]
 
 

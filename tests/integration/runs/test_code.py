@@ -1,4 +1,4 @@
-"""A whole run whose responses are run as programs: what the policy writes there is nonsense, and mostly no Python."""
+"""A whole run whose responses are run as programs; most of the policy's text is not even Python."""
 
 from __future__ import annotations
 

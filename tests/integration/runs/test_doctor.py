@@ -1,4 +1,4 @@
-"""A doctor on a live run, behind mutual TLS and a token."""
+"""The doctor on a live run, behind mutual TLS and a token."""
 
 from __future__ import annotations
 

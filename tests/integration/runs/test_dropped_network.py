@@ -1,4 +1,4 @@
-"""The network between the controller and the services goes away, and comes back."""
+"""The network between the controller and the services fails and comes back."""
 
 from __future__ import annotations
 

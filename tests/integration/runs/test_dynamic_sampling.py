@@ -1,4 +1,4 @@
-"""Dynamic sampling and ReMax's greedy rollouts in real runs: full steps, and the same end after a kill in mid-step."""
+"""Dynamic sampling and ReMax's greedy rollouts in real runs: full steps, and the same end after a kill."""
 
 from __future__ import annotations
 

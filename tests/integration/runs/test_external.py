@@ -1,4 +1,4 @@
-"""Runs on services that somebody else starts and restarts, behind mutual TLS and a token."""
+"""Runs on services that are started and restarted from outside, behind mutual TLS and a token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def digest_of_folder(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def one_step(one_rank: ExternalGroups, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, str]:
-    """What a run of one step leaves and prints."""
+    """Returns the files and the output of a run of one step."""
     one_rank.empty()
     with one_rank.started("checkpoint.save_freq=1", "run.stop_after_step=1") as controller:
         controller.complete()

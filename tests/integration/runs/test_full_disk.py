@@ -1,4 +1,4 @@
-"""A disk that runs full in mid-run costs one sentence; the earlier checkpoint stays, and the run goes on from it."""
+"""A disk that fills during a run costs one sentence; the run then goes on from the earlier checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs whose scores a judge gives, over HTTP: it fails at times, the controller is killed, nothing is lost."""
+"""Whole runs with scores of a judge over HTTP, which fails at times; a killed controller loses no answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAILURES = (SERVER_ERROR, CLOSED, Reply("slow down", 429, {"Retry-After": "0"}),
 
 
 def mark(question: str) -> float:
-    """What the reward function of the other runs gives."""
+    """Returns the score by the reward function of the other runs."""
     response, _, letters = question.rpartition("|")
     return sum(letter in letters for letter in response) / 16
 
@@ -113,7 +113,7 @@ def test_a_flaky_judge_and_a_killed_controller_change_no_score_and_no_weight(
 
 
 def sentence_about_the_first_validation(groups: ExternalGroups, *keys: str) -> str:
-    """What is said of a run that cannot score its first validation."""
+    """Returns the error of a run that cannot score its first validation."""
     with groups.started(*keys) as run:
         assert run.wait() == 1
     assert "Traceback" not in run.output

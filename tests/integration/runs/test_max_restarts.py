@@ -1,4 +1,4 @@
-"""A run that dies again and again gives up, says why, and leaves nothing behind."""
+"""A run that fails again and again gives up, says why, and leaves no process."""
 
 from __future__ import annotations
 

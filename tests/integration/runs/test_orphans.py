@@ -1,4 +1,4 @@
-"""Whenever the controller is killed, nothing that it has started lives on."""
+"""No process outlives a controller that is killed, at whatever moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs with the reference on the critic's group have the weights of runs with the reference on the actor's."""
+"""Runs with the reference on the critic's group have the same weights as with the reference on the actor's group."""
 
 from __future__ import annotations
 

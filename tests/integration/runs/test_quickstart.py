@@ -1,4 +1,4 @@
-"""The quickstart says by its exit status whether it has learned anything."""
+"""The exit status of the quickstart says if it has learned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run goes on with another number of ranks than it began with, in both roles."""
+"""A run goes on with another number of ranks, in both roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real rows of each recipe's data set through its configuration for two CPU cores, killed on the way."""
+"""Real rows of each recipe's data set, in its configuration for two CPU cores, with a kill in between."""
 
 from __future__ import annotations
 

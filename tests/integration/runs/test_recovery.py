@@ -1,4 +1,4 @@
-"""Runs in which something dies, freezes or fails end with the weights of an undisturbed one, without a person."""
+"""Runs in which a process dies, freezes or fails recover by themselves, and end with the same weights."""
 
 from __future__ import annotations
 

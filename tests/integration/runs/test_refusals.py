@@ -1,4 +1,4 @@
-"""Wrong input gets one clear sentence and exit status 2; nothing is left running, nothing is lost."""
+"""Wrong input costs one sentence and exit status 2; no process stays, and no file is lost."""
 
 from __future__ import annotations
 

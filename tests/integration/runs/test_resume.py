@@ -1,4 +1,4 @@
-"""A run that stops and goes on ends where an undisturbed one does, bit for bit."""
+"""A run that stops and goes on ends like an undisturbed one, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The three schedules compute the same and differ in what runs at the same time, streamed generation included."""
+"""The three schedules compute the same, and differ in the calls that run at the same time; also with streaming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An actor group over two hosts, as deploy/hosts starts it: mutual TLS, one host's ranks killed, the cable pulled."""
+"""An actor group on two hosts, started by deploy/hosts: mutual TLS, a host whose ranks are killed, a pulled cable."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAST_OF_SHORT = 4  # of the gate's form; the undisturbed run has a checkpoint th
 
 
 def exec_start(role: str, arguments: str) -> list[str]:
-    """What systemd would run for an instance of the unit."""
+    """Returns the command that systemd would run for an instance of the unit."""
     [line] = [line for line in UNIT.read_text().splitlines() if line.startswith("ExecStart=")]
     command = line.removeprefix("ExecStart=").replace("/opt/splitppo", str(PROJECT)).replace("%i", role)
     return command.replace("$ARGUMENTS", arguments).split()
@@ -158,7 +158,7 @@ def actor_file(tmp_path: Path) -> Path:
 
 
 def instances(folder: RunFolder, role: str) -> set[str]:
-    """Of a role's groups, one after the other."""
+    """Returns the instance ids of the processes of a role's group."""
     return {one["instance_id"] for one in folder.processes if one["role"] == role}
 
 

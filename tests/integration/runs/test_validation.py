@@ -1,4 +1,4 @@
-"""What a run decides by its validations, and a validation without a run."""
+"""Decisions of a run by its validations, and a validation without a run."""
 
 from __future__ import annotations
 

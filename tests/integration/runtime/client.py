@@ -1,4 +1,4 @@
-"""A plain blocking gRPC client for tests of the runtime: stock stubs, nothing of the controller."""
+"""A plain blocking gRPC client for tests of the runtime; it uses stock stubs and nothing of the controller."""
 
 from __future__ import annotations
 

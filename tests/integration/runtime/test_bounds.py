@@ -1,4 +1,4 @@
-"""What a service takes, and no more: over a bound nothing is changed and the room comes back."""
+"""Bounds of a service: a call over a bound changes nothing, and its memory is free again."""
 
 from __future__ import annotations
 

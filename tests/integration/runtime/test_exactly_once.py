@@ -1,4 +1,4 @@
-"""Updates that come twice, late, out of order, from a caller that gave up or was replaced: applied once, or never."""
+"""Updates that come twice, late or out of order, or from a replaced caller, are applied once or never."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def go(one: Toy) -> None:
 
 
 def num_applied(one: Toy) -> int:
-    """How many updates the weights have seen; each of these adds the sum of its returns."""
+    """Returns the number of updates in the weights; each update adds the sum of its returns."""
     client = one.client
     result(client.save(client.status().committed_step))
     folder = one.run_dir / "checkpoints" / f"global_step_{client.status().committed_step}" / "critic"

@@ -1,4 +1,4 @@
-"""A few of the fuzzer's inputs for the real roles; `make fuzz` sends many more."""
+"""Some inputs of the fuzzer for the real roles; `make fuzz` sends many more."""
 
 from __future__ import annotations
 

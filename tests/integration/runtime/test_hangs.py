@@ -1,4 +1,4 @@
-"""Nothing waits for ever: a rank that is frozen or stuck ends its group, and the caller is told which one and where."""
+"""A rank that is frozen or stuck ends its group, and the caller learns which rank it was and where it was."""
 
 from __future__ import annotations
 

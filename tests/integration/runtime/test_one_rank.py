@@ -1,4 +1,4 @@
-"""A service of one rank over real gRPC. The tests share a group, each goes on from the committed step it finds."""
+"""A service of one rank over real gRPC. The tests share a group; each goes on from the step that it finds."""
 
 from __future__ import annotations
 

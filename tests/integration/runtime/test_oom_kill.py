@@ -1,4 +1,4 @@
-"""A rank that the kernel kills for want of memory is named as such, with its size; one that somebody kills is not."""
+"""A rank that the kernel kills for lack of memory is reported as such, with its size; other kills are not."""
 
 from __future__ import annotations
 

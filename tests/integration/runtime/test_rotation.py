@@ -1,4 +1,4 @@
-"""Tokens and certificates are replaced while a run lasts: groups are started again, the controller goes on."""
+"""Tokens and certificates are replaced in a run: groups are started again, and the controller goes on."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
 
 
 def go_on(client: Client, step: int) -> None:
-    """What a controller does once its group was started again: restores the step before, makes one more, saves."""
+    """Does as a controller whose group was started again: restores the step before, makes one more, saves."""
     wait_until(lambda: reaches(client), what="the controller reaches its group")
     client.handshake()
     if step > 1:

@@ -1,4 +1,4 @@
-"""Who gets in: mutual TLS and a token in front of a real service."""
+"""Access to a real service with mutual TLS and a token."""
 
 from __future__ import annotations
 

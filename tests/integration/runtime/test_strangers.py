@@ -1,4 +1,4 @@
-"""What callers without the token can do to a service: neither take the calls of the controller nor stop health."""
+"""Callers without the token cannot use up the controller's calls or stop the health service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A streamed command on two ranks: its parts, and how it is cancelled."""
+"""A streamed command on two ranks: its parts, and its cancellation."""
 
 from __future__ import annotations
 

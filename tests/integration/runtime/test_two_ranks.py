@@ -1,4 +1,4 @@
-"""A group of two ranks: rows go out and come back in order; and what happens when a rank or the launcher dies."""
+"""A group of two ranks: rows go out and come back in order; a rank or the launcher dies."""
 
 from __future__ import annotations
 

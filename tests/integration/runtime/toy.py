@@ -212,14 +212,14 @@ class ToyRole:
 
 
 def _shard(batch: Batch, num_ranks: int) -> list[Indices]:
-    """What is streamed is dealt in turn."""
+    """Returns the rows of each rank; streamed rows go to the ranks in turn."""
     if "places" not in batch:
         return shard_by_tokens(batch, num_ranks)
     return [np.arange(rank, batch.num_rows, num_ranks) for rank in range(num_ranks)]
 
 
 def values_of(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> Column:
-    """What ComputeValues answers."""
+    """Returns the answer of ComputeValues."""
     rows = [[1000.0 * sum(p) + token for token in r] for p, r in zip(prompts, responses, strict=True)]
     return Batch.from_rows(values=rows)["values"]
 

@@ -1,4 +1,4 @@
-"""Run folders that are written as a run would write them, and fed by a real tracker process."""
+"""Run folders, written as a run writes them, and read by a real tracker process."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class FedRun:
         return int(json.loads(file.read_text())["step"]) if file.exists() else -1
 
     def held_by(self, tracker: str) -> dict[str, Any]:
-        """What the tracker holds, see readers.py."""
+        """Returns the content of the tracker; see readers.py."""
         return held_by(tracker, self.folder, self.python)
 
 
 def held_by(tracker: str, folder: Path, python: Path | None = None) -> dict[str, Any]:
-    """What a tracker holds of the run in `folder`, asked by `python`; see readers.py."""
+    """Returns the content of the run in `folder` in a tracker, read by `python`; see readers.py."""
     command = [str(python or sys.executable), str(Path(__file__).with_name("readers.py")), tracker, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     held: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -86,5 +86,5 @@ def held_by(tracker: str, folder: Path, python: Path | None = None) -> dict[str,
 
 
 def scores(*steps: int, offset: float = 0.0) -> list[list[float]]:
-    """What a tracker holds once these steps were sent, each once."""
+    """Returns the content of a tracker after these steps were sent, each once."""
     return [[step, step / 8 + offset] for step in steps]

@@ -1,4 +1,4 @@
-"""What each tracker holds of a run, by the tracker's own means: `python readers.py NAME RUN_DIR` prints it as JSON.
+"""Reads a run back from each tracker with the tracker's own tools: `python readers.py NAME RUN_DIR` prints JSON.
 
 Stands alone, since the Python that has the clients need not be that of the tests:
     {"name": run name, "project": ..., "steps": [[step, critic/score/mean], ...] in the order of arrival,

@@ -1,4 +1,4 @@
-"""The same run in each tracker by its own client, and MLflow's server killed in mid-run."""
+"""The same run in each tracker, read back by its own client; MLflow's server is killed in between."""
 
 from __future__ import annotations
 

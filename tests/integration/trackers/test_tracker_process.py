@@ -1,4 +1,4 @@
-"""The tracker process beside a run: real clients, killed processes, clients that hang, mistakes of the user."""
+"""The tracker process of a run: real clients, killed processes, clients that hang, mistakes of the user."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def kill_tracker_process() -> None:
 
 
 def _is_child(entry: Path) -> bool:
-    """Whether it is a tracker process that this process has started."""
+    """Returns True for a tracker process that this process has started."""
     try:
         command, parent = (entry / "cmdline").read_bytes(), (entry / "stat").read_text().rpartition(")")[2].split()[1]
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""W&B's own client against a server that goes away, and killed with steps that it had not uploaded."""
+"""W&B's client with a server that goes away, and a kill before all steps are uploaded."""
 
 from __future__ import annotations
 

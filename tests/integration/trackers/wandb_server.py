@@ -1,4 +1,4 @@
-"""As much of a W&B server as its client asks while a run is logged: who is there, what a run holds, history lines."""
+"""A W&B server with the part of the API that the client uses while a run is logged."""
 
 from __future__ import annotations
 

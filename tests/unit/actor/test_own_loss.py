@@ -1,4 +1,4 @@
-"""A policy loss from a user's file: what it is given, and every way in which it can be wrong."""
+"""A policy loss from a user's file: its arguments, and every mistake in it."""
 
 from __future__ import annotations
 

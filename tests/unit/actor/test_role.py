@@ -1,4 +1,4 @@
-"""The actor's commands on one rank: log-probs, updates and checkpoints, and what they refuse."""
+"""The actor's commands on one rank: log-probs, updates, checkpoints, and refused input."""
 
 from __future__ import annotations
 

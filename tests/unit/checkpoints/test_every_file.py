@@ -1,4 +1,4 @@
-"""Bad luck with any file of a real pair, of a policy and a value model, is seen before a single weight is touched."""
+"""Damage to any file of a real pair of checkpoints is found before any weight is changed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Roles:
         return manifests
 
     def check(self, run_dir: Path, step: int) -> None:
-        """What both services check before they load."""
+        """Makes the checks of both services before they load."""
         for commands in self.commands(run_dir).values():
             commands["LoadCheckpoint"].check(worker_pb2.LoadCheckpointRequest(step=step))
 
@@ -143,7 +143,7 @@ def test_these_are_all_files_of_a_pair(saved: Path) -> None:
 
 
 def weights_of(run_dir: Path, step: int) -> dict[str, str]:
-    """What the manifests of a whole pair say."""
+    """Returns the sha256 of the weights in the manifests of a whole pair, by role."""
     manifests = CheckpointStore(run_dir / "checkpoints").check(step)
     return {role: manifest.weights_sha256 for role, manifest in manifests.items()}
 

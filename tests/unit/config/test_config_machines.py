@@ -1,4 +1,4 @@
-"""Groups over several machines: what the keys may say together."""
+"""Groups over several machines: the combinations of keys that are allowed."""
 
 from pathlib import Path
 

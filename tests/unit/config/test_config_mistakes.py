@@ -1,4 +1,4 @@
-"""Configuration: one sentence per mistake, naming the key."""
+"""Mistakes in a configuration: one sentence each, which names the key."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Estimators in the configuration: what each needs, and one sentence per mistake."""
+"""Estimators in the configuration: the keys that each needs, and one sentence per mistake."""
 
 from pathlib import Path
 

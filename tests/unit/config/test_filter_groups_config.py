@@ -1,4 +1,4 @@
-"""Dynamic sampling in the configuration: what it refuses, and what the plan says of it."""
+"""Dynamic sampling in the configuration: refused values, and the batch plan."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The marks of keys: every key says what it is for its readers, and what reads the marks agrees with them."""
+"""The marks of keys: every key has its marks, and the code that reads them agrees with them."""
 
 from __future__ import annotations
 

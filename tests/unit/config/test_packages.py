@@ -1,4 +1,4 @@
-"""Which build of vLLM a configuration needs: every mistake is one sentence that says what to install."""
+"""The build of vLLM that a configuration needs: every mistake is one sentence that says what to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phases of a run: what holds in a step, what the run needs for it, how it is shown."""
+"""Phases of a run: the values of a step, the needs of the run, and how phases are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch plan: what a step consists of, and what does not divide or fit."""
+"""The batch plan: the parts of a step, and numbers that do not divide or fit."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Forced lengths of responses: functions of the sampling seed, with the distribution that they are named after."""
+"""Forced lengths of responses: functions of the sampling seed, distributed as their names say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of parts of a step, where it is chosen automatically."""
+"""The number of parts of a step, if it is chosen automatically."""
 
 from __future__ import annotations
 

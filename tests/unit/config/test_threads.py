@@ -1,4 +1,4 @@
-"""Compute threads per rank: what `auto` is, on which cores, and when more threads than cores are named."""
+"""Compute threads per rank: the value of `auto`, the cores, and a sentence about more threads than cores."""
 
 from __future__ import annotations
 

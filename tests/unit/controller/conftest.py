@@ -1,4 +1,4 @@
-"""What tests of the controller share."""
+"""Fixtures for tests of the controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what --check prints, exit codes, and one sentence for each mistake."""
+"""The command line: the output of --check, exit codes, and one sentence for each mistake."""
 
 from __future__ import annotations
 

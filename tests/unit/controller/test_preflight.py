@@ -1,4 +1,4 @@
-"""What a run reads: every mistake in models, tokenizer and data is one sentence, before anything is started."""
+"""The inputs of a run: every mistake in models, tokenizer and data is one sentence, before the run starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that may run at the same time, and what happens when one of them fails."""
+"""Calls that may run at the same time, and calls that fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run from start to exit where no service answers: exit codes, the summary, signals."""
+"""A run from start to exit while no service answers: exit codes, the summary, signals."""
 
 from __future__ import annotations
 

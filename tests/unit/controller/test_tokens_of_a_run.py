@@ -1,4 +1,4 @@
-"""What the controller does with the tokens that it was given."""
+"""The controller's use of the tokens that it is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dataflow of a step in every schedule: who waits for whom, what is sent."""
+"""The dataflow of a step in every schedule: the order of the calls, and the data that is sent."""
 
 from __future__ import annotations
 

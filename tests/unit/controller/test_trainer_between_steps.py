@@ -1,4 +1,4 @@
-"""What happens between steps: validation, checkpoints, and the lines and the state that go with them."""
+"""Work between steps: validation, checkpoints, and the lines and the state that belong to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamic sampling: a step is full of groups that differ, whatever it takes, and a replay draws the same.
+"""Dynamic sampling: a step is full of groups that differ, and a replay draws the same ones.
 
 The scorer of the fakes gives the length of a response to prompts of source "a", and 0 to all others.
 """
@@ -43,7 +43,7 @@ class Actor(FakeActor):
         await super().put_batch(slot, batch)
 
     def asked(self, step: int) -> list[Batch]:
-        """What each generation of a step was asked for."""
+        """Returns the prompts of each generation of a step."""
         return [one for slot, one in self.batches if (slot.kind, slot.step) == (SLOT_KIND_CANDIDATES, step)]
 
     def kept(self, step: int) -> Batch:

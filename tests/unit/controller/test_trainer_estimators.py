@@ -1,4 +1,4 @@
-"""What an estimator of advantages asks for in a step, and what the workers are sent then."""
+"""The inputs that an estimator of advantages asks for, and the columns that workers get then."""
 
 from __future__ import annotations
 

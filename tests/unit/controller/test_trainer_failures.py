@@ -1,4 +1,4 @@
-"""What a stopped or failing run leaves behind, in every schedule."""
+"""The state that a stopped or failing run leaves, in every schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Greedy rollouts, the baseline of ReMax: when they are made, how they are scored, what they change."""
+"""Greedy rollouts, the baseline of ReMax: their time, their scores, and their effect."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_of(run_dir: Path, **changes: Any) -> tuple[FakeRun, Actor]:
 
 
 def sampled_scores(run: FakeRun, step: int) -> tuple[list[int], list[int]]:
-    """Of the scorer, which gives the length to prompts of source "a": of the samples, and of the greedy responses."""
+    """Returns the scores of samples and of greedy responses; a score is the length for prompts of source "a"."""
     prompts = make_prompts(run.config).batch_at(step)
     seeds = prompts.to_batch(run.config.run.seed, step, run.config.rollout.n)["seeds"].rows()
     is_judged = [row.data_source == "a" for row in prompts.rows]

@@ -1,4 +1,4 @@
-"""What the trainer hands from step to step where scores and values are scaled by the run's statistics."""
+"""The state that the trainer passes from step to step if scores and values are normalised."""
 
 from __future__ import annotations
 

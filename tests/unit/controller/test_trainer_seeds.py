@@ -1,4 +1,4 @@
-"""Whom a step's sampling seeds go to."""
+"""The calls that get the sampling seeds of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generation in parts: what begins before all responses have ended, in every schedule."""
+"""Generation in parts: the calls that begin before all responses have ended, in every schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""deploy/k8s as kustomize renders it: valid, closed, no more rights than needed, and refused where it cannot run."""
+"""deploy/k8s as kustomize renders it: valid, with no more rights than needed, and refused if it cannot run."""
 
 from __future__ import annotations
 

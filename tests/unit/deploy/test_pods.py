@@ -1,4 +1,4 @@
-"""The entry point of the pods: what it runs, what it refuses, and when a group leaves."""
+"""The entry point of the pods: the commands that it runs or refuses, and the end of a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job of deploy/slurm: where its groups are, and what is refused before anything starts."""
+"""The job of deploy/slurm: the nodes of its groups, and mistakes that are refused before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of one process: exact, isolated, refused when they do not fit, exported as Hugging Face folders."""
+"""Checkpoints of one process: exact, isolated, refused if they do not fit, exported as Hugging Face folders."""
 
 from __future__ import annotations
 

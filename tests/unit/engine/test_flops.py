@@ -1,4 +1,4 @@
-"""Model FLOPs by hand and as PyTorch counts them, and where a share of the peak is reported."""
+"""Model FLOPs by hand and as PyTorch counts them, and the devices for which a share of the peak is reported."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ BATCH = Batch.from_rows(
 
 
 def flops_of_update(engine: TrainEngine, **settings: Any) -> float:
-    """What an update counts."""
+    """Returns the FLOPs that an update counts."""
     counted = Mock(wraps=engine.flops_meter.utilisation)
     with patch.object(engine.flops_meter, "utilisation", counted):
         engine.update(BATCH, forward_of("policy"), loss_of("policy"), progress=silent, **settings)

@@ -1,4 +1,4 @@
-"""What the actor measures beside its loss."""
+"""The memory metrics of the actor."""
 
 from __future__ import annotations
 

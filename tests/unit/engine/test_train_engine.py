@@ -1,4 +1,4 @@
-"""What an update does to a model: steps, skips, schedules, metrics, progress."""
+"""The effects of an update on a model: steps, skips, schedules, metrics, progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cores that a process may use: the quota of its cgroups."""
+"""The cores that a process may use, also with the quota of its cgroups."""
 
 from __future__ import annotations
 

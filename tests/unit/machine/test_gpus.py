@@ -1,4 +1,4 @@
-"""The memory of this machine's GPUs, as NVML says it."""
+"""The memory of this machine's GPUs, as NVML reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Free memory and the kernel's count of kills: of cgroups by the files of v2 and v1, and of the machine alone."""
+"""Free memory and the kernel's count of kills, for cgroups v2 and v1 and for the whole machine."""
 
 from __future__ import annotations
 

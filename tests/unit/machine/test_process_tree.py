@@ -1,4 +1,4 @@
-"""A tree of processes is ended, also where some are stopped."""
+"""Ending a tree of processes, also if some are stopped."""
 
 from __future__ import annotations
 

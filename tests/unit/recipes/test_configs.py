@@ -1,4 +1,4 @@
-"""The recipes' configurations: they divide, read what prepare.py makes, and pass --check with models of one's own."""
+"""The recipes' configurations: their numbers divide, they read the files of prepare.py, and they pass --check."""
 
 from __future__ import annotations
 

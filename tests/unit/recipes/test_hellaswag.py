@@ -1,4 +1,4 @@
-"""HellaSwag: contexts and endings without WikiHow's marks, labels as numbers or texts, and the real rows."""
+"""HellaSwag: contexts and endings without WikiHow's marks, labels as numbers or texts, and real rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HH-RLHF: prompts out of pairs of transcripts, rows for three kinds of training; no text of a real row is shown."""
+"""HH-RLHF: prompts from pairs of transcripts, rows for three kinds of training; real rows are never printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quickstart's task: its words, its model's tokenizer, what is prepared, and what may be removed."""
+"""The task of the quickstart: its words, its tokenizer, its prepared files, and files that may be removed."""
 
 from __future__ import annotations
 

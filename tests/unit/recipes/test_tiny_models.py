@@ -1,4 +1,4 @@
-"""The tiny models of the recipes: Hugging Face folders that the controller and transformers read alike, made once."""
+"""The tiny models of the recipes: folders that the controller and transformers read alike, made once."""
 
 from __future__ import annotations
 

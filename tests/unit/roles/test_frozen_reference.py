@@ -1,4 +1,4 @@
-"""The frozen reference in either group: the same numbers, and a refusal by the group that does not host it."""
+"""The frozen reference in either group: equal numbers, and a refusal by the group that does not host it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frozen reward model: the scores of transformers' own forward pass, and refusals of what it cannot be."""
+"""The frozen reward model: the scores of transformers' forward pass, and models that are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def build(
 
 
 def rows() -> list[list[int]]:
-    """Of many lengths, one token and padding tokens at the end among them."""
+    """Returns rows of many lengths, also of one token and with padding tokens at the end."""
     rng = np.random.default_rng(0)
     drawn = [rng.integers(0, len(VOCABULARY), length).tolist() for length in (1, 2, 9, 30, 30, 31, 4)]
     return [*drawn, [5, 6, 0, 0]]

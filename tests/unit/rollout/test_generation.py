@@ -1,4 +1,4 @@
-"""The actor's Generate on one rank: what it makes of prompts, and what it refuses."""
+"""The actor's Generate on one rank: its responses, and refused requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawing tokens: the random numbers and the distribution."""
+"""Sampling of tokens: the random numbers and the distribution."""
 
 from __future__ import annotations
 

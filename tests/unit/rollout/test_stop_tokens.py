@@ -1,4 +1,4 @@
-"""Which tokens end a response."""
+"""The tokens that end a response."""
 
 from __future__ import annotations
 

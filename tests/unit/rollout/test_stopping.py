@@ -1,4 +1,4 @@
-"""What ends a response: stop tokens, and texts that tokens complete."""
+"""The end of a response: stop tokens, and stop texts that tokens complete."""
 
 from __future__ import annotations
 

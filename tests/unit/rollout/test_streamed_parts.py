@@ -1,4 +1,4 @@
-"""Ended responses as parts of a streamed command."""
+"""Responses that have ended become parts of a streamed command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bearer tokens: read from a file or a variable, compared, never repeated."""
+"""Bearer tokens: read from a file or a variable, compared, never printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tool that makes certificates: what it writes, what it leaves alone, what it completes."""
+"""The tool that makes certificates: files that it writes, keeps and completes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificate files at start: what cannot be used is one sentence that names file and reason."""
+"""Certificate files at the start: a file that cannot be used is one sentence with file and reason."""
 
 from __future__ import annotations
 

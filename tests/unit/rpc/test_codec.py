@@ -1,4 +1,4 @@
-"""A batch stream arrives exactly, or is refused with a sentence and takes no memory."""
+"""A batch stream arrives exactly, or is refused with a sentence and uses no memory."""
 
 from collections.abc import AsyncIterator, Callable
 

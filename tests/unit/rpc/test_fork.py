@@ -1,4 +1,4 @@
-"""A child process that is started beside live channels."""
+"""A child process that is started while channels are open."""
 
 from __future__ import annotations
 

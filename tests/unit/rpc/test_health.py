@@ -1,4 +1,4 @@
-"""The health check of the command line: one line, and an exit status that says whether the server serves."""
+"""The health check of the command line: one line, and an exit status of 0 only if the server serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No proxy sees a call, whatever the environment names."""
+"""Calls never use a proxy, whatever the environment names."""
 
 from __future__ import annotations
 

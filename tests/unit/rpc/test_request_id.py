@@ -1,4 +1,4 @@
-"""Request ids are a function of what they name; the wire knows the roles that there are."""
+"""Request ids are a function of the work that they name; the wire has all roles."""
 
 from typing import get_args
 

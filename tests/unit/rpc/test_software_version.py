@@ -1,4 +1,4 @@
-"""Which versions work together, as both sides of a handshake see it."""
+"""Versions that work together, by both sides of a handshake."""
 
 from __future__ import annotations
 

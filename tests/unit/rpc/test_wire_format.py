@@ -1,4 +1,4 @@
-"""A header is looked at before anything is made of it."""
+"""A header is checked before anything is made from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of a service, up to where the group would be joined."""
+"""The command line of a service, up to the point at which it joins its group."""
 
 from __future__ import annotations
 

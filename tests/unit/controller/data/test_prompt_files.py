@@ -1,4 +1,4 @@
-"""Which rows count, and rows that a class of the user's gives."""
+"""The rows of prompt files that count, and the rows of a user's class."""
 
 from __future__ import annotations
 

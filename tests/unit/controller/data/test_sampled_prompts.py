@@ -1,4 +1,4 @@
-"""A user's sampler: its order, its place in the checkpoint, and every mistake in it named before the run starts."""
+"""A user's sampler: its order, its state in the checkpoint, and a sentence for every mistake before the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which characters belong to which token, by what the decoders of published tokenizers do."""
+"""The characters of each token, as the decoders of published tokenizers give them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller's tokenizer gives what transformers gives, without importing it."""
+"""The controller's tokenizer gives the tokens of transformers without importing it."""
 
 from __future__ import annotations
 

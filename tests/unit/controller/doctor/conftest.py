@@ -1,4 +1,4 @@
-"""Worker groups that a doctor is asked about: the real RPCs of a service, in this process, without a model."""
+"""Worker groups for tests of the doctor: a service's real RPCs, in this process, without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m controller from-verl`: what it writes and prints, exit codes, and one sentence for each mistake."""
+"""`python -m controller from-verl`: its files and output, exit codes, and one sentence for each mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of verl's keys against our configuration and our metrics: it names only what there is."""
+"""The table of verl's keys: it names only keys and metrics that exist."""
 
 from __future__ import annotations
 

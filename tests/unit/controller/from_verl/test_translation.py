@@ -1,4 +1,4 @@
-"""verl's runs in our keys: what is computed, what is refused, and that the result is a configuration."""
+"""Translated runs of verl: computed values, refused values, and a configuration that loads."""
 
 from __future__ import annotations
 

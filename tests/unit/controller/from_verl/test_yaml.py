@@ -1,4 +1,4 @@
-"""Runs of verl that a YAML file says: interpolations, verl's defaults, and mistakes in one sentence."""
+"""verl's configuration in YAML: interpolations, verl's defaults, and mistakes in one sentence."""
 
 from __future__ import annotations
 

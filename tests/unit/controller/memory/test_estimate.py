@@ -1,4 +1,4 @@
-"""The terms of the estimate, each against arithmetic by hand."""
+"""The terms of the memory estimate, each compared with a calculation by hand."""
 
 from __future__ import annotations
 

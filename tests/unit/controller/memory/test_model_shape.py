@@ -1,4 +1,4 @@
-"""A model's shape, from config.json and the headers of its safetensors files."""
+"""The shape of a model, from config.json and the headers of its safetensors files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a run folder to the table of layouts."""
+"""The table of layouts that the planner makes from a run folder."""
 
 from __future__ import annotations
 

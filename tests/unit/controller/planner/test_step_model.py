@@ -1,4 +1,4 @@
-"""Step times of the schedules, by hand."""
+"""Step times of the schedules, worked by hand."""
 
 from __future__ import annotations
 

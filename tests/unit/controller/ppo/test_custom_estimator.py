@@ -1,4 +1,4 @@
-"""Estimators from a file of the user's: given the whole batch, and told apart from our own mistakes."""
+"""Estimators from a user's file: they get the whole batch, and their errors are named as the user's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimators on numbers worked by hand, and what they refuse."""
+"""Estimators on numbers worked by hand, and refused input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From scores to rewards, advantages and returns, on rows worked by hand."""
+"""Scores become rewards, advantages and returns: rows worked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoints folder: what counts, what is kept, what is removed, what another run left."""
+"""The folder of checkpoints: complete ones, kept ones, removed ones, and those of another run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 
 def write_parts(store: CheckpointStore, step: int) -> dict[str, str]:
-    """What the services leave before the controller commits; the sha256 of their manifests."""
+    """Writes the parts of the services before the controller commits; returns the sha256 of their manifests."""
     return {role: write_part(store.folder(step) / role, role, step) for role in ("actor", "critic")}
 
 

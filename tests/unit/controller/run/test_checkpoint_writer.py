@@ -1,4 +1,4 @@
-"""Writing a pair in the background: when it counts, where an error comes out, what giving up means."""
+"""Writing a pair in the background: when it is complete, where an error is raised, and giving up."""
 
 from __future__ import annotations
 

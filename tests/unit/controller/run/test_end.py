@@ -1,4 +1,4 @@
-"""When a run has come to its end."""
+"""The conditions under which a run has come to its end."""
 
 from __future__ import annotations
 

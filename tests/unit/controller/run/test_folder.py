@@ -1,4 +1,4 @@
-"""Who may use a run folder, and with which config."""
+"""The lock of a run folder, and the configurations that may use it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def leave_a_run(run_dir: Path, **changes: Any) -> None:
-    """What a run leaves that recorded step 1."""
+    """Writes the files of a run that has recorded step 1."""
     with RunFolder(make_config(run_dir, **changes)):
         (run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
 

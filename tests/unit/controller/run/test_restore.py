@@ -1,4 +1,4 @@
-"""Which pair a run goes back to: the newest whole one, both roles together; and what is no bad luck at all."""
+"""The pair that a run goes back to: the newest complete one, the same for both roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run starts: from which pair, with which state of the controller, and what a crash has left."""
+"""The start of a run: its pair, the state of the controller, and files that a crash has left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller's own state: how a step moves it, and that a checkpoint gives it back."""
+"""The controller's own state: a step changes it, and a checkpoint restores it."""
 
 from __future__ import annotations
 

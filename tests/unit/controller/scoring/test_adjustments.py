@@ -1,4 +1,4 @@
-"""What is added to scores or taken away: the reward model's share, overlong penalties, marks of truncation."""
+"""Adjustments of scores: the reward model's share, overlong penalties, marks of truncation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is judged: decoded responses only, each with its own prompt's truth."""
+"""The samples that are scored: decoded responses only, each with the truth of its own prompt."""
 
 from __future__ import annotations
 

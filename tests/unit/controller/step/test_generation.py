@@ -1,4 +1,4 @@
-"""The parts of a step's responses: which rows they hold, who waits for them, and the way back to the prompts' order."""
+"""The parts of a step's responses: their rows, the calls that wait for them, and the order of the prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What groups of samples are compared by, and which are alike."""
+"""The comparison of groups of samples, and the groups whose samples are alike."""
 
 from __future__ import annotations
 

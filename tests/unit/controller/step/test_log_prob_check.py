@@ -1,4 +1,4 @@
-"""The check of the rollout backend: when it compares, what it says, and what a step is without it."""
+"""The check of the rollout backend's log-probs: when it compares, its messages, and a step without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user sees, on a terminal and in a file."""
+"""The output for the user, on a terminal and in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declared names, and the metrics of a step worked by hand."""
+"""Declared names of metrics, and the metrics of a step worked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: which charts a run can fill, which step is shown, and a picture of the promised size."""
+"""The report: its charts, the step that it shows, and the size of its picture."""
 
 from __future__ import annotations
 

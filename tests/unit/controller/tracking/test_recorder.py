@@ -1,4 +1,4 @@
-"""What steps leave on record: one line each, in order, spans, rollouts; and how a resumed run goes on."""
+"""The records of steps: one line each, in order, with spans and rollouts; and those of a resumed run."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def scores_of(responses: dict[str, float], **columns: Any) -> Scores:
 
 
 def fill(record: StepRecord, config: Config) -> None:
-    """What a step produces: two responses; both updates, one second apart, on a clock of their own."""
+    """Records a step with two responses and both updates, one second apart on their own clock."""
     rollouts = Batch.from_rows(prompts=[[1], [1]], responses=[[5, 6], [5]], values=[[0.0, 0.0], [0.0]])
     record.scores = scores_of({"good": 1.0, "bad": 0.0})
     record.experience = assemble_experience(config.algorithm, rollouts, record.scores, num_samples=2)

@@ -1,4 +1,4 @@
-"""Files of steps: one line per step, cut back on resume, readable by anything; and the rollouts beside them."""
+"""Files with one line per step, cut back at a resume, and the files of rollouts."""
 
 from __future__ import annotations
 

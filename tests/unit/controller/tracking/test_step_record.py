@@ -1,4 +1,4 @@
-"""One step's record: timings, spans, replies, and the metrics line that it becomes."""
+"""The record of a step: timings, spans, replies, and its line of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""summary.json and the atomic writing that it rests on."""
+"""summary.json, and the atomic writing of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timeline: a file that Perfetto reads, whatever happens to its writer."""
+"""The timeline: Perfetto can read the file, also after a crash of its writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which validation is the best so far, and after how many without a better one a run ends."""
+"""The best validation so far, and the number of worse ones after which a run ends."""
 
 from __future__ import annotations
 

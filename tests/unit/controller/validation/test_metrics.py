@@ -1,4 +1,4 @@
-"""Validation figures: worked by hand, and the bootstrap against a plain reimplementation of verl's."""
+"""Validation metrics: worked by hand, and the bootstrap against a plain reimplementation of verl's."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_best_worst_and_majority_equal_verls_bootstrap() -> None:
 
 @pytest.mark.parametrize("num_samples", [2, 6, 16])
 def test_best_and_worst_are_within_the_bootstraps_error_of_what_is_expected(num_samples: int) -> None:
-    """Of n draws from N sorted values the largest is the i-th with probability (i^n - (i - 1)^n) / N^n."""
+    """The largest of n draws from N sorted values is the i-th with probability (i^n - (i - 1)^n) / N^n."""
     values = np.random.default_rng(num_samples).normal(size=num_samples)
     metrics = validation_metrics(answers("s", 0, *({"reward": float(value)} for value in values)))
     ns = [int(name.split("@")[1].split("/")[0]) for name in metrics if "/best@" in name and name.endswith("mean")]

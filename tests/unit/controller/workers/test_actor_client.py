@@ -1,4 +1,4 @@
-"""Generation as the actor's client sees it: its parts, and whose weights sampled."""
+"""Generation by the actor's client: its parts, and the weights that sampled them."""
 
 from typing import Any
 

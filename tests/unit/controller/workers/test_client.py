@@ -1,4 +1,4 @@
-"""A client of any role against a scripted worker: handshake, batches, checkpoints, request ids."""
+"""A client of any role with a scripted worker: handshake, batches, checkpoints, request ids."""
 
 from dataclasses import replace
 from typing import Any

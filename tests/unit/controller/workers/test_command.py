@@ -1,4 +1,4 @@
-"""A command on its way to its reply: progress, silences, lost connections, the time that it took."""
+"""A command and its reply: progress, silence, lost connections, and its duration."""
 
 import asyncio
 import time

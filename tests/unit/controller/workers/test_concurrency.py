@@ -1,4 +1,4 @@
-"""Calls at the same time, work that is watched, and work in the background: which error is raised, and when."""
+"""Calls at the same time, supervised work, and work in the background: the error that is raised."""
 
 from __future__ import annotations
 

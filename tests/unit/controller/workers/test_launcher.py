@@ -1,4 +1,4 @@
-"""Groups on this machine: started, found, ended, and what is said of one that dies. A script stands in for torchrun."""
+"""Groups on this machine: start, discovery, end, and the report on a group that dies; a script replaces torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a run recovers, from what, and which failures cost no more than sending the update again."""
+"""Recoveries of a run: their causes, their number, and failures after which the update is only sent again."""
 
 from __future__ import annotations
 

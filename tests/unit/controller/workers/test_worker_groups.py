@@ -1,4 +1,4 @@
-"""Groups that others start, greeted by the controller."""
+"""Groups that are started from outside: the controller's handshake with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which mini-batch a row belongs to."""
+"""The mini-batch of each row."""
 
 from __future__ import annotations
 

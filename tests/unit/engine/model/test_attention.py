@@ -1,4 +1,4 @@
-"""Our causal attention against transformers' own, padded and packed."""
+"""SplitPPO's causal attention against that of transformers, padded and packed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.engine.model.attention import causal_attention
 
 
 class Layer(nn.Module):
-    """What an attention function sees of a layer with 4 heads over 2 key-value heads."""
+    """A layer with 4 heads over 2 key-value heads, as an attention function sees it."""
 
     num_key_value_groups = 2
     is_causal = True

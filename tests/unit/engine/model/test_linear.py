@@ -1,4 +1,4 @@
-"""Products of linear layers: oneDNN's are those of `nn.Linear`, up to rounding."""
+"""Linear layers with oneDNN compute what `nn.Linear` computes, up to rounding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.engine.model.linear import MIN_ROWS, OneDnnLinear, use_onednn
 
 
 def output_and_gradients(layer: nn.Module, rows: Tensor) -> list[Tensor]:
-    """Of a loss that weighs every output differently."""
+    """Returns the output, and the gradients of a loss that weighs every output differently."""
     rows = rows.clone().requires_grad_()
     output = layer(rows)
     (output * torch.linspace(0.1, 1.0, output.numel(), dtype=output.dtype).view_as(output)).sum().backward()

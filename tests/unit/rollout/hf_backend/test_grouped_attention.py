@@ -1,4 +1,4 @@
-"""Decoding with several query heads per key-value head, against Hugging Face's sdpa."""
+"""Decoding with several query heads per key-value head, against sdpa of Hugging Face."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build(num_key_value_heads: int = 2, attention: str = "sdpa") -> Any:
 
 @torch.no_grad()
 def next_logits(model: Any, mask: torch.Tensor | None) -> torch.Tensor:
-    """Of one new token per row behind seven."""
+    """Returns the logits of one new token per row, after seven tokens."""
     ids, cache = torch.randint(0, 23, (3, 8), generator=torch.Generator().manual_seed(1)), DynamicCache()
     model(input_ids=ids[:, :7], attention_mask=None if mask is None else mask[:, :7], past_key_values=cache)
     logits: torch.Tensor = model(input_ids=ids[:, 7:], attention_mask=mask, past_key_values=cache).logits

@@ -1,4 +1,4 @@
-"""What a rank says of the device that it computes on."""
+"""The report of a rank on the device that it computes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is named when a group hangs."""
+"""The rank that is named when a group hangs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Ranks:
             self.look(*ranks)
 
     def verdict(self, *ranks: int) -> Failure:
-        """What is said once the limit is over, while only these ranks look."""
+        """Returns the failure after the time limit if only these ranks look for hangs."""
         self.look_for(int(LIMIT_S), *ranks)
         with pytest.raises(Ended):
             self.look_for(1, *ranks)

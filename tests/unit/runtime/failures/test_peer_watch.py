@@ -1,4 +1,4 @@
-"""What kind of failure an error is."""
+"""The kind of failure of an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which machine of a group this is, and whether the others can reach it."""
+"""The index of this machine in its group, and addresses that other machines can reach."""
 
 from __future__ import annotations
 

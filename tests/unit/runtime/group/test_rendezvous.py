@@ -1,4 +1,4 @@
-"""Machines of a group meet, in any order; who starts again ends what is there, and meets the others anew."""
+"""Machines of a group meet in any order; a machine that starts again ends the group, and all meet anew."""
 
 from __future__ import annotations
 

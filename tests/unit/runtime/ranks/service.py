@@ -1,4 +1,4 @@
-"""A leader without followers, whose role is a counter: the commands of a service in one process."""
+"""A leader without followers whose role is a counter: a service's commands in one process."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class GroupEnded(BaseException):
 
 
 class RecordedFailureWatch:
-    """What the group ended with."""
+    """Records the failure with which the group ends."""
 
     def __init__(self) -> None:
         self.endings: list[tuple[BaseException, Place]] = []

@@ -1,4 +1,4 @@
-"""Checkpoints, in a group of one: what is written, what is refused before anything is touched."""
+"""Checkpoints in a group of one rank: written files, and refusals before anything is changed."""
 
 from __future__ import annotations
 

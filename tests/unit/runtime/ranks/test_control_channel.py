@@ -1,4 +1,4 @@
-"""Batches and orders as tensors."""
+"""Batches and commands for other ranks, sent as tensors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _member(rank: int, store: str, conversation: Callable[[ControlChannel], Any]
 
 
 def talk(directory: Path, conversation: Callable[[ControlChannel], Any]) -> dict[int, Any]:
-    """What `conversation` returned on each of two ranks, real processes that talk over gloo."""
+    """Returns the results of `conversation` on two ranks, real processes that communicate by gloo."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     members = [
@@ -121,7 +121,7 @@ def _converse(channel: ControlChannel) -> Any:
 
 @pytest.fixture(scope="module")
 def conversation(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """What two ranks heard from each other."""
+    """Returns the messages that two ranks have received from each other."""
     return talk(tmp_path_factory.mktemp("store"), _converse)
 
 

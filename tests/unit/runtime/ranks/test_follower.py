@@ -1,4 +1,4 @@
-"""What a rank that follows does with the orders of rank 0."""
+"""The work of a following rank on the orders of rank 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop of rank 0, in a group of one: who is let in, what is kept, what a failure leaves behind."""
+"""The loop of rank 0 in a group of one rank: accepted controllers, stored results, state after a failure."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_a_group_of_one_ends_when_a_load_fails_by_itself(service: Service) -> No
 
 
 class RecordedChannel(ControlChannel):
-    """What rank 0 of two announces, and to nobody."""
+    """A control channel of rank 0 of two that records its orders and sends none."""
 
     def __init__(self) -> None:
         super().__init__(2)

@@ -1,4 +1,4 @@
-"""Streamed commands, in a group of one: their parts, and what is left of a cancelled one."""
+"""Streamed commands in a group of one rank: their parts, and the state after a cancellation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.runtime.ranks.service import ROWS, Service, experience, raises, 
 
 
 def parts_of(call: CommandCall) -> list[worker_pb2.PartReady]:
-    """What was told of parts so far, in that order."""
+    """Returns the parts that were reported so far, in their order."""
     return [event.part for event in call.read(0)[0] if not isinstance(event, WireError) and event.HasField("part")]
 
 

@@ -1,4 +1,4 @@
-"""Rows to ranks and back."""
+"""Rows are split over ranks and joined again."""
 
 from __future__ import annotations
 

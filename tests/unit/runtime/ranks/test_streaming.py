@@ -1,4 +1,4 @@
-"""Parts of a streamed command, put together from what the ranks report."""
+"""The parts of a streamed command are put together from the reports of the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written down about callers that are refused."""
+"""The log lines about callers that are refused."""
 
 from __future__ import annotations
 

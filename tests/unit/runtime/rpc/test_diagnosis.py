@@ -1,4 +1,4 @@
-"""What a worker says to whoever looks for a fault, without a server."""
+"""A worker's answer to a request for its diagnosis, without a server."""
 
 from __future__ import annotations
 

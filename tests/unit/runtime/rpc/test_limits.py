@@ -1,4 +1,4 @@
-"""How many calls at a time."""
+"""The limit on concurrent calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands between gRPC and the servicer, without a server."""
+"""The layer between gRPC and the servicer, without a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Aborted(grpc.aio.AbortError):
 
 
 class Context:
-    """Of a call; keeps the status that it is ended with."""
+    """The context of a call; records the status with which it ends."""
 
     code: grpc.StatusCode | None = None
 

@@ -1,4 +1,4 @@
-"""Starting the server."""
+"""The start of the server."""
 
 from __future__ import annotations
 

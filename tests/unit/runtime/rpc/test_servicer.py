@@ -1,4 +1,4 @@
-"""What is answered on the gRPC thread, without a server."""
+"""Answers of the gRPC thread, without a server."""
 
 from __future__ import annotations
 

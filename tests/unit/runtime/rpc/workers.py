@@ -1,4 +1,4 @@
-"""A worker without a group: what the gRPC thread answers from."""
+"""A worker without a group, from which the gRPC thread answers."""
 
 from __future__ import annotations
 

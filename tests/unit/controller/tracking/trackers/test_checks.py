@@ -1,4 +1,4 @@
-"""What keeps a tracker from being used, and how its errors are said."""
+"""Trackers that cannot be used, and the sentences about them."""
 
 from __future__ import annotations
 

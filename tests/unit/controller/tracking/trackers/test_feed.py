@@ -1,4 +1,4 @@
-"""A feed sends every step once, in order, whatever happens to the run, to the tracker, or to the feed itself."""
+"""A feed sends every step once and in order, also after failures of the run, the tracker or the feed."""
 
 from __future__ import annotations
 
