@@ -120,16 +120,16 @@ class _Chaos:
 
     def _strike(self, controller: Controller) -> None:
         """Kills or stops one process that runs; the next strike may come before the recovery from this one."""
-        alive = [one for one in controller.folder.processes if is_alive(one["pid"])]
+        alive = [process for process in controller.folder.processes if is_alive(process["pid"])]
         if not alive:
             return
-        one = self._draws.choice(alive)
+        victim_process = self._draws.choice(alive)
         action = "SIGKILL"
-        if one["role"] != "controller" and self._draws.random() < STOPPED_SHARE:
+        if victim_process["role"] != "controller" and self._draws.random() < STOPPED_SHARE:
             action = "SIGSTOP"
         with contextlib.suppress(ProcessLookupError):
-            os.kill(one["pid"], getattr(signal, action))
-            victim = f"{one['role']} rank {one['rank']}"
+            os.kill(victim_process["pid"], getattr(signal, action))
+            victim = f"{victim_process['role']} rank {victim_process['rank']}"
             self._kills.append(Kill(victim, action, self._last_step, time.time()))
         self._due_at = float("inf")
         if len(self._kills) < self._num_kills and self._draws.random() < DOUBLE_SHARE:

@@ -70,7 +70,7 @@ def tell(stack: Stack, folder: Path) -> Story:
     tables = "print(open('/proc/net/tcp').read(), open('/proc/net/tcp6').read())"
     story.listening = {role: {address for address, _ in read_tables(stack.run_python(role, tables))} for role in GROUPS}
 
-    (pid,) = [one["pid"] for one in stack.fetch_run("processes.json").processes if one["role"] == "actor"]
+    (pid,) = [process["pid"] for process in stack.fetch_run("processes.json").processes if process["role"] == "actor"]
     stack.run_python("actor", f"import os, signal; os.kill({pid}, signal.SIGKILL)")
     stack.wait_for(lambda: stack.state("actor", ".RestartCount"), "the actor's group starts again")
     stack.wait_for(lambda: recoveries(stack) >= 1, "the run recovers from the kill")
@@ -83,7 +83,7 @@ def tell(stack: Stack, folder: Path) -> Story:
     stack.wait_for_step(step + PERIOD)
 
     stack.compose("stop")
-    story.exit_codes_after_stop = {one: stack.state(one, ".State.ExitCode") for one in (*GROUPS, "controller")}
+    story.exit_codes_after_stop = {name: stack.state(name, ".State.ExitCode") for name in (*GROUPS, "controller")}
     story.num_drained = {role: stack.logs(role).count("services.runtime.launch: leaving") for role in GROUPS}
     stopped = stack.fetch_run()
     story.step_when_stopped, story.saved_when_stopped = stopped.steps[-1], stopped.committed_steps
@@ -201,7 +201,7 @@ def test_a_reward_group_in_a_container_of_its_own_scores_the_responses(story: St
     assert (story.exit_code_scored_by_model, story.reward_group_was_healthy) == (0, True)
     run = story.scored_by_model
     assert run is not None
-    assert {one["role"] for one in run.processes} == {*GROUPS, "reward", "controller"}
+    assert {process["role"] for process in run.processes} == {*GROUPS, "reward", "controller"}
     (step,) = [line for line in run.metrics if "reward/model/mean" in line]
     assert step["reward/model/min"] < step["reward/model/max"]
 
@@ -221,7 +221,7 @@ def test_code_answers_are_contained_in_the_controllers_container_and_refused_wit
     assert refused.returncode != 0
     assert "code answers cannot be run here: the sandbox ended: bwrap: " in refused.stderr
     assert done.returncode == 0, done.stderr
-    results = {name: tuple(one) for name, one in json.loads(done.stdout).items()}
+    results = {name: tuple(result) for name, result in json.loads(done.stdout).items()}
     assert results == hostile_code.expected()
 
 

@@ -62,7 +62,7 @@ def test_a_reward_group_whose_rank_is_killed_is_started_again_and_the_run_goes_o
     stack.add_reward_model(tmp_path)
     stack.up()
     stack.wait_for_step(1)
-    (pid,) = [one["pid"] for one in stack.fetch_run("processes.json").processes if one["role"] == "reward"]
+    (pid,) = [process["pid"] for process in stack.fetch_run("processes.json").processes if process["role"] == "reward"]
     stack.run_python("reward", f"import os, signal; os.kill({pid}, signal.SIGKILL)")
     assert stack.wait_controller() == 0
     restarts = {role: stack.state(role, ".RestartCount") for role in ("actor", "critic", "reward")}
@@ -83,7 +83,9 @@ def test_a_controller_that_is_killed_resumes_inside_its_container(stack: Stack, 
     configure(stack, "killed", "run.total_steps=6 checkpoint.save_freq=1 evaluation.min_accuracy=0")
     stack.up()
     stack.wait_for_step(2)
-    (pid,) = [one["pid"] for one in stack.fetch_run("processes.json").processes if one["role"] == "controller"]
+    (pid,) = [
+        process["pid"] for process in stack.fetch_run("processes.json").processes if process["role"] == "controller"
+    ]
     stack.run_python("controller", f"import os, signal; os.kill({pid}, signal.SIGKILL)")
     assert stack.wait_controller() == 0
     assert "the controller was killed: starting it again (1 of 5), to resume the run" in stack.logs("controller")

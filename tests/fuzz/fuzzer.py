@@ -180,21 +180,21 @@ def _attack(service: Service, inputs: Inputs, *, num_inputs: int, seed: int, out
                     with lock:
                         outcome.connections[kind, end] += 1
                     continue
-                one = inputs[index]
+                sent = inputs[index]
                 started_s = time.monotonic()
-                for messages in one.before:
+                for messages in sent.before:
                     put = Input(PUT, "before a command", messages)
                     code, _ = _call(channel, put)
                     with lock:
                         outcome.batches[code.name] += 1
-                code, details = _call(channel, one)
+                code, details = _call(channel, sent)
                 with lock:
-                    outcome.codes[_shown(one), code.name] += 1
-                    is_wrong = code not in ALLOWED or (one.must_fail and code is grpc.StatusCode.OK)
-                    if is_wrong and not _is_fair(one, code):
-                        outcome.failures.append(f"input {index} ({one.kind}, {one.method}): {code.name}: {details}")
+                    outcome.codes[_shown(sent), code.name] += 1
+                    is_wrong = code not in ALLOWED or (sent.must_fail and code is grpc.StatusCode.OK)
+                    if is_wrong and not _is_fair(sent, code):
+                        outcome.failures.append(f"input {index} ({sent.kind}, {sent.method}): {code.name}: {details}")
                     if time.monotonic() - started_s > HANG_S:
-                        outcome.failures.append(f"input {index} ({one.kind}, {one.method}) hung")
+                        outcome.failures.append(f"input {index} ({sent.kind}, {sent.method}) hung")
 
     threads = [threading.Thread(target=run) for _ in range(NUM_THREADS)]
     for thread in threads:
@@ -203,32 +203,32 @@ def _attack(service: Service, inputs: Inputs, *, num_inputs: int, seed: int, out
         thread.join()
 
 
-def _is_fair(one: Input, code: grpc.StatusCode) -> bool:
+def _is_fair(sent: Input, code: grpc.StatusCode) -> bool:
     """A chunk whose bytes were changed is lost data, so says its checksum; health and reflection are gRPC's own."""
     if code is grpc.StatusCode.DATA_LOSS:
-        return one.method == PUT
+        return sent.method == PUT
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return not one.messages
-    return code is grpc.StatusCode.UNKNOWN and one.method.startswith((HEALTH, REFLECTION))
+        return not sent.messages
+    return code is grpc.StatusCode.UNKNOWN and sent.method.startswith((HEALTH, REFLECTION))
 
 
-def _shown(one: Input) -> str:
-    return "unknown methods" if one.kind == "unknown method" else one.method
+def _shown(sent: Input) -> str:
+    return "unknown methods" if sent.kind == "unknown method" else sent.method
 
 
-def _call(channel: grpc.Channel, one: Input) -> tuple[grpc.StatusCode, str]:
+def _call(channel: grpc.Channel, sent: Input) -> tuple[grpc.StatusCode, str]:
     def messages() -> Iterator[bytes]:
-        for index, message in enumerate(one.messages):
-            if index and one.pause_s:
-                time.sleep(one.pause_s)
+        for index, message in enumerate(sent.messages):
+            if index and sent.pause_s:
+                time.sleep(sent.pause_s)
             yield message
 
-    call = channel.stream_stream(one.method)(messages(), metadata=_metadata(one.metadata), timeout=_timeout_s(one))
+    call = channel.stream_stream(sent.method)(messages(), metadata=_metadata(sent.metadata), timeout=_timeout_s(sent))
     try:
-        if one.gives_up:
+        if sent.gives_up:
             call.cancel()
         for number, _ in enumerate(call):
-            if one.method in ENDLESS or number > _MAX_ANSWERS:
+            if sent.method in ENDLESS or number > _MAX_ANSWERS:
                 call.cancel()
                 return grpc.StatusCode.OK, ""
     except grpc.RpcError as error:
@@ -236,9 +236,9 @@ def _call(channel: grpc.Channel, one: Input) -> tuple[grpc.StatusCode, str]:
     return grpc.StatusCode.OK, ""
 
 
-def _timeout_s(one: Input) -> float:
+def _timeout_s(sent: Input) -> float:
     """GRPC's server waits for the message of a unary call as long as its caller does; only the caller's call waits."""
-    return 2 * HANG_S if one.messages else 0.2
+    return 2 * HANG_S if sent.messages else 0.2
 
 
 def _metadata(kind: str) -> tuple[tuple[str, str | bytes], ...]:

@@ -93,7 +93,7 @@ def rows_of(batch: Batch) -> list[Row]:
     if "selected_tokens" in batch:
         selected = [row.astype(bool).tolist() for row in batch["selected_tokens"].rows()]
     columns = zip(log_probs, log_probs, old, ref, advantages, masks, selected, strict=True)
-    return [Row(*one) for one in columns]
+    return [Row(*columns_of_row) for columns_of_row in columns]
 
 
 def expected(batch: Batch, mode: str, loss: Callable[[Row, int], float]) -> tuple[float, Array]:

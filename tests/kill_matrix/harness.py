@@ -151,7 +151,7 @@ class _Watch:
 
 def instances(folder: RunFolder) -> dict[str, str]:
     """The instance id of each group, as in processes.json."""
-    return {one["role"]: one["instance_id"] for one in folder.processes if one["instance_id"]}
+    return {process["role"]: process["instance_id"] for process in folder.processes if process["instance_id"]}
 
 
 def fired_mark_of(cell: Cell, folder: RunFolder) -> dict[str, Any] | None:

@@ -90,13 +90,13 @@ def test_what_is_killed_a_job_that_is_queued_again_and_a_lost_node_leave_the_wei
     job = Job(slurm, config, tmp_path, "--nodes=3")
 
     job.wait_for_step(2)
-    rank = next(one for one in job.folder.processes if (one["role"], one["rank"]) == ("actor", 1))
+    rank = next(process for process in job.folder.processes if (process["role"], process["rank"]) == ("actor", 1))
     assert rank["host"] == "node2"
     slurm.on("node2", "kill", "-9", str(rank["pid"]))
     job.wait_for_step(job.last_step() + 3)
     assert "the actor group has ended with exit code" in job.output
 
-    (controller,) = [one for one in job.folder.processes if one["role"] == "controller"]
+    (controller,) = [process for process in job.folder.processes if process["role"] == "controller"]
     slurm.on("node1", "kill", "-9", str(controller["pid"]))
     job.wait_for(lambda _: "the controller was killed: starting it again" in job.output, "another controller")
     job.wait_for_step(job.last_step() + 2)

@@ -44,9 +44,9 @@ def test_a_test_without_a_folder_is_skipped_with_the_variable(
     monkeypatch.setenv(VARIABLE, value)
     with pytest.raises(pytest.skip.Exception) as caught:
         data_file("gsm8k")
-    told = f"{VARIABLE} {reason}: expected the folder of the data sets that tests read"
-    assert str(caught.value) == f"needs gsm8k: {told}"
-    assert absence() == told
+    sentence = f"{VARIABLE} {reason}: expected the folder of the data sets that tests read"
+    assert str(caught.value) == f"needs gsm8k: {sentence}"
+    assert absence() == sentence
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_the_quickstarts_recipe_is_placed_in_containers_and_nothing_else_of_it_c
     assert str(config.run.dir) == "/runs/quickstart"
     assert (config.services.launch, config.services.security.tls) == ("external", True)
     for name, port in PORTS.items():
-        service, in_recipe = (one.services.of(name) for one in (config, plain))  # type: ignore[arg-type]
+        service, in_recipe = (tree.services.of(name) for tree in (config, plain))  # type: ignore[arg-type]
         assert (service.bind, service.address) == (f"0.0.0.0:{port}", f"{name}:{port}")
         assert service.threads == in_recipe.threads
     assert config.actor.model == "/models/sort_letters/model"

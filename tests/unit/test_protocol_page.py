@@ -87,9 +87,9 @@ def test_every_field_of_every_message_is_named_with_its_type() -> None:
 
 
 def test_every_value_of_every_enum_is_named_with_its_number() -> None:
-    told = {row[0]: int(row[1]) for row in table("value")}
-    told |= {row[0]: int(row[1].partition(";")[0]) for row in table("type")}
-    assert told == {value.name: value.number for enum in enums() for value in enum.values}
+    numbers = {row[0]: int(row[1]) for row in table("value")}
+    numbers |= {row[0]: int(row[1].partition(";")[0]) for row in table("type")}
+    assert numbers == {value.name: value.number for enum in enums() for value in enum.values}
 
 
 def test_every_column_is_named_with_its_type_and_its_size() -> None:
@@ -106,7 +106,9 @@ def test_every_column_is_named_with_its_type_and_its_size() -> None:
 
 def test_every_error_is_named_with_its_code_and_its_reason() -> None:
     rows = [tuple(row[:3]) for row in table("error")]
-    assert sorted(rows) == sorted((one.__name__, one.code.name, one.reason) for one in WireError.by_reason.values())
+    assert sorted(rows) == sorted(
+        (error.__name__, error.code.name, error.reason) for error in WireError.by_reason.values()
+    )
 
 
 def test_the_first_error_of_a_code_stands_for_an_unknown_reason_of_it() -> None:

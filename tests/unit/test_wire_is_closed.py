@@ -105,7 +105,7 @@ def torch_loads(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield line, "torch.load without weights_only=True"
     for call in _calls(tree):
         for name in ("allow_pickle", "trust_remote_code"):
-            if any(one.arg == name for one in call.keywords) and _keyword(call, name) is not False:
+            if any(keyword.arg == name for keyword in call.keywords) and _keyword(call, name) is not False:
                 yield call.lineno, f"{name} that is not False"
 
 
@@ -152,11 +152,11 @@ def findings(rule: Callable[[ast.AST], Iterator[tuple[int, str]]]) -> list[Findi
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 def test_the_wire_side_keeps(rule: Callable[[ast.AST], Iterator[tuple[int, str]]]) -> None:
     assert len(SOURCES) > 50
-    assert [str(one) for one in findings(rule) if (one.file, one.what) not in ALLOWED] == []
+    assert [str(finding) for finding in findings(rule) if (finding.file, finding.what) not in ALLOWED] == []
 
 
 def test_every_exception_is_still_needed() -> None:
-    found = {(one.file, one.what) for rule in RULES.values() for one in findings(rule)}
+    found = {(finding.file, finding.what) for rule in RULES.values() for finding in findings(rule)}
     assert set(ALLOWED) <= found
 
 

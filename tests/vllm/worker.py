@@ -193,14 +193,14 @@ def prefixes(actor: Actor) -> dict[str, Any]:
 def sampling(actor: Actor) -> dict[str, Any]:
     """Truncated and tempered samples against their own distribution, several samples per prompt, seeds, stop texts."""
     prompts = make_prompts(4, 8)
-    _, one = actor.generate(prompts, top_k=1)
+    _, top_1 = actor.generate(prompts, top_k=1)
     _, greedy_ones = actor.generate(prompts, temperature=0.0)
     _, cold = actor.generate(prompts, temperature=0.01)
     _, nucleus = actor.generate(prompts, top_p=1e-4)
     rows, cut = actor.generate(prompts, top_p=0.6, top_k=9, temperature=0.8)
     _, hot = actor.generate(prompts, temperature=2.0)
     return {
-        "top_k_1": lists(one),
+        "top_k_1": lists(top_1),
         "greedy": lists(greedy_ones),
         "cold": lists(cold),
         "nucleus": lists(nucleus),
@@ -225,13 +225,13 @@ def streaming(actor: Actor) -> dict[str, Any]:
     actor.generate(prompts, num_parts=3, report=again)
     _, whole = actor.generate(prompts)
 
-    def told(report: RecordedProgress) -> list[Any]:
+    def reported(report: RecordedProgress) -> list[Any]:
         return [[columns["places"].values.tolist(), lists(columns)] for columns in report.parts.values()]
 
     return {
         "rows": rows,
-        "parts": told(report),
-        "again": told(again),
+        "parts": reported(report),
+        "again": reported(again),
         "streamed": lists(rollouts),
         "unstreamed": lists(whole),
     }

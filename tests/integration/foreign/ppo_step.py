@@ -87,7 +87,7 @@ def decode(messages: Iterator[worker_pb2.GetBatchResponse]) -> dict[str, Rows]:
         assert (column.dtype, len(column.lengths)) == (dtype, header.num_rows)
         values = np.frombuffer(payload, layout, sum(column.lengths), at)
         at += values.nbytes
-        columns[column.name] = [one.tolist() for one in np.split(values, np.cumsum(column.lengths)[:-1])]
+        columns[column.name] = [row.tolist() for row in np.split(values, np.cumsum(column.lengths)[:-1])]
     return columns
 
 
@@ -209,11 +209,11 @@ def step(actor: Worker, critic: Worker, slot: batch_pb2.Slot) -> dict[str, Any]:
         "bytes_sent": sent,
         "policy_version": generated.policy_version,
         "rows": rows,
-        "metrics": [dict(one.metrics) for one in updates],
-        "committed_steps": [one.committed_step for one in updates],
-        "replayed": [one.replayed for one in updates],
-        "replayed_again": [one.replayed for one in again],
-        "metrics_again": [dict(one.metrics) for one in again],
+        "metrics": [dict(reply.metrics) for reply in updates],
+        "committed_steps": [reply.committed_step for reply in updates],
+        "replayed": [reply.replayed for reply in updates],
+        "replayed_again": [reply.replayed for reply in again],
+        "metrics_again": [dict(reply.metrics) for reply in again],
     }
 
 
@@ -227,7 +227,7 @@ def take_over(epoch_file: Path) -> tuple[str, int]:
 
 
 def main() -> None:
-    found: dict[str, Any] = {"installed": sorted(one.name for one in importlib.metadata.distributions())}
+    found: dict[str, Any] = {"installed": sorted(package.name for package in importlib.metadata.distributions())}
     run_dir = Path(SETTINGS["run_dir"])
     run_id, epoch, nonce = *take_over(run_dir / "controller.epoch"), "nonce-foreign"
     (run_dir / nonce).touch()
@@ -237,28 +237,31 @@ def main() -> None:
     header, chunks = encode(slot, {"prompts": PROMPTS})
 
     found["too_early"] = refusal(lambda: actor.send(header, chunks))
-    greetings = [one.handshake(nonce) for one in workers]
+    greetings = [worker.handshake(nonce) for worker in workers]
     found["roles"] = [worker_pb2.Role.Name(greeting.role) for greeting in greetings]
-    for one, greeting in zip(workers, greetings, strict=True):
+    for worker, greeting in zip(workers, greetings, strict=True):
         initial = worker_pb2.LoadCheckpointRequest(step=0)
-        one.command(one.worker.LoadCheckpoint, initial, greeting.committed_step, "load-0")
+        worker.command(worker.worker.LoadCheckpoint, initial, greeting.committed_step, "load-0")
     chunks[0].checksum ^= 1
     found["corrupt"] = refusal(lambda: actor.send(header, chunks))
 
-    def digest(one: Worker, key: str, base: int) -> str:
+    def digest(worker: Worker, key: str, base: int) -> str:
         request = worker_pb2.ComputeWeightsDigestRequest()
-        return one.command(one.worker.ComputeWeightsDigest, request, base, key).weights_sha256
+        return worker.command(worker.worker.ComputeWeightsDigest, request, base, key).weights_sha256
 
-    found["before"] = [digest(one, "digest-0", 0) for one in workers]
+    found["before"] = [digest(worker, "digest-0", 0) for worker in workers]
     found["step"] = step(actor, critic, slot)
-    found["after"] = [digest(one, "digest-1", 1) for one in workers]
-    saved = [one.command(one.worker.SaveCheckpoint, worker_pb2.SaveCheckpointRequest(), 1, "save-1") for one in workers]
-    found["manifest_sha256"] = [one.manifest_sha256 for one in saved]
+    found["after"] = [digest(worker, "digest-1", 1) for worker in workers]
+    save = worker_pb2.SaveCheckpointRequest()
+    saved = [worker.command(worker.worker.SaveCheckpoint, save, 1, "save-1") for worker in workers]
+    found["manifest_sha256"] = [reply.manifest_sha256 for reply in saved]
     manifests = [run_dir / "checkpoints" / "global_step_1" / role / "manifest.json" for role in ("actor", "critic")]
     found["manifest_files"] = [hashlib.sha256(file.read_bytes()).hexdigest() for file in manifests]
     found["manifest_weights"] = [json.loads(file.read_bytes())["weights_sha256"] for file in manifests]
-    statuses = [one.status() for one in workers]
-    found["status"] = [[one.committed_step, worker_pb2.WorkerState.Name(one.state), len(one.slots)] for one in statuses]
+    statuses = [worker.status() for worker in workers]
+    found["status"] = [
+        [status.committed_step, worker_pb2.WorkerState.Name(status.state), len(status.slots)] for status in statuses
+    ]
     sys.stdout.write(json.dumps(found))
 
 

@@ -123,8 +123,8 @@ def test_buf_lists_services_and_methods_to_whoever_has_the_token(workers: Foreig
 @needs_buf
 @pytest.mark.parametrize("role", ROLES)
 def test_buf_asks_for_the_status_with_the_token_alone(workers: Foreigners, role: str) -> None:
-    told = call(workers, role, STATUS, "-H", BEARER, "--reflect-header", "*")
-    assert json.loads(told.stdout)["role"] == f"ROLE_{role.upper()}"
+    answer = call(workers, role, STATUS, "-H", BEARER, "--reflect-header", "*")
+    assert json.loads(answer.stdout)["role"] == f"ROLE_{role.upper()}"
 
     refused = call(workers, role, STATUS, "--schema", "proto")
     assert refused.returncode == UNAUTHENTICATED
@@ -135,8 +135,8 @@ def test_buf_asks_for_the_status_with_the_token_alone(workers: Foreigners, role:
 @pytest.mark.parametrize("role", ROLES)
 def test_buf_checks_health_without_a_token(workers: Foreigners, role: str) -> None:
     for service in ("", SERVICES[role]):
-        told = call(workers, role, CHECK, *HEALTH, "-d", json.dumps({"service": service}))
-        assert json.loads(told.stdout) == {"status": "SERVING"}
+        answer = call(workers, role, CHECK, *HEALTH, "-d", json.dumps({"service": service}))
+        assert json.loads(answer.stdout) == {"status": "SERVING"}
 
 
 @needs_buf

@@ -142,7 +142,7 @@ async def test_hostile_answers_are_contained_and_counted_and_the_next_answer_is_
     token.write_text("secret", encoding="utf-8")
     assert await hostile_code.results([str(token), str(run)]) == hostile_code.expected()
     assert runners(os.getpid()) == []
-    assert [one.name for one in run.iterdir()] == ["token"]
+    assert [entry.name for entry in run.iterdir()] == ["token"]
     assert token.read_text(encoding="utf-8") == "secret"
 
 
@@ -154,7 +154,7 @@ def test_hostile_answers_are_contained_where_an_ordinary_user_runs_them(tmp_path
         "-m", "tests.support.hostile_code", str(PROJECT), environment={hostile_code.SECRET: "of the run"}
     )
     assert done.returncode == 0, done.stderr
-    results = {name: tuple(one) for name, one in json.loads(done.stdout).items()}
+    results = {name: tuple(result) for name, result in json.loads(done.stdout).items()}
     assert results == hostile_code.expected()
 
 

@@ -76,5 +76,5 @@ async def test_a_solution_is_right_by_the_next_problems_answer_only_if_the_answe
 @pytest.mark.extended
 async def test_answers_of_the_same_characters_are_right_by_each_other_only_if_they_are_equal() -> None:
     alike = sorted({answer for _, answer in solutions_and_answers(1)}, key=lambda text: (sorted(normalise(text)), text))
-    pairs = [(rf"\boxed{{{one}}}", other) for one, other in zip(alike, alike[1:] + alike[:1], strict=True)]
+    pairs = [(rf"\boxed{{{answer}}}", other) for answer, other in zip(alike, alike[1:] + alike[:1], strict=True)]
     assert otherwise_spelt(await accepted(pairs)) == set(SAME_MATHEMATICS)

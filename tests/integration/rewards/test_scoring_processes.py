@@ -135,8 +135,8 @@ async def test_a_batched_function_has_all_samples_in_one_call_and_its_further_ar
     async with RewardManager(config(write(tmp_path, BATCHED), **keys), ["mine"]) as manager:
         result = await manager.score(samples(*["good"] * 150, "none", "huge", "odd", "bad"))
     assert scores(result) == [2.5] * 150 + [0.0] * 4
-    assert [one.extra.get("point") for one in result] == [*range(150), None, None, None, 153]
-    assert {one.extra["size"] for one in result if one.failure is None} == {154}
+    assert [scored.extra.get("point") for scored in result] == [*range(150), None, None, None, 153]
+    assert {scored.extra["size"] for scored in result if scored.failure is None} == {154}
     assert failures(result) == {Failure.ERROR: 3}
 
 

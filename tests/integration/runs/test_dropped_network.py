@@ -93,4 +93,6 @@ def test_a_run_survives_a_network_that_goes_away_and_comes_back(
         folder = controller.complete()
     assert "rank 0, step " in next(line for line in folder.log("controller_0").splitlines() if "recovering in" in line)
     assert folder.summary["weights_sha256"] == undisturbed
-    assert {one["instance_id"] for one in folder.processes if one["instance_id"]} == set(instances), "nobody restarted"
+    assert {process["instance_id"] for process in folder.processes if process["instance_id"]} == set(instances), (
+        "nobody restarted"
+    )

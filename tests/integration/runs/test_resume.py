@@ -91,7 +91,7 @@ def test_a_run_without_a_critic_is_closed_to_strangers_and_left_at_once_by_a_sec
         token_file = tmp_path / "run" / "services" / "token"
         token = token_file.read_text()
         assert token_file.stat().st_mode & 0o077 == 0
-        [address] = {one["address"] for one in controller.folder.processes if one["address"]}
+        [address] = {process["address"] for process in controller.folder.processes if process["address"]}
         assert status(address, Credentials(tokens=BearerTokens((token,)))).role == worker_pb2.ROLE_ACTOR
         with pytest.raises(grpc.RpcError) as refused:
             status(address, PLAINTEXT)

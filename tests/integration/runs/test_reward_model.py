@@ -41,7 +41,9 @@ def _real_conversations() -> list[list[dict[str, str]]]:
     """Returns short ones of a preference data set."""
     with gzip.open(data_file("hh/harmless-base_test.jsonl.gz"), "rt") as lines:
         found = (_messages(json.loads(line)["chosen"]) for line in lines)
-        short = (messages for messages in found if sum(len(one["content"]) for one in messages) < MAX_CHARACTERS)
+        short = (
+            messages for messages in found if sum(len(message["content"]) for message in messages) < MAX_CHARACTERS
+        )
         return list(itertools.islice(short, NUM_CONVERSATIONS))
 
 

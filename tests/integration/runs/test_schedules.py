@@ -25,8 +25,8 @@ NUM_RANKS = pytest.mark.parametrize("num_actor_ranks", NUM_STEPS_ON)
 NUM_STREAMED = 2
 
 
-def intersect(one: Span, other: Span) -> bool:
-    return max(one["start"], other["start"]) < min(one["end"], other["end"])
+def intersect(span: Span, other: Span) -> bool:
+    return max(span["start"], other["start"]) < min(span["end"], other["end"])
 
 
 def the_spans(folder: RunFolder, name: str, step: int) -> list[Span]:

@@ -97,7 +97,7 @@ class Rehearsal:
         """Nothing listens but what docs/hosts.md's table has."""
         own = {self.one: {7001, MASTER_PORT}, self.two: {7002}}
         for host, ports in own.items():
-            outside = {one for one in host.listening() if not one[0].startswith("127.")}
+            outside = {place for place in host.listening() if not place[0].startswith("127.")}
             assert {address for address, _ in outside} == {host.address}, outside
             assert {port for _, port in outside if port not in ANY_PORT} == ports, outside
 
@@ -159,7 +159,7 @@ def actor_file(tmp_path: Path) -> Path:
 
 def instances(folder: RunFolder, role: str) -> set[str]:
     """Returns the instance ids of the processes of a role's group."""
-    return {one["instance_id"] for one in folder.processes if one["role"] == role}
+    return {process["instance_id"] for process in folder.processes if process["role"] == role}
 
 
 @pytest.mark.parametrize(

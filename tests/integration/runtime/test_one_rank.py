@@ -33,13 +33,13 @@ RETURNS = [[0.5], [0.5, 0.5], [0.5] * 3, [0.5] * 2]
 
 
 @pytest.fixture(scope="module")
-def one(start_module_toy: StartToy) -> Toy:
+def service(start_module_toy: StartToy) -> Toy:
     return start_module_toy(max_queued_commands=2, max_batch_bytes=1 << 20)
 
 
 @pytest.fixture
-def client(one: Toy) -> Client:
-    return one.client
+def client(service: Toy) -> Client:
+    return service.client
 
 
 @pytest.fixture
@@ -55,27 +55,27 @@ def prompts_that(order: int) -> list[list[int]]:
 
 
 @pytest.fixture
-def blocked(one: Toy, client: Client, step: int) -> object:
+def blocked(service: Toy, client: Client, step: int) -> object:
     """A command that runs until the test releases it; (stream, request id)."""
-    (one.run_dir / "go").unlink(missing_ok=True)
+    (service.run_dir / "go").unlink(missing_ok=True)
     client.put(experience(step), prompts=prompts_that(toy.BLOCK))
     stream = client.compute_values(experience(step), base_step=step - 1, request_id=f"blocked-{step}")
     assert progress(stream).phase == "blocked"
     yield stream, f"blocked-{step}"
-    (one.run_dir / "go").touch()
+    (service.run_dir / "go").touch()
     wait_until(lambda: client.status().state == worker_pb2.WORKER_STATE_IDLE, what="idle again")
 
 
-def test_the_handshake_says_who_the_worker_is(one: Toy, client: Client) -> None:
+def test_the_handshake_says_who_the_worker_is(service: Toy, client: Client) -> None:
     answer = client.handshake()
     assert (answer.role, answer.world_size, answer.num_parameters) == (worker_pb2.ROLE_CRITIC, 1, 1)
-    assert answer.instance_id == one.group.instance_id
-    assert [process.pid for process in answer.processes] == one.group.pids
+    assert answer.instance_id == service.group.instance_id
+    assert [process.pid for process in answer.processes] == service.group.pids
 
 
-def test_a_group_that_others_start_computes_with_threads_for_its_own_cores(one: Toy, client: Client) -> None:
+def test_a_group_that_others_start_computes_with_threads_for_its_own_cores(service: Toy, client: Client) -> None:
     num_threads = threads_of_rank(client.config.services.critic, 1, permitted_cores())
-    assert f"rank 0 of 1 on cpu, {num_threads} threads" in (one.run_dir / "logs" / "critic_0.log").read_text()
+    assert f"rank 0 of 1 on cpu, {num_threads} threads" in (service.run_dir / "logs" / "critic_0.log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -169,32 +169,32 @@ def test_batches_move_while_the_engine_is_busy(client: Client, step: int, blocke
 
 
 def test_the_same_request_joins_the_running_command(
-    one: Toy, client: Client, step: int, blocked: tuple[object, str]
+    service: Toy, client: Client, step: int, blocked: tuple[object, str]
 ) -> None:
     stream, request_id = blocked
     joined = client.compute_values(experience(step), base_step=step - 1, request_id=request_id)
     assert progress(joined).phase == "blocked"
-    (one.run_dir / "go").touch()
+    (service.run_dir / "go").touch()
     assert result(joined) == result(stream)
 
 
-def test_a_full_queue_refuses(one: Toy, client: Client, step: int, blocked: tuple[object, str]) -> None:
+def test_a_full_queue_refuses(service: Toy, client: Client, step: int, blocked: tuple[object, str]) -> None:
     waiting = [client.compute_values(experience(step), base_step=step - 1) for _ in range(2)]
     wait_until(lambda: client.status().queued_commands == 2, what="two commands queued")
     refusal = error_of(client.compute_values(experience(step), base_step=step - 1))
     assert refusal.code == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "max_queued_commands" in str(refusal)
-    (one.run_dir / "go").touch()
+    (service.run_dir / "go").touch()
     assert [result(stream).committed_step for stream in waiting] == [step - 1, step - 1]
 
 
-def test_an_update_commits_although_its_caller_has_gone(one: Toy, client: Client, step: int) -> None:
-    (one.run_dir / "go").unlink(missing_ok=True)
+def test_an_update_commits_although_its_caller_has_gone(service: Toy, client: Client, step: int) -> None:
+    (service.run_dir / "go").unlink(missing_ok=True)
     client.put(experience(step), prompts=prompts_that(toy.BLOCK))
     stream = client.update(step, request_id=f"update-{step}")
     assert progress(stream).phase == "blocked"
     stream.cancel()
-    (one.run_dir / "go").touch()
+    (service.run_dir / "go").touch()
     wait_until(lambda: client.status().committed_step == step, what="committed")
     assert result(client.update(step, request_id=f"update-{step}")).replayed
 
@@ -235,17 +235,19 @@ def test_an_update_that_failed_half_way_leaves_only_the_way_back(client: Client,
     wait_until(lambda: health.Check(check, timeout=10).status == health_pb2.HealthCheckResponse.SERVING, what="serving")
 
 
-def test_a_save_answers_when_it_is_durable_and_commands_go_on_meanwhile(one: Toy, client: Client, step: int) -> None:
+def test_a_save_answers_when_it_is_durable_and_commands_go_on_meanwhile(
+    service: Toy, client: Client, step: int
+) -> None:
     result(client.update(step))
-    (one.run_dir / "hold_save").touch()
+    (service.run_dir / "hold_save").touch()
     saving = client.save(step)
     assert client.digest(step)
-    directory = one.run_dir / "checkpoints" / f"global_step_{step}" / "critic"
+    directory = service.run_dir / "checkpoints" / f"global_step_{step}" / "critic"
     assert not (directory / "weights").exists()
-    (one.run_dir / "release_save").touch()
+    (service.run_dir / "release_save").touch()
     assert result(saving).committed_step == step
     assert (directory / "weights").exists()
-    (one.run_dir / "hold_save").unlink()
+    (service.run_dir / "hold_save").unlink()
 
 
 def test_step_0_is_the_initial_model(client: Client, step: int) -> None:
@@ -325,10 +327,10 @@ def test_columns_that_are_not_there_are_named(client: Client, step: int) -> None
         client.get(experience(step))
 
 
-def test_an_older_controller_is_refused_everywhere_once_a_newer_one_has_come(one: Toy, client: Client) -> None:
+def test_an_older_controller_is_refused_everywhere_once_a_newer_one_has_come(service: Toy, client: Client) -> None:
     """Last: from here on the module's client is the old controller."""
     step = client.status().committed_step + 1
-    newer = one.another_client(epoch=2)
+    newer = service.another_client(epoch=2)
     newer.handshake()
     with pytest.raises(StaleEpoch):
         client.handshake()

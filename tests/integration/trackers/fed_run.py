@@ -81,8 +81,8 @@ def held_by(tracker: str, folder: Path, python: Path | None = None) -> dict[str,
     """Returns the content of the run in `folder` in a tracker, read by `python`; see readers.py."""
     command = [str(python or sys.executable), str(Path(__file__).with_name("readers.py")), tracker, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    held: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return held
+    content: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return content
 
 
 def scores(*steps: int, offset: float = 0.0) -> list[list[float]]:

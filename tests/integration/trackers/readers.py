@@ -38,23 +38,23 @@ def read_wandb(folder: Path) -> dict[str, Any]:
     """From what each start has left for `wandb sync`, in the order in which that takes them."""
     from wandb.proto import wandb_internal_pb2
 
-    held: dict[str, Any] = {"runs": [], "steps": [], "samples": [], "report": False, "ends": []}
+    logged: dict[str, Any] = {"runs": [], "steps": [], "samples": [], "report": False, "ends": []}
     for file in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):
         for content in log_records(file.read_bytes()):
             record = wandb_internal_pb2.Record.FromString(content)
             if record.HasField("run"):
-                held |= {"name": record.run.display_name, "project": record.run.project}
-                held["config"] = {item.key: json.loads(item.value_json) for item in record.run.config.update}
-                held["runs"].append(record.run.run_id)
+                logged |= {"name": record.run.display_name, "project": record.run.project}
+                logged["config"] = {item.key: json.loads(item.value_json) for item in record.run.config.update}
+                logged["runs"].append(record.run.run_id)
             elif record.HasField("history"):
                 values = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
                 step = record.history.step.num
-                held["steps"] += [[step, json.loads(values[METRIC])]] if METRIC in values else []
-                held["samples"] += [step] if any(name.startswith("samples") for name in values) else []
-                held["report"] |= any(name.startswith("report") for name in values)
+                logged["steps"] += [[step, json.loads(values[METRIC])]] if METRIC in values else []
+                logged["samples"] += [step] if any(name.startswith("samples") for name in values) else []
+                logged["report"] |= any(name.startswith("report") for name in values)
             elif record.HasField("exit"):
-                held["ends"].append(record.exit.exit_code)
-    return held | {"config": held["config"]["run"]["name"]}
+                logged["ends"].append(record.exit.exit_code)
+    return logged | {"config": logged["config"]["run"]["name"]}
 
 
 def log_records(content: bytes) -> Iterator[bytes]:
@@ -86,7 +86,7 @@ def read_mlflow(folder: Path) -> dict[str, Any]:
     return {
         "name": run.info.run_name,
         "project": experiment.name,
-        "steps": [[one.step, one.value] for one in client.get_metric_history(run.info.run_id, METRIC)],
+        "steps": [[point.step, point.value] for point in client.get_metric_history(run.info.run_id, METRIC)],
         "samples": [int(Path(file.path).stem.removeprefix("step_")) for file in files.get("samples", [])],
         "report": "report.png" in files,
         "config": run.data.params["run.name"],
@@ -99,22 +99,22 @@ def read_swanlab(folder: Path) -> dict[str, Any]:
     from swanlab.proto.swanlab.record.v1 import record_pb2
     from swanlab.sdk.internal.core_python.store import DataStoreReader
 
-    held: dict[str, Any] = {"runs": [], "steps": [], "samples": [], "report": False}
+    logged: dict[str, Any] = {"runs": [], "steps": [], "samples": [], "report": False}
     for file in sorted((folder / "swanlog").glob("run-*/*.swanlab")):
         reader = DataStoreReader()
         reader.open(file)
         while (content := reader.scan()) is not None:
             record = record_pb2.Record.FromString(content)
             if record.HasField("start"):
-                held |= {"name": record.start.name, "project": record.start.project}
-                held["runs"].append(record.start.id)
+                logged |= {"name": record.start.name, "project": record.start.project}
+                logged["runs"].append(record.start.id)
             elif record.HasField("scalar") and record.scalar.key == METRIC:
-                held["steps"].append([record.scalar.step, record.scalar.value.number])
+                logged["steps"].append([record.scalar.step, record.scalar.value.number])
             elif record.HasField("media"):
-                held["samples"] += [record.media.step] if record.media.key == "samples" else []
-                held["report"] |= record.media.key == "report"
+                logged["samples"] += [record.media.step] if record.media.key == "samples" else []
+                logged["report"] |= record.media.key == "report"
         reader.close()
-    return held
+    return logged
 
 
 def read_trackio(folder: Path) -> dict[str, Any]:

@@ -107,20 +107,20 @@ def test_a_resumed_run_is_the_same_in_every_tracker_and_each_has_every_step_once
     run.start(1)
     run.write(2, 3, 4, 5, offset=0.5)  # steps 2 and 3 are repeated
     run.end()
-    held = {tracker: run.held_by(tracker) for tracker in ALL}
+    contents = {tracker: run.held_by(tracker) for tracker in ALL}
     for tracker in ("wandb", "mlflow", "swanlab", "trackio"):
-        assert held[tracker]["steps"] == scores(0, 1, 2, 3) + scores(4, 5, offset=0.5), tracker
-        assert held[tracker]["name"].startswith("proof"), tracker
-        assert held[tracker]["project"] == "proofs", tracker
-    assert held["tensorboard"]["steps"] == scores(0, 1) + scores(2, 3, 4, 5, offset=0.5)
+        assert contents[tracker]["steps"] == scores(0, 1, 2, 3) + scores(4, 5, offset=0.5), tracker
+        assert contents[tracker]["name"].startswith("proof"), tracker
+        assert contents[tracker]["project"] == "proofs", tracker
+    assert contents["tensorboard"]["steps"] == scores(0, 1) + scores(2, 3, 4, 5, offset=0.5)
     for tracker in ALL:
-        assert held[tracker]["samples"] == [0, 2, 4], tracker
-        assert held[tracker]["report"], tracker
-    assert {held[tracker]["config"] for tracker in ("wandb", "mlflow", "trackio")} == {"proof"}
+        assert contents[tracker]["samples"] == [0, 2, 4], tracker
+        assert contents[tracker]["report"], tracker
+    assert {contents[tracker]["config"] for tracker in ("wandb", "mlflow", "trackio")} == {"proof"}
     for tracker in ("wandb", "swanlab"):
-        assert len(held[tracker]["runs"]) == 2
-        assert len({*held[tracker]["runs"]}) == 1, "one id over all starts"
-    assert held["mlflow"]["ends"] == ["FINISHED"]
+        assert len(contents[tracker]["runs"]) == 2
+        assert len({*contents[tracker]["runs"]}) == 1, "one id over all starts"
+    assert contents["mlflow"]["ends"] == ["FINISHED"]
 
 
 def test_a_server_that_is_killed_in_mid_run_lacks_nothing_once_it_is_back(

@@ -68,8 +68,8 @@ class WandbServer:
                 files = [{"name": name, "uploadUrl": f"{self.address}/{name}"} for name in variables["files"]]
                 return {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": files}}
             case "CreateArtifact":
-                held = {"id": "a", "state": "COMMITTED", "artifactSequence": {"latestArtifact": {"id": "a"}}}
-                return {"createArtifact": {"artifact": held}}
+                artifact = {"id": "a", "state": "COMMITTED", "artifactSequence": {"latestArtifact": {"id": "a"}}}
+                return {"createArtifact": {"artifact": artifact}}
         return {"project": {"artifact": None}}
 
     def _bucket(self) -> Any:

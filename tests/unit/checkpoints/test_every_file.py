@@ -93,7 +93,7 @@ class Roles:
         """Loads both parts, which answer the sha256 of the weights afterwards."""
         request = worker_pb2.LoadCheckpointRequest(step=step)
         commands = self.commands(run_dir).items()
-        answers = {role: one["LoadCheckpoint"].run(request, b"", None).weights_sha256 for role, one in commands}
+        answers = {role: entry["LoadCheckpoint"].run(request, b"", None).weights_sha256 for role, entry in commands}
         assert answers == {role: self.roles[role].compute_weights_digest() for role in self.roles}
         return answers
 

@@ -124,9 +124,9 @@ def test_the_reward_model_is_on_the_critic_where_there_is_one(
 
 
 def test_the_weight_of_the_reward_model_is_a_number_or_one_for_each_data_source(tmp_path: Path) -> None:
-    one, several = load(tmp_path, "reward_model.coef=0.5"), load(tmp_path, "reward_model.coef={hh: 2, default: 0}")
+    single, several = load(tmp_path, "reward_model.coef=0.5"), load(tmp_path, "reward_model.coef={hh: 2, default: 0}")
 
-    assert [one.reward_model.coef_of(source) for source in ("hh", "math")] == [0.5, 0.5]
+    assert [single.reward_model.coef_of(source) for source in ("hh", "math")] == [0.5, 0.5]
     assert [several.reward_model.coef_of(source) for source in ("hh", "math")] == [2.0, 0.0]
 
 

@@ -68,7 +68,7 @@ def test_the_others_take_one_sample(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, overrides: list[str], sentence: str) -> None:
-    assert mistake(tmp_path, "rollout.n=2", *(f"algorithm.{one}" for one in overrides)).startswith(sentence)
+    assert mistake(tmp_path, "rollout.n=2", *(f"algorithm.{override}" for override in overrides)).startswith(sentence)
 
 
 def test_what_a_function_of_a_file_takes_says_what_the_run_needs(tmp_path: Path, file: Path) -> None:

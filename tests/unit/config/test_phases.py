@@ -27,13 +27,13 @@ def test_a_phase_holds_in_its_steps_and_the_sections_in_the_others(tmp_path: Pat
         {"from_step": 7, "use_kl_loss": True, "kl_loss_coef": 0.25},
         actor__entropy_coeff=0.125,
     )
-    held = [config.at_step(step) for step in range(1, 10)]
-    assert [one.actor.entropy_coeff for one in held] == [0.125] * 2 + [0.5] * 2 + [0.125] * 5
-    assert [one.actor.kl_loss_coef for one in held if one.actor.use_kl_loss] == [0.25] * 3
+    configs = [config.at_step(step) for step in range(1, 10)]
+    assert [step_config.actor.entropy_coeff for step_config in configs] == [0.125] * 2 + [0.5] * 2 + [0.125] * 5
+    assert [step_config.actor.kl_loss_coef for step_config in configs if step_config.actor.use_kl_loss] == [0.25] * 3
     assert [config.algorithm.phase_number(step) for step in range(1, 10)] == [0, 0, 1, 1, 0, 0, 2, 2, 2]
-    assert [phase.steps for one in held for phase in one.algorithm.phases] == ["steps 3 to 4"] * 2 + [
-        "steps 7 to the last"
-    ] * 3
+    assert [phase.steps for step_config in configs for phase in step_config.algorithm.phases] == [
+        "steps 3 to 4"
+    ] * 2 + ["steps 7 to the last"] * 3
 
 
 def test_a_run_without_phases_is_the_same_in_every_step(tmp_path: Path) -> None:
@@ -72,8 +72,12 @@ def test_a_coefficient_is_a_number_or_its_controllers(tmp_path: Path) -> None:
         algorithm__use_kl_in_reward=True,
     )
     algorithms = [config.at_step(step).algorithm for step in (1, 3, 5)]
-    assert [(one.kl_ctrl, one.kl_coef) for one in algorithms] == [("fixed", 0.5), ("adaptive", 0.001), ("fixed", 0.001)]
-    assert [one.adaptive_entropy.enable for one in algorithms] == [False, True, False]
+    assert [(algorithm.kl_ctrl, algorithm.kl_coef) for algorithm in algorithms] == [
+        ("fixed", 0.5),
+        ("adaptive", 0.001),
+        ("fixed", 0.001),
+    ]
+    assert [algorithm.adaptive_entropy.enable for algorithm in algorithms] == [False, True, False]
 
 
 def test_the_plan_has_a_line_for_every_stretch_of_steps_that_the_run_comes_to(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_with_bypass_the_actor_rejects_and_the_controller_does_not(tmp_path: Pat
     rejects = "bypass_mode: true, rollout_rs: seq_mean_k1, rollout_rs_threshold: 0.99_1.01"
     config = load(tmp_path, f"{CORRECTION}={{loss_type: {loss_type}, {rejects}}}", "rollout.backend=vllm")
 
-    assert [one.option for one in config.actor.policy_loss.rejections] == ["seq_mean_k1"]
+    assert [rejection.option for rejection in config.actor.policy_loss.rejections] == ["seq_mean_k1"]
     assert not config.algorithm.rollout_correction.is_active
     assert load(tmp_path, text=dump_config(config)) == config
     decoupled = load(tmp_path, f"{CORRECTION}={{{rejects.replace('true', 'false')}}}")

@@ -33,9 +33,9 @@ def closed() -> Iterator[dict[str, str]]:
     """An address for each role that refuses connections, and that nobody else takes meanwhile."""
     with socket.socket() as actor, socket.socket() as critic:
         taken = {"actor": actor, "critic": critic}
-        for one in taken.values():
-            one.bind(("127.0.0.1", 0))
-        yield {role: f"127.0.0.1:{one.getsockname()[1]}" for role, one in taken.items()}
+        for listener in taken.values():
+            listener.bind(("127.0.0.1", 0))
+        yield {role: f"127.0.0.1:{listener.getsockname()[1]}" for role, listener in taken.items()}
 
 
 @pytest.fixture

@@ -44,12 +44,12 @@ class Actor(FakeActor):
 
     def asked(self, step: int) -> list[Batch]:
         """Returns the prompts of each generation of a step."""
-        return [one for slot, one in self.batches if (slot.kind, slot.step) == (SLOT_KIND_CANDIDATES, step)]
+        return [batch for slot, batch in self.batches if (slot.kind, slot.step) == (SLOT_KIND_CANDIDATES, step)]
 
     def kept(self, step: int) -> Batch:
         """The rollouts that the step trains on."""
         slot = Slot(kind=SLOT_KIND_EXPERIENCE, step=step)
-        (kept,) = [one for at, one in self.batches if at == slot and "responses" in one]
+        (kept,) = [batch for at, batch in self.batches if at == slot and "responses" in batch]
         return kept
 
 
@@ -60,7 +60,7 @@ def run_of(run_dir: Path, **changes: Any) -> tuple[FakeRun, Actor]:
 
 
 def seeds(asked: Sequence[Batch]) -> list[int]:
-    return [seed for one in asked for seed in one["seeds"].values.tolist()]
+    return [seed for batch in asked for seed in batch["seeds"].values.tolist()]
 
 
 def learning(run: FakeRun) -> list[dict[str, Any]]:
@@ -291,7 +291,7 @@ async def test_a_sampler_hears_the_scores_of_everything_that_was_drawn(tmp_path:
     run.trainer = replace(run.trainer, prompts=source)
     await run.trainer.fit()
     assert [len(answered) for answered in source.answers] == [len(actor.asked(step)) for step in (1, 2)]
-    for number, (prompts, scores_B) in enumerate((one for step in source.answers for one in step), start=1):
+    for number, (prompts, scores_B) in enumerate((answer for step in source.answers for answer in step), start=1):
         assert prompts.row_indices.tolist() == source.batch_at(number).row_indices.tolist()
         of_b = np.repeat([row.data_source == "b" for row in prompts.rows], NUM_SAMPLES)
         assert (scores_B[of_b] == 0).all()

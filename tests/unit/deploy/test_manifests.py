@@ -52,8 +52,8 @@ def manifests(name: str) -> list[Manifest]:
 
 
 def of(found: Iterable[Manifest], kind: str, name: str) -> Manifest:
-    (one,) = [one for one in found if (one["kind"], one["metadata"]["name"]) == (kind, name)]
-    return one
+    (manifest,) = [manifest for manifest in found if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name)]
+    return manifest
 
 
 def pod(job: Manifest) -> Manifest:
@@ -63,15 +63,17 @@ def pod(job: Manifest) -> Manifest:
 
 def validate(found: Iterable[Manifest], version: str) -> None:
     """Against the API's schemas; cert-manager's resources are none of Kubernetes' own."""
-    for one in found:
-        if not one["apiVersion"].startswith("cert-manager.io/"):
-            kubernetes_validate.validate(one, version, strict=True)
+    for manifest in found:
+        if not manifest["apiVersion"].startswith("cert-manager.io/"):
+            kubernetes_validate.validate(manifest, version, strict=True)
 
 
 @pytest.mark.parametrize(("name", "version"), [("gpu", VERSIONS[0]), ("gpu", VERSIONS[1]), ("base", VERSIONS[1])])
 def test_manifests_are_valid(name: str, version: str) -> None:
     found = manifests(name)
-    assert {"Job", "Service", "NetworkPolicy", "PersistentVolumeClaim", "ConfigMap"} <= {one["kind"] for one in found}
+    assert {"Job", "Service", "NetworkPolicy", "PersistentVolumeClaim", "ConfigMap"} <= {
+        manifest["kind"] for manifest in found
+    }
     validate(found, version)
 
 
@@ -93,7 +95,7 @@ def test_a_wrong_field_is_found(break_it: Callable[[Manifest], object]) -> None:
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_nothing_runs_with_more_rights_than_it_needs(name: str) -> None:
-    jobs = [one for one in manifests(name) if one["kind"] == "Job"]
+    jobs = [manifest for manifest in manifests(name) if manifest["kind"] == "Job"]
     assert {job["metadata"]["name"] for job in jobs} == {*ROLES, "prepare"}
     for job in jobs:
         spec = pod(job)
@@ -112,7 +114,7 @@ def test_nothing_runs_with_more_rights_than_it_needs(name: str) -> None:
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_role_sees_its_own_secrets_and_nobody_the_authoritys_key(name: str) -> None:
     found = manifests(name)
-    for job in (one for one in found if one["kind"] == "Job"):
+    for job in (manifest for manifest in found if manifest["kind"] == "Job"):
         role = job["metadata"]["name"]
         volumes = [volume["projected"]["sources"] for volume in pod(job)["volumes"] if "projected" in volume]
         seen = {source["secret"]["name"] for sources in volumes for source in sources}
@@ -123,16 +125,16 @@ def test_a_role_sees_its_own_secrets_and_nobody_the_authoritys_key(name: str) ->
 def may_connect(found: list[Manifest], caller: dict[str, str], called: Manifest, port: int) -> bool:
     """Returns True if the policies let pods with these labels reach a port of the pods of a Job."""
     labels = called["spec"]["template"]["metadata"]["labels"]
-    ports = {one["name"]: one["containerPort"] for one in pod(called)["containers"][0].get("ports", [])}
+    ports = {named["name"]: named["containerPort"] for named in pod(called)["containers"][0].get("ports", [])}
     policies = [
-        one["spec"]
-        for one in found
-        if one["kind"] == "NetworkPolicy" and one["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+        policy["spec"]
+        for policy in found
+        if policy["kind"] == "NetworkPolicy" and policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
     ]
     rules = [rule for policy in policies for rule in policy.get("ingress", [])]
     return not policies or any(
         any(peer["podSelector"]["matchLabels"].items() <= caller.items() for peer in rule["from"])
-        and (not rule.get("ports") or port in [ports[one["port"]] for one in rule["ports"]])
+        and (not rule.get("ports") or port in [ports[allowed["port"]] for allowed in rule["ports"]])
         for rule in rules
     )
 
@@ -200,7 +202,7 @@ def test_a_run_that_the_manifests_can_start_has_a_batch_plan(name: str) -> None:
 
 
 def settings(found: list[Manifest]) -> dict[str, str]:
-    (data,) = [one["data"] for one in found if one["metadata"]["name"].startswith("settings-")]
+    (data,) = [manifest["data"] for manifest in found if manifest["metadata"]["name"].startswith("settings-")]
     return data
 
 

@@ -166,12 +166,12 @@ def test_a_save_replaces_the_leftovers_of_a_torn_one(policy: Path, tmp_path: Pat
 def test_a_save_never_removes_the_folder_that_another_rank_may_be_making(policy: Path, tmp_path: Path) -> None:
     folder = tmp_path / "actor"
     folder.mkdir()
-    held = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         make_engine(policy).save_checkpoint(folder, b"", with_hf_model=False).result(30)
-        assert os.path.samestat(os.fstat(held), folder.stat())
+        assert os.path.samestat(os.fstat(descriptor), folder.stat())
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def test_missing_and_torn_checkpoints_are_refused_and_change_nothing(policy: Path, tmp_path: Path) -> None:

@@ -103,12 +103,12 @@ def test_learning_rate_advances_once_per_update_not_per_mini_batch(policy: Path)
 
 def test_metrics_are_means_over_mini_batches_of_sums_over_micro_batches(policy: Path) -> None:
     batch = make_batch(num_mini_batches=2)
-    one, many = make_engine(policy, lr=0.0), make_engine(policy, lr=0.0, ppo_micro_batch_size_per_gpu=1)
-    assert update(one, batch) == pytest.approx(update(many, batch), rel=1e-5)
+    whole, many = make_engine(policy, lr=0.0), make_engine(policy, lr=0.0, ppo_micro_batch_size_per_gpu=1)
+    assert update(whole, batch) == pytest.approx(update(many, batch), rel=1e-5)
     halves = [batch.take(np.flatnonzero(batch["mini_batches"].values == index)) for index in range(2)]
     halves = [half.select([name for name in half.columns if name != "mini_batches"]) for half in halves]
-    mean = sum(update(one, half)["entropy"] for half in halves) / 2
-    assert update(one, batch)["entropy"] == pytest.approx(mean, rel=1e-5)
+    mean = sum(update(whole, half)["entropy"] for half in halves) / 2
+    assert update(whole, batch)["entropy"] == pytest.approx(mean, rel=1e-5)
 
 
 def mean_ratio_of_rows(outputs, tokens):
@@ -123,9 +123,9 @@ def mean_ratio_of_rows(outputs, tokens):
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_loss_over_sequences_sees_whole_rows_however_they_are_split(policy: Path, packed: bool) -> None:
     settings = {"lr": 0.0, "loss_agg_mode": "seq-mean-token-mean"}
-    one = make_engine(policy, **settings)
+    reference = make_engine(policy, **settings)
     many = make_engine(policy, **settings, use_remove_padding=packed, ppo_micro_batch_size_per_gpu=3)
-    expected = update(one, make_batch(), mean_ratio_of_rows)
+    expected = update(reference, make_batch(), mean_ratio_of_rows)
     assert expected["grad_norm"] > 0
     assert update(many, make_batch(), mean_ratio_of_rows) == pytest.approx(expected, rel=1e-4)
 
@@ -170,7 +170,7 @@ def test_nothing_is_learned_from_mini_batches_without_any_token(policy: Path, ki
 def test_an_update_that_learns_nothing_counts_as_a_step_of_the_schedule(policy: Path) -> None:
     engine = make_engine(policy, lr=1.0, lr_warmup_steps=4)
     batch = make_batch()
-    assert [update(engine, one)["lr"] for one in (batch, without_tokens(batch), batch)] == [0.25, 0.5, 0.75]
+    assert [update(engine, rows)["lr"] for rows in (batch, without_tokens(batch), batch)] == [0.25, 0.5, 0.75]
     assert engine.num_updates == 3
 
 

@@ -131,8 +131,8 @@ def _is_told_by(original: dict[str, str], row: dict[str, Any]) -> bool:
         return _words(original["chosen"]).startswith(_words(f"{row['prompt']} {row['response']}"))
     if "chosen" in row:
         return all(_words(original[name]) == _words(f"{row['prompt']} {row[name]}") for name in ("chosen", "rejected"))
-    told = " ".join([*(turn["content"] for turn in row["prompt"]), row["reward_model"]["ground_truth"]])
-    return _words(re.sub(r"\n\n(Human|Assistant):", " ", original["chosen"])).startswith(_words(told))
+    text = " ".join([*(turn["content"] for turn in row["prompt"]), row["reward_model"]["ground_truth"]])
+    return _words(re.sub(r"\n\n(Human|Assistant):", " ", original["chosen"])).startswith(_words(text))
 
 
 def _words(text: str) -> str:

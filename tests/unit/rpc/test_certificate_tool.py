@@ -205,7 +205,7 @@ def test_calls_at_the_same_time_make_one_set(tmp_path: Path) -> None:
 def test_each_role_gets_what_its_processes_need_and_no_more(tmp_path: Path, folder: Path) -> None:
     root = tmp_path / "roles"
     assert run(folder, "--spread", str(root)) == 0
-    assert sorted(one.name for one in root.iterdir()) == sorted(ROLES)
+    assert sorted(entry.name for entry in root.iterdir()) == sorted(ROLES)
     for role in ROLES:
         modes = {file.name: file.stat().st_mode & 0o777 for file in (root / role).iterdir()}
         public = dict.fromkeys(("ca.pem", f"{role}.pem", "health.pem"), 0o644)
@@ -289,10 +289,10 @@ def test_a_folder_of_somebody_else_is_a_sentence(
 
 def test_files_belong_to_whom_the_folder_belongs(tmp_path: Path) -> None:
     folder, root = tmp_path / "certs", tmp_path / "roles"
-    for one in (folder, root):
-        one.mkdir()
+    for entry in (folder, root):
+        entry.mkdir()
         if not os.geteuid():
-            os.chown(one, 65534, 65534)
+            os.chown(entry, 65534, 65534)
     assert run(folder, "--spread", str(root)) == 0
-    owners = {one.stat().st_uid for made in (folder, root) for one in made.rglob("*")}
+    owners = {entry.stat().st_uid for made in (folder, root) for entry in made.rglob("*")}
     assert owners == {folder.stat().st_uid}

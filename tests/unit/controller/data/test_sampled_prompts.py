@@ -176,9 +176,9 @@ def test_restored_after_any_step_it_goes_on_as_if_nothing_had_happened(config: A
 
 def test_a_sampler_gets_the_seed_and_hears_the_scores(config: Any) -> None:
     first, other = (steps(prompts(config("Shuffled"), seed=seed), 3) for seed in (1, 2))
-    assert [one[0] for one in first] != [one[0] for one in other]
+    assert [step[0] for step in first] != [step[0] for step in other]
     # Row r scores r. After two steps rows 0 to 5 have 1 + r; row 6 has nothing yet.
-    assert [one[0] for one in steps(prompts(config("Worst")), 3)] == [[0, 1, 2], [3, 4, 5], [6, 0, 1]]
+    assert [step[0] for step in steps(prompts(config("Worst")), 3)] == [[0, 1, 2], [3, 4, 5], [6, 0, 1]]
 
 
 @pytest.mark.parametrize(

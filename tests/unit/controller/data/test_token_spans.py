@@ -62,34 +62,34 @@ def byte_tokens(data: bytes) -> list[int]:
 
 def test_tokens_of_plain_text_hold_their_own_characters_and_merged_spaces() -> None:
     ids = BYTE_LEVEL.backend.encode("def f(x):\n        return x").ids
-    text, held = read(BYTE_LEVEL, ids)
+    text, texts = read(BYTE_LEVEL, ids)
     assert text == "def f(x):\n        return x"
-    assert held == [BYTE_LEVEL.decode([one]) for one in ids]
-    assert any(len(one) > 1 and one.isspace() for one in held)
+    assert texts == [BYTE_LEVEL.decode([token]) for token in ids]
+    assert any(len(token) > 1 and token.isspace() for token in texts)
 
 
 def test_a_character_of_several_tokens_belongs_to_the_one_that_completes_it() -> None:
-    text, held = read(BYTE_LEVEL, byte_tokens("a€😀b".encode()))
-    assert (text, held) == ("a€😀b", ["a", "", "", "€", "", "", "", "😀", "b"])
+    text, texts = read(BYTE_LEVEL, byte_tokens("a€😀b".encode()))
+    assert (text, texts) == ("a€😀b", ["a", "", "", "€", "", "", "", "😀", "b"])
 
 
 def test_special_tokens_hold_nothing_wherever_they_stand() -> None:
     eos = BYTE_LEVEL.backend.token_to_id(EOS)
-    text, held = read(BYTE_LEVEL, [eos, *byte_tokens("é".encode()), eos, *byte_tokens(b"!"), eos])
-    assert (text, held) == ("é!", ["", "", "é", "", "!", ""])
+    text, texts = read(BYTE_LEVEL, [eos, *byte_tokens("é".encode()), eos, *byte_tokens(b"!"), eos])
+    assert (text, texts) == ("é!", ["", "", "é", "", "!", ""])
 
 
 def test_a_character_that_is_never_completed_belongs_to_its_tokens() -> None:
     eos = BYTE_LEVEL.backend.token_to_id(EOS)
-    text, held = read(BYTE_LEVEL, [*byte_tokens("a😀".encode()[:3]), eos])
-    assert (text, held) == ("a�", ["a", "�", "", ""])
+    text, texts = read(BYTE_LEVEL, [*byte_tokens("a😀".encode()[:3]), eos])
+    assert (text, texts) == ("a�", ["a", "�", "", ""])
 
 
 def test_spaces_of_sentencepiece_are_where_the_text_has_them() -> None:
     pieces = ["▁sort", "▁▁", "ab", "<0xE6>", "<0x95>", "<0xB0>", "▁", "s", "▁a", "</s>"]
-    text, held = read(SENTENCEPIECE, [SENTENCEPIECE.backend.token_to_id(piece) for piece in pieces])
+    text, texts = read(SENTENCEPIECE, [SENTENCEPIECE.backend.token_to_id(piece) for piece in pieces])
     assert text == "sort  ab数 s a"
-    assert held == ["sort", "  ", "ab", "", "", "数", " ", "s", " a", ""]
+    assert texts == ["sort", "  ", "ab", "", "", "数", " ", "s", " a", ""]
 
 
 def test_a_response_without_tokens_has_no_spans() -> None:
@@ -104,6 +104,6 @@ def test_bytes_one_by_one_complete_their_characters(text: str) -> None:
 
 @given(st.lists(st.integers(0, 299), max_size=30), st.sampled_from([BYTE_LEVEL, SENTENCEPIECE]))
 def test_whatever_was_sampled_the_spans_make_up_the_text(ids: list[int], tokenizer: Tokenizer) -> None:
-    ids = [one for one in ids if one < tokenizer.vocab_size]
-    text, held = read(tokenizer, ids)
-    assert "".join(held) == text
+    ids = [token for token in ids if token < tokenizer.vocab_size]
+    text, texts = read(tokenizer, ids)
+    assert "".join(texts) == text

@@ -230,8 +230,8 @@ async def test_before_the_first_checkpoint_its_size_is_that_of_the_models(run_di
 
 
 @contextmanager
-def held(run_dir: Path) -> Iterator[None]:
-    """A controller has the folder."""
+def locked(run_dir: Path) -> Iterator[None]:
+    """Locks the folder as a controller does."""
     with (run_dir / "controller.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -244,7 +244,7 @@ def announce(run_dir: Path, role: str, address: str) -> None:
 
 async def test_a_local_run_is_found_by_its_folder_with_its_token(serve: Serve, run_dir: Path) -> None:
     tokens = Credentials(tokens=BearerTokens((TOKEN,)))
-    with held(run_dir):
+    with locked(run_dir):
         (run_dir / "services").mkdir()
         (run_dir / "services" / "token").write_text(TOKEN)
         for role in ("actor", "critic"):
@@ -259,7 +259,7 @@ async def test_a_local_run_is_found_by_its_folder_with_its_token(serve: Serve, r
 
 
 async def test_a_run_that_starts_has_no_fault_until_its_groups_were_reached(run_dir: Path) -> None:
-    with held(run_dir):
+    with locked(run_dir):
         announce(run_dir, "critic", free_address())  # left behind by an earlier start
         (run_dir / "controller.epoch").write_text('{"run_id": "r", "epoch": 1}')
         facts, findings = await ask(tree(run_dir))
@@ -270,7 +270,7 @@ async def test_a_run_that_starts_has_no_fault_until_its_groups_were_reached(run_
 
 
 async def test_what_a_local_run_has_left_behind_is_no_live_run(run_dir: Path) -> None:
-    with held(run_dir):
+    with locked(run_dir):
         for role in ("actor", "critic"):
             announce(run_dir, role, free_address())
         assert [finding.code for finding in (await ask(tree(run_dir)))[1]] == ["down", "down"]
@@ -287,7 +287,7 @@ async def test_a_run_whose_controller_is_gone_is_unfinished_until_its_summary_sa
     assert finding.code == "unfinished"
     assert "not finished: step 12 is its last one so far" in finding.sentence
     assert "starts again: there is no checkpoint" in finding.advice
-    with held(run_dir):
+    with locked(run_dir):
         assert "unfinished" not in [finding.code for finding in (await ask(tree(run_dir)))[1]]
     start = ThisStart(resumed_at_step=0, wall_s=1.0)
     for step, codes in ((11, ["unfinished"]), (12, [])):  # extended since, and as it is
@@ -304,7 +304,7 @@ async def test_a_run_folder_that_is_not_there_is_bad_input(tmp_path: Path) -> No
 
 async def test_a_stopped_rank_of_this_machine_is_named_by_pid_and_state(run_dir: Path) -> None:
     rank = subprocess.Popen(["sleep", "60"])  # noqa: ASYNC220 - it only has to be there
-    with held(run_dir), socket.create_server(("127.0.0.1", 0)) as deaf:
+    with locked(run_dir), socket.create_server(("127.0.0.1", 0)) as deaf:
         rank.send_signal(signal.SIGSTOP)
         wait_until(lambda: is_stopped(rank.pid))
         announce(run_dir, "actor", f"127.0.0.1:{deaf.getsockname()[1]}")
@@ -324,7 +324,7 @@ async def test_a_stopped_rank_of_this_machine_is_named_by_pid_and_state(run_dir:
 
 
 async def test_a_local_run_of_another_machine_has_to_be_asked_there(run_dir: Path) -> None:
-    with held(run_dir):
+    with locked(run_dir):
         rows = [{"role": "controller", "rank": 0, "pid": 1, "host": f"not-{os.uname().nodename}"}]
         (run_dir / "processes.json").write_text(json.dumps(rows))
         facts, [finding] = await ask(tree(run_dir))

@@ -18,8 +18,8 @@ from tests.unit.controller.doctor.conftest import Serve, ask, credentials, exter
 
 async def ask_over_tls(serve: Serve, run_dir: Path, security: dict[str, Any], *groups: Credentials) -> list[Finding]:
     """The findings about an actor, and a critic, with these credentials."""
-    served = [await serve(role, tree(run_dir), one) for role, one in zip(("actor", "critic"), groups, strict=False)]
-    return (await ask(external(run_dir, *(one.address for one in served), security=security)))[1]
+    served = [await serve(role, tree(run_dir), group) for role, group in zip(("actor", "critic"), groups, strict=False)]
+    return (await ask(external(run_dir, *(group.address for group in served), security=security)))[1]
 
 
 async def test_over_tls_with_a_token_the_end_of_every_certificate_is_known(

@@ -221,7 +221,7 @@ def test_with_bypass_verl_ignores_the_loss_mode(tmp_path: Path) -> None:
 
 def test_a_reward_model_of_a_pool_has_a_group(tmp_path: Path) -> None:
     pool = ("enable=True", "model_path=rm", "enable_resource_pool=True", "n_gpus_per_node=2", "nnodes=1")
-    config = config_of(tmp_path, *(f"reward.reward_model.{one}" for one in pool))
+    config = config_of(tmp_path, *(f"reward.reward_model.{argument}" for argument in pool))
     assert config.reward_model.model == "rm"
     assert config.reward_model_host == "reward"
     assert config.services.reward.devices == (8, 9)

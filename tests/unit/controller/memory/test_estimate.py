@@ -43,10 +43,10 @@ def phases(config: Config, role: Any = "actor", model: ModelShape = MODEL, **mor
 
 
 def test_weights_and_moments_are_fp32_and_sharded(tmp_path: Path) -> None:
-    one, two = (phases(config(tmp_path, services__actor__num_processes=ranks)) for ranks in (1, 2))
-    assert (one["generate"].weights, one["generate"].optimizer) == (4000, 8000)
-    assert (two["generate"].weights, two["generate"].optimizer) == (2000, 4000)
-    assert (one["optimizer step"].gradients, two["optimizer step"].gradients) == (4000, 2000)
+    one_rank, two_ranks = (phases(config(tmp_path, services__actor__num_processes=ranks)) for ranks in (1, 2))
+    assert (one_rank["generate"].weights, one_rank["generate"].optimizer) == (4000, 8000)
+    assert (two_ranks["generate"].weights, two_ranks["generate"].optimizer) == (2000, 4000)
+    assert (one_rank["optimizer step"].gradients, two_ranks["optimizer step"].gradients) == (4000, 2000)
 
 
 def test_saving_takes_one_tensor_beside_the_peak_and_one_file_where_huggingface_is_written(tmp_path: Path) -> None:

@@ -122,10 +122,10 @@ def test_every_split_of_more_devices_is_there_and_marked_as_scaled(tmp_path: Pat
 
 
 def test_a_run_on_more_devices_replaces_the_law_by_what_it_measured(tmp_path: Path, model: str) -> None:
-    one = read_measurement(leave_run(tmp_path / "one", model))
+    first = read_measurement(leave_run(tmp_path / "one", model))
     wide = {"services__actor__threads": 2, "services__critic__threads": 2}
     two = read_measurement(leave_run(tmp_path / "two", model, speed=1.5, **wide))
-    colocated = make_plans([one, two], 2).colocated
+    colocated = make_plans([first, two], 2).colocated
     assert colocated is not None
     on_the_controller = 0.5 * (1.0 + 1.0 / 1.5)  # score and adv, mean of both runs
     assert colocated.step_s == pytest.approx(24 / 1.5 + on_the_controller + 1, abs=1e-3)
@@ -152,9 +152,9 @@ def test_the_slowdown_of_shared_time_is_fitted_to_two_schedules(tmp_path: Path, 
 
 
 def test_runs_of_other_work_are_refused(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    one = leave_run(tmp_path / "one", model)
+    first = leave_run(tmp_path / "one", model)
     other = leave_run(tmp_path / "other", model, rollout__n=4)
-    assert main(["plan", str(one), str(other)]) == 2
+    assert main(["plan", str(first), str(other)]) == 2
     assert "does other work than" in capsys.readouterr().err
 
 
@@ -175,11 +175,11 @@ def test_only_a_layout_that_was_run_is_called_measured(
 def test_the_table_is_best_first_and_says_why(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = leave_run(tmp_path / "run", model)
     assert main(["plan", str(run_dir)]) == 0
-    told = capsys.readouterr().out
-    assert "measured: 26 s a step (serial, reference on the actor, 1 actor + 1 critic; median of 2 steps)" in told
-    assert "split placement is slower than colocated (17.5 s at best against 14 s)" in told
-    assert "placement.reference: auto is the actor" in told
-    assert max(map(len, told.splitlines())) <= 120
+    output = capsys.readouterr().out
+    assert "measured: 26 s a step (serial, reference on the actor, 1 actor + 1 critic; median of 2 steps)" in output
+    assert "split placement is slower than colocated (17.5 s at best against 14 s)" in output
+    assert "placement.reference: auto is the actor" in output
+    assert max(map(len, output.splitlines())) <= 120
     assert main(["plan", str(run_dir), "--gpus", "8", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert len(content["plans"]) == 7 * 3 * 2 + 1
@@ -225,7 +225,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
         with (run_dir / "config.yaml").open("a") as file:
             file.write("of_another_version: 1\n")
     assert main(["plan", str(run_dir), *arguments]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert sentence in told
-    assert len(told.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert sentence in error
+    assert len(error.splitlines()) == 1

@@ -244,7 +244,7 @@ OF_THE_CONTROLLER = ["COMMITTED", "controller.json", "actor/manifest.json", "cri
 
 # Without its marker it would be no checkpoint at all.
 ALL_BUT_HALF_PAIRS = [
-    (file, one) for file in OF_THE_CONTROLLER for one in DAMAGES if (file, one) != ("COMMITTED", remove)
+    (file, damage) for file in OF_THE_CONTROLLER for damage in DAMAGES if (file, damage) != ("COMMITTED", remove)
 ]
 
 

@@ -299,8 +299,8 @@ def test_an_epoch_that_cannot_be_read_is_one_sentence_and_is_not_made_anew(run_d
 
 
 def test_two_folders_are_two_runs(tmp_path: Path) -> None:
-    with RunFolder(make_config(tmp_path / "a")) as one, RunFolder(make_config(tmp_path / "b")) as other:
-        assert one.lease.run_id != other.lease.run_id
+    with RunFolder(make_config(tmp_path / "a")) as first, RunFolder(make_config(tmp_path / "b")) as other:
+        assert first.lease.run_id != other.lease.run_id
 
 
 def test_the_nonce_is_there_while_the_folder_is_held_and_gone_afterwards(run_dir: Path) -> None:

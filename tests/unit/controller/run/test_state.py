@@ -99,8 +99,8 @@ def test_a_phase_that_fixes_coefficients_lets_their_controllers_rest(tmp_path: P
     state, seen = RunState.initial(config), []
     for step in range(1, 5):
         state = state.at_step(step)
-        held = state.config_at_step(config)
-        seen.append((held.algorithm.kl_coef, held.actor.entropy_coeff))
+        at_step = state.config_at_step(config)
+        seen.append((at_step.algorithm.kl_coef, at_step.actor.entropy_coeff))
         state = state.after(experience(kl=9.0), config, 1.0, entropy=0.25)
     moved = 1.0 + 0.2 * 2 / 10
     assert seen == [(1.0, 0.125), (0.5, 0.0625), (0.5, 0.0625), (pytest.approx(moved), 0.375)]

@@ -229,8 +229,8 @@ async def test_what_the_recorder_holds_does_not_grow_with_the_steps(tmp_path: Pa
                 gc.collect()
                 # Caches of libraries, such as the widths of rich's lines, fill up to a bound of their own.
                 ours = [tracemalloc.Filter(True, name) for name in ("*/controller/*", "<string>")]
-                held = tracemalloc.take_snapshot().filter_traces(ours).statistics("filename")
-                held_bytes.append(sum(statistic.size for statistic in held))
+                allocated = tracemalloc.take_snapshot().filter_traces(ours).statistics("filename")
+                held_bytes.append(sum(statistic.size for statistic in allocated))
     finally:
         tracemalloc.stop()
     assert held_bytes[1] - held_bytes[0] < 100 * 64
@@ -303,7 +303,7 @@ async def test_samples_are_on_disk_before_the_line_of_their_step_and_cut_back_wi
     for step in (1, 2):
         book.run_step(step)
     rows = read_metrics(tmp_path / "samples.jsonl")
-    assert [(row["step"], [(one["split"], one["response"]) for one in row["samples"]]) for row in rows] == [
+    assert [(row["step"], [(sample["split"], sample["response"]) for sample in row["samples"]]) for row in rows] == [
         (0, [("val", "held out")]),
         (2, [("train", "good")]),
     ]

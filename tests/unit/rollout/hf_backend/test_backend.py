@@ -273,14 +273,14 @@ def test_each_response_ends_once(max_batch_size: int) -> None:
 
 
 def test_responses_are_told_in_the_step_in_which_they_end_the_same_in_every_run() -> None:
-    def told() -> list[list[tuple[int, int]]]:
+    def reports() -> list[list[tuple[int, int]]]:
         steps = steps_of(backend(build(), [3], 24), random_prompts([3] * 6), [list(range(4)) for _ in range(6)])
         return [[(response.index, len(response.tokens)) for response in step.ended] for step in steps]
 
-    steps = told()
+    steps = reports()
     assert all(length == number for number, step in enumerate(steps, start=1) for _, length in step)
     assert len([step for step in steps if step]) > 2
-    assert told() == steps
+    assert reports() == steps
 
 
 def test_it_is_cancelled_at_the_next_token_and_the_backend_stays_usable() -> None:

@@ -123,7 +123,7 @@ def test_a_follower_hears_that_its_command_is_cancelled_and_never_of_another_one
         watch.stop()
 
 
-TOLD = """
+OTHER_HOST = """
 import os, sys
 import torch.distributed as dist
 from types import SimpleNamespace
@@ -146,14 +146,14 @@ watch.end_group(RuntimeError("gloo: Connection closed by peer [10.0.0.2]:4242"),
 
 
 @pytest.mark.parametrize(
-    ("recorded", "told"),
+    ("recorded", "sentence"),
     [
         (["was ended by SIGKILL"], "rank 1 on two failed: was ended by SIGKILL; the group ends"),
         ([], "a peer rank died or cannot be reached, perhaps rank 1 on two (gloo: Connection closed by peer"),
     ],
 )
-def test_what_happens_on_another_host_is_told_with_its_name(recorded: list[str], told: str) -> None:
+def test_what_happens_on_another_host_is_told_with_its_name(recorded: list[str], sentence: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", TOLD, *recorded], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", OTHER_HOST, *recorded], capture_output=True, text=True, timeout=60, check=False
     )
-    assert told in ended.stdout, ended.stderr
+    assert sentence in ended.stdout, ended.stderr

@@ -71,7 +71,7 @@ def requests() -> list[tuple[str, Message]]:
     return found
 
 
-@pytest.mark.parametrize(("method", "request_"), requests(), ids=[type(one).__name__ for _, one in requests()])
+@pytest.mark.parametrize(("method", "request_"), requests(), ids=[type(request).__name__ for _, request in requests()])
 def test_all_ranks_say_of_every_command_that_they_work_on_the_same_step(method: str, request_: Message) -> None:
     activity, places = Activity(), list[Place]()
 

@@ -33,7 +33,7 @@ def test_calls_leave_in_the_order_of_their_arrival() -> None:
     for name in "abc":
         command_queue.admit(call(name), no_reply)
     taken = [command_queue.take(0.0) for _ in range(3)]
-    assert [one.request_id for one in taken if one] == ["a", "b", "c"]
+    assert [command.request_id for command in taken if command] == ["a", "b", "c"]
 
 
 def test_a_full_queue_refuses() -> None:
@@ -158,31 +158,31 @@ def test_a_command_that_changes_weights_is_never_cancelled() -> None:
 
 @pytest.mark.parametrize("is_early", [True, False])
 def test_the_ranks_are_told_once_of_a_cancelled_call_whenever_it_happens(is_early: bool) -> None:
-    one, told = call("a", GENERATE), []
+    command, reasons = call("a", GENERATE), []
     if is_early:
-        one.cancel("first")
-    one.on_cancel(lambda: told.append(one.cancelled_because))
-    one.cancel("first")
-    one.cancel("second")
-    assert told == ["first"]
+        command.cancel("first")
+    command.on_cancel(lambda: reasons.append(command.cancelled_because))
+    command.cancel("first")
+    command.cancel("second")
+    assert reasons == ["first"]
 
 
 def test_a_call_that_is_answered_is_not_cancelled_any_more() -> None:
-    one = call("a", GENERATE)
-    one.resolve(worker_pb2.CommandResult())
-    one.cancel("too late")
-    assert one.cancelled_because == ""
+    command = call("a", GENERATE)
+    command.resolve(worker_pb2.CommandResult())
+    command.cancel("too late")
+    assert command.cancelled_because == ""
 
 
 def test_the_log_of_a_call_grows_and_is_read_from_any_index() -> None:
-    one = call("a")
-    events, more = one.read(0)
+    command = call("a")
+    events, more = command.read(0)
     assert (events, more.done()) == ([], False)
     for part in (2, 1):
-        one.part_ready(worker_pb2.PartReady(part=part, num_parts=2))
+        command.part_ready(worker_pb2.PartReady(part=part, num_parts=2))
     assert more.done()
-    assert [event.part.part for event in one.read(0)[0]] == [2, 1]
-    assert [event.part.part for event in one.read(1)[0]] == [1]
+    assert [event.part.part for event in command.read(0)[0]] == [2, 1]
+    assert [event.part.part for event in command.read(1)[0]] == [1]
 
 
 def test_everything_open_hears_why_the_group_ends() -> None:
@@ -190,44 +190,44 @@ def test_everything_open_hears_why_the_group_ends() -> None:
     calls = [command_queue.admit(call(name), no_reply) for name in "ab"]
     command_queue.take(0.0)
     command_queue.fail_open(PeerDied("rank 1 died"))
-    for one in calls:
+    for command in calls:
         with pytest.raises(PeerDied, match="rank 1 died"):
-            result_of(one)
+            result_of(command)
 
 
 def test_an_answer_that_was_given_stands() -> None:
-    one = call("a")
-    one.resolve(worker_pb2.CommandResult(committed_step=1))
-    one.fail(PeerDied("too late"))
-    assert result_of(one).committed_step == 1
+    command = call("a")
+    command.resolve(worker_pb2.CommandResult(committed_step=1))
+    command.fail(PeerDied("too late"))
+    assert result_of(command).committed_step == 1
 
 
 def test_progress_is_told_at_new_phases_and_at_the_end_and_the_rest_now_and_then() -> None:
-    one = call("a")
+    command = call("a")
     for done in range(1000):
-        one.report(done, 2000, "forward")
-    one.report(0, 10, "backward")
-    one.report(10, 10, "backward")
-    told = [event.progress for event in one.read(0)[0]]
-    assert told[0] == worker_pb2.Progress(done=0, total=2000, phase="forward")
-    assert [progress.phase for progress in told[-2:]] == ["backward"] * 2
-    assert len(told) < 100
-    assert one.progress == told[-1] == worker_pb2.Progress(done=10, total=10, phase="backward")
+        command.report(done, 2000, "forward")
+    command.report(0, 10, "backward")
+    command.report(10, 10, "backward")
+    reports = [event.progress for event in command.read(0)[0]]
+    assert reports[0] == worker_pb2.Progress(done=0, total=2000, phase="forward")
+    assert [progress.phase for progress in reports[-2:]] == ["backward"] * 2
+    assert len(reports) < 100
+    assert command.progress == reports[-1] == worker_pb2.Progress(done=10, total=10, phase="backward")
 
 
 def test_nothing_is_told_after_the_answer() -> None:
-    one = call("a")
-    one.resolve(worker_pb2.CommandResult())
-    _, more = one.read(0)
-    one.part_ready(worker_pb2.PartReady(part=1, num_parts=2))
-    one.report(1, 2, "late")
-    assert (len(one.read(0)[0]), more.done()) == (1, False)
+    command = call("a")
+    command.resolve(worker_pb2.CommandResult())
+    _, more = command.read(0)
+    command.part_ready(worker_pb2.PartReady(part=1, num_parts=2))
+    command.report(1, 2, "late")
+    assert (len(command.read(0)[0]), more.done()) == (1, False)
 
 
 def test_progress_beyond_its_total_does_not_fill_the_log_and_the_newest_is_known() -> None:
-    one = call("a")
+    command = call("a")
     for done in range(10_000):
-        one.report(min(done, 10), 10, "generate")
-    one.report(3, 10, "generate")
-    assert len(one.read(0)[0]) < 1_000
-    assert one.progress == worker_pb2.Progress(done=3, total=10, phase="generate")
+        command.report(min(done, 10), 10, "generate")
+    command.report(3, 10, "generate")
+    assert len(command.read(0)[0]) < 1_000
+    assert command.progress == worker_pb2.Progress(done=3, total=10, phase="generate")
