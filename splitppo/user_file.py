@@ -46,7 +46,7 @@ def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> An
 class Parameters:
     """The names of the parameters of a function: all that can be given by name, and those that must be given."""
 
-    known: tuple[str, ...]
+    names: tuple[str, ...]
     required: tuple[str, ...]
 
 
