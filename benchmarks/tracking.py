@@ -30,6 +30,7 @@ from controller.workers.span import Span
 from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.config.load import validate
+from splitppo.v1.worker_pb2 import CommandResult
 
 NUM_RESPONSES, NUM_PARTS, STEP_S = 64, 6, 10.0
 VALIDATION_FREQ, SAVE_FREQ = 10, 5
@@ -95,11 +96,11 @@ def _record(recorder: Recorder, config: Config, step: int) -> None:
     record.experience = assemble_experience(config.algorithm, rollouts, record.scores, num_samples=1)
     start_s = step * STEP_S
     for name, place, duration_s in (("gen", 0.0, 4.0), ("ref", 4.0, 1.0), ("update_actor", 6.0, 4.0)):
-        record.add_reply("actor", name, _reply(step, start_s + place, duration_s))
+        record.add_reply("actor", name, _reply(start_s + place, duration_s))
     for part in range(NUM_PARTS):
-        record.add_reply("critic", "values", _reply(step, start_s + 1.0 + 0.5 * part, 0.4))
+        record.add_reply("critic", "values", _reply(start_s + 1.0 + 0.5 * part, 0.4))
         record.spans.append(Span("scoring", "score", step, start_s + 1.0 + 0.5 * part, start_s + 1.3 + 0.5 * part))
-    record.add_reply("critic", "update_critic", _reply(step, start_s + 6.0, 5.0))  # runs into the next step
+    record.add_reply("critic", "update_critic", _reply(start_s + 6.0, 5.0))  # runs into the next step
     recorder.close(record)
     if step % VALIDATION_FREQ == 0:
         recorder.add_validation(step, _validation(step, start_s))
@@ -110,8 +111,8 @@ def _record(recorder: Recorder, config: Config, step: int) -> None:
         )
 
 
-def _reply(step: int, started_s: float, duration_s: float) -> CommandReply:
-    return CommandReply({}, started_s, started_s + duration_s, step, False, "")
+def _reply(started_s: float, duration_s: float) -> CommandReply:
+    return CommandReply(CommandResult(), started_s, started_s + duration_s)
 
 
 def _scores() -> Scores:

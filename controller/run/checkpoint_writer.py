@@ -77,7 +77,7 @@ class CheckpointWriter(BackgroundTask):
             replies: list[CommandReply] = await run_calls(self._config.run.schedule, *saves)
             saved = {client.role: reply for client, reply in zip(self._clients, replies, strict=True)}
             self._on_saved([reply.span(role, "save_checkpoint", state.step) for role, reply in saved.items()])
-            await self._commit(state, metrics, {role: reply.manifest_sha256 for role, reply in saved.items()})
+            await self._commit(state, metrics, {role: reply.result.manifest_sha256 for role, reply in saved.items()})
         except (StorageFailed, OSError) as error:
             raise CheckpointFailed(
                 f"the checkpoint of step {state.step} could not be written: {error}; {self._store.last_good()}"

@@ -90,7 +90,8 @@ class StepRecord:
     def add_reply(self, pool: str, name: str, reply: CommandReply, *, parts: Parts = ()) -> None:
         """Takes over what an engine did for this step: its span, its metrics, and the times that it took itself."""
         self.spans.append(replace(reply.span(pool, name, self.step), parts=parts))
-        self.metrics |= {metric: value for metric, value in reply.metrics.items() if not metric.startswith("timing_s/")}
+        metrics = reply.result.metrics.items()
+        self.metrics |= {metric: value for metric, value in metrics if not metric.startswith("timing_s/")}
         for timing, seconds in reply.timings_s.items():
             self.timings_s[timing] += seconds
 

@@ -48,13 +48,13 @@ class ActorClient(WorkerClient):
 
         num_parts = num_parts if num_parts > 1 else 0
         request = actor_pb2.GenerateRequest(slot=slot, sampling=sampling, num_parts=num_parts)
-        reply = await self._slot_command("Generate", request, base_step, on_part=on_ready)
-        check_policy(reply.policy_version)
+        reply = await self._command("Generate", request, base_step, on_part=on_ready)
+        check_policy(reply.result.policy_version)
         return reply
 
     async def compute_log_probs(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
         """Adds old_log_probs to the slot."""
-        return await self._slot_command("ComputeLogProbs", actor_pb2.ComputeLogProbsRequest(slot=slot), base_step)
+        return await self._command("ComputeLogProbs", actor_pb2.ComputeLogProbsRequest(slot=slot), base_step)
 
     async def update(
         self,
@@ -69,7 +69,7 @@ class ActorClient(WorkerClient):
         `terms` are those of its loss; None: as the worker's configuration has them.
         """
         request = actor_pb2.ActorUpdateRequest(slot=slot, advance_only=advance_only, loss_terms=terms)
-        return await self._slot_command("Update", request, base_step)
+        return await self._command("Update", request, base_step)
 
 
 def loss_terms(config: Config) -> actor_pb2.LossTerms:

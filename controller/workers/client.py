@@ -258,7 +258,7 @@ class WorkerClient:
     async def save_checkpoint(self, *, base_step: int, with_hf_model: bool = False) -> CommandReply:
         """Writes this role's part of the checkpoint of `base_step`; answers when it is durable."""
         request = worker_pb2.SaveCheckpointRequest(with_hf_model=with_hf_model)
-        return await self._command(self._worker, "SaveCheckpoint", request, base_step, base_step)
+        return await self._command("SaveCheckpoint", request, base_step, step=base_step, service=self._worker)
 
     async def load_checkpoint(self, step: int) -> CommandReply:
         """Loads this role's part of the checkpoint of `step` (0: the initial model), whatever is committed now."""
@@ -267,7 +267,7 @@ class WorkerClient:
             self._num_loads += 1
             request = worker_pb2.LoadCheckpointRequest(step=step)
             try:
-                return await self._command(self._worker, "LoadCheckpoint", request, step, base_step)
+                return await self._command("LoadCheckpoint", request, base_step, step=step, service=self._worker)
             except WrongStep:
                 # An update that was still under way has committed in between.
                 if attempt == _MAX_LOAD_ATTEMPTS:
@@ -278,57 +278,48 @@ class WorkerClient:
         """sha256 over the weights; `base_step` is the committed step by default."""
         base_step = self.committed_step if base_step is None else base_step
         request = worker_pb2.ComputeWeightsDigestRequest()
-        reply = await self._command(self._worker, "ComputeWeightsDigest", request, base_step, base_step)
-        return reply.weights_sha256
+        method = "ComputeWeightsDigest"
+        reply = await self._command(method, request, base_step, step=base_step, service=self._worker)
+        return reply.result.weights_sha256
 
     async def compute_ref_log_probs(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
         """Adds ref_log_probs to the slot, where this group hosts the reference."""
         request = reference_pb2.ComputeRefLogProbsRequest(slot=slot)
-        return await self._slot_command("ComputeRefLogProbs", request, base_step, service=self._reference)
+        return await self._command("ComputeRefLogProbs", request, base_step, service=self._reference)
 
     async def compute_reward_scores(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
         """Adds rm_scores to a slot with reward_tokens, where this group hosts the reward model."""
         request = reward_model_pb2.ComputeRewardScoresRequest(slot=slot)
-        return await self._slot_command("ComputeRewardScores", request, base_step, service=self._reward_model)
+        return await self._command("ComputeRewardScores", request, base_step, service=self._reward_model)
 
-    async def _slot_command(
+    async def _command(
         self,
         method: str,
         request: Any,
         base_step: int,
         *,
+        step: int | None = None,
         service: Any = None,
         on_part: PartCallback = lambda _: None,
     ) -> CommandReply:
-        """A command on the slot that its request names, of the role's own service by default; else as `_command`."""
-        slot, service = request.slot, self._role if service is None else service
-        parts = (slot.kind, slot.part)
-        return await self._command(service, method, request, slot.step, base_step, *parts, on_part=on_part)
+        """Fills in the header of a request, sends the request and follows the command to its reply.
 
-    async def _command(
-        self,
-        service: Any,
-        method: str,
-        request: Any,
-        step: int,
-        base_step: int,
-        *parts: str | int,
-        on_part: PartCallback = lambda _: None,
-    ) -> CommandReply:
-        """Fills in the header of a request, sends it and follows the command to its reply.
-
-        `parts` are what else tells two commands of one step apart.
+        Without `step`, the command works on the slot that the request names, and belongs to the slot's step. `service`
+        is the role's own service by default.
         """
         run_id, epoch = self._caller.run_id, self._caller.epoch
+        parts: tuple[int, ...] = ()
+        if step is None:
+            step, parts = request.slot.step, (request.slot.kind, request.slot.part)
         # After a checkpoint was loaded, the steps that follow are other commands than those before.
         key = request_id(run_id, epoch, step, method, self._caller.connection, self._num_loads, *parts)
         header = worker_pb2.CommandHeader(run_id=run_id, epoch=epoch, base_step=base_step, request_id=key)
         request.header.CopyFrom(header)
         place = Place(role=self.role, step=step, method=method)
         command = RunningCommand(place, self._limits, self._clock_offset_s, self.get_status, self._on_progress, on_part)
-        reply = await command.run(lambda: getattr(service, method)(request))
+        reply = await command.run(lambda: getattr(service or self._role, method)(request))
         if method in _MOVES_THE_STEP:  # a checkpoint may be durable when later steps are done
-            self.committed_step = reply.committed_step
+            self.committed_step = reply.result.committed_step
         return reply
 
     async def _repeat(self, method: str, step: int | None, attempt: Callable[[], Awaitable[T]]) -> T:

@@ -53,34 +53,25 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class CommandReply:
-    """The result of one command.
+    """The reply to one command.
 
     Attributes:
+        result: the result as the worker has sent it.
         started_s, finished_s: when the engine worked, between request and reply; controller's clock, unix seconds.
-        committed_step: after the command.
-        replayed: the reply came from the ledger, the command had been applied before.
-        weights_sha256: answer of ComputeWeightsDigest and LoadCheckpoint, else empty.
-        policy_version: the step whose weights made the responses (Generate).
-        manifest_sha256: of the manifest of what was saved (SaveCheckpoint).
     """
 
-    metrics: Mapping[str, float]
+    result: worker_pb2.CommandResult
     started_s: float
     finished_s: float
-    committed_step: int
-    replayed: bool
-    weights_sha256: str
-    policy_version: int = 0
-    manifest_sha256: str = ""
 
     @property
     def timings_s(self) -> Mapping[str, float]:
-        """Seconds that the worker names in its metrics, timing_s/<name>, by name."""
+        """The seconds that the worker reports in its metrics as timing_s/<name>, by name."""
         prefix = "timing_s/"
-        return {name.removeprefix(prefix): s for name, s in self.metrics.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): s for name, s in self.result.metrics.items() if name.startswith(prefix)}
 
     def span(self, pool: str, name: str, step: int) -> Span:
-        """The engine's work on it, for the timeline."""
+        """Returns the engine's work on the command, for the timeline."""
         return Span(pool, name, step, self.started_s, self.finished_s)
 
 
@@ -168,17 +159,7 @@ class RunningCommand:
             reached = f" (its last progress was {last.done} of {last.total})" if last.total else ""
             raise Unavailable(f"{error.message}{reached}", error.place.or_else(Place(phase=last.phase))) from error
         self._hit(".replied")
-        started_s, finished_s = _on_our_clock(result.engine_time, self.clock_offset_s, sent_s, time.time())
-        return CommandReply(
-            metrics=dict(result.metrics),
-            started_s=started_s,
-            finished_s=finished_s,
-            committed_step=result.committed_step,
-            replayed=result.replayed,
-            weights_sha256=result.weights_sha256,
-            policy_version=result.policy_version,
-            manifest_sha256=result.manifest_sha256,
-        )
+        return CommandReply(result, *_on_our_clock(result.engine_time, self.clock_offset_s, sent_s, time.time()))
 
     @property
     def _phase(self) -> str:

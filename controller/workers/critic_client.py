@@ -13,8 +13,8 @@ class CriticClient(WorkerClient):
 
     async def compute_values(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
         """Adds values to the slot."""
-        return await self._slot_command("ComputeValues", critic_pb2.ComputeValuesRequest(slot=slot), base_step)
+        return await self._command("ComputeValues", critic_pb2.ComputeValuesRequest(slot=slot), base_step)
 
     async def update(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
         """One update of the value model, which commits the slot's step."""
-        return await self._slot_command("Update", critic_pb2.CriticUpdateRequest(slot=slot), base_step)
+        return await self._command("Update", critic_pb2.CriticUpdateRequest(slot=slot), base_step)

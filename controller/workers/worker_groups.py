@@ -202,10 +202,9 @@ class WorkerGroups:
         except (InvalidArgument, NotFound) as error:
             raise ConfigError(f"the checkpoint of step {step} cannot be loaded: {error}") from error
         for role, reply in replies.items():
-            if step and reply.weights_sha256 != (expected := manifests[role].weights_sha256):
+            if step and (loaded := reply.result.weights_sha256) != (expected := manifests[role].weights_sha256):
                 raise DamagedCheckpoint(
-                    f"{role}: expected weights with sha256 {expected[:16]}..., found {reply.weights_sha256[:16]}..."
-                    " after loading"
+                    f"{role}: expected weights with sha256 {expected[:16]}..., found {loaded[:16]}... after loading"
                 )
         return [reply.span(role, "load_checkpoint", step) for role, reply in replies.items()]
 

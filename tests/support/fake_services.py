@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +29,7 @@ from splitppo.config import Config
 from splitppo.config.load import validate
 from splitppo.v1.actor_pb2 import LossTerms, SamplingParams
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, SLOT_KIND_EXPERIENCE, Slot
+from splitppo.v1.worker_pb2 import CommandResult
 
 NUM_PROMPTS = 6
 DEADLINE_S = 20.0
@@ -193,7 +193,8 @@ class FakeClient(WorkerClient):
 
     async def save_checkpoint(self, *, base_step: int, with_hf_model: bool = False) -> CommandReply:
         reply = await self._run("save_checkpoint", base_step, base_step, lambda: None)
-        return replace(reply, manifest_sha256=f"{self.role} {base_step}")
+        reply.result.manifest_sha256 = f"{self.role} {base_step}"
+        return reply
 
     async def compute_ref_log_probs(self, slot: Slot, *, base_step: int) -> CommandReply:
         return await self._compute("ref_log_probs", -0.2, slot, base_step)
@@ -234,7 +235,9 @@ class FakeClient(WorkerClient):
 
         await self.log.run(f"{self.role}.{name}", step, self._turn, checked_work, stream)
         finished_s = float(len(self.log.events))
-        return CommandReply(metrics or {}, started_s, finished_s, self.committed_step, False, "", self.committed_step)
+        step = self.committed_step
+        result = CommandResult(metrics=metrics, committed_step=step, policy_version=step)
+        return CommandReply(result, started_s, finished_s)
 
     def _commit(self, step: int) -> None:
         self.committed_step = step

@@ -21,6 +21,7 @@ from controller.workers.worker_groups import WorkerGroups
 from splitppo.config import ConfigError
 from splitppo.manifest import Manifest
 from splitppo.rpc.errors import DataLoss, InvalidArgument, Unavailable, WireError
+from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.checkpoints import flip, write_part
 from tests.support.fake_services import make_config
 
@@ -61,7 +62,7 @@ class Loader:
 
 
 def reply(step: int, weights_sha256: str) -> CommandReply:
-    return CommandReply({}, step, step + 0.5, step, False, weights_sha256)
+    return CommandReply(CommandResult(weights_sha256=weights_sha256), step, step + 0.5)
 
 
 class Groups(WorkerGroups):

@@ -27,6 +27,7 @@ from controller.workers.span import Span
 from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.v1.batch_pb2 import Slot
+from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.fake_services import CallLog, FakeActor, make_config
 
 
@@ -85,8 +86,8 @@ def fill(record: StepRecord, config: Config) -> None:
     record.scores = scores_of({"good": 1.0, "bad": 0.0})
     record.experience = assemble_experience(config.algorithm, rollouts, record.scores, num_samples=2)
     start_s = record.started_s
-    record.add_reply("actor", "update_actor", CommandReply({}, start_s, start_s + 4.0, record.step, False, ""))
-    record.add_reply("critic", "update_critic", CommandReply({}, start_s + 3.0, start_s + 5.0, 1, False, ""))
+    record.add_reply("actor", "update_actor", CommandReply(CommandResult(), start_s, start_s + 4.0))
+    record.add_reply("critic", "update_critic", CommandReply(CommandResult(), start_s + 3.0, start_s + 5.0))
 
 
 def validation(accuracy: float) -> ValidationResult:

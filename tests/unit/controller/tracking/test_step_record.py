@@ -19,11 +19,12 @@ from controller.workers.span import Span
 from rewards.samples import Failure
 from splitppo.batch import Batch
 from splitppo.config import Config
+from splitppo.v1.worker_pb2 import CommandResult
 from tests.support.fake_services import make_config
 
 
 def reply(started_s: float, finished_s: float, **metrics: float) -> CommandReply:
-    return CommandReply(metrics, started_s, finished_s, 1, False, "")
+    return CommandReply(CommandResult(metrics=metrics), started_s, finished_s)
 
 
 def closed_record(config: Config, **changes: Any) -> StepRecord:

@@ -30,7 +30,7 @@ async def test_a_streamed_generation_tells_of_every_part_again_after_a_lost_conn
 
     assert ready == [2, 2, 1]
     assert seen == [1, 2]
-    assert reply.policy_version == 4
+    assert reply.result.policy_version == 4
     assert [request.num_parts for request in worker.requests] == [2, 2]
 
 

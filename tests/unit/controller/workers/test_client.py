@@ -276,7 +276,7 @@ async def test_a_checkpoint_that_is_durable_after_the_next_update_takes_no_step_
     client = await connect(FakeWorker([commit]))
     await client.update(SLOT, advance_only=False, base_step=5)
     reply = await client.save_checkpoint(base_step=5)
-    assert reply.committed_step == 5
+    assert reply.result.committed_step == 5
     assert client.committed_step == 6
 
 

@@ -40,7 +40,8 @@ async def test_a_command_forwards_progress_and_ends_in_its_reply(connect: Connec
     reply = await generate(client)
 
     assert seen == [("actor", "Generate", 1), ("actor", "Generate", 2)]
-    assert (reply.metrics, reply.committed_step, reply.replayed) == ({"tokens": 7.0}, 4, True)
+    received = reply.result
+    assert (dict(received.metrics), received.committed_step, received.replayed) == ({"tokens": 7.0}, 4, True)
 
 
 @pytest.mark.parametrize("error_s", [-5.0, 0.0, 5.0], ids=["too early", "exact", "too late"])
