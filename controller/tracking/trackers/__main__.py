@@ -24,8 +24,6 @@ from rewards.code.tree import children_of
 
 log = logging.getLogger("controller.tracking.trackers")
 
-_LOCK_INTERVAL_S = 0.2
-
 
 def main(arguments: list[str]) -> int:
     """Runs a command; 0 done, 1 something was not sent, 2 a tracker cannot be used."""
@@ -38,61 +36,36 @@ def main(arguments: list[str]) -> int:
 
 
 def feed(order: Order) -> int:
-    """Feeds all trackers of a run until standard input has ended; 0 if each got everything."""
-    folder = order.run.folder
-    for number in (signal.SIGINT, signal.SIGTERM):  # whoever stops a run's processes one and all stops the controller
+    """Feeds all trackers of a run until standard input has ended; returns 0 if each tracker got everything, else 1."""
+    folder, is_ending = order.run.folder, threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever stops all processes of a run stops the controller, too
         signal.signal(number, signal.SIG_IGN)
     _divide_output()
-    ending = _Ending(order.flush_timeout_s)
     (folder / "trackers").mkdir(parents=True, exist_ok=True)
     with (folder / "trackers" / "lock").open("a") as lock:
-        if not _locked(lock, ending):
-            log.warning("another process is feeding the trackers of %s", folder)
-            return 1
-        feeds = [Feed(name, order.run, connect, ending.has_begun) for name in order.trackers]
-        threads = [threading.Thread(target=one.run, name=one.name, daemon=True) for one in feeds]
+        feeds = [Feed(name, order.run, connect, is_ending) for name in order.trackers]
+        threads = [threading.Thread(target=_feed_alone, args=(tracker, lock), daemon=True) for tracker in feeds]
         for thread in threads:
             thread.start()
-        ending.has_begun.wait()
-        for thread in threads:
-            thread.join(ending.left_s)
-        late = [one.name for one in feeds if not one.is_done]
-        if late:
-            log.warning("%s lacks steps; `python -m controller sync %s` sends them", ", ".join(late), folder)
-        return int(bool(late))
-
-
-class _Ending:
-    """The time after which no more lines are written: it begins once standard input has ended."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self.has_begun = threading.Event()
-        self._timeout_s = timeout_s
-        self._deadline_s = 0.0
-        threading.Thread(target=self._wait, daemon=True).start()
-
-    @property
-    def left_s(self) -> float:
-        """Seconds that may still be spent on sending."""
-        return max(self._deadline_s - time.monotonic(), 0.0)
-
-    def _wait(self) -> None:
         sys.stdin.read()
-        self._deadline_s = time.monotonic() + self._timeout_s
-        self.has_begun.set()
-
-
-def _locked(lock: TextIO, ending: _Ending) -> bool:
-    """Waits for the process of an earlier start to end; False if it does not before this one has to."""
-    while True:
+        is_ending.set()
+        deadline_s = time.monotonic() + order.flush_timeout_s
+        for thread in threads:
+            thread.join(max(deadline_s - time.monotonic(), 0.0))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if ending.has_begun.is_set() and not ending.left_s:
-                return False
-            time.sleep(_LOCK_INTERVAL_S)
-        else:
-            return True
+            log.warning("another process is feeding the trackers of %s", folder)
+            return 1
+    if late := ", ".join(tracker.name for tracker in feeds if not tracker.is_done):
+        log.warning("%s lacks steps; `python -m controller sync %s` sends them", late, folder)
+    return int(bool(late))
+
+
+def _feed_alone(tracker: Feed, lock: TextIO) -> None:
+    """Feeds a tracker after the process of an earlier start has ended. The threads of one process share the lock."""
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    tracker.run()
 
 
 def _divide_output() -> None:

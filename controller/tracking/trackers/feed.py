@@ -49,13 +49,13 @@ class Feed:
         self._is_ending = is_ending
         self._lines = StepReader(run.folder / METRICS_FILE)
         self._samples = StepReader(run.folder / SAMPLES_FILE)
-        self._cursor = Cursor.load(run.folder / "trackers" / f"{name}.json")
+        self._cursor = Cursor(run.folder / "trackers" / f"{name}.json")
         self._tracker: Tracker | None = None
         self._is_failing = False
 
     def run(self) -> None:
         """Sends what there is and what comes, until the run ends and all is sent; tries again whatever fails."""
-        pause_s = self._first_pause_s
+        pause_s, self._cursor = self._first_pause_s, Cursor.load(self._cursor.path)
         while not self.is_done:
             is_ending = self._is_ending.is_set()
             try:
