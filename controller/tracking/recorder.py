@@ -10,7 +10,7 @@ from typing import Any
 
 from controller.ppo.scores import Scores
 from controller.tracking.display import Display
-from controller.tracking.rollout_dump import RolloutDump, rollout_rows, sample_rows
+from controller.tracking.rollout_dump import cut_back, rollout_rows, sample_rows, write_rollouts
 from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, StepFile
 from controller.tracking.step_record import StepRecord, metrics_line
 from controller.tracking.timeline import Trace
@@ -34,12 +34,12 @@ class Recorder:
         self._metrics: StepFile
         self._samples: StepFile
         self._on_line = on_line
-        self._dump = RolloutDump(run_dir / "rollouts")
+        self._rollouts = run_dir / "rollouts"
         self._clients: Sequence[WorkerClient] = ()
         self._open: deque[StepRecord] = deque()
-        self._completions: dict[int, asyncio.Future[Mapping[str, float]]] = {}
         self._unpublished: deque[tuple[int, Mapping[str, float]]] = deque()
         self._held_step = -1
+        self._held: asyncio.Future[Mapping[str, float]] | None = None
         self._previous_spans: Sequence[Span] = ()
         self._num_starts = 0
         self._num_repeated_steps = 0
@@ -61,7 +61,6 @@ class Recorder:
         self._num_starts += 1
         self._num_repeated_steps += max(self.last_step - step, 0)
         self._open.clear()
-        self._completions.clear()
         self._unpublished.clear()
         self._held_step = -1
         self._previous_spans = ()
@@ -74,7 +73,7 @@ class Recorder:
         self._metrics = StepFile(self._run_dir / METRICS_FILE, kept_step)
         self._trace = Trace(self._run_dir / "trace.json", restored_step=restored_step)
         self._trace.add(spans)
-        self._dump.cut_back(restored_step)
+        cut_back(self._rollouts, restored_step)
         if metrics is not None and self._metrics.last_step < step and not validates_only:
             self._log(step, metrics)
         self.last_step = step
@@ -82,10 +81,8 @@ class Recorder:
 
     def begin(self, step: int, *, epoch: int = 0) -> StepRecord:
         """Opens the record of a step, in this data epoch, where it is known already."""
-        self._completions = {known: done for known, done in self._completions.items() if known >= step - 1}
         record = StepRecord(step, time.time(), epoch=epoch, traffic_before=self._traffic())
         self._open.append(record)
-        self._completions[step] = asyncio.get_running_loop().create_future()
         return record
 
     @property
@@ -98,8 +95,8 @@ class Recorder:
 
         Whoever sees the line of a step that is checkpointed can rely on the checkpoint.
         """
-        self._held_step = step
-        return self._completions[step]
+        self._held_step, self._held = step, asyncio.get_running_loop().create_future()
+        return self._held
 
     def release(self, step: int) -> None:
         """Writes the line of a held step, and those that came after it."""
@@ -124,7 +121,7 @@ class Recorder:
         """Takes a validation into the step's line and spans; that of step 0 has a line of its own."""
         self._display.validation(step, validation.accuracy)
         if self._config.evaluation.dump_generations:
-            self._dump.write("val", step, rollout_rows(validation.scores))
+            write_rollouts(self._rollouts / "val", step, rollout_rows(validation.scores))
         if self._open:
             self.current.validation = validation
             self.current.spans += validation.spans
@@ -156,8 +153,9 @@ class Recorder:
         self.last_step = record.step
         self._display.samples(record.step, samples)
         if tracking.dump_rollouts:
-            self._dump.write("train", record.step, rollout_rows(scores))
-        self._completions[record.step].set_result(metrics)
+            write_rollouts(self._rollouts / "train", record.step, rollout_rows(scores))
+        if self._held is not None and record.step == self._held_step:
+            self._held.set_result(metrics)
 
     def _publish(self) -> None:
         """Writes and shows the lines up to the one that is held."""

@@ -2,28 +2,23 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from controller.ppo.scores import Scores
 from controller.tracking.step_file import json_line
 from splitppo.atomic_write import write_atomically
 
 
-class RolloutDump:
-    """Writer of all rollouts of a step to `<run.dir>/rollouts/{train,val}/{step}.jsonl`."""
+def write_rollouts(folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes all rollouts of a step to `{step}.jsonl`, one JSON object per response."""
+    write_atomically(folder / f"{step}.jsonl", b"".join(map(json_line, rows)))
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
 
-    def write(self, split: Literal["train", "val"], step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Writes the rollouts of a step, one JSON object per response."""
-        write_atomically(self._directory / split / f"{step}.jsonl", b"".join(map(json_line, rows)))
-
-    def cut_back(self, restored_step: int) -> None:
-        """Removes the files of later steps."""
-        for file in self._directory.glob("*/*.jsonl"):
-            if file.stem.isdigit() and int(file.stem) > restored_step:
-                file.unlink()
+def cut_back(rollouts: Path, restored_step: int) -> None:
+    """Removes the files of later steps from all folders in `<run.dir>/rollouts`."""
+    for file in rollouts.glob("*/*.jsonl"):
+        if file.stem.isdigit() and int(file.stem) > restored_step:
+            file.unlink()
 
 
 def sample_rows(scores: Scores) -> Iterator[dict[str, Any]]:

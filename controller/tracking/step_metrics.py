@@ -16,6 +16,7 @@ from controller.workers.span import Span, busy_s
 from rewards.code.limits import CODE_LIMIT, Limit
 from rewards.scorers.symbolic import SYMBOLIC, Outcome
 from splitppo.balance import attention_cost, partition
+from splitppo.config import DataConfig
 
 Counts = NDArray[np.integer[Any]]
 
@@ -55,14 +56,9 @@ def explained_variance(values_N: Floats, returns_N: Floats) -> float:
 
 
 def length_metrics(
-    prompt_lengths_B: Counts,
-    response_lengths_B: Counts,
-    has_eos_B: Mask,
-    *,
-    max_prompt_length: int,
-    max_response_length: int,
+    prompt_lengths_B: Counts, response_lengths_B: Counts, has_eos_B: Mask, limits: DataConfig
 ) -> dict[str, float]:
-    """Returns prompt_length/..., response_length/... and response/..., of responses that end with EOS or do not."""
+    """Returns prompt_length/..., response_length/... and response/...; `has_eos_B`: the responses that end with EOS."""
     if not len(response_lengths_B):
         return {}
     lengths = {
@@ -73,10 +69,10 @@ def length_metrics(
     for name, lengths_R in lengths.items():
         if len(lengths_R):
             metrics |= _mean_max_min(name, lengths_R)
-            metrics[f"{name}/clip_ratio"] = float(np.mean(lengths_R >= max_response_length))
+            metrics[f"{name}/clip_ratio"] = float(np.mean(lengths_R >= limits.max_response_length))
     return metrics | {
         **_mean_max_min("prompt_length", prompt_lengths_B),
-        "prompt_length/clip_ratio": float(np.mean(prompt_lengths_B >= max_prompt_length)),
+        "prompt_length/clip_ratio": float(np.mean(prompt_lengths_B >= limits.max_prompt_length)),
         "response/aborted_ratio": float(np.mean(response_lengths_B == 0)),
         "response/no_eos_ratio": float(1.0 - np.mean(has_eos_B)),
     }

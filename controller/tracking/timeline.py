@@ -9,6 +9,7 @@ import os
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +82,13 @@ def read_trace(path: Path) -> list[Span]:
     spans = []
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            try:
+            with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):  # no span of ours
                 spans.append(_span_of(json.loads(line.rstrip(",\n"))))
-            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):  # not a line of ours
-                continue
-    return [span for span in spans if span is not None]
+    return spans
 
 
-def _span_of(event: Any) -> Span | None:
-    """Returns the span that an event of ours stands for; None for metadata."""
-    if event["ph"] != "X":
-        return None
+def _span_of(event: Any) -> Span:
+    """Returns the span that an event stands for. An event without the keys of a span raises an error."""
     POOLS.index(event["cat"])
     start_s, duration_s, args = event["ts"] / 1e6, event["dur"] / 1e6, event["args"]
     return Span(event["cat"], event["name"], int(args["step"]), start_s, start_s + duration_s, args.get("parts", ()))

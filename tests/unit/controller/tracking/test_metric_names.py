@@ -24,6 +24,7 @@ from controller.tracking.step_metrics import (
 )
 from controller.workers.span import Span
 from splitppo.batch import Batch, Column
+from splitppo.config import DataConfig
 
 
 def test_names_that_dashboards_know_are_declared() -> None:
@@ -112,12 +113,9 @@ def test_metrics_over_no_token_are_left_out() -> None:
 
 
 def test_length_metrics_by_hand() -> None:
+    limits = DataConfig(train_files=("a.jsonl",), train_batch_size=4, max_prompt_length=5, max_response_length=8)
     metrics = length_metrics(
-        np.array([3, 5, 4, 4]),
-        np.array([8, 0, 2, 6]),
-        np.array([False, False, True, True]),
-        max_prompt_length=5,
-        max_response_length=8,
+        np.array([3, 5, 4, 4]), np.array([8, 0, 2, 6]), np.array([False, False, True, True]), limits
     )
     assert metrics == {
         "response_length/mean": 4.0,
@@ -136,8 +134,7 @@ def test_length_metrics_by_hand() -> None:
         "response/no_eos_ratio": 0.5,
     }
     check_declared(metrics)
-    limits = {"max_prompt_length": 5, "max_response_length": 8}
-    aborted = length_metrics(np.array([3]), np.array([0]), np.array([False]), **limits)
+    aborted = length_metrics(np.array([3]), np.array([0]), np.array([False]), limits)
     assert not any(name.startswith("response_length_non_aborted") for name in aborted)
 
 

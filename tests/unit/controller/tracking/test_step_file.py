@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.tracking.rollout_dump import RolloutDump
+from controller.tracking.rollout_dump import cut_back, write_rollouts
 from controller.tracking.step_file import StepFile, read_metrics
 from splitppo.config import ConfigError
 
@@ -95,11 +95,12 @@ def test_a_fresh_run_starts_with_empty_metrics(tmp_path: Path) -> None:
 
 
 def test_rollouts_are_dumped_per_step_and_cut_back(tmp_path: Path) -> None:
-    dump = RolloutDump(tmp_path)
     for step in (1, 2, 3):
-        dump.write("train", step, [{"prompt": "é\n", "score": np.float64(math.nan), "ids": np.arange(2)}])
-    dump.write("val", 3, [])
-    dump.cut_back(2)
+        write_rollouts(
+            tmp_path / "train", step, [{"prompt": "é\n", "score": np.float64(math.nan), "ids": np.arange(2)}]
+        )
+    write_rollouts(tmp_path / "val", 3, [])
+    cut_back(tmp_path, 2)
     assert sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.jsonl")) == [
         "train/1.jsonl",
         "train/2.jsonl",
