@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import KW_ONLY, dataclass
 
 from controller.run.checkpoint_store import CheckpointStore
 from controller.run.state import RunState
@@ -23,6 +23,7 @@ class CheckpointFailed(OSError):
     """A checkpoint could not be written; `str()` is one sentence that names the cause and the last good pair."""
 
 
+@dataclass(eq=False)
 class CheckpointWriter(BackgroundTask):
     """Saves all roles in the background, one checkpoint at a time; one that is abandoned lacks its commit marker.
 
@@ -35,21 +36,15 @@ class CheckpointWriter(BackgroundTask):
         storage did.
     """
 
-    def __init__(
-        self,
-        store: CheckpointStore,
-        clients: Sequence[WorkerClient],
-        config: Config,
-        *,
-        on_saved: Callable[[Sequence[Span]], None],
-        on_commit: Callable[[int], None],
-    ) -> None:
+    store: CheckpointStore
+    clients: Sequence[WorkerClient]
+    config: Config
+    _: KW_ONLY
+    on_saved: Callable[[Sequence[Span]], None]
+    on_commit: Callable[[int], None]
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self._store = store
-        self._clients = clients
-        self._config = config
-        self._on_saved = on_saved
-        self._on_commit = on_commit
 
     def is_due(self, state: RunState, *, is_last: bool = False) -> bool:
         """Returns True if `state.step` is saved.
@@ -57,8 +52,8 @@ class CheckpointWriter(BackgroundTask):
         That is every `checkpoint.save_freq` steps, the last one with `save_last`, and one that is the best so far. The
         last one is the configuration's, or one that `is_last` says is.
         """
-        checkpoint, step = self._config.checkpoint, state.step
-        is_saved_last = checkpoint.save_last and (is_last or step == self._config.last_step)
+        checkpoint, step = self.config.checkpoint, state.step
+        is_saved_last = checkpoint.save_last and (is_last or step == self.config.last_step)
         is_regular = checkpoint.save_freq > 0 and step % checkpoint.save_freq == 0
         return is_saved_last or is_regular or step == state.best_step
 
@@ -73,30 +68,30 @@ class CheckpointWriter(BackgroundTask):
     async def _write(self, state: RunState, awaited_metrics: Awaitable[Mapping[str, float]]) -> None:
         metrics = await awaited_metrics
         try:
-            saves = [lambda client=client: self._save(client, state.step) for client in self._clients]
-            replies: list[CommandReply] = await run_calls(self._config.run.schedule, *saves)
-            saved = {client.role: reply for client, reply in zip(self._clients, replies, strict=True)}
-            self._on_saved([reply.span(role, "save_checkpoint", state.step) for role, reply in saved.items()])
+            saves = [lambda client=client: self._save(client, state.step) for client in self.clients]
+            replies: list[CommandReply] = await run_calls(self.config.run.schedule, *saves)
+            saved = {client.role: reply for client, reply in zip(self.clients, replies, strict=True)}
+            self.on_saved([reply.span(role, "save_checkpoint", state.step) for role, reply in saved.items()])
             await self._commit(state, metrics, {role: reply.result.manifest_sha256 for role, reply in saved.items()})
         except (StorageFailed, OSError) as error:
             raise CheckpointFailed(
-                f"the checkpoint of step {state.step} could not be written: {error}; {self._store.last_good()}"
+                f"the checkpoint of step {state.step} could not be written: {error}; {self.store.last_good()}"
             ) from error
-        self._on_commit(state.step)
+        self.on_commit(state.step)
         log.info("checkpoint of step %d committed", state.step)
 
     async def _save(self, client: WorkerClient, step: int) -> CommandReply:
-        reply = await client.save_checkpoint(base_step=step, with_hf_model=self._config.checkpoint.save_hf_model)
+        reply = await client.save_checkpoint(base_step=step, with_hf_model=self.config.checkpoint.save_hf_model)
         failpoints.hit("save_checkpoint.half", step)
         return reply
 
     async def _commit(self, state: RunState, metrics: Mapping[str, float], manifests: Mapping[str, str]) -> None:
         """Runs to its end even when cancelled: a thread cannot be stopped, and must not write behind a restart."""
-        part, keep = state.model_dump(mode="json"), self._config.checkpoint.keep
-        commit = partial(
-            self._store.commit, state.step, part, metrics, manifests=manifests, keep=keep, best=state.best_step
+        part, keep = state.model_dump(mode="json"), self.config.checkpoint.keep
+        commit = asyncio.to_thread(
+            self.store.commit, state.step, part, metrics, manifests=manifests, keep=keep, best=state.best_step
         )
-        committing = asyncio.create_task(asyncio.to_thread(commit))
+        committing = asyncio.create_task(commit)
         try:
             await asyncio.shield(committing)
         finally:

@@ -5,6 +5,7 @@ For the reward model, responses and prompts are encoded anew; a service computes
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import compress
 
 import numpy as np
@@ -24,39 +25,38 @@ class ScoringFailed(Exception):
     """Too many responses have no score; the message is one sentence."""
 
 
+@dataclass(eq=False)
 class Scorer:
-    """Scores the responses to a batch of prompts."""
+    """Scores the responses to a batch of prompts.
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        manager: RewardManager,
-        reward_tokenizer: RewardTokenizer | None = None,
-        *,
-        stop: Sequence[str] = (),
-    ) -> None:
-        """`reward_tokenizer` is given if there is a reward model; `stop` are the texts that end a response."""
-        self._tokenizer = tokenizer
-        self._manager = manager
-        self._reward_tokenizer = reward_tokenizer
-        self._stop = stop
+    Attributes:
+        tokenizer: decodes the responses.
+        manager: the reward functions.
+        reward_tokenizer: encodes the rows of the reward model; None if there is no reward model.
+        stop: the texts that end a response.
+    """
+
+    tokenizer: Tokenizer
+    manager: RewardManager
+    reward_tokenizer: RewardTokenizer | None = None
+    stop: Sequence[str] = ()
 
     @property
     def scored_sources(self) -> frozenset[str]:
         """The data sources that have a reward function."""
-        return self._manager.data_sources
+        return self.manager.data_sources
 
     @property
     def max_reward_length(self) -> int | None:
         """The length of the longest row that the reward model reads, in tokens; None: no limit, or no reward model."""
-        return None if self._reward_tokenizer is None else self._reward_tokenizer.max_length
+        return None if self.reward_tokenizer is None else self.reward_tokenizer.max_length
 
     async def reward_rows(self, prompts: PromptBatch, rollouts: Batch) -> Batch:
         """Encodes the column reward_tokens for the reward model, a row per response; `prompts` has one for each."""
-        assert self._reward_tokenizer is not None
-        texts = self._tokenizer.decode_batch(rollouts["responses"].rows())
+        assert self.reward_tokenizer is not None
+        texts = self.tokenizer.decode_batch(rollouts["responses"].rows())
         asked = [row.prompt for row in prompts.rows]
-        return await asyncio.to_thread(self._reward_tokenizer.encode, asked, texts)
+        return await asyncio.to_thread(self.reward_tokenizer.encode, asked, texts)
 
     async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> Scores:
         """Scores the column responses; `prompts` has one for each.
@@ -65,7 +65,7 @@ class Scorer:
         and the reward model alone decides.
         """
         responses = rollouts["responses"].rows()
-        texts = self._tokenizer.decode_batch(responses)
+        texts = self.tokenizer.decode_batch(responses)
         samples = [
             Sample(
                 data_source=row.data_source,
@@ -74,21 +74,21 @@ class Scorer:
                 extra_info=row.extra_info,
                 prompt=prompt,
                 messages=as_messages(row.prompt),
-                token_spans=TokenSpans(self._tokenizer, ids, response),
+                token_spans=TokenSpans(self.tokenizer, ids, response),
             )
             for row, prompt, ids, response in zip(prompts.rows, prompts.texts, responses, texts, strict=True)
         ]
         has_scorer_B = np.array([row.data_source in self.scored_sources for row in prompts.rows], np.bool_)
-        scored = iter(await self._manager.score(list(compress(samples, has_scorer_B)), num_examine=num_examine))
+        scored = iter(await self.manager.score(list(compress(samples, has_scorer_B)), num_examine=num_examine))
         results = [next(scored) if has_scorer else Scored(0.0) for has_scorer in has_scorer_B]
         scores_B = np.array([result.total for result in results], np.float32)
-        eos_ids = self._tokenizer.eos_token_ids
+        eos_ids = self.tokenizer.eos_token_ids
         return Scores.of(
             scores_B,
             rule_scores=np.where(has_scorer_B, scores_B, np.float32(np.nan)),
             rule_token_scores=Column.from_rows([result.token_scores for result in results], np.dtype(np.float32)),
             has_eos=np.array([len(ids) > 0 and int(ids[-1]) in eos_ids for ids in responses], np.bool_),
-            has_stopped=np.array([any(stop in text for stop in self._stop) for text in texts], np.bool_),
+            has_stopped=np.array([any(stop in text for stop in self.stop) for text in texts], np.bool_),
             data_sources=objects(row.data_source for row in prompts.rows),
             prompt_indices=prompts.row_indices,
             places=objects(row.place for row in prompts.rows),

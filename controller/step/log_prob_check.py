@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from splitppo.config.sections.rollout import RolloutConfig
 from splitppo.logs import FILE_ONLY
@@ -13,17 +14,17 @@ class RolloutMismatch(Exception):
     """The rollout backend's log-probs are further from the trainer's than allowed; the message is one sentence."""
 
 
+@dataclass(frozen=True)
 class LogProbCheck:
     """Compares log-probs in every n-th step, and in the first step of a trainer: after a start, resume or recovery."""
 
-    def __init__(self, config: RolloutConfig, *, first_step: int) -> None:
-        self._check_freq = config.check_freq or 0
-        self._max_diff = config.max_log_prob_diff
-        self._first_step = first_step
+    config: RolloutConfig
+    first_step: int
 
     def is_due(self, step: int) -> bool:
         """Returns True if the log-probs of this step are compared, for which the trainer's must be computed."""
-        return self._check_freq > 0 and (step == self._first_step or step % self._check_freq == 0)
+        check_freq = self.config.check_freq or 0
+        return check_freq > 0 and (step == self.first_step or step % check_freq == 0)
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:
         """Checks the difference in a step's metrics, if it is due; a step without tokens has nothing to compare.
@@ -31,15 +32,15 @@ class LogProbCheck:
         Raises:
             RolloutMismatch: the largest difference is over `rollout.max_log_prob_diff`, or not a number.
         """
-        largest = metrics.get("training/rollout_log_probs_diff_max")
-        if largest is None or self._max_diff is None or not self.is_due(step):
+        largest, allowed = metrics.get("training/rollout_log_probs_diff_max"), self.config.max_log_prob_diff
+        if largest is None or allowed is None or not self.is_due(step):
             return
         mean = metrics["training/rollout_log_probs_diff_mean"]
         diff = f"log-probs of the rollout backend and the trainer differ by up to {largest:.3g} nats (mean {mean:.3g})"
-        if not largest <= self._max_diff:
+        if not largest <= allowed:
             raise RolloutMismatch(
-                f"step {step}: {diff} on the same tokens, allowed are {self._max_diff:g}"
+                f"step {step}: {diff} on the same tokens, allowed are {allowed:g}"
                 " (rollout.max_log_prob_diff): the rollout backend does not hold the trainer's weights, or computes"
                 " them differently"
             )
-        log.info("step %d: %s, allowed are %g", step, diff, self._max_diff, extra=FILE_ONLY)
+        log.info("step %d: %s, allowed are %g", step, diff, allowed, extra=FILE_ONLY)

@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 
 from controller.data.prompts import PromptBatch
 from controller.ppo.scores import Scores
@@ -16,14 +17,14 @@ from splitppo.config import Config
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
 
 
+@dataclass(eq=False)
 class Evaluator:
-    """Validates the policy that the actor holds."""
+    """Validates the policy that the actor holds; `prompts` is None if there are no validation prompts."""
 
-    def __init__(self, config: Config, actor: ActorClient, prompts: PromptBatch | None, scorer: Scorer) -> None:
-        self._config = config
-        self._actor = actor
-        self._prompts = prompts
-        self._scorer = scorer
+    config: Config
+    actor: ActorClient
+    prompts: PromptBatch | None
+    scorer: Scorer
 
     def is_due(self, step: int, *, is_last: bool = False) -> bool:
         """Returns True before the run, every `evaluation.test_freq` steps and after the last step.
@@ -31,44 +32,44 @@ class Evaluator:
         The last step is the configuration's, or the step of a call with `is_last`. With `val_only` a validation is due
         at any step.
         """
-        evaluation = self._config.evaluation
-        if self._prompts is None:
+        evaluation = self.config.evaluation
+        if self.prompts is None:
             return False
         if evaluation.val_only:
             return True
         if step == 0:
             return evaluation.val_before_train
         return (
-            is_last or step == self._config.last_step or (evaluation.test_freq > 0 and step % evaluation.test_freq == 0)
+            is_last or step == self.config.last_step or (evaluation.test_freq > 0 and step % evaluation.test_freq == 0)
         )
 
     async def evaluate(self, step: int) -> ValidationResult:
         """Answers and scores every validation prompt with the policy of `step`, which must be the committed one."""
-        assert self._prompts is not None
+        assert self.prompts is not None
         started_s = time.perf_counter()
-        evaluation = self._config.evaluation
+        evaluation = self.config.evaluation
         parts: list[Scores] = []
         timings_s: defaultdict[str, float] = defaultdict(float)
         spans: list[Span] = []
-        for part, prompts in enumerate(self._prompts.parts(evaluation.batch_size)):
+        for part, prompts in enumerate(self.prompts.parts(evaluation.batch_size)):
             reply, responses = await self._generate(prompts, step, part)
             scoring_s = time.time()
             examined = evaluation.num_examine if part == 0 else 0
             asked = prompts.repeated(evaluation.n)
-            parts.append(await self._scorer.score(asked, responses, num_examine=examined))
+            parts.append(await self.scorer.score(asked, responses, num_examine=examined))
             spans += [reply.span("actor", "testing", step), Span("scoring", "testing", step, scoring_s, time.time())]
             for name, seconds in reply.timings_s.items():
                 timings_s[name] += seconds
         scores = Scores.join(parts)
-        check_failures(scores, self._config.reward.max_error_rate, f"the validation of step {step}")
+        check_failures(scores, self.config.reward.max_error_rate, f"the validation of step {step}")
         accuracy, metrics = accuracy_by_source(scores), validation_metrics(scores)
         timings_s["testing"] = time.perf_counter() - started_s
         return ValidationResult(accuracy, metrics, scores, timings_s, spans)
 
     async def _generate(self, prompts: PromptBatch, step: int, part: int) -> tuple[CommandReply, Batch]:
-        evaluation = self._config.evaluation
-        sampling = sampling_params(evaluation, self._config.data)
+        evaluation = self.config.evaluation
+        sampling = sampling_params(evaluation, self.config.data)
         slot = Slot(kind=SLOT_KIND_EVALUATION, step=step, part=part)
-        await self._actor.put_batch(slot, prompts.to_batch(self._config.run.seed, step, evaluation.n))
-        reply = await self._actor.generate(slot, sampling, base_step=step)
-        return reply, await self._actor.get_batch(slot, ["responses"])
+        await self.actor.put_batch(slot, prompts.to_batch(self.config.run.seed, step, evaluation.n))
+        reply = await self.actor.generate(slot, sampling, base_step=step)
+        return reply, await self.actor.get_batch(slot, ["responses"])
