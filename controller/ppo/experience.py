@@ -13,7 +13,7 @@ import numpy as np
 from controller.ppo.advantages.estimate import estimate
 from controller.ppo.masked_stats import Float32s, Mask
 from controller.ppo.normalization import NO_NORMALIZATION, Normalization, RunningMoments, running_metrics
-from controller.ppo.rollout_correction import CorrectedRollouts, correct_rollouts
+from controller.ppo.rollout_correction import correct_rollouts
 from controller.ppo.scores import Scores
 from controller.ppo.token_rewards import shape_scores, shaped_parts, subtract_kl, token_rewards, whiten_rewards
 from splitppo.batch import Batch, Column
@@ -94,8 +94,8 @@ def assemble_experience(
         normalization: with the statistics of the steps before; the values are on their scale.
     """
     response_mask = _response_mask(rollouts)
-    corrected = correct_rollouts(algorithm.rollout_correction, rollouts, response_mask)
-    learned = _learned(algorithm, corrected.learned, response_mask, scores.is_truncated)
+    not_rejected, weights, metrics = correct_rollouts(algorithm.rollout_correction, rollouts, response_mask)
+    learned = _learned(algorithm, not_rejected, response_mask, scores.is_truncated)
     rollouts = normalization.denormalized(_with_policy_that_sampled(algorithm, rollouts))
 
     shaping, score_moments = normalization.shaping, normalization.scores_including(scores.scores)
@@ -120,9 +120,9 @@ def assemble_experience(
     return_moments = normalization.returns_including(returns.values[learned.values])
     running = RunningMoments(scores=score_moments, returns=return_moments)
 
-    columns = {"advantages": advantages, "returns": returns, **_of_losses(algorithm, corrected, learned)}
+    columns = {"advantages": advantages, "returns": returns, **_of_losses(algorithm, weights, learned)}
     batch = rollouts.merge(Batch(rollouts.num_rows, columns))
-    metrics = {**corrected.metrics, **running_metrics(running)}
+    metrics = {**metrics, **running_metrics(running)}
     if kl is not None:
         metrics |= {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": algorithm.kl_coef}
     return Experience(batch, scores.scores, rewards, learned, kl, metrics, running)
@@ -169,7 +169,7 @@ def _rewarded(learned: Column, response_mask: Column) -> Column:
     return Column(learned.values | (response_mask.values & np.repeat(is_rejected_B, learned.lengths)), learned.lengths)
 
 
-def _of_losses(algorithm: AlgorithmConfig, corrected: CorrectedRollouts, learned: Column) -> dict[str, Column]:
+def _of_losses(algorithm: AlgorithmConfig, weights: Column | None, learned: Column) -> dict[str, Column]:
     """Returns the wire's columns that leave tokens out of the losses, if any may be, and that weigh them, if any are.
 
     The wire's `response_mask` carries `learned`.
@@ -178,6 +178,6 @@ def _of_losses(algorithm: AlgorithmConfig, corrected: CorrectedRollouts, learned
     correction = algorithm.rollout_correction
     if (correction.is_active and correction.rejections) or algorithm.mask_truncated_completions:
         columns["response_mask"] = Column(learned.values.astype(np.uint8), learned.lengths)
-    if corrected.weights is not None:
-        columns["rollout_is_weights"] = corrected.weights
+    if weights is not None:
+        columns["rollout_is_weights"] = weights
     return columns

@@ -38,33 +38,29 @@ class Correction:
     metrics: Mapping[str, float]
 
 
-@dataclass(frozen=True, eq=False)
-class CorrectedRollouts:
-    """A `Correction` of ragged rows."""
+def correct_rollouts(
+    config: RolloutCorrectionConfig, rollouts: Batch, response_mask: Column
+) -> tuple[Column, Column | None, Mapping[str, float]]:
+    """Returns a `Correction` of ragged rows: (learned, weights, metrics). If correction is off, all tokens are learned.
 
-    learned: Column
-    weights: Column | None
-    metrics: Mapping[str, float]
+    There are metrics if the rollouts have both log-probs, corrected or not.
 
-
-def correct_rollouts(config: RolloutCorrectionConfig, rollouts: Batch, response_mask: Column) -> CorrectedRollouts:
-    """Corrects a step's rollouts if correction is on; else every token is learned as it is.
-
-    Metrics come with both log-probs, corrected or not. ValueError if the correction needs log-probs that are not there.
+    Raises:
+        ValueError: the correction needs log-probs that the rollouts do not have.
     """
     if not ("old_log_probs" in rollouts and "rollout_log_probs" in rollouts):
         if config.is_active:
             raise ValueError("rollout correction needs old_log_probs and rollout_log_probs")
-        return CorrectedRollouts(response_mask, None, {})
+        return response_mask, None, {}
     columns = rollouts["old_log_probs"], rollouts["rollout_log_probs"], response_mask
     if config.is_active:
         correction = correct_rollout(config, *(column.pad() for column in columns))
         weights = None if correction.weights is None else response_mask.unpad(correction.weights)
-        return CorrectedRollouts(response_mask.unpad(correction.learned), weights, correction.metrics)
+        return response_mask.unpad(correction.learned), weights, correction.metrics
     mismatch = Mismatch()
     for start, stop in blocks(response_mask.lengths, _TOKENS):
         mismatch.add(*(column.between(start, stop).pad() for column in columns))
-    return CorrectedRollouts(response_mask, None, mismatch.metrics())
+    return response_mask, None, mismatch.metrics()
 
 
 def correct_rollout(

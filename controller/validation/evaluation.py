@@ -10,9 +10,7 @@ from controller.scoring.scorer import Scorer, check_failures
 from controller.validation.metrics import accuracy_by_source, validation_metrics
 from controller.validation.result import ValidationResult
 from controller.workers.actor_client import ActorClient, sampling_params
-from controller.workers.command import CommandReply
 from controller.workers.span import Span
-from splitppo.batch import Batch
 from splitppo.config import Config
 from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
 
@@ -51,8 +49,12 @@ class Evaluator:
         parts: list[Scores] = []
         timings_s: defaultdict[str, float] = defaultdict(float)
         spans: list[Span] = []
+        sampling = sampling_params(evaluation, self.config.data)
         for part, prompts in enumerate(self.prompts.parts(evaluation.batch_size)):
-            reply, responses = await self._generate(prompts, step, part)
+            slot = Slot(kind=SLOT_KIND_EVALUATION, step=step, part=part)
+            await self.actor.put_batch(slot, prompts.to_batch(self.config.run.seed, step, evaluation.n))
+            reply = await self.actor.generate(slot, sampling, base_step=step)
+            responses = await self.actor.get_batch(slot, ["responses"])
             scoring_s = time.time()
             examined = evaluation.num_examine if part == 0 else 0
             asked = prompts.repeated(evaluation.n)
@@ -65,11 +67,3 @@ class Evaluator:
         accuracy, metrics = accuracy_by_source(scores), validation_metrics(scores)
         timings_s["testing"] = time.perf_counter() - started_s
         return ValidationResult(accuracy, metrics, scores, timings_s, spans)
-
-    async def _generate(self, prompts: PromptBatch, step: int, part: int) -> tuple[CommandReply, Batch]:
-        evaluation = self.config.evaluation
-        sampling = sampling_params(evaluation, self.config.data)
-        slot = Slot(kind=SLOT_KIND_EVALUATION, step=step, part=part)
-        await self.actor.put_batch(slot, prompts.to_batch(self.config.run.seed, step, evaluation.n))
-        reply = await self.actor.generate(slot, sampling, base_step=step)
-        return reply, await self.actor.get_batch(slot, ["responses"])

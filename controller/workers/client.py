@@ -274,12 +274,10 @@ class WorkerClient:
                     raise
         raise AssertionError("unreachable")
 
-    async def compute_weights_digest(self, base_step: int | None = None) -> str:
-        """sha256 over the weights; `base_step` is the committed step by default."""
-        base_step = self.committed_step if base_step is None else base_step
-        request = worker_pb2.ComputeWeightsDigestRequest()
-        method = "ComputeWeightsDigest"
-        reply = await self._command(method, request, base_step, step=base_step, service=self._worker)
+    async def compute_weights_digest(self) -> str:
+        """Returns the sha256 of the weights, which must be those of the committed step."""
+        request, step = worker_pb2.ComputeWeightsDigestRequest(), self.committed_step
+        reply = await self._command("ComputeWeightsDigest", request, step, step=step, service=self._worker)
         return reply.result.weights_sha256
 
     async def compute_ref_log_probs(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:

@@ -31,17 +31,8 @@ Connect = Callable[[str, Run, int], Tracker]
 class Feed:
     """One tracker and what it has been sent. `run` is the life of its thread; `is_done` once it has everything."""
 
-    def __init__(
-        self,
-        name: str,
-        run: Run,
-        connect: Connect,
-        is_ending: threading.Event,
-        *,
-        first_pause_s: float = FIRST_PAUSE_S,
-    ) -> None:
+    def __init__(self, name: str, run: Run, connect: Connect, is_ending: threading.Event) -> None:
         """`connect(name, run, last sent step)` makes the connection; `is_ending`: no more lines will be written."""
-        self._first_pause_s = first_pause_s
         self.name = name
         self.is_done = False
         self._run = run
@@ -55,7 +46,7 @@ class Feed:
 
     def run(self) -> None:
         """Sends what there is and what comes, until the run ends and all is sent; tries again whatever fails."""
-        pause_s, self._cursor = self._first_pause_s, Cursor.load(self._cursor.path)
+        pause_s, self._cursor = FIRST_PAUSE_S, Cursor.load(self._cursor.path)
         while not self.is_done:
             is_ending = self._is_ending.is_set()
             try:
@@ -72,7 +63,7 @@ class Feed:
                     self._is_ending.wait(pause_s)
                 pause_s = min(2.0 * pause_s, MAX_PAUSE_S)
             else:
-                pause_s = self._first_pause_s
+                pause_s = FIRST_PAUSE_S
                 self._is_ending.wait(POLL_INTERVAL_S)
 
     def _send_new(self) -> None:

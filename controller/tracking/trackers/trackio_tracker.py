@@ -19,7 +19,9 @@ class TrackioTracker(Tracker):
         """Begins the run, or goes on with it."""
         name = f"{run.name}-{run.id[:8]}"
         is_remote = os.environ.get("TRACKIO_SERVER_URL") or os.environ.get("TRACKIO_SPACE_ID")
-        self.last_step = None if is_remote else _last_step(run.project, name)
+        if not is_remote:
+            last_step = SQLiteStorage.get_max_step_for_run(run.project, name)
+            self.last_step = -1 if last_step is None else int(last_step)
         self._run = trackio.init(
             project=run.project,
             name=name,
@@ -45,9 +47,3 @@ class TrackioTracker(Tracker):
     def close(self, *, has_failed: bool) -> None:  # noqa: ARG002
         """Waits until all is written."""
         self._run.finish()
-
-
-def _last_step(project: str, name: str) -> int:
-    """Returns the last step in the database on this machine, -1 if there is none."""
-    step = SQLiteStorage.get_max_step_for_run(project, name)
-    return -1 if step is None else int(step)

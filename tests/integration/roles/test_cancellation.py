@@ -107,7 +107,7 @@ async def test_a_newer_controller_ends_a_generation_and_finds_the_actor_as_it_wa
     assert "the command was cancelled: a newer controller has taken over" in log
     with pytest.raises(NotFound):
         await newer.get_batch(slot(1, part=1), ["responses"])
-    assert await newer.compute_weights_digest(0) == digest
+    assert await newer.compute_weights_digest() == digest
     await newer.load_checkpoint(0)
     assert await responses(newer, 1) == before
     for client in (older, newer, endless):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from controller.tracking.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE, StepFile
+from controller.tracking.trackers import feed
 from controller.tracking.trackers.feed import Feed
 from controller.tracking.trackers.protocol import Run
 from controller.tracking.trackers.step_reader import StepReader
@@ -92,14 +93,15 @@ class FakeRunFolder:
         """A feed of a run that has ended, unless it is told otherwise."""
         if is_ending is None:
             (is_ending := threading.Event()).set()
-        return Feed("fake", self.run, self.server.connect, is_ending, first_pause_s=0.01)
+        return Feed("fake", self.run, self.server.connect, is_ending)
 
     def send(self) -> None:
         self.feed().run()
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> FakeRunFolder:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRunFolder:
+    monkeypatch.setattr(feed, "FIRST_PAUSE_S", 0.01)
     return FakeRunFolder(tmp_path, FakeServer())
 
 
