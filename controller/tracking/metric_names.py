@@ -38,11 +38,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "answers",
             "that sympy could not compare in time; and that were compared by spelling alone, after too many of those",
         ),
-        (
-            "reward/code_over_{time,memory,processes,files,output}",
-            "answers",
-            "code answers that passed this limit of reward.code, and score 0",
-        ),
+        ("reward/code_over_{time,memory,processes,files,output}", "answers", "over this limit of reward.code: score 0"),
     ),
     "Updates": (
         ("{actor,critic}/grad_norm", "1", "global gradient norm before clipping, mean over optimiser steps"),
@@ -157,11 +153,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
             "memory of the actor's rank 0: highest use of its GPU so far, and main memory in use on its machine",
         ),
         ("overlap/efficiency", "1", "share of the shorter update that the longer one hid"),
-        (
-            "overlap/{bubble_actor,bubble_critic,bubble_reward}",
-            "1",
-            "share of step time in which no call ran in the pool's engine",
-        ),
+        ("overlap/{bubble_actor,bubble_critic,bubble_reward}", "1", "share of step time without a call in the engine"),
         ("overlap/idle_fraction", "1", "share of step time in which no call ran in any engine"),
         ("rpc/{bytes_sent,bytes_received}", "bytes", "columns sent to and received from the services"),
         ("rpc/time_fraction", "1", "share of step time in which columns were on the wire"),
