@@ -138,8 +138,9 @@ class Trainer:
         """Validates the policy that the step has made."""
         if self.evaluator.is_due(step := self.state.step, is_last=self.has_ended):
             validation = await self.evaluator.evaluate(step)
-            self.recorder.add_validation(step, validation)
-            self.state = self.state.validated(step, validation.accuracy).judged(step, validation.metrics, self.config)
+            is_own = step != self.state.validated_step or self.state.is_sampled_alike(self.config)
+            self.recorder.add_validation(step, validation, split="val" if is_own else "val_only")
+            self.state = self.state.validated(step, validation, self.config)
             self.is_stopping |= self.state.has_stagnated(self.config)
 
     async def checkpoint_if_due(self) -> None:

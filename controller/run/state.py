@@ -10,7 +10,7 @@ from controller.ppo.experience import Experience
 from controller.ppo.kl import next_kl_coef
 from controller.ppo.normalization import Normalization, RunningMoments
 from controller.validation.improvement import Best, Stagnation
-from controller.validation.result import Accuracy
+from controller.validation.result import Accuracy, ValidationResult
 from splitppo.config import Config
 
 
@@ -28,6 +28,9 @@ class RunState(BaseModel):
     validation_before: Accuracy | None = Field(None, description="of the initial policy (step 0)")
     validation_after: Accuracy | None = Field(None, description="the latest, at step validated_step")
     validated_step: int = Field(-1, description="step of validation_after")
+    validation_sampling: Mapping[str, float] | None = Field(
+        None, description="keys of `evaluation` by which the responses of both validations were drawn; null: not known"
+    )
     train_s: float = Field(0.0, description="seconds in steps, without validation and checkpoints")
     tokens: int = Field(0, description="prompt and response tokens trained")
     refills: int = Field(0, ge=0, description="batches of prompts drawn beyond one per step, by dynamic sampling")
@@ -100,23 +103,30 @@ class RunState(BaseModel):
         """The same state while `step` is being worked on."""
         return self.model_copy(update={"step": step})
 
-    def validated(self, step: int, accuracy: Accuracy) -> Self:
-        """State after a validation of the policy of `step`."""
-        before = accuracy if step == 0 else self.validation_before
-        return self.model_copy(
-            update={"validation_before": before, "validation_after": accuracy, "validated_step": step}
-        )
+    def is_sampled_alike(self, config: Config) -> bool:
+        """Returns True if the latest validation drew its responses as `config` does, or nobody noted how it did."""
+        return self.validation_sampling in (None, _sampling(config))
 
-    def judged(self, step: int, metrics: Mapping[str, float], config: Config) -> Self:
-        """State after the validation of `step` was compared with those before.
+    def validated(self, step: int, validation: ValidationResult, config: Config) -> Self:
+        """Returns the state after a validation of the policy of `step`, which is compared with those before.
+
+        The accuracy of step 0 goes if the responses are drawn in another way now: the two cannot be compared.
 
         Raises:
             ConfigError: a metric that is asked for is none of validation's.
         """
-        metric, mode = config.checkpoint.best_metric, config.checkpoint.best_mode
-        best = Best.after(self.best, metric, mode, step, metrics) if metric else None
-        stagnation = Stagnation.after(self.stagnation, config.evaluation.early_stop, metrics)
-        return self.model_copy(update={"best": best, "stagnation": stagnation})
+        before = self.validation_before if self.is_sampled_alike(config) else None
+        metric, mode, metrics = config.checkpoint.best_metric, config.checkpoint.best_mode, validation.metrics
+        return self.model_copy(
+            update={
+                "validation_before": validation.accuracy if step == 0 else before,
+                "validation_after": validation.accuracy,
+                "validated_step": step,
+                "validation_sampling": _sampling(config),
+                "best": Best.after(self.best, metric, mode, step, metrics) if metric else None,
+                "stagnation": Stagnation.after(self.stagnation, config.evaluation.early_stop, metrics),
+            }
+        )
 
     @property
     def best_step(self) -> int | None:
@@ -124,5 +134,10 @@ class RunState(BaseModel):
         return self.best.step if self.best else None
 
     def has_stagnated(self, config: Config) -> bool:
-        """Whether the run ends early, here."""
+        """Returns True if the run ends early after this step."""
         return self.stagnation is not None and self.stagnation.ends(config.evaluation.early_stop)
+
+
+def _sampling(config: Config) -> Mapping[str, float]:
+    """Returns the keys by which the responses of a validation are drawn."""
+    return config.evaluation.model_dump(include={"n", "temperature", "top_p", "top_k"})

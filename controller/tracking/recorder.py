@@ -117,11 +117,14 @@ class Recorder:
         record.ended_s = time.time()
         record.traffic = self._traffic() - record.traffic_before
 
-    def add_validation(self, step: int, validation: ValidationResult) -> None:
-        """Takes a validation into the step's line and spans; that of step 0 has a line of its own."""
+    def add_validation(self, step: int, validation: ValidationResult, *, split: str = "val") -> None:
+        """Takes a validation into the step's line and spans; that of step 0 has a line of its own.
+
+        `split` names the folder of its rollouts.
+        """
         self._display.validation(step, validation.accuracy)
         if self._config.evaluation.dump_generations:
-            write_rollouts(self._rollouts / "val", step, rollout_rows(validation.scores))
+            write_rollouts(self._rollouts / split, step, rollout_rows(validation.scores))
         if self._open:
             self.current.validation = validation
             self.current.spans += validation.spans

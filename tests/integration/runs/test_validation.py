@@ -27,6 +27,7 @@ def test_a_run_that_gets_no_better_ends_early_and_its_policy_can_be_validated_al
         assert folder.steps == list(range(last + 1))
         assert folder.committed_steps == list(range(1, last + 1))
     trained, before = folder.summary, folder.metrics
+    own = (folder.path / f"rollouts/val/{last}.jsonl").read_bytes()
 
     with groups.started("evaluation.val_only=true", "evaluation.n=2", "evaluation.temperature=1.0") as controller:
         controller.complete()
@@ -36,6 +37,9 @@ def test_a_run_that_gets_no_better_ends_early_and_its_policy_can_be_validated_al
     assert sampled["actor/lr"] == before[-1]["actor/lr"]
     assert sampled["val/accuracy"] == folder.summary["validation"]["after"]["overall"]
     assert {"val-core/letters/reward/mean@2", "val-aux/letters/reward/best@2/mean"} <= sampled.keys()
-    rows = [json.loads(line) for line in (folder.path / f"rollouts/val/{last}.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder.path / f"rollouts/val_only/{last}.jsonl").read_text().splitlines()]
     assert sum(row["score"] for row in rows) / len(rows) == pytest.approx(sampled["val/accuracy"])
     assert len(rows) == 2 * 8
+    # The run itself answers once and greedily: its file stays, and its validations are not compared with this one.
+    assert (folder.path / f"rollouts/val/{last}.jsonl").read_bytes() == own
+    assert folder.summary["validation"]["before"] is None

@@ -223,3 +223,19 @@ async def test_val_only_validates_the_step_that_the_run_is_at_and_does_nothing_e
     assert [row["step"] for row in run.metrics if "val/accuracy" in row] == [at_step]
     assert run.trainer.state.validated_step == at_step
     assert run.store.steps() == []
+
+
+async def test_a_validation_alone_that_draws_responses_differently_leaves_the_runs_own_file_and_is_not_compared(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path, validates=True, data__val_files="v", evaluation__val_before_train=True)
+    await run.trainer.fit()
+    last, own = run.trainer.state, (tmp_path / "rollouts" / "val" / "3.jsonl").read_text()
+    for changes, folder, num_rows in (({}, "val", 2), ({"evaluation__n": 4}, "val_only", 8)):
+        alone = make_run(tmp_path, validates=True, data__val_files="v", evaluation__val_only=True, at_step=3, **changes)
+        alone.trainer = replace(alone.trainer, state=last)
+        await alone.trainer.fit()
+        assert len((tmp_path / "rollouts" / folder / "3.jsonl").read_text().splitlines()) == num_rows
+        assert (tmp_path / "rollouts" / "val" / "3.jsonl").read_text() == own
+        state = alone.trainer.state
+        assert (state.validation_before is None) == (folder == "val_only")

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from controller.ppo.experience import Experience, assemble_experience
 from controller.ppo.scores import Scores
 from controller.run.state import RunState
-from controller.validation.result import Accuracy
+from controller.validation.result import Accuracy, ValidationResult
 from splitppo.batch import Batch, Column
 from tests.support.fake_services import make_config
 
@@ -23,6 +23,10 @@ def experience(kl: float | None) -> Experience:
     lengths = batch["responses"].lengths
     rewards, learned = Column(np.zeros(3, np.float32), lengths), Column(np.ones(3, bool), lengths)
     return Experience(batch, np.zeros(2, np.float32), rewards, learned, kl)
+
+
+def validation(accuracy: float, **by_source: float) -> ValidationResult:
+    return ValidationResult(Accuracy(overall=accuracy, by_source=by_source), {}, Scores.of(np.zeros(0, np.float32)), {})
 
 
 def test_a_run_starts_with_the_configured_coefficient(tmp_path: Path) -> None:
@@ -117,14 +121,31 @@ def test_a_state_of_a_run_without_entropy_control_is_still_read(tmp_path: Path) 
 
 
 def test_validation_of_step_0_is_what_later_ones_are_compared_with(tmp_path: Path) -> None:
-    state = RunState.initial(make_config(tmp_path)).validated(0, Accuracy(overall=0.25))
-    state = state.validated(4, Accuracy(overall=0.75))
+    config = make_config(tmp_path)
+    state = RunState.initial(config).validated(0, validation(0.25), config)
+    state = state.validated(4, validation(0.75), config)
     assert state.validation_before == Accuracy(overall=0.25)
     assert (state.validation_after, state.validated_step) == (Accuracy(overall=0.75), 4)
 
 
+@pytest.mark.parametrize(("key", "value"), [("n", 2), ("temperature", 0.5), ("top_p", 0.5), ("top_k", 5)])
+def test_validations_whose_responses_are_drawn_differently_are_not_compared(
+    tmp_path: Path, key: str, value: float
+) -> None:
+    config, other = make_config(tmp_path), make_config(tmp_path, **{f"evaluation__{key}": value})
+    state = RunState.initial(config).validated(0, validation(0.75), config)
+    assert state.validated(4, validation(0.25), other).validation_before is None
+    assert state.validated(4, validation(0.25), config).validation_before == Accuracy(overall=0.75)
+
+
+def test_a_state_of_a_version_that_did_not_note_the_sampling_is_compared(tmp_path: Path) -> None:
+    state = RunState.model_validate({"step": 2, "kl_coef": 0.5, "validation_before": {"overall": 0.25}})
+    assert state.validated(2, validation(0.5), make_config(tmp_path)).validation_before == Accuracy(overall=0.25)
+
+
 def test_a_stored_state_is_read_back_equal(tmp_path: Path) -> None:
-    state = RunState.initial(make_config(tmp_path)).at_step(3).validated(3, Accuracy(overall=0.1, by_source={"a": 0.1}))
+    config = make_config(tmp_path)
+    state = RunState.initial(config).at_step(3).validated(3, validation(0.1, a=0.1), config)
     assert RunState.model_validate(json.loads(json.dumps(state.model_dump(mode="json")))) == state
 
 
