@@ -8,7 +8,6 @@
 
 import argparse
 import asyncio
-import difflib
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +18,7 @@ try:
     from splitppo.config import Config, ConfigError, dump_config, load_config
     from splitppo.config.batch_plan import batch_plan
     from splitppo.config.phase_plan import phase_plan
+    from splitppo.config.section import did_you_mean
     from splitppo.config.threads import crowding
     from splitppo.machine.cores import permitted_cores
 except ModuleNotFoundError as missing:
@@ -50,9 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _unknown_command(name: str, commands: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(name, commands, n=1)
-    meant = f"did you mean {nearest[0]}? " if nearest else ""
-    return f"unknown command {name!r}: {meant}Expected one of {', '.join(commands)}, or --config FILE for a run"
+    expected = f"expected one of {', '.join(commands)}, or --config FILE for a run"
+    return f"unknown command {name!r}: {expected}{did_you_mean(name, commands)}"
 
 
 def _parser(command: str, description: str) -> argparse.ArgumentParser:

@@ -72,16 +72,28 @@ def validate(tree: Any, source: str, overrides: Sequence[str] = ()) -> Config:
     except ValidationError as error:
         by_origin: dict[str, list[str]] = {}
         for path, sentence in _sentences(error):
-            given = (text for text in reversed(overrides) if f"{path}.".startswith(f"{text.partition('=')[0]}."))
-            origin = next((f"override {text!r}" for text in given), source)
-            by_origin.setdefault(origin, []).append(sentence)
+            by_origin.setdefault(_origin(path, sentence, source, overrides), []).append(sentence)
         mistakes = [f"{origin}: {'; '.join(sentences)}" for origin, sentences in by_origin.items()]
         raise ConfigError("; ".join(mistakes)) from error
     try:
         check_rules(config)
     except ValueError as error:
-        raise ConfigError(f"{source}: {error}") from error
+        raise ConfigError(f"{_origin('', str(error), source, overrides)}: {error}") from error
     return config
+
+
+def _origin(path: str, sentence: str, source: str, overrides: Sequence[str]) -> str:
+    """Returns the last override that gives the key at `path`, or a key below it that the sentence names; else `source`.
+
+    `path` is empty for a rule between sections. Below an unknown key every override counts.
+    """
+    for override in reversed(overrides):
+        key = override.partition("=")[0]
+        is_below, name = key.startswith(f"{path}.") or not path, re.escape(key.removeprefix(f"{path}."))
+        is_named = sentence.startswith("unknown key") or re.search(rf"\b{name}\b", sentence)
+        if f"{path}.".startswith(f"{key}.") or (is_below and is_named):
+            return f"override {override!r}"
+    return source
 
 
 def dump_config(config: Config, *, with_defaults: bool = True) -> str:

@@ -231,6 +231,33 @@ def test_an_override_that_cannot_be_applied_is_quoted(tmp_path: Path, override: 
 
 
 @pytest.mark.parametrize(
+    "override",
+    [
+        "actr.lr=1",
+        "actor.optim.lr=1",
+        "actor.lr=fast",
+        "actor.lr_schedule=cosine",
+        "services.actor.devices=[0, 1]",
+        "evaluation.val_only=true",
+        "algorithm.filter_groups.enable=true",
+    ],
+)
+def test_a_mistake_on_the_command_line_names_the_override(tmp_path: Path, override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, override, "actor.weight_decay=0.5", "rollout.temperature=0.5")
+    assert str(caught.value).startswith(f"override {override!r}: ")
+
+
+@pytest.mark.parametrize("mistaken", ["lr_schedule: cosine", "lr: fast", "lrr: 1"])
+def test_a_mistake_in_the_file_names_the_file_whatever_the_overrides_are(tmp_path: Path, mistaken: str) -> None:
+    text = MINIMAL.replace("actor: {", f"actor: {{{mistaken}, ")
+    assert text != MINIMAL
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, "actor.weight_decay=0.5", "rollout.n=2", text=text)
+    assert str(caught.value).startswith(f"{tmp_path / 'config.yaml'}: ")
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("", "expected a mapping of sections, got nothing"),

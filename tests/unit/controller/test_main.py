@@ -75,7 +75,10 @@ def test_check_shows_only_the_keys_that_differ_from_their_defaults(
 
 @pytest.mark.parametrize(
     ("command", "answer"),
-    [("doctr", "did you mean doctor?"), ("frobnicate", "Expected one of doctor, plan, sync, from-verl, or --config")],
+    [
+        ("doctr", ", did you mean 'doctor'?"),
+        ("frobnicate", "expected one of doctor, plan, sync, from-verl, or --config"),
+    ],
 )
 def test_a_command_that_is_none_gets_the_nearest_or_all(
     command: str, answer: str, capsys: pytest.CaptureFixture[str]
