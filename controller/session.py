@@ -206,6 +206,7 @@ class Session:
             await run_watched(self._trainer.fit(), self._groups.watch())
         except GroupsRanOut as error:  # nothing is lost: what is due of the steps before is completed
             await run_watched(self._trainer.join(), self._groups.watch())
+            error.add_note(folder.checkpoints.way_to_other_keys())
             error.add_note(folder.checkpoints.last_good())
             raise
         finally:

@@ -104,8 +104,13 @@ class CheckpointStore:
         """The newest committed step, 0 when there is none."""
         return max(self.steps(), default=0)
 
+    def way_to_other_keys(self) -> str:
+        """Returns the end of a sentence about keys that a resumed run cannot change: the overrides of a new run."""
+        start = f" run.resume={self.folder(step)}" if (step := self.latest_step()) else ""
+        return f"a resumed run keeps these keys, a new run may change them: run.dir=NEW{start}"
+
     def last_good(self) -> str:
-        """Half a sentence on what a run that has to stop can go on from."""
+        """Returns the end of a sentence: the checkpoint from which a run that has to stop can go on."""
         step = self.latest_step()
         if step == 0:
             return "there is no earlier checkpoint, the run would start again at step 0"

@@ -165,7 +165,8 @@ class RunFolder:
             differences = list(_differences(before, yaml.safe_load(dump_config(self.config))))
             lines = {key: f"{key}: {old!r} in the folder, {new!r} now" for key, old, new in differences}
             if refused := "\n".join(f"  {line}" for key, line in lines.items() if not may_change(key)):
-                raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{refused}")
+                way = self.checkpoints.way_to_other_keys()
+                raise ConfigError(f"run.dir: {self.path} belongs to a run with another config:\n{refused}\n{way}")
             self.changes = list(lines.values())
         self._config_before = self.config_file.read_bytes() if stored is not None else b""
         write_atomically(self.config_file, dump_config(self.config))

@@ -107,7 +107,7 @@ class KeptGroups:
             f"step {self._step} cannot be filled: after {after} it has {self._num_kept} of"
             f" {self._num_prompts} prompts (data.train_batch_size); {self._num_dropped} were dropped because their"
             f" samples are alike in {self._config.metric!r} ({values}); {advice}, or raise rollout.n, or set"
-            " algorithm.filter_groups.enable to false"
+            " algorithm.filter_groups.enable=false and data.gen_batch_size=null"
         )
 
     def metrics(self) -> dict[str, float]:

@@ -104,6 +104,7 @@ def test_a_step_that_cannot_be_filled_ends_the_run_in_a_sentence_and_leaves_its_
     (sentence,) = controller.errors
     assert "step 1 cannot be filled: after a whole data epoch without any group that differs it has 0 of 8" in sentence
     assert "12 were dropped because their samples are alike in 'acc' (all at 1: 12)" in sentence
+    assert "; a resumed run keeps these keys, a new run may change them: run.dir=NEW; " in sentence
     assert sentence.endswith("; there is no earlier checkpoint, the run would start again at step 0")
     assert controller.folder.summary["exit_reason"] == "failed"
 

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from controller.run.checkpoint_store import CheckpointStore
 from controller.run.folder import RunFolder
+from controller.run.restore import RestorePoint
+from controller.run.state import RunState
 from splitppo.config import Config, ConfigError, load_config
 from splitppo.config.resolve import resolve_run
 from splitppo.machine.cores import permitted_cores
@@ -55,7 +58,9 @@ def test_a_resumed_run_may_have_another_learning_rate_and_keeps_a_line_for_each_
             "actor.lr: 1e-06 in the folder, 5e-07 now",
         ]
         assert load_config(folder.config_file).actor.lr == 5e-7
-    with pytest.raises(ConfigError, match=r"another config:\n  rollout\.temperature: 1\.0 in the folder, 0\.5 now$"):
+    with pytest.raises(
+        ConfigError, match=r"another config:\n  rollout\.temperature: 1\.0 in the folder, 0\.5 now\na resumed"
+    ):
         reopen(run_dir, **changes, rollout__temperature=0.5)
 
 
@@ -116,7 +121,21 @@ def test_another_config_is_refused_with_each_difference_by_key(run_dir: Path) ->
         "  data.val_files: [] in the folder, ['val.jsonl'] now",
         "  algorithm.adv_estimator: 'gae' in the folder, 'grpo' now",
         "  actor.weight_decay: 0.01 in the folder, 0.5 now",
+        "a resumed run keeps these keys, a new run may change them: run.dir=NEW",
     ]
+
+
+def test_a_new_run_starts_from_the_checkpoint_with_the_keys_that_a_resumed_run_cannot_change(run_dir: Path) -> None:
+    leave_a_run(run_dir)
+    store = CheckpointStore(run_dir / "checkpoints")
+    store.commit(2, RunState(step=2, kl_coef=0.5).model_dump(mode="json"), {}, manifests={}, keep=None)
+    changes = {"rollout__n": 4, "algorithm__filter_groups": {"enable": True}}
+    with pytest.raises(ConfigError) as refused:
+        reopen(run_dir, **changes)
+    way = f"a resumed run keeps these keys, a new run may change them: run.dir=NEW run.resume={store.folder(2)}"
+    assert str(refused.value).splitlines()[-1] == way
+    with RunFolder(make_config(run_dir / "NEW", run__resume=str(store.folder(2)), **changes)) as folder:
+        assert RestorePoint(folder.config, folder.checkpoints).step == 2
 
 
 def test_a_run_of_a_version_that_had_fewer_keys_goes_on_with_their_defaults(run_dir: Path) -> None:
@@ -129,6 +148,14 @@ def test_a_run_of_a_version_that_had_fewer_keys_goes_on_with_their_defaults(run_
     file.write_text(yaml.safe_dump(stored))
     with pytest.raises(ConfigError, match=r"data\.prompt_key: 'prompt' in the folder, 'question' now"):
         reopen(run_dir, data__prompt_key="question")
+
+
+def test_the_page_about_run_folders_names_every_file_that_a_start_makes(run_dir: Path) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "running.md").read_text()
+    with RunFolder(make_config(run_dir)) as folder:
+        folder.write_processes([])
+        made = {path.name for path in run_dir.iterdir()} - {folder.lease.nonce}
+    assert not [name for name in made if f"`{name}`" not in page and f"`{name}/" not in page]
 
 
 def test_a_refused_config_leaves_the_stored_one(run_dir: Path) -> None:
