@@ -129,3 +129,10 @@ def test_a_run_whose_controller_is_alive_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="another controller is running"):
             remove_run(tmp_path)
     assert (tmp_path / "controller.lock").exists()
+
+
+def test_the_readme_names_every_folder_that_the_quickstart_writes() -> None:
+    config = load_config(CONFIG)
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    for folder in (config.run.dir, Path(config.actor.model).parent, Path(config.data.train_files[0]).parent):
+        assert f"`{folder}`" in readme
