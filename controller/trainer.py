@@ -86,9 +86,7 @@ class Trainer:
         await self.update(calls, experience)
         self.recorder.close(record)
         drawn = calls.rollouts.answered(experience.scores)
-        self.state = self.state.after(
-            experience, self.config, record.step_s, len(drawn), self.prompts.state_after(drawn), entropy=record.entropy
-        )
+        self.state = self.state.after(record, self.config, len(drawn), self.prompts.state_after(drawn))
 
     async def collect(self, calls: StepCalls) -> Experience:
         """Returns what the updates learn from; each call starts as soon as its input has arrived."""

@@ -46,16 +46,14 @@ class CheckpointWriter(BackgroundTask):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def is_due(self, state: RunState, *, is_last: bool = False) -> bool:
+    def is_due(self, state: RunState, *, is_last: bool) -> bool:
         """Returns True if `state.step` is saved.
 
-        That is every `checkpoint.save_freq` steps, the last one with `save_last`, and one that is the best so far. The
-        last one is the configuration's, or one that `is_last` says is.
+        These are every `checkpoint.save_freq`-th step, the last step with `save_last`, and the best step so far.
         """
         checkpoint, step = self.config.checkpoint, state.step
-        is_saved_last = checkpoint.save_last and (is_last or step == self.config.last_step)
         is_regular = checkpoint.save_freq > 0 and step % checkpoint.save_freq == 0
-        return is_saved_last or is_regular or step == state.best_step
+        return is_regular or (is_last and checkpoint.save_last) or step == state.best_step
 
     async def begin(self, state: RunState, *, metrics: Awaitable[Mapping[str, float]]) -> None:
         """Starts the checkpoint of `state.step`, when the one before is written.

@@ -6,9 +6,9 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.ppo.entropy import entropy_coeff_in_force, next_entropy_coeff
-from controller.ppo.experience import Experience
 from controller.ppo.kl import next_kl_coef
 from controller.ppo.normalization import Normalization, RunningMoments
+from controller.tracking.step_record import StepRecord
 from controller.validation.improvement import Best, Stagnation
 from controller.validation.result import Accuracy, ValidationResult
 from splitppo.config import Config
@@ -45,43 +45,35 @@ class RunState(BaseModel):
         return cls(step=0, kl_coef=config.algorithm.kl_coef)
 
     def config_at_step(self, config: Config) -> Config:
-        """What holds in the step that is being worked on: its phase's values, and what the controllers have come to."""
-        held = config.at_step(self.step)
-        algorithm, actor = held.algorithm, held.actor
+        """Returns the configuration of the step in work: with the values of its phase and of adaptive coefficients."""
+        config = config.at_step(self.step)
+        algorithm, actor = config.algorithm, config.actor
         if algorithm.kl_ctrl == "adaptive":
             algorithm = algorithm.model_copy(update={"kl_coef": self.kl_coef})
         if algorithm.adaptive_entropy.enable:
             coeff = actor.entropy_coeff if self.entropy_coeff is None else self.entropy_coeff
             coeff = entropy_coeff_in_force(algorithm.adaptive_entropy, coeff, self.entropy)
             actor = actor.model_copy(update={"entropy_coeff": coeff})
-        return held.model_copy(update={"algorithm": algorithm, "actor": actor})
+        return config.model_copy(update={"algorithm": algorithm, "actor": actor})
 
-    def after(
-        self,
-        experience: Experience,
-        config: Config,
-        step_s: float,
-        num_draws: int = 1,
-        sampler: Mapping[str, Any] | None = None,
-        *,
-        entropy: float | None = None,
-    ) -> Self:
-        """State after the update on `experience`: coefficients move, totals grow, the prompts go on.
+    def after(self, record: StepRecord, config: Config, num_draws: int, sampler: Mapping[str, Any] | None) -> Self:
+        """Returns the state after the updates of a step: coefficients move, totals grow, the prompts go on.
 
-        `num_draws` batches of prompts were drawn for it. `entropy` is that of the actor's update, in nats per token;
-        None: it had no tokens, or did not take place.
+        `num_draws` batches of prompts were drawn for the step.
         """
-        held, num_samples = config.at_step(self.step), experience.batch.num_rows
-        entropy_coeff, adaptive = self.entropy_coeff, held.algorithm.adaptive_entropy
+        config, experience, entropy = config.at_step(self.step), record.experience, record.entropy
+        assert experience is not None
+        entropy_coeff, adaptive = self.entropy_coeff, config.algorithm.adaptive_entropy
         if adaptive.enable:
-            coeff = held.actor.entropy_coeff if entropy_coeff is None else entropy_coeff
+            coeff = config.actor.entropy_coeff if entropy_coeff is None else entropy_coeff
             entropy_coeff = next_entropy_coeff(adaptive, coeff, entropy)
+        num_samples = experience.batch.num_rows
         return self.model_copy(
             update={
-                "kl_coef": next_kl_coef(held.algorithm, self.kl_coef, experience.kl, num_samples=num_samples),
+                "kl_coef": next_kl_coef(config.algorithm, self.kl_coef, experience.kl, num_samples=num_samples),
                 "entropy_coeff": entropy_coeff,
                 "entropy": self.entropy if entropy is None else entropy,
-                "train_s": self.train_s + step_s,
+                "train_s": self.train_s + record.step_s,
                 "tokens": self.tokens + experience.num_tokens,
                 "refills": self.refills + num_draws - 1,
                 "running": experience.running,

@@ -81,7 +81,7 @@ class Recorder:
 
     def begin(self, step: int, *, epoch: int = 0) -> StepRecord:
         """Opens the record of a step, in this data epoch, where it is known already."""
-        record = StepRecord(step, time.time(), epoch=epoch, traffic_before=self._traffic())
+        record = StepRecord(step, time.time(), epoch=epoch, traffic=self._traffic())
         self._open.append(record)
         return record
 
@@ -115,7 +115,7 @@ class Recorder:
     def close(self, record: StepRecord) -> None:
         """Ends the step's own time."""
         record.ended_s = time.time()
-        record.traffic = self._traffic() - record.traffic_before
+        record.traffic = self._traffic() - record.traffic
 
     def add_validation(self, step: int, validation: ValidationResult, *, split: str = "val") -> None:
         """Takes a validation into the step's line and spans; that of step 0 has a line of its own.

@@ -39,7 +39,7 @@ class StepRecord:
         metrics: what the services reported.
         timings_s: seconds per phase, as the controller saw them, or an engine for what is its own.
         spans: who worked when.
-        traffic_before, traffic: bytes moved before the step, and for it.
+        traffic: bytes moved for the step; before the step has ended, those moved before it.
     """
 
     step: int
@@ -52,7 +52,6 @@ class StepRecord:
     scores: Scores | None = None
     experience: Experience | None = None
     validation: ValidationResult | None = None
-    traffic_before: Traffic = field(default_factory=Traffic)
     traffic: Traffic = field(default_factory=Traffic)
 
     @property

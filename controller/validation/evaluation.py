@@ -24,11 +24,10 @@ class Evaluator:
     prompts: PromptBatch | None
     scorer: Scorer
 
-    def is_due(self, step: int, *, is_last: bool = False) -> bool:
-        """Returns True before the run, every `evaluation.test_freq` steps and after the last step.
+    def is_due(self, step: int, *, is_last: bool) -> bool:
+        """Returns True before the run, every `evaluation.test_freq` steps and after the last step of the run.
 
-        The last step is the configuration's, or the step of a call with `is_last`. With `val_only` a validation is due
-        at any step.
+        With `val_only` a validation is due at any step.
         """
         evaluation = self.config.evaluation
         if self.prompts is None:
@@ -37,9 +36,7 @@ class Evaluator:
             return True
         if step == 0:
             return evaluation.val_before_train
-        return (
-            is_last or step == self.config.last_step or (evaluation.test_freq > 0 and step % evaluation.test_freq == 0)
-        )
+        return is_last or (evaluation.test_freq > 0 and step % evaluation.test_freq == 0)
 
     async def evaluate(self, step: int) -> ValidationResult:
         """Answers and scores every validation prompt with the policy of `step`, which must be the committed one."""

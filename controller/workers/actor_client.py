@@ -73,14 +73,11 @@ class ActorClient(WorkerClient):
 
 
 def loss_terms(config: Config) -> actor_pb2.LossTerms:
-    """The terms of the loss that may change with the step, from what holds in one."""
-    actor, phases = config.actor, config.algorithm.phases
+    """Returns the terms of the loss that may change from step to step; `config` is that of the step."""
+    terms = config.actor.model_dump(include={"entropy_coeff", "use_kl_loss", "kl_loss_coef"})
+    phases = config.algorithm.phases
     return actor_pb2.LossTerms(
-        loss_mode=actor.policy_loss.loss_mode,
-        entropy_coeff=actor.entropy_coeff,
-        use_kl_loss=actor.use_kl_loss,
-        kl_loss_coef=actor.kl_loss_coef,
-        phase=phases[0].label if phases else "",
+        **terms, loss_mode=config.actor.policy_loss.loss_mode, phase=phases[0].label if phases else ""
     )
 
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from controller.ppo.experience import Experience, assemble_experience
 from controller.ppo.scores import Scores
 from controller.run.state import RunState
+from controller.tracking.step_record import StepRecord
 from controller.validation.result import Accuracy, ValidationResult
 from splitppo.batch import Batch, Column
 from tests.support.fake_services import make_config
@@ -25,6 +26,12 @@ def experience(kl: float | None) -> Experience:
     return Experience(batch, np.zeros(2, np.float32), rewards, learned, kl)
 
 
+def record(done: Experience, step_s: float = 1.0, entropy: float | None = None) -> StepRecord:
+    """A step that took `step_s` seconds."""
+    metrics = {} if entropy is None else {"actor/entropy": entropy}
+    return StepRecord(1, 0.0, step_s, experience=done, metrics=metrics)
+
+
 def validation(accuracy: float, **by_source: float) -> ValidationResult:
     return ValidationResult(Accuracy(overall=accuracy, by_source=by_source), {}, Scores.of(np.zeros(0, np.float32)), {})
 
@@ -36,8 +43,8 @@ def test_a_run_starts_with_the_configured_coefficient(tmp_path: Path) -> None:
 
 def test_totals_grow_with_every_step(tmp_path: Path) -> None:
     config = make_config(tmp_path)
-    state = RunState.initial(config).at_step(1).after(experience(None), config, 2.5)
-    state = state.at_step(2).after(experience(None), config, 0.5)
+    state = RunState.initial(config).at_step(1).after(record(experience(None), 2.5), config, 1, None)
+    state = state.at_step(2).after(record(experience(None), 0.5), config, 1, None)
     assert (state.step, state.train_s, state.tokens) == (2, 3.0, 10)
 
 
@@ -49,7 +56,7 @@ def test_the_adaptive_coefficient_moves_by_the_number_of_responses(tmp_path: Pat
         algorithm__kl_horizon=100,
         algorithm__kl_coef=1.0,
     )
-    state = RunState.initial(config).after(experience(kl=1.0), config, 1.0)
+    state = RunState.initial(config).after(record(experience(kl=1.0)), config, 1, None)
     assert state.kl_coef == pytest.approx(1.0 + 0.2 * 2 / 100)
 
 
@@ -64,9 +71,9 @@ def test_an_adaptive_coefficient_goes_on_bit_for_bit_from_a_stored_state(tmp_pat
     kls = [0.3, 0.05, 0.2, 0.12, 0.01]
     straight = restored = RunState.initial(config)
     for kl in kls:
-        straight = straight.after(experience(kl), config, 1.0, entropy=kl)
+        straight = straight.after(record(experience(kl), entropy=kl), config, 1, None)
         restored = RunState.model_validate(json.loads(json.dumps(restored.model_dump(mode="json"))))
-        restored = restored.after(experience(kl), config, 1.0, entropy=kl)
+        restored = restored.after(record(experience(kl), entropy=kl), config, 1, None)
     assert restored == straight
     assert restored.kl_coef != config.algorithm.kl_coef
     assert restored.entropy_coeff not in (None, 0.0)
@@ -84,7 +91,7 @@ def test_the_entropy_coefficient_of_a_step_is_of_the_entropy_of_the_step_before(
     for step, entropy in enumerate((0.4, 0.75, None, 0.5, 0.25), start=1):
         state = state.at_step(step)
         in_force.append(state.config_at_step(config).actor.entropy_coeff)
-        state = state.after(experience(None), config, 1.0, entropy=entropy)
+        state = state.after(record(experience(None), entropy=entropy), config, 1, None)
     # Below the target: up. Above: down, and nothing in the loss, until an update finds it at the target again.
     assert in_force == [0.125, 0.375, 0.0, 0.0, 0.375]
     assert (state.entropy_coeff, state.entropy) == (0.625, 0.25)
@@ -164,19 +171,15 @@ def test_running_statistics_go_on_bit_for_bit_from_a_stored_state(tmp_path: Path
         rollouts = Batch.from_rows(prompts=[[1], [1]], responses=[[2, 3], [2]], **rows)
         scores = random.normal(3.0, 2.0, size=2).astype(np.float32)
         restored = RunState.model_validate(json.loads(json.dumps(restored.model_dump(mode="json"))))
-        straight, restored = (
-            state.after(
-                assemble_experience(
-                    config.algorithm,
-                    rollouts,
-                    Scores.of(scores),
-                    num_samples=2,
-                    normalization=state.normalization(config),
-                ),
-                config,
-                1.0,
+        experiences = [
+            assemble_experience(
+                config.algorithm, rollouts, Scores.of(scores), num_samples=2, normalization=state.normalization(config)
             )
             for state in (straight, restored)
+        ]
+        straight, restored = (
+            state.after(record(done), config, 1, None)
+            for state, done in zip((straight, restored), experiences, strict=True)
         )
     assert restored.running == straight.running
     assert (straight.running.scores.count, straight.running.returns.count) == (8, 12)

@@ -79,4 +79,4 @@ def test_without_validation_prompts_there_is_nothing_to_evaluate(tmp_path: Path)
     evaluator = Evaluator(
         make_config(tmp_path, evaluation__val_before_train=True), FakeActor(log), None, FakeScorer(log)
     )
-    assert not any(evaluator.is_due(step) for step in (0, 1, 3))
+    assert not any(evaluator.is_due(step, is_last=step == 3) for step in (0, 1, 3))
