@@ -6,7 +6,7 @@ from pathlib import Path
 
 from controller.run.folder import read_epoch
 from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
-from controller.tracking.trackers.process import check_trackers, make_order, start
+from controller.tracking.trackers.process import check_trackers, run_of, start
 from splitppo.config import ConfigError, load_config
 from splitppo.machine.process_tree import kill_tree
 
@@ -35,14 +35,13 @@ def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
     for name in (METRICS_FILE, SAMPLES_FILE):
         read_metrics(run_dir / name)
     _refuse_live(run_dir)
-    order = make_order(config, run_dir, read_epoch(record)[0])
-    process = start(config.tracking, order, output=None)
+    process = start(config.tracking, run_of(config, run_dir, read_epoch(record)[0]), output=None)
     try:
         process.communicate()
     except KeyboardInterrupt:
         kill_tree(process.pid)
         raise
-    return None if process.returncode else f"{run_dir}: {', '.join(order.trackers)} lack nothing"
+    return None if process.returncode else f"{run_dir}: {', '.join(config.tracking.trackers)} lack nothing"
 
 
 def _refuse_live(run_dir: Path) -> None:

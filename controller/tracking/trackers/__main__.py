@@ -1,9 +1,9 @@
-"""The tracker process: `feed` sends what a run folder holds and comes to hold, `check NAME ...` says what is missing.
+"""The tracker process: `feed SECONDS NAME ...` sends the steps of a run, `check NAME ...` says what trackers lack.
 
-`feed` reads one line from its standard input, a `protocol.Order`. It ends once that input has ended and everything is
-sent, or after the order's flush timeout. What the user should know are lines of its standard output; all else, and what
-clients print, goes to its standard error. Only one process at a time feeds the trackers of a run. It needs the clients
-and the standard library, so that any Python can run it.
+`feed` reads the run (`protocol.Run`) from the first line of its standard input. When that input has ended, the process
+ends once everything is sent, or after SECONDS. Lines for the user go to its standard output. Everything else, also the
+output of clients, goes to its standard error. Only one process at a time feeds the trackers of a run. The process needs
+the clients and the standard library alone, so that any Python can run it.
 """
 
 import fcntl
@@ -13,43 +13,44 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TextIO
 
 from controller.tracking.trackers.catalog import connect
 from controller.tracking.trackers.checks import problem
 from controller.tracking.trackers.feed import Feed
-from controller.tracking.trackers.protocol import Order
+from controller.tracking.trackers.protocol import Run
 from rewards.code.tree import children_of
 
 log = logging.getLogger("controller.tracking.trackers")
 
 
 def main(arguments: list[str]) -> int:
-    """Runs a command; 0 done, 1 something was not sent, 2 a tracker cannot be used."""
+    """Runs a command; returns 0 if it is done, 1 if something was not sent, 2 if a tracker cannot be used."""
     command, *names = arguments
     if command == "feed":
-        return feed(Order.parse(sys.stdin.readline()))
+        return feed(Run.parse(sys.stdin.readline()), names[1:], float(names[0]))
     problems = [sentence for name in names if (sentence := problem(name))]
     sys.stdout.write("\n".join(problems))
     return 2 if problems else 0
 
 
-def feed(order: Order) -> int:
-    """Feeds all trackers of a run until standard input has ended; returns 0 if each tracker got everything, else 1."""
-    folder, is_ending = order.run.folder, threading.Event()
+def feed(run: Run, names: Sequence[str], flush_timeout_s: float) -> int:
+    """Feeds these trackers until standard input has ended; returns 0 if each tracker got everything, else 1."""
+    folder, is_ending = run.folder, threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever stops all processes of a run stops the controller, too
         signal.signal(number, signal.SIG_IGN)
     _divide_output()
     (folder / "trackers").mkdir(parents=True, exist_ok=True)
     with (folder / "trackers" / "lock").open("a") as lock:
-        feeds = [Feed(name, order.run, connect, is_ending) for name in order.trackers]
+        feeds = [Feed(name, run, connect, is_ending) for name in names]
         threads = [threading.Thread(target=_feed_alone, args=(tracker, lock), daemon=True) for tracker in feeds]
         for thread in threads:
             thread.start()
         sys.stdin.read()
         is_ending.set()
-        deadline_s = time.monotonic() + order.flush_timeout_s
+        deadline_s = time.monotonic() + flush_timeout_s
         for thread in threads:
             thread.join(max(deadline_s - time.monotonic(), 0.0))
         try:

@@ -16,7 +16,7 @@ from typing import IO
 
 import yaml
 
-from controller.tracking.trackers.protocol import Order, Run
+from controller.tracking.trackers.protocol import Run
 from splitppo.config import Config, ConfigError, dump_config
 from splitppo.config.sections.tracking import TrackingConfig
 from splitppo.machine.process_tree import kill_tree
@@ -36,7 +36,7 @@ class TrackerProcess:
 
     def __init__(self, config: Config, run_dir: Path, run_id: str) -> None:
         self._config = config.tracking
-        self._order = make_order(config, run_dir, run_id)
+        self._run = run_of(config, run_dir, run_id)
         self._process: subprocess.Popen[str] | None = None
         self._listener: threading.Thread | None = None
         self._pause_s = _FIRST_PAUSE_S
@@ -44,7 +44,7 @@ class TrackerProcess:
 
     def wake(self) -> None:
         """Starts the process unless it runs; one that has ended is started again, after a while that grows."""
-        if not self._order.trackers or (self._process is not None and self._process.poll() is None):
+        if not self._config.trackers or (self._process is not None and self._process.poll() is None):
             return
         if time.monotonic() < self._next_start_s:
             return
@@ -53,7 +53,7 @@ class TrackerProcess:
             self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
         self._next_start_s = time.monotonic() + self._pause_s
         try:
-            self._process = process = start(self._config, self._order)
+            self._process = process = start(self._config, self._run)
         except OSError as error:
             log.warning("the tracker process cannot be started: %s", error)
             return
@@ -78,7 +78,7 @@ class TrackerProcess:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
-            status = _wait(self._process, self._order.flush_timeout_s + _EXIT_GRACE_S)
+            status = _wait(self._process, self._config.flush_timeout_s + _EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
             log.warning("the tracker process does not end, and is killed")
             kill_tree(self._process.pid)
@@ -88,20 +88,19 @@ class TrackerProcess:
         return status
 
 
-def make_order(config: Config, run_dir: Path, run_id: str) -> Order:
-    """Returns what the tracker process of a run is asked to do."""
+def run_of(config: Config, run_dir: Path, run_id: str) -> Run:
+    """Returns the run as its trackers show it."""
     tree = yaml.safe_load(dump_config(config))
-    run = Run(run_id, config.run.name, config.tracking.project, run_dir.absolute(), tree)
-    return Order(run, config.tracking.trackers, config.tracking.flush_timeout_s)
+    return Run(run_id, config.run.name, config.tracking.project, run_dir.absolute(), tree)
 
 
-def start(config: TrackingConfig, order: Order, *, output: int | None = subprocess.PIPE) -> subprocess.Popen[str]:
-    """Starts the process in a session of its own, where no Ctrl-C reaches it, and gives it its order."""
-    file = order.run.folder / "logs" / "trackers.log"
+def start(config: TrackingConfig, run: Run, *, output: int | None = subprocess.PIPE) -> subprocess.Popen[str]:
+    """Starts the process in a session of its own, where no Ctrl-C reaches it, and tells it the run."""
+    file = run.folder / "logs" / "trackers.log"
     file.parent.mkdir(exist_ok=True)
     with file.open("a") as errors:
         process = subprocess.Popen(
-            _command(config, "feed"),
+            _command(config, "feed", [str(config.flush_timeout_s), *config.trackers]),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=errors,
@@ -110,7 +109,7 @@ def start(config: TrackingConfig, order: Order, *, output: int | None = subproce
         )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended already
-        process.stdin.write(order.line())
+        process.stdin.write(run.line())
         process.stdin.flush()
     return process
 
@@ -132,11 +131,11 @@ def check_trackers(config: TrackingConfig) -> None:
         raise ConfigError(f"tracking.trackers: {', '.join(names)} cannot be checked: {last_words}")
 
 
-def _command(config: TrackingConfig, command: str, names: Sequence[str] = ()) -> list[str]:
+def _command(config: TrackingConfig, command: str, arguments: Sequence[str]) -> list[str]:
     """Returns the command line. Another Python finds our modules last, so that it keeps its own packages."""
     find_ours = f"sys.path.append({_ROOT!r})" if config.python else f"sys.path.insert(0, {_ROOT!r})"
     start = f"import runpy, sys; {find_ours}; runpy.run_module({_MODULE!r}, run_name='__main__')"
-    return [str(config.python or sys.executable), "-c", start, command, *names]
+    return [str(config.python or sys.executable), "-c", start, command, *arguments]
 
 
 def _wait(process: subprocess.Popen[str], timeout_s: float) -> int:

@@ -1,4 +1,4 @@
-"""The interface of trackers, the run as they show it, and the order that the tracker process gets."""
+"""The interface of trackers, and the run as they show it."""
 
 import json
 import textwrap
@@ -28,25 +28,15 @@ class Run:
     folder: Path
     config: Mapping[str, Any]
 
-
-@dataclass(frozen=True)
-class Order:
-    """An order to the tracker process: feed these trackers; send on for so long once no more is written."""
-
-    run: Run
-    trackers: tuple[str, ...]
-    flush_timeout_s: float
-
     def line(self) -> str:
-        """Returns the order as one line of JSON."""
+        """Returns the run as one line of JSON, which the tracker process reads."""
         return json.dumps(asdict(self), default=str) + "\n"
 
     @classmethod
     def parse(cls, line: str) -> Self:
-        """Returns the order that a line holds."""
+        """Returns the run that a line holds."""
         fields = json.loads(line)
-        run = fields["run"]
-        return cls(Run(**run | {"folder": Path(run["folder"])}), tuple(fields["trackers"]), fields["flush_timeout_s"])
+        return cls(**fields | {"folder": Path(fields["folder"])})
 
 
 def reason_of(error: Exception) -> str:
