@@ -1,9 +1,9 @@
 """`python -m controller --config FILE [key.path=value ...]`: runs PPO; `--check` only validates and prints the plan.
 
-`python -m controller doctor --config FILE`: what is wrong with a run, its groups and its wire, and what to do.
-`python -m controller plan RUN_DIR`: what a step of that run would take on other devices, schedules and placements.
-`python -m controller sync RUN_DIR`: sends trackers what they lack of a run that has ended.
-`python -m controller from-verl SCRIPT_OR_YAML`: a verl run in this project's keys.
+`python -m controller doctor --config FILE`: finds what is wrong with a run and its groups, and says what to do.
+`python -m controller plan RUN_DIR`: predicts the time of a step of that run on other devices, schedules and placements.
+`python -m controller sync RUN_DIR`: sends trackers the steps that they lack, after the run has ended.
+`python -m controller from-verl SCRIPT_OR_YAML`: translates a verl run into the keys of this project.
 """
 
 import argparse
@@ -29,7 +29,7 @@ except ModuleNotFoundError as missing:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command and returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted.
 
-    Without `arguments` those of the command line count: `splitppo`, which a wheel installs, calls it so.
+    `arguments` are those of the command line by default. The command `splitppo`, which a wheel installs, calls `main`.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     commands = {"doctor": _doctor, "plan": _plan, "sync": _sync, "from-verl": _from_verl}
@@ -59,11 +59,11 @@ def _parser(command: str, description: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(prog=prog, allow_abbrev=False, description=description)
 
 
-# Whatever a command needs is imported when it is called: a mistake is reported at once, without loading the rest.
+# Each command imports what it needs when it is called, so that a mistake is reported before the rest is loaded.
 
 
 def _run(arguments: list[str]) -> int:
-    """Without a command: trains, or checks what it would train with."""
+    """Trains, or checks the inputs of the training: what `python -m controller` does without a command."""
     parser = _parser("", str(__doc__))
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
     parser.add_argument(
@@ -81,7 +81,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _check(config: Config, *, with_defaults: bool) -> int:
-    """`--check`: reads and starts what can be without a group; prints the resolved configuration and its plans."""
+    """Checks all inputs that can be checked without a group; prints the resolved configuration and its plans."""
     from controller.memory.gpus import check_devices, visible_gpus
     from controller.memory.plan import memory_plan
     from controller.preflight import check_rewards, load_inputs
@@ -104,7 +104,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    """The command `plan`: 0, or 2 for a folder or a number that cannot be used."""
+    """Runs `plan`; returns 0. A folder or a number that cannot be used is a ConfigError."""
     parser = _parser("plan", "Predicts the step of other layouts.")
     parser.add_argument(
         "run_dir", type=Path, nargs="+", metavar="RUN_DIR", help="run folder; more of them: other numbers of devices"
@@ -119,7 +119,7 @@ def _plan(arguments: list[str]) -> int:
 
 
 def _sync(arguments: list[str]) -> int:
-    """The command `sync`: 0; 1 where something could not be sent, 2 for a folder or a tracker that cannot be used."""
+    """Runs `sync`; returns 0, or 1 if something could not be sent. An unusable folder or tracker is a ConfigError."""
     parser = _parser("sync", "Sends trackers what they lack.")
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run folder")
     parser.add_argument("--to", nargs="+", default=[], metavar="TRACKER", help="default: the trackers of the run")
@@ -133,14 +133,14 @@ def _sync(arguments: list[str]) -> int:
 
 
 def _doctor(arguments: list[str]) -> int:
-    """The command `doctor`: 0 healthy, 1 where something is wrong, or 2 for a configuration that cannot be used."""
+    """Runs `doctor`; returns 0 if the run is healthy, 1 if something is wrong, 2 for an unusable configuration."""
     from controller.doctor.command import doctor
 
     return doctor(arguments)
 
 
 def _from_verl(arguments: list[str]) -> int:
-    """The command `from-verl`: 0, 1 where something has to be decided first, or 2 for input that cannot be used."""
+    """Runs `from-verl`; returns 0, 1 if the user must decide something first, 2 for input that cannot be used."""
     from controller.from_verl.command import from_verl
 
     return from_verl(arguments)

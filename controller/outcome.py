@@ -27,13 +27,13 @@ EXIT_STATUS: dict[ExitReason, int] = {"completed": 0, "failed": 1, "bad_input": 
 
 
 class RunOutcome:
-    """The end of a run, and what it leaves behind.
+    """The end of a run: its exit status, and the files that it leaves behind.
 
     Attributes:
-        reason: why it ends; it has failed until something else is known.
-        signal: the first one that asked it to end.
-        digests: of the weights that it ends with.
-        summary: what stands in summary.json; None until that is certain.
+        reason: why the run ends; "failed" until another reason is certain.
+        signal: the first signal that asked the run to end.
+        digests: sha256 of the weights at the end of the run.
+        summary: the content of summary.json; None until it is certain.
     """
 
     def __init__(self, folder: RunFolder, display: Display) -> None:
@@ -51,16 +51,16 @@ class RunOutcome:
         if isinstance(error, ConfigError) or (isinstance(error, GroupFailed) and error.is_bad_input):
             self.reason = "bad_input"
         else:
-            # Whoever stops the controller may stop the groups as well, before the step is done.
+            # A user who stops the controller may stop the groups as well, before the step is done.
             self.reason = "failed" if self.signal is None or isinstance(error, GroupFailed) else "interrupted"
         self._explain(error)
 
     def finish(
         self, trainer: Trainer | None, recorder: Recorder, restored: RunState, *, with_report: bool = True
     ) -> None:
-        """Writes the last lines, summary and report, once; what cannot be written is said, and the run has failed.
+        """Writes the last lines, the summary and the report, once. If they cannot be written, the run has failed.
 
-        `restored` is the state that the run went on from, `trainer` there if it has.
+        `restored` is the state from which the run went on. `trainer` is None if no step was begun.
         """
         if self.summary is not None:
             return
@@ -68,7 +68,7 @@ class RunOutcome:
         state = trainer.state if trainer else restored
         last_step = recorder.last_step if trainer else state.step
         lines: list[dict[str, Any]] = []
-        with self._failing():  # the disk is full, or somebody has broken the file meanwhile
+        with self._failing():  # for instance on a full disk, or with a file that somebody has broken
             recorder.release_all()
             lines = [row for row in read_metrics(folder / METRICS_FILE) if row["step"] <= last_step]
         has_stagnated = state.has_stagnated(config)
@@ -93,12 +93,12 @@ class RunOutcome:
         if trainer is not None and with_report:
             try:
                 write_report(folder, name=config.run.name, schedule=config.run.schedule, train_s=state.train_s)
-            except Exception as error:  # noqa: BLE001 - a picture does not cost a finished run its exit status
+            except Exception as error:  # noqa: BLE001 - a run that has finished does not fail for want of a picture
                 log.warning("report.png could not be drawn: %s", error)
         self._display.finish(self.summary)
 
     def exit_status(self) -> int:
-        """Returns the process's exit status; a completed run fails if it stays under `evaluation.min_accuracy`."""
+        """Returns the exit status of the process. A run under `evaluation.min_accuracy` has failed."""
         if self.reason == "interrupted":
             return 128 + (self.signal or signal.SIGINT)
         minimum = self._folder.config.evaluation.min_accuracy
@@ -119,9 +119,9 @@ class RunOutcome:
             self._explain(error)
 
     def _explain(self, error: Exception) -> None:
-        """Writes one sentence for the user; where it happened is in the log file of the group that it names.
+        """Writes one sentence for the user; the traceback is in the log file of the group that the sentence names.
 
-        Storage that fails once fails again while the run is closed: only the first time is told.
+        Storage that has failed once fails again while the run is closed. The user reads only the first sentence.
         """
         if isinstance(error, OSError) and not isinstance(error, CheckpointFailed):
             error.add_note(self._folder.checkpoints.last_good())

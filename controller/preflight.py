@@ -42,11 +42,11 @@ class Inputs:
 
     @property
     def data_sources(self) -> frozenset[str]:
-        """All that need a reward."""
+        """The data sources of all prompts."""
         return self.prompts.table.data_sources | (self.val_prompts.data_sources if self.val_prompts else frozenset())
 
     def with_last_step(self, config: Config) -> Config:
-        """`config` with `run.total_steps`, also where `run.total_epochs` says it, or ends before."""
+        """Returns `config` with the `run.total_steps` at which the run ends, by that key or by `run.total_epochs`."""
         run = config.run
         if run.total_epochs is None:
             return config
@@ -54,16 +54,16 @@ class Inputs:
         return config.changed("run", {"total_steps": min(run.total_steps or steps, steps)})
 
     def scored_sources(self, config: RewardConfig) -> frozenset[str]:
-        """Returns the data sources that need a reward function: beside a reward model only those that have one."""
+        """Returns the data sources that need a reward function: all, or with a reward model those that have one."""
         return self.data_sources if self.reward_tokenizer is None else scored_sources(config, self.data_sources)
 
 
 def check_config(config: Config) -> None:
-    """Checks what goes beyond single keys.
+    """Checks what the configuration names outside of itself, and how its numbers fit together.
 
     Raises:
-        ConfigError: numbers that do not divide or fit; an estimator that fails on three tokens; certificates or tokens
-            that cannot be used; a rollout backend or a file with a policy loss that ranks started here would not find.
+        ConfigError: numbers do not divide or fit; an estimator fails on three tokens; certificates or tokens cannot be
+            used; ranks that are started here would not find the rollout backend or the file of a policy loss.
     """
     batch_plan(config)
     load_credentials(config.services.security, "controller")
@@ -76,7 +76,11 @@ def check_config(config: Config) -> None:
 
 
 def load_inputs(config: Config) -> Inputs:
-    """Reads what the config names; ConfigError if something is missing, unreadable or does not fit together."""
+    """Reads the models' sizes, the tokenizers and the prompts that the configuration names, and checks them.
+
+    Raises:
+        ConfigError: something is missing, cannot be read or does not fit together.
+    """
     check_config(config)
     check_trackers(config.tracking)
     data, vocab_size = config.data, check_models(config)
@@ -122,7 +126,7 @@ def _check_filter_metric(config: Config, data_sources: Iterable[str]) -> None:
 
 
 def _check_test_cases(config: RewardConfig, rows: Iterable[PromptRow]) -> None:
-    """ConfigError if a row whose answers are run has no test cases to run them against."""
+    """Checks that every row whose answers are run as programs has test cases; ConfigError if one has none."""
     for row in rows:
         if runs_code(config, row.data_source):
             try:
@@ -132,7 +136,7 @@ def _check_test_cases(config: RewardConfig, rows: Iterable[PromptRow]) -> None:
 
 
 def _prompt_source(config: Config, table: PromptBatch) -> PromptSource:
-    """The order of the training prompts: a user's sampler, once it has been tried, or a function of seed and epoch."""
+    """Returns the order of the training prompts: a user's sampler, after a trial, or a function of seed and epoch."""
     data, seed = config.data, config.run.seed
     if data.sampler.class_path is not None:
         SampledPrompts(table, data, seed=seed).check_repeats()
@@ -142,10 +146,11 @@ def _prompt_source(config: Config, table: PromptBatch) -> PromptSource:
 
 
 def check_validation_metrics(config: Config, data_sources: frozenset[str]) -> None:
-    """Checks the metrics that the configuration names, as far as that is possible before the first validation.
+    """Checks the validation metrics that the configuration names, as far as possible before the first validation.
 
     Raises:
-        ConfigError: there is no validation, or it has no such data source, or too few responses per prompt.
+        ConfigError: nothing is validated, or no validation prompt has the data source of the metric, or a prompt has
+            fewer responses than the metric needs.
     """
     named = {
         "evaluation.early_stop.metric": config.evaluation.early_stop.metric,
@@ -154,10 +159,10 @@ def check_validation_metrics(config: Config, data_sources: frozenset[str]) -> No
     if config.evaluation.val_only and not data_sources:
         raise ConfigError("evaluation.val_only: no validation prompt has a reward function")
     for key, metric in ((key, metric) for key, metric in named.items() if metric is not None):
-        known = ", ".join(sorted(data_sources)) or "none"
+        sources = ", ".join(sorted(data_sources)) or "none"
         sections = [f"{section}/{source}/" for section in ("val-core", "val-aux") for source in data_sources]
         if metric != "val/accuracy" and not metric.startswith(tuple(sections)):
-            raise ConfigError(f"{key}: {metric!r} is of no data_source of the validation prompts; they have {known}")
+            raise ConfigError(f"{key}: {metric!r} is of no data_source of the validation prompts; they have {sources}")
         if not data_sources:
             raise ConfigError(f"{key}: nothing is validated, no validation prompt has a reward function")
         number = re.search(r"@(\d+)(/|$)", metric)
@@ -168,13 +173,16 @@ def check_validation_metrics(config: Config, data_sources: frozenset[str]) -> No
 
 
 async def check_rewards(config: Config, inputs: Inputs) -> None:
-    """Starts what scores, and ends it again. ConfigError if it cannot be started, e.g. because of a user's function."""
+    """Starts the processes that score, and ends them again; ConfigError if they cannot start a user's function."""
     async with RewardManager(config.reward, inputs.scored_sources(config.reward)):
         pass
 
 
 def _with_functions(val_prompts: PromptBatch, config: Config) -> PromptBatch | None:
-    """The validation prompts whose sources have a reward function; None if no source has: a model validates nothing."""
+    """Returns the validation prompts whose data source has a reward function; None if there are none.
+
+    A reward model does not validate.
+    """
     judged = scored_sources(config.reward, val_prompts.data_sources)
     if without := sorted(val_prompts.data_sources - judged):
         log.warning(
@@ -186,11 +194,14 @@ def _with_functions(val_prompts: PromptBatch, config: Config) -> PromptBatch | N
 
 
 def check_models(config: Config) -> int | None:
-    """The size of the vocabulary of actor and critic; None where it is not known: the models need not be here.
+    """Checks the models, and returns the size of the vocabulary of actor and critic.
+
+    Returns None if the size is not known: groups that somebody else starts may have their models elsewhere.
 
     Raises:
-        ConfigError: a model is missing, has no weights or torn ones; actor and critic have other vocabularies; rows
-            may be longer than a model has positions; vLLM's ranks cannot share the attention heads of the actor.
+        ConfigError: a model is missing, or its weights are missing or torn; actor and critic have different
+            vocabularies; rows may be longer than a model has positions; vLLM's ranks cannot share the attention heads
+            of the actor.
     """
     if config.services.launch == "external":
         return None
@@ -209,7 +220,7 @@ def check_models(config: Config) -> int | None:
 
 
 def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any]) -> Mapping[str, int]:
-    """The integers of a model's config.json, those of its text_config too. ConfigError if rows do not fit into it."""
+    """Returns the integers of a model's config.json and its text_config; ConfigError if rows are too long for it."""
     entries = {**read_description(model, key), **override}
     _check_weights(model, key)
     sizes = {name: value for name, value in entries.items() if isinstance(value, int)}
@@ -224,14 +235,14 @@ def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any
 
 
 def _check_weights(model: str, key: str) -> None:
-    """ConfigError if the weights of a local folder are missing or torn; those of the hub are not here yet."""
+    """Checks the weights in a local folder; ConfigError if they are missing or torn. Those of the hub come later."""
     folder = Path(model).expanduser()
     if folder.is_dir() and not read_tensor_shapes(folder, key):
         raise ConfigError(f"{key}: {folder} has no weights: expected {EXPECTED}")
 
 
 def _check_vllm(config: Config, actor: Mapping[str, int]) -> None:
-    """Refuses what vLLM could not load, once the whole group stands."""
+    """Checks what vLLM would refuse only after the whole group has started; ConfigError if it would."""
     vllm = config.rollout.vllm
     positions = actor.get("max_position_embeddings")
     if positions is not None and vllm.max_model_len is not None and vllm.max_model_len > positions:

@@ -1,8 +1,8 @@
-"""Which calls of a step may run at the same time: the only thing in which the schedules differ.
+"""The schedules: they differ only in the calls of a step that may run at the same time.
 
 serial   every call after the other.
-gather   independent calls overlap; both updates run concurrently and are joined.
-overlap  as gather, but the critic's update is joined where it is first needed: before the next step's values.
+gather   independent calls overlap; both updates run at the same time, and the step waits for both.
+overlap  like gather, but the next step waits for the critic's update only before it computes values.
 """
 
 from collections.abc import Callable, Coroutine
@@ -15,7 +15,7 @@ from splitppo.config import Schedule
 async def run_calls(schedule: Schedule, *calls: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
     """Runs independent calls and returns their results in order; at the same time unless the schedule is serial.
 
-    The first call that fails cancels the others, and its error is raised as it is.
+    The first call that fails cancels the others, and its own error is raised.
     """
     if schedule == "serial":
         return [await call() for call in calls]

@@ -74,7 +74,7 @@ class Session:
         self._phase: Literal["preparing", "training", "closing"] = "preparing"
 
     async def run(self) -> int:
-        """Trains; whatever happens, the groups are ended and summary.json is written."""
+        """Trains and returns the exit status. In every case the groups are ended and summary.json is written."""
         task = asyncio.current_task()
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -98,7 +98,7 @@ class Session:
         return self._outcome.exit_status()
 
     def _interrupt(self, number: signal.Signals, task: asyncio.Task[object]) -> None:
-        """The first signal lets the running step be finished and saved; the second one leaves at once."""
+        """Handles a signal: the first lets the running step be finished and saved, the second leaves at once."""
         if self._outcome.signal is not None or self._phase == "closing":
             self._leave_at_once()
         self._outcome.signal, self._outcome.reason = number, "interrupted"
@@ -142,7 +142,7 @@ class Session:
             await self._train_recovering(point, inputs, scorer)
 
     def _is_completed(self, inputs: Inputs) -> bool:
-        """True if an earlier start of this run has done its last step, and its summary, kept as it is, says so."""
+        """Returns True if an earlier start of this run has done the last step, and its summary says so."""
         config, state = self._config, self._restored
         summary = Summary.read(self._folder.path / "summary.json")
         if config.evaluation.val_only or summary is None or not summary.finished:
@@ -164,7 +164,7 @@ class Session:
         return True
 
     async def _train_recovering(self, point: RestorePoint, inputs: Inputs, scorer: Scorer) -> None:
-        """Trains; after the loss of a group again, from the checkpoint that is then the newest whole one."""
+        """Trains. After the loss of a group, trains again from the newest whole checkpoint."""
         services = self._config.services
         budget = RestartBudget(services.max_restarts, services.restart_backoff_s)
         while True:
@@ -204,7 +204,7 @@ class Session:
         self._phase = "training"
         try:
             await run_watched(self._trainer.fit(), self._groups.watch())
-        except GroupsRanOut as error:  # nothing is lost: what is due of the steps before is completed
+        except GroupsRanOut as error:  # no group is lost: the work that is due for earlier steps is completed
             await run_watched(self._trainer.join(), self._groups.watch())
             error.add_note(folder.checkpoints.way_to_other_keys())
             error.add_note(folder.checkpoints.last_good())
@@ -224,7 +224,7 @@ class Session:
 
 
 def _log_way_back(step: int, lost_step: int, incomplete_step: int) -> None:
-    """Says what a recovery costs: from `lost_step`, the one that was worked on, back to the checkpoint of `step`."""
+    """Logs the cost of a recovery: from `lost_step`, which was in work, back to the checkpoint of `step`."""
     why = f": the checkpoint of step {incomplete_step} was not complete" if incomplete_step > step else ""
     start = f"the checkpoint of step {step}" if step else "step 0, the initial models"
     log.warning("back to %s%s; steps made again: %d", start, why, lost_step - step)

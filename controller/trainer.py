@@ -2,8 +2,8 @@
 
     prompts -> generate -> { old/ref log-probs | values | scores } -> advantages -> { update actor | update critic }
 
-With `rollout.stream_groups` values and scores of the responses that end first come while others are generated.
-The schedules (controller/schedule.py) change only what may run at the same time, never what is computed.
+With `rollout.stream_groups`, values and scores of the responses that end first come while others are generated.
+The schedules (controller/schedule.py) change only what may run at the same time, never the results.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from splitppo.config import Config
 
 @dataclass(eq=False)
 class Trainer:
-    """Drives the workers through the steps of a run; `state` is of the step in work, or of the last one done."""
+    """Drives the workers through the steps of a run. `state` is that of the step in work, or of the last step done."""
 
     config: Config
     workers: Workers
@@ -54,7 +54,7 @@ class Trainer:
         return self.end.is_reached(self.state)
 
     def stop(self) -> None:
-        """Lets `fit` return, and save, after the step that is being worked on."""
+        """Lets `fit` save and return after the step in work."""
         self.is_stopping = True
 
     async def fit(self) -> None:
@@ -73,7 +73,7 @@ class Trainer:
         await self.join()
 
     async def join(self) -> None:
-        """Waits for what still goes on of the steps that are done."""
+        """Waits for the critic's update and the checkpoint of the last step, if they still run."""
         await self.join_critic()
         await self.checkpoints.join()
 
@@ -89,7 +89,7 @@ class Trainer:
         self.state = self.state.after(record, self.config, len(drawn), self.prompts.state_after(drawn))
 
     async def collect(self, calls: StepCalls) -> Experience:
-        """Returns what the updates learn from; each call starts as soon as its input has arrived."""
+        """Returns the experience that the updates learn from. Each call starts as soon as its input has arrived."""
         rollouts, greedy, old, ref, values, scores = await run_calls(
             self.schedule,
             calls.generate,  # hands on the responses that have ended, part by part
@@ -113,7 +113,7 @@ class Trainer:
         return experience
 
     async def update(self, calls: StepCalls, experience: Experience) -> None:
-        """Updates both models; under `overlap` the critic's update goes on while the next step generates."""
+        """Updates both models. Under `overlap` the critic's update continues while the next step generates."""
         update_actor, update_critic = partial(calls.update_actor, experience), partial(calls.update_critic, experience)
         with calls.step.record.timed("update_actor_critic"):
             if self.schedule == "overlap" and self.workers.critic is not None:
@@ -123,12 +123,12 @@ class Trainer:
                 await run_calls(self.schedule, update_actor, update_critic)
 
     async def join_critic(self) -> None:
-        """Waits for the critic's update of the step before, where it was left to go on, and completes that step."""
+        """Waits for the critic's update of the step before, if it still runs, and completes that step."""
         if self.critic_update.is_pending:
             await self.critic_update.join(self.recorder.current.timed("stall_critic"))
 
     async def abandon(self) -> None:
-        """Gives up what runs in the background; the workers finish their commands all the same."""
+        """Stops waiting for what runs in the background; the workers finish their commands nevertheless."""
         await self.checkpoints.abandon()
         await self.critic_update.abandon()
 
@@ -142,7 +142,7 @@ class Trainer:
             self.is_stopping |= self.state.has_stagnated(self.config)
 
     async def checkpoint_if_due(self) -> None:
-        """Starts a pair checkpoint in the background, which begins when both updates of the step are done."""
+        """Starts a pair checkpoint in the background, if one is due. It begins after both updates of the step."""
         self.checkpoints.check()
         if self.is_stopping or self.checkpoints.is_due(self.state, is_last=self.has_ended):
             with self.recorder.current.timed("save_checkpoint"):

@@ -22,10 +22,11 @@ from splitppo.batch import Batch
 class StepCalls:
     """The calls of one step, in the order of the dataflow.
 
-    All of them can be started together: a call that needs rollouts waits for them. Other groups compute for each part
-    of the rollouts, the actor, which generates them, for all together. Every call answers in the order of the prompts.
+    All calls can be started together: a call that needs rollouts waits for them. The other groups compute for each part
+    of the rollouts. The actor generates the rollouts, and computes for all of them together. Every call returns its
+    rows in the order of the prompts.
 
-    Only `generate` streams rows. The events that every command streams over the wire are progress and its result.
+    Only `generate` streams rows. The events of a command on the wire are its progress and its result.
     """
 
     def __init__(self, step: StepContext, rollouts: PendingRollouts) -> None:
@@ -35,7 +36,7 @@ class StepCalls:
         self._no_columns = Batch(rollouts.prompts.num_prompts * step.config.rollout.n, {})
         num_examine = step.config.reward.num_examine
         self._part_calls = PartCalls(step, rollouts, is_learned_from=True, num_examine=num_examine)
-        # The actor samples the greedy rollouts before it computes anything else: they are scored while it computes.
+        # The actor samples the greedy rollouts first, so that they are scored while it computes.
         needs_greedy = step.config.algorithm.needs_greedy_scores
         self._greedy = SampledRollouts.greedy(step, rollouts.prompts) if needs_greedy else None
         self._sampled_last: PendingRollouts = self._greedy or rollouts
@@ -43,13 +44,13 @@ class StepCalls:
         self._actor_has_columns = asyncio.Event()  # the critic's are sent afterwards, while the actor works
 
     async def generate(self) -> Batch:
-        """Actor: prompts and responses, n per prompt, ordered by prompt, then sample."""
+        """Returns prompts and responses from the actor, n per prompt, ordered by prompt, then sample."""
         return await self.rollouts.generate()
 
     async def greedy_scores(self) -> Float32s | None:
-        """Actor and scorers: the score of a greedy rollout of each prompt, whatever its length.
+        """Returns the score of a greedy response to each prompt, [P], without any penalty for its length.
 
-        Returns None if the estimator needs none.
+        The actor samples the responses. Returns None if the estimator needs no such scores.
         """
         if self._greedy is None:
             return None
@@ -61,9 +62,9 @@ class StepCalls:
         return scores
 
     async def old_log_probs(self) -> Batch:
-        """Actor: log-probs of the responses under policy and rollout backend; no column if none is needed.
+        """Returns the log-probs of the responses under the policy and the rollout backend, as far as they are needed.
 
-        With `bypass_mode` the policy's are computed only in steps that check them.
+        With `bypass_mode` the policy's log-probs are computed only in steps that check them.
         """
         columns = ["old_log_probs", "rollout_log_probs"]
         if self._config.needs_old_log_probs or self.step.log_prob_check.is_due(self.step.number):
@@ -74,9 +75,9 @@ class StepCalls:
         return await self._actor.get_batch(self.rollouts.slot, ["rollout_log_probs"])
 
     async def ref_log_probs(self) -> Batch:
-        """The reference's host: log-probs of the responses under the reference; no column if KL is not used.
+        """Returns the log-probs of the responses under the reference; no column if KL is not used.
 
-        services/roles/frozen_models.py holds the models that are not trained, a reference or a reward model.
+        services/roles/frozen_models.py has the models that are not trained: a reference or a reward model.
         """
         host = self.step.workers.reference
         if host is None or not self._config.uses_reference:  # in this step
@@ -86,18 +87,18 @@ class StepCalls:
         return await self._compute_on_critic(host, "ref", host.compute_ref_log_probs, "ref_log_probs")
 
     async def values(self) -> Batch:
-        """Critic: values of the states before each response token; no column without a critic."""
+        """Returns the critic's values of the states before each response token; no column without a critic."""
         if self._critic is None:
             return self._no_columns
         return await self._compute_on_critic(self._critic, "values", self._critic.compute_values, "values")
 
     async def scores(self) -> Scores:
-        """Returns a score for each response, less what an overlong one loses; see `PartCalls.scores`."""
+        """Returns a score for each response, with the penalty of overlong responses; see `PartCalls.scores`."""
         self._record.scores = await self._part_calls.scores()
         return self._record.scores
 
     async def update_actor(self, experience: Experience) -> None:
-        """Actor: one PPO update of the policy; in the critic's warm-up only the step advances."""
+        """Makes one PPO update of the policy. In the critic's warm-up only the actor's step number advances."""
         config = self._config
         is_warm_up = self._critic is not None and self.step.number <= config.critic.warmup_steps
 
@@ -110,7 +111,7 @@ class StepCalls:
                 await self._actor.put_batch(self.rollouts.slot, columns)
             self._actor_has_columns.set()
 
-        # Passes over every token, which nobody has to wait for while the engines work.
+        # The metrics of the experience are computed from every token, while the engines work.
         measuring = asyncio.get_running_loop().run_in_executor(None, lambda: self._record.learning)
         await self._update(
             self._actor, send, partial(self._actor.update, terms=loss_terms(config), advance_only=is_warm_up)
@@ -118,7 +119,7 @@ class StepCalls:
         await measuring
 
     async def update_critic(self, experience: Experience) -> None:
-        """Critic: one update of the value model, if there is one; its columns are sent while the actor works."""
+        """Makes one update of the value model, if there is a critic. Its columns are sent while the actor works."""
         critic = self._critic
         if critic is None:
             return
@@ -132,10 +133,10 @@ class StepCalls:
     async def _update(
         self, client: ActorClient | CriticClient, send: Callable[[], Awaitable[None]], update: Compute
     ) -> None:
-        """Sends the columns and updates; both again if the update has failed without touching the weights.
+        """Sends the columns and updates. Repeats both if the update has failed without a change of the weights.
 
-        If the group is lost instead, the error ends `Trainer.fit`, and `Session._train_recovering`
-        (controller/session.py) restores both models to their last common checkpoint.
+        If the group is lost, the error ends `Trainer.fit`, and `Session._train_recovering` (controller/session.py)
+        restores both models to their last common checkpoint.
         """
 
         async def attempt() -> CommandReply:
@@ -148,7 +149,7 @@ class StepCalls:
         self._record.add_reply(client.role, name, reply)
 
     async def _compute_on_actor(self, name: str, compute: Compute, columns: Sequence[str]) -> Batch:
-        """Returns columns that the actor computes for all responses together, once it has sampled everything."""
+        """Returns columns that the actor computes for all responses together, after it has sampled all of them."""
         await self._sampled_last.on_actor.wait()
         with self._record.timed(name):
             reply = await compute(self.rollouts.slot, base_step=self.step.base_step)
@@ -156,13 +157,13 @@ class StepCalls:
         return await self._actor.get_batch(self.rollouts.slot, columns)
 
     async def _compute_on_critic(self, host: WorkerClient, name: str, compute: Compute, column: str) -> Batch:
-        """Returns a column that the critic's group computes from prompts and responses, part by part."""
+        """Returns a column that the critic's group computes from prompts and responses, for one part after another."""
         send = partial(self._critic_rows.send, host)
         return await self._part_calls.compute_column(host, name, send, compute, column)
 
 
 class RowsSentOnce:
-    """Sends each part to a group once: values and the reference's log-probs are computed from the same rows there."""
+    """Sends each part to the critic's group once: values and reference log-probs are computed from the same rows."""
 
     def __init__(self) -> None:
         self._sent: set[int] = set()

@@ -1,4 +1,4 @@
-"""The context of one step: the configuration that holds in it, and what all of its calls share."""
+"""The context of one step: its configuration, and the objects that all of its calls share."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from splitppo.config import Config
 
 @dataclass(frozen=True, eq=False)
 class StepContext:
-    """One step, for everything that makes rollouts or computes with them.
+    """One step, as one argument of all code that makes rollouts or computes with them.
 
     Attributes:
-        config: the configuration that holds in this step, with the values of its phase.
+        config: the configuration of this step, with the values of its phase.
         workers: the groups that compute.
         scorer: the reward functions, which score responses.
-        log_prob_check: decides if the log-probs of this step are compared.
+        log_prob_check: decides whether the log-probs of this step are compared.
         record: metrics, times and spans of this step.
-        after_critic_update: waits for the critic's update of the step before. The critic's group computes nothing
-            for this step until then.
+        after_critic_update: waits for the critic's update of the step before. Until then the critic's group computes
+            nothing for this step.
     """
 
     config: Config
@@ -38,5 +38,5 @@ class StepContext:
 
     @property
     def base_step(self) -> int:
-        """The step whose weights the workers hold until they update."""
+        """The step whose weights the workers have before their update."""
         return self.number - 1

@@ -1,8 +1,8 @@
-"""The rollouts of a step: still to be sampled, or, with dynamic sampling, those that were kept of many.
+"""The rollouts of a step: still to be sampled, or, with dynamic sampling, kept out of more rollouts.
 
-Dynamic sampling draws and answers prompts until the step is full of groups whose samples differ. Every generation is
-scored before the next one is drawn. The kept groups depend on the weights. The prompts and seeds that come next depend
-only on how many were drawn before.
+Dynamic sampling draws and answers prompts until the step has enough groups whose samples differ. Every generation is
+scored before the next one is drawn. The kept groups depend on the weights. The next prompts and seeds depend only on
+the number of prompts that were drawn before.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
 
 
 class StepRollouts:
-    """Draws the prompts of each step, and makes the rollouts that it learns from.
+    """Draws the prompts of each step, and makes the rollouts that the step learns from.
 
     Raises:
-        GroupsRanOut: too few groups of samples differ.
-        ConfigError: the scorer does not give what groups are compared by.
+        GroupsRanOut: too few groups have samples that differ.
+        ConfigError: the scorer does not return the metric by which samples are compared.
     """
 
     def __init__(self, prompts: PromptSource) -> None:
@@ -44,13 +44,13 @@ class StepRollouts:
             return KeptRollouts(step, groups.first(), groups.answered)
 
     def _next_prompts(self, step: StepContext, draw: int) -> PromptBatch:
-        """Returns the batch of prompts with this number; the step counts to the data epoch of its last batch."""
+        """Returns the batch of prompts with this number. A step belongs to the data epoch of its last batch."""
         prompts = self._prompts.batch_at(draw)
         step.record.epoch = self._prompts.epoch_of(draw)
         return prompts
 
     async def _fill(self, step: StepContext, first_draw: int) -> KeptGroups:
-        """Samples and scores candidates until `data.train_batch_size` groups differ."""
+        """Samples and scores candidates until `data.train_batch_size` groups have samples that differ."""
         config, filters = step.config, step.config.algorithm.filter_groups
         num_prompts, per_epoch = config.data.train_batch_size, self._generations_per_epoch
         groups = KeptGroups(filters, num_prompts, step.number, generations_per_epoch=per_epoch)
@@ -69,7 +69,7 @@ class StepRollouts:
 
 
 class KeptRollouts:
-    """The rollouts that a step has kept, already sampled and scored: a single part; see `PendingRollouts`."""
+    """The rollouts that a step has kept. They are sampled and scored already, and a single part (`PendingRollouts`)."""
 
     def __init__(self, step: StepContext, groups: Groups, answered: Sequence[Answered]) -> None:
         self._step = step
@@ -82,7 +82,7 @@ class KeptRollouts:
         self.order = np.arange(groups.rollouts.num_rows)
 
     async def generate(self) -> Batch:
-        """Puts the rollouts where the actor would have left them."""
+        """Puts the rollouts into the slot in which the actor leaves rollouts without dynamic sampling."""
         columns = self._rollouts.select(("prompts", "responses", "rollout_log_probs", "seeds"))
         with self._step.record.timed("gen"):
             await self._step.workers.actor.put_batch(self.slot, columns)
@@ -94,5 +94,5 @@ class KeptRollouts:
         yield RolloutPart(self.slot, self.order, asked, self._rollouts.select(("prompts", "responses")))
 
     def answered(self, scores_B: Float32s) -> Sequence[Answered]:  # noqa: ARG002 - of PendingRollouts
-        """Returns every generation with the scores that were compared, before any penalty."""
+        """Returns the prompts of every generation, with the scores that were compared, before any penalty."""
         return self._answered

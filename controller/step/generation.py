@@ -1,4 +1,4 @@
-"""Generation: a batch of prompts is answered by the actor, in parts that are handed on while others are generated."""
+"""Generation: the actor answers a batch of prompts, in parts that are handed on while others are generated."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -24,7 +24,7 @@ from splitppo.v1.batch_pb2 import SLOT_KIND_CANDIDATES, SLOT_KIND_EXPERIENCE, SL
 class SampledRollouts:
     """Rollouts that the actor samples, in parts; see `PendingRollouts`.
 
-    Only what is computed row by row sees parts; `in_order` brings it back into the order of the prompts.
+    Only calls that compute row by row work on parts. `in_order` puts their results into the order of the prompts.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class SampledRollouts:
         columns: Sequence[str] = ("responses",),
         timing: str = "gen",
     ) -> None:
-        """`earlier` as in `PromptBatch.to_batch`; `columns` are fetched from the slot; `timing` names the time."""
+        """Takes `earlier` for `PromptBatch.to_batch`, the `columns` to fetch, and the name of the timing."""
         self._actor, self._record = step.workers.actor, step.record
         self._seeded = prompts.to_batch(step.config.run.seed, step.number, num_samples, earlier=earlier)
         self._asked = prompts.repeated(num_samples)
@@ -59,7 +59,7 @@ class SampledRollouts:
 
     @classmethod
     def of_step(cls, step: StepContext, prompts: PromptBatch) -> Self:
-        """Returns the responses to each prompt of a step, `rollout.n` of each, in `rollout.stream_groups` parts."""
+        """Returns the responses to the prompts of a step: `rollout.n` per prompt, in `rollout.stream_groups` parts."""
         config, slot = step.config, Slot(kind=SLOT_KIND_EXPERIENCE, step=step.number)
         rollout, sampling = config.rollout, sampling_params(config.rollout, config.data)
         assert rollout.stream_groups != "auto", "load resolves it"
@@ -69,9 +69,9 @@ class SampledRollouts:
     def of_candidates(
         cls, step: StepContext, prompts: PromptBatch, *, generation: int, earlier: NDArray[np.int64]
     ) -> Self:
-        """Returns the responses to the prompts of a generation (from 1), of which the step keeps some.
+        """Returns the responses to the prompts of a generation (from 1). The step keeps some of them.
 
-        `earlier` are the row indices of the step's earlier generations: a prompt among them gets further seeds.
+        `earlier` are the row indices of the step's earlier generations. A prompt that is among them gets other seeds.
         """
         config, slot = step.config, Slot(kind=SLOT_KIND_CANDIDATES, step=step.number, part=generation)
         sampling, columns = sampling_params(config.rollout, config.data), ("responses", "rollout_log_probs", "seeds")
@@ -80,13 +80,13 @@ class SampledRollouts:
 
     @classmethod
     def greedy(cls, step: StepContext, prompts: PromptBatch) -> Self:
-        """Returns the greedy response to each prompt of a step: always the most likely token."""
+        """Returns the greedy response to each prompt of a step, which always has the most likely token."""
         slot, length = Slot(kind=SLOT_KIND_GREEDY, step=step.number), step.config.data.max_response_length
         sampling = SamplingParams(temperature=0.0, top_p=1.0, max_response_length=length)
         return cls(step, prompts, slot, sampling, num_samples=1, timing="gen_max")
 
     async def generate(self) -> Batch:
-        """Samples; returns prompts and the columns, ordered by prompt, then sample."""
+        """Samples the responses; returns prompts and the columns, ordered by prompt, then sample."""
         with self._record.timed(self._timing):
             await self._actor.put_batch(self.slot, self._seeded)
             reply, *parts = await gather_calls(self._sample(), *map(self._fetch, range(len(self._slots))))
@@ -96,7 +96,7 @@ class SampledRollouts:
         return rollouts
 
     async def parts(self) -> AsyncIterator[RolloutPart]:
-        """Yields the parts that have rows. A caller that is cancelled while it waits does not disturb the others."""
+        """Yields the parts that have rows. The cancellation of a waiting caller does not disturb other callers."""
         for fetched in self._fetched:
             part = await asyncio.shield(fetched)
             if len(part.places):

@@ -1,7 +1,7 @@
-"""Dynamic sampling without its calls: which groups of samples are kept, when a step is full, why it never will be.
+"""The decisions of dynamic sampling: the groups that are kept, and when a step is full or cannot be filled.
 
-Yu et al., 2025 (DAPO), section 3.2: a group whose samples all have the same score has no advantage, so it only thins
-the batch out. P prompts, n samples of each.
+Yu et al., 2025 (DAPO), section 3.2: a group whose samples all have the same score has no advantage, so that the policy
+learns nothing from it. P prompts, n samples of each.
 """
 
 import math
@@ -22,12 +22,12 @@ _NUM_NAMED_VALUES = 4
 
 
 class GroupsRanOut(Exception):
-    """A step cannot be filled with groups worth learning from; the message is one sentence."""
+    """A step cannot be filled with groups whose samples differ; the message is one sentence."""
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """P prompts with their P x n rollouts and scores, ordered by prompt, then sample; scores without any penalty."""
+    """P prompts with P x n rollouts and their scores before any penalty, ordered by prompt, then sample."""
 
     prompts: PromptBatch
     rollouts: Batch
@@ -41,9 +41,10 @@ class Groups:
 
 
 class KeptGroups:
-    """The groups of a step, generation by generation, until there are `num_prompts`; what is over is cut.
+    """The groups that a step keeps of its generations, until there are `num_prompts`; further groups are cut off.
 
-    `generations_per_epoch` draw each prompt once. `answered` is all that was drawn, with its scores.
+    `generations_per_epoch` generations draw each prompt once. `answered` has all prompts that were drawn, with the
+    scores of their responses.
     """
 
     def __init__(self, config: FilterGroupsConfig, num_prompts: int, step: int, *, generations_per_epoch: int) -> None:
@@ -51,10 +52,10 @@ class KeptGroups:
         self._num_prompts = num_prompts
         self._step = step
         self._generations_per_epoch = max(1, generations_per_epoch)
-        self._kept: list[Groups] = []  # of each generation
+        self._kept: list[Groups] = []  # for each generation
         self.answered: list[Answered] = []
-        self._alike: Counter[float] = Counter()  # groups by the value that all of their samples have
-        self._num_barren = 0  # generations without any group that differs, the last ones
+        self._alike: Counter[float] = Counter()  # the number of groups by the value that all of their samples have
+        self._num_barren = 0  # the last generations in a row in which no group was kept
 
     @property
     def is_full(self) -> bool:
@@ -78,7 +79,7 @@ class KeptGroups:
             ConfigError: the scorer has no such field.
         """
         values_Pn = metric_values(groups.scores, self._config.metric).reshape(groups.prompts.num_prompts, -1)
-        # Never by their deviation: that of equal numbers need not be exactly 0.
+        # The standard deviation would not do: for equal numbers it need not be exactly 0.
         is_alike_P = values_Pn.min(axis=1) == values_Pn.max(axis=1)
         self._alike.update(values_Pn[is_alike_P, 0].tolist())
         self._kept.append(groups.take(np.flatnonzero(~is_alike_P)))
@@ -86,10 +87,10 @@ class KeptGroups:
         self._num_barren = self._num_barren + 1 if is_alike_P.all() else 0
 
     def check(self) -> None:
-        """Checks that another generation may help.
+        """Checks that the step may draw another generation.
 
         Raises:
-            GroupsRanOut: there were as many as are allowed, or a whole data epoch in which all groups were alike.
+            GroupsRanOut: the step has drawn as many as it may, or a whole data epoch without any group to keep.
         """
         limit, key = self._config.max_num_gen_batches, "algorithm.filter_groups.max_num_gen_batches"
         if limit and self.num_generations >= limit:
@@ -111,7 +112,7 @@ class KeptGroups:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Returns train/num_gen_batches and training/filter_groups/..., of all groups that were drawn."""
+        """Returns train/num_gen_batches and training/filter_groups/..., over all groups that were drawn."""
         groups, num_drawn = "training/filter_groups", self._num_kept + self._num_dropped
         return {
             "train/num_gen_batches": float(self.num_generations),
@@ -141,13 +142,13 @@ class KeptGroups:
 
 
 def metric_values(scores: Scores, metric: str) -> Float64s:
-    """Returns [P x n] numbers, by which groups are compared.
+    """Returns [P x n], the numbers by which the samples of a group are compared.
 
-    A scorer that failed gives 0. If a scorer gives no "acc", e.g. a plain number, its score is taken, as in
-    validation.
+    The value of a response whose scorer failed is 0. If a scorer returns no "acc", for instance because it returns a
+    plain number, its score counts, like in validation.
 
     Raises:
-        ConfigError: a scorer has no such numeric field, or no finite number there.
+        ConfigError: a scorer returns no such numeric field, or a number in it that is not finite.
     """
     values_B = scores.scores.astype(np.float64)
     if metric in SCORE_METRICS:

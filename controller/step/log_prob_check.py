@@ -16,18 +16,18 @@ class RolloutMismatch(Exception):
 
 @dataclass(frozen=True)
 class LogProbCheck:
-    """Compares log-probs in every n-th step, and in the first step of a trainer: after a start, resume or recovery."""
+    """Compares log-probs every `rollout.check_freq` steps, and in the first step after a start, resume or recovery."""
 
     config: RolloutConfig
     first_step: int
 
     def is_due(self, step: int) -> bool:
-        """Returns True if the log-probs of this step are compared, for which the trainer's must be computed."""
+        """Returns True if the log-probs of this step are compared. The trainer's log-probs are then computed."""
         check_freq = self.config.check_freq or 0
         return check_freq > 0 and (step == self.first_step or step % check_freq == 0)
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Checks the difference in a step's metrics, if it is due; a step without tokens has nothing to compare.
+        """Checks the difference in the metrics of a step, if a check is due and the step has tokens.
 
         Raises:
             RolloutMismatch: the largest difference is over `rollout.max_log_prob_diff`, or not a number.

@@ -1,4 +1,4 @@
-"""Rollouts that are still coming, and what is computed for each part of them as soon as it is here."""
+"""Rollouts that are not complete yet, and the calls that compute for each part of them as soon as it has arrived."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -28,9 +28,10 @@ class RolloutPart:
     """Responses that have ended one after another, and are handed on together.
 
     Attributes:
-        slot: where the workers keep its rows: a part of the batch's slot, or all of it if there is no other part.
-        places: [num_rows] ascending, the places of its rows in the batch, which is ordered by prompt, then sample.
-        prompts: one for each row.
+        slot: the slot in which the workers keep the rows: a part of the batch's slot, or the whole slot if this is the
+            only part.
+        places: [num_rows] ascending, the places of the rows in the batch, which is ordered by prompt, then sample.
+        prompts: the prompt of each row.
         rollouts: prompts and responses; with `places` if there are other parts.
     """
 
@@ -41,13 +42,13 @@ class RolloutPart:
 
 
 class PendingRollouts(Protocol):
-    """The responses to a batch of prompts that are still coming; those that are here are a `Batch`.
+    """The responses to a batch of prompts, before all of them have arrived; complete rollouts are a `Batch`.
 
     Attributes:
-        slot: where the workers keep them.
-        prompts: one for all samples of it.
-        scores: their scores before any penalty; None if they were not scored yet.
-        on_actor: set once the actor has all responses, while they are still on their way here.
+        slot: the slot in which the workers keep the responses.
+        prompts: the prompts, each once for all of its samples.
+        scores: the scores of the responses before any penalty; None if the responses were not scored yet.
+        on_actor: set when the actor has sampled all responses; the controller may not have them yet.
     """
 
     slot: Slot
@@ -57,36 +58,36 @@ class PendingRollouts(Protocol):
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """[num_rows], where each row of the batch is found in its parts one after the other; known after `generate`."""
+        """[num_rows], the place of each row of the batch in its parts one after the other; set after `generate`."""
 
     async def generate(self) -> Batch:
-        """Brings the responses to the actor's slot; returns prompts and responses, by prompt, then sample."""
+        """Puts the responses into the actor's slot; returns prompts and responses, ordered by prompt, then sample."""
 
     def parts(self) -> AsyncIterator[RolloutPart]:
-        """Yields the parts that have rows, one after the other, each as soon as it is here."""
+        """Yields the parts that have rows, one after the other, each as soon as it has arrived."""
 
     def answered(self, scores_B: Float32s) -> Sequence[Answered]:
         """Returns each batch of prompts that was drawn, with the scores of its responses.
 
-        `scores_B` are the scores of the rows.
+        `scores_B` are the scores of the step's rows.
         """
 
 
 def in_order(parts: Sequence[Batch], order: NDArray[np.int64]) -> Batch:
-    """Joins what was computed for the parts, in the order of the prompts; `order` as in `PendingRollouts`."""
+    """Returns the rows of all parts in the order of the prompts; `order` is that of `PendingRollouts`."""
     joined = concatenate(parts)
     return joined if len(parts) == 1 else joined.take(order)
 
 
 @dataclass(eq=False)
 class PartCalls:
-    """The calls for each part of pending rollouts. Every call answers in the order of the prompts.
+    """The calls for each part of pending rollouts. Every call returns its rows in the order of the prompts.
 
     Attributes:
-        is_baseline: True if the rollouts are only compared with.
-        is_learned_from: True if truncated responses are marked, and overlong ones lose some of their score.
-        asks_model: True if the reward model scores, where there is one.
-        num_examine: responses per data source that are logged.
+        is_baseline: True if the rollouts are only the baseline of others (ReMax).
+        is_learned_from: True if truncated responses are marked, and overlong responses get a penalty.
+        asks_model: True if the reward model scores the responses, if there is one.
+        num_examine: the number of responses per data source that are logged.
     """
 
     step: StepContext
@@ -107,15 +108,15 @@ class PartCalls:
         compute: Compute,
         column: str,
     ) -> Batch:
-        """Returns a column that `host` computes, for each part as soon as its rows have been sent there.
+        """Returns a column that `host` computes for each part as soon as the rows of the part have been sent.
 
-        The critic's group computes after its update of the step before; the rows are sent meanwhile.
+        The critic's group computes after its update of the step before. The rows are sent during that update.
         """
         columns, record = [], self.step.record
         async for part in self.rollouts.parts():
             await send(part)
             if host is self.step.workers.critic:
-                async with self._preparing_critic:  # so that only one call waits, and its time is counted once
+                async with self._preparing_critic:  # one call alone waits, so that the time counts once
                     await self.step.after_critic_update()
             with record.timed(name):
                 reply = await compute(part.slot, base_step=self.step.base_step)
@@ -124,9 +125,9 @@ class PartCalls:
         return in_order(columns, self.rollouts.order)
 
     async def scores(self) -> Scores:
-        """Returns a score for each response: of the reward functions, and of the reward model if there is one.
+        """Returns a score for each response, by the reward functions and by the reward model if there is one.
 
-        Nothing is scored twice.
+        Responses that have a score already are not scored again.
         """
         config, host = self.step.config, self.step.workers.reward_model
         if host is None or not self.asks_model:
@@ -136,13 +137,13 @@ class PartCalls:
         return add_model_scores(scores, of_model, coefs.coef_of, rule_coef=coefs.rule_coef)
 
     async def _rule_scores(self) -> Scores:
-        """Returns the score that the reward functions give each response, less what an overlong response loses."""
-        config, known = self.step.config, self.rollouts.scores
+        """Returns the score of each response by the reward functions, with the penalty of overlong responses."""
+        config, earlier = self.step.config, self.rollouts.scores
         reward, limit = config.reward, config.data.max_response_length
         parts: list[Scores] = []
         async for part in self.rollouts.parts():
-            if known is not None:
-                scores = without_model_scores(known)
+            if earlier is not None:
+                scores = without_model_scores(earlier)
             else:
                 scores = await self._score(part, num_examine=0 if parts else self.num_examine)
             if self.is_learned_from:
@@ -151,7 +152,7 @@ class PartCalls:
                 scores = subtract_overlong(scores, reward.overlong_buffer, lengths, limit)
             parts.append(scores)
         scores = Scores.join(parts).take(self.rollouts.order)
-        if known is None:
+        if earlier is None:
             check_failures(scores, reward.max_error_rate, f"step {self.step.number}")
         return scores
 
@@ -160,10 +161,10 @@ class PartCalls:
             return await self.step.scorer.score(part.prompts, part.rollouts, num_examine=num_examine)
 
     async def _model_scores(self, host: WorkerClient) -> Float32s:
-        """Returns the reward model's score of each response, which is encoded anew in the tokens of that model."""
-        known = self.rollouts.scores
-        if known is not None and known.model_scores is not None:
-            return known.model_scores
+        """Returns the reward model's score of each response. Texts are encoded again, in the tokens of that model."""
+        earlier = self.rollouts.scores
+        if earlier is not None and earlier.model_scores is not None:
+            return earlier.model_scores
         scorer, are_longest = self.step.scorer, list[bool]()
 
         async def send(part: RolloutPart) -> None:
