@@ -1,1 +1,1 @@
-"""The files of a run, from which it comes back: its folder, state and checkpoints."""
+"""The files from which a run is resumed: its folder, state and checkpoints."""

@@ -3,12 +3,12 @@
     checkpoints/global_step_N/{actor,critic}/   written by the services, in the background, manifest.json last
     checkpoints/global_step_N/controller.json   step, KL coefficient, validation before the run, totals
     checkpoints/global_step_N/COMMITTED         the commit marker: written last, when every part is durable
-    checkpoints/latest                          newest committed step, for people; nothing reads it
-    checkpoints/best                            link to the best one, by checkpoint.best_metric; nothing reads it
-    checkpoints/damaged_global_step_N           a checkpoint that was found damaged; left to the user
+    checkpoints/latest                          newest committed step, for people; the program does not read it
+    checkpoints/best                            link to the best checkpoint, by checkpoint.best_metric; likewise
+    checkpoints/damaged_global_step_N           a damaged checkpoint, set aside for the user
 
-A folder without its marker is half a pair: never loaded, removed at the next start or commit. What a marker and the
-manifests that it names do not describe is damaged; then the checkpoint before it is used.
+A folder without its marker is half a pair: it is never loaded, and removed at the next start or commit. A checkpoint is
+damaged if its files are not as its marker and manifests describe them. Then the checkpoint before it is used.
 """
 
 import json
@@ -55,13 +55,13 @@ class ControllerPart(BaseModel):
 
 @dataclass(frozen=True)
 class CommitMarker(SealedFile):
-    """Makes a checkpoint count: its step, and by which digests its other files are known.
+    """The file that makes a checkpoint count: it has the step, and the digests of the other files.
 
     Attributes:
-        state: the controller's part, controller.json.
-        manifests: sha256 of every role's manifest.json.
-        run_id: of the run that saved or adopted it; empty: a version that did not write it.
-        adopted_from: folder and run that `run.resume` took it from.
+        state: size and sha256 of the controller's part, controller.json.
+        manifests: sha256 of manifest.json, by role.
+        run_id: the run that saved or adopted the checkpoint; empty in checkpoints of an older version.
+        adopted_from: the folder and run from which `run.resume` took the checkpoint.
     """
 
     KIND = "commit marker"
@@ -76,7 +76,7 @@ class CheckpointStore:
     """The checkpoints folder of a run.
 
     Attributes:
-        run_id: of the run, whose checkpoints bear it; empty for whoever looks on.
+        run_id: the id of the run, which its checkpoints bear; empty for readers that do not run.
     """
 
     def __init__(self, path: Path, run_id: str = "") -> None:
@@ -89,11 +89,11 @@ class CheckpointStore:
         return self.path / f"{PREFIX}{step}"
 
     def steps(self) -> list[int]:
-        """Committed steps, oldest first."""
+        """Returns the committed steps, oldest first."""
         return [step for step, folder in sorted(self._folders().items()) if (folder / MARKER).exists()]
 
     def incomplete_steps(self) -> list[int]:
-        """Steps whose checkpoint was begun and not committed."""
+        """Returns the steps whose checkpoint was begun and not committed, oldest first."""
         return sorted(step for step, folder in self._folders().items() if not (folder / MARKER).exists())
 
     def _folders(self) -> dict[int, Path]:
@@ -101,7 +101,7 @@ class CheckpointStore:
         return {int(number): folder for number, folder in folders.items() if _NUMBER.fullmatch(number)}
 
     def latest_step(self) -> int:
-        """The newest committed step, 0 when there is none."""
+        """Returns the newest committed step, 0 if there is none."""
         return max(self.steps(), default=0)
 
     def way_to_other_keys(self) -> str:
@@ -117,14 +117,14 @@ class CheckpointStore:
         return f"the last good checkpoint is {self.folder(step)}, which is untouched"
 
     def check(self, step: int, folder: Path | None = None) -> dict[str, Manifest]:
-        """The manifests of a checkpoint, by role; here, or in a folder of another run.
+        """Returns the manifests of a checkpoint by role, after comparison with the commit marker.
 
-        They and the controller's part are compared with the commit marker. The services compare the files that the
-        manifests name, when they load.
+        The controller's part is compared, too. The services compare the files that the manifests name when they load
+        them. `folder` is that of another run's checkpoint.
 
         Raises:
-            DamagedCheckpoint: something is not as it was committed.
-            ConfigError: it lies here, but another run has saved it.
+            DamagedCheckpoint: a file is not as it was committed.
+            ConfigError: the checkpoint lies in this run folder, but another run has saved it.
         """
         is_here, folder = folder is None, folder or self.folder(step)
         marker = CommitMarker.read(folder / MARKER)
@@ -143,7 +143,7 @@ class CheckpointStore:
         return bool(self.run_id) and marker.run_id not in ("", self.run_id)
 
     def newest_whole_step(self) -> int:
-        """The newest step whose checkpoint passes `check`; what is newer is set aside. 0 when there is none."""
+        """Returns the newest step whose checkpoint passes `check`, 0 if there is none; sets newer ones aside."""
         while step := self.latest_step():
             try:
                 self.check(step)
@@ -153,7 +153,7 @@ class CheckpointStore:
         return step
 
     def load(self, step: int) -> ControllerPart:
-        """The controller's part; ConfigError if it cannot be read, or another version has written it."""
+        """Returns the controller's part; ConfigError if it cannot be read, for instance one of another version."""
         folder = self.folder(step)
         try:
             return ControllerPart.model_validate_json((folder / STATE).read_bytes())
@@ -166,7 +166,7 @@ class CheckpointStore:
         raise ConfigError(f"the checkpoint {folder} cannot be used, {found}")
 
     def set_aside(self, step: int, error: DamagedCheckpoint) -> None:
-        """Renames a damaged checkpoint and warns; ConfigError if it was adopted: who names one gets no other."""
+        """Renames a damaged checkpoint and logs a warning; ConfigError if `run.resume` named this checkpoint."""
         if self._adopted is not None and step == self._adopted[0]:
             raise _named_is_damaged(self._adopted[1], error) from error
         aside, number = self.path / f"{DAMAGED_PREFIX}{step}", 1
@@ -195,7 +195,8 @@ class CheckpointStore:
     ) -> None:
         """Makes the checkpoint of `step` count, after every role's part is durable.
 
-        Then only the newest `keep` stay, and that of step `best`. `manifests` has the sha256 of every role's.
+        Afterwards only the newest `keep` checkpoints remain, and that of step `best`. `manifests` has the sha256 of
+        each role's manifest.
         """
         folder = self.folder(step)
         content = json.dumps({"state": state, "metrics": metrics}, indent=2).encode()
@@ -211,7 +212,7 @@ class CheckpointStore:
         self.remove_leftovers()
 
     def _mark_best(self, step: int | None) -> None:
-        """Lets `best` lead to the checkpoint of `step`, if there is one."""
+        """Makes `best` a link to the checkpoint of `step`, or removes it if there is no such checkpoint."""
         link, new_link = self.path / "best", self.path / ".best.tmp"
         if step not in self.steps():
             link.unlink(missing_ok=True)
@@ -221,7 +222,7 @@ class CheckpointStore:
         new_link.replace(link)
 
     def remove_leftovers(self) -> list[int]:
-        """Removes what was never committed, and returns the steps of half pairs; nothing may be saved at this time."""
+        """Removes uncommitted files, and returns the steps of half pairs. No save may run at this time."""
         halves = self.incomplete_steps()
         for step in halves:
             shutil.rmtree(self.folder(step), ignore_errors=True)
@@ -230,7 +231,7 @@ class CheckpointStore:
         return halves
 
     def forget_after(self, step: int) -> None:
-        """Removes checkpoints of later steps: a run that resumes from `step` writes them anew."""
+        """Removes checkpoints of later steps: a run that resumes from `step` writes them again."""
         for later in self._folders():
             if later > step:
                 self._remove(later)
@@ -238,12 +239,14 @@ class CheckpointStore:
             (self.path / "best").unlink(missing_ok=True)
 
     def _remove(self, step: int) -> None:
-        """The marker goes first, so a removal that is cut short never leaves a checkpoint that looks whole."""
+        """Removes a checkpoint, its marker first: an interrupted removal leaves no checkpoint that looks whole."""
         (self.folder(step) / MARKER).unlink(missing_ok=True)
         shutil.rmtree(self.folder(step), ignore_errors=True)
 
     def adopt(self, folder: Path) -> int:
-        """The step of the checkpoint that `run.resume` names; one of another run is copied (hard links) into this run.
+        """Returns the step of the checkpoint that `run.resume` names; copies that of another run into this run.
+
+        The copy consists of hard links if possible.
 
         Raises:
             ConfigError: the folder is no complete checkpoint, or not as it was written; then nothing was copied.
@@ -271,14 +274,14 @@ class CheckpointStore:
         return step
 
     def _copy(self, folder: Path, step: int) -> None:
-        """Replaces the checkpoint of `step`; the marker comes last, so a copy that is cut short never looks whole."""
+        """Replaces the checkpoint of `step` by a copy. The marker comes last: an interrupted copy never looks whole."""
         self._remove(step)
         target, without_marker = self.folder(step), shutil.ignore_patterns(MARKER)
         shutil.copytree(folder, target, ignore=without_marker, copy_function=_link_or_copy, dirs_exist_ok=True)
         self._mark_adopted(folder, step)
 
     def _mark_adopted(self, folder: Path, step: int) -> None:
-        """Writes the marker of the checkpoint that `folder` held: this run's from now on, with where it came from."""
+        """Writes the marker of an adopted checkpoint: it belongs to this run now, and names the folder it came from."""
         marker = CommitMarker.read(folder / MARKER)
         origin = f"{folder.resolve()}, run {marker.run_id or 'unknown'}"
         adopted = replace(marker, run_id=self.run_id, adopted_from=origin)

@@ -1,4 +1,4 @@
-"""Writing a pair checkpoint while the run goes on."""
+"""The writer of pair checkpoints, which works while the run goes on."""
 
 import asyncio
 import logging
@@ -20,20 +20,20 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointFailed(OSError):
-    """A checkpoint could not be written; `str()` is one sentence that names the cause and the last good pair."""
+    """A checkpoint could not be written; the message is one sentence with the cause and the last good checkpoint."""
 
 
 @dataclass(eq=False)
 class CheckpointWriter(BackgroundTask):
-    """Saves all roles in the background, one checkpoint at a time; one that is abandoned lacks its commit marker.
+    """Saves all roles in the background, one checkpoint at a time. An abandoned checkpoint lacks its commit marker.
 
-    Args:
-        clients: of all trained roles; they save at the same time unless the schedule is serial.
-        on_saved: called when all parts are durable, before the checkpoint counts, with the spans of the engines.
+    Attributes:
+        clients: the clients of all trained roles, which save at the same time unless the schedule is serial.
+        on_saved: called with the spans of the engines when all parts are durable, before the checkpoint counts.
         on_commit: called with the step when its checkpoint counts.
 
-    Raises (from `begin`, `join` or `check`): what kept the checkpoint before from being written; CheckpointFailed where
-        storage did.
+    Raises (from `begin`, `join` or `check`):
+        CheckpointFailed: the storage of the checkpoint before has failed; any other error of that checkpoint as it is.
     """
 
     store: CheckpointStore
@@ -56,9 +56,10 @@ class CheckpointWriter(BackgroundTask):
         return is_regular or (is_last and checkpoint.save_last) or step == state.best_step
 
     async def begin(self, state: RunState, *, metrics: Awaitable[Mapping[str, float]]) -> None:
-        """Starts the checkpoint of `state.step`, when the one before is written.
+        """Starts the checkpoint of `state.step`, after the checkpoint before is written.
 
-        The step's metrics, there when its updates are committed, are stored too, so a resumed run has no gap in them.
+        The metrics of the step, which exist when its updates are committed, are stored, too: a resumed run may have to
+        write their line.
         """
         await self.join()
         self.start(self._write(state, metrics))
@@ -84,7 +85,7 @@ class CheckpointWriter(BackgroundTask):
         return reply
 
     async def _commit(self, state: RunState, metrics: Mapping[str, float], manifests: Mapping[str, str]) -> None:
-        """Runs to its end even when cancelled: a thread cannot be stopped, and must not write behind a restart."""
+        """Commits the checkpoint. A cancellation waits for the end of the commit, whose thread cannot be stopped."""
         part, keep = state.model_dump(mode="json"), self.config.checkpoint.keep
         commit = asyncio.to_thread(
             self.store.commit, state.step, part, metrics, manifests=manifests, keep=keep, best=state.best_step

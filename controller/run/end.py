@@ -10,12 +10,12 @@ from splitppo.config import Config
 
 @dataclass(frozen=True)
 class RunEnd:
-    """Where a run ends; worked out once, because a user's sampler may need long to count the batches of its epochs.
+    """The end of a run; computed once, because a user's sampler may need long to count the batches of its epochs.
 
     Attributes:
         last_step: the last step of this process.
         last_draw: the number of the last batch of prompts in `run.total_epochs`; None without that key. Dynamic
-            sampling may come to it before the last step, and fills the step all the same.
+            sampling may draw this batch before the last step. It fills the step nevertheless.
     """
 
     last_step: int

@@ -1,7 +1,7 @@
-"""The run folder: who owns it, and which config it belongs to.
+"""The run folder: the controller that owns it, and the configuration that it belongs to.
 
-One controller at a time holds the folder (a file lock); each start raises the epoch, the fencing token that every
-call carries, so that a controller that lost the folder can change nothing any more.
+One controller at a time holds the folder, by a file lock. Each start raises the epoch, which every call carries as a
+fencing token: workers refuse the calls of a controller that has lost the folder.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ from splitppo.machine.cores import permitted_cores
 
 NONCE_PREFIX = "nonce-"
 _LOCK_FILE = "controller.lock"
-# How long those who ask whether the folder is held are waited for.
+# The longest time for which a starting controller waits until `is_held` in other processes has given the lock back.
 _MAX_QUESTION_S = 5.0
 _POLL_INTERVAL_S = 0.01
 _MAX_EPOCH = 2**63 - 1  # on the wire
@@ -37,7 +37,7 @@ _MAX_EPOCH = 2**63 - 1  # on the wire
 
 @dataclass(frozen=True)
 class Lease:
-    """The names under which a controller owns the folder."""
+    """The names under which one start of a controller owns the folder."""
 
     run_id: str
     epoch: int
@@ -45,10 +45,10 @@ class Lease:
 
 
 def read_epoch(record: Path) -> tuple[str, int]:
-    """Run id and epoch of a controller.epoch.
+    """Returns run id and epoch from a file controller.epoch.
 
     Raises:
-        ConfigError: it does not hold both. It is not made anew: workers refuse an epoch that goes back.
+        ConfigError: the file does not hold both. A new file would not do: workers refuse an epoch that goes back.
     """
     content = record.read_bytes()
     with suppress(ValueError, TypeError, KeyError):
@@ -56,15 +56,15 @@ def read_epoch(record: Path) -> tuple[str, int]:
         run_id, epoch = stored["run_id"], stored["epoch"]
         if run_id and isinstance(run_id, str) and isinstance(epoch, int) and 0 < epoch < _MAX_EPOCH:
             return run_id, epoch
-    found = repr(content[:80].decode(errors="replace")) if content else "an empty file"
+    got = repr(content[:80].decode(errors="replace")) if content else "an empty file"
     raise ConfigError(
-        f'{record}: expected {{"run_id": "...", "epoch": N}}, got {found}; write into it the last run id and epoch that'
+        f'{record}: expected {{"run_id": "...", "epoch": N}}, got {got}; write into it the last run id and epoch that'
         f" {record.parent / 'logs' / 'controller_0.log'} names, since workers refuse an epoch that goes back"
     )
 
 
 def is_held(run_dir: Path) -> bool:
-    """Returns True if a controller holds the folder now. One that starts while this is asked waits for a moment."""
+    """Returns True if a controller holds the folder now. A controller that starts meanwhile waits for the answer."""
     try:
         with (run_dir / _LOCK_FILE).open() as lock_file:
             fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -76,7 +76,7 @@ def is_held(run_dir: Path) -> bool:
 
 
 def _hold(lock_file: TextIO) -> None:
-    """Takes the lock of a controller; BlockingIOError where another one has it. Who asks by `is_held` is waited for."""
+    """Takes the lock of a controller, after a call of `is_held` has ended; BlockingIOError if a controller has it."""
     deadline = time.monotonic() + _MAX_QUESTION_S
     while True:
         try:
@@ -84,20 +84,20 @@ def _hold(lock_file: TextIO) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise
-        fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # there is no room beside a controller
+        fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # BlockingIOError beside a controller
         fcntl.flock(lock_file, fcntl.LOCK_UN)
         time.sleep(_POLL_INTERVAL_S)
 
 
 class RunFolder:
-    """The folder of one run, held for the life of this object (a context manager).
+    """The folder of one run, which this context manager holds.
 
-    Once it is held, `config` has no `auto` any more that is the controller's to resolve, and `changes` has a line for
-    each key that has another value than at the last start.
+    Inside the context, the controller has resolved its `auto` values in `config`, and `changes` has a line for each key
+    that has another value than at the last start.
 
     Raises:
-        ConfigError: another controller is alive in the folder, it belongs to another config, it holds a run and
-            `run.resume` is `disable`, or it cannot be read or written.
+        ConfigError: another controller runs in the folder; the folder belongs to another config; the folder has a run
+            and `run.resume` is `disable`; or the folder cannot be read or written.
     """
 
     def __init__(self, config: Config) -> None:
@@ -129,17 +129,17 @@ class RunFolder:
         self.release()
 
     def release(self) -> None:
-        """Leaves the folder to the next controller, which removes what cannot be removed now."""
+        """Releases the lock and removes the nonce. The next controller removes a nonce that is left over."""
         with self._lock, suppress(OSError):
             (self.path / self.lease.nonce).unlink(missing_ok=True)
 
     def put_config_back(self) -> None:
-        """Stores the configuration of the last start again, where nothing is done with this one."""
+        """Stores the configuration of the last start again, for a start that does nothing."""
         if self._config_before:
             write_atomically(self.config_file, self._config_before)
 
     def resolve(self) -> Config:
-        """The config that a run would be started with, for whoever does not hold the folder."""
+        """Returns the configuration with which a run would start; the folder need not be held."""
         with self._errors_named():
             return resolve_run(self.config, self._used(self._stored()), permitted_cores())
 
@@ -153,7 +153,7 @@ class RunFolder:
             raise ConfigError(f"run.dir: cannot use the run folder {self.path}: {reason}{where}") from error
 
     def _check_config(self) -> None:
-        """Refuses a run that this config does not belong to, then resolves and stores the config."""
+        """Resolves and stores the configuration; ConfigError if the folder has a run with another configuration."""
         stored = self._stored()
         used = self._used(stored)
         self.config = resolve_run(self.config, used, permitted_cores())
@@ -172,16 +172,16 @@ class RunFolder:
         write_atomically(self.config_file, dump_config(self.config))
 
     def _used(self, stored: Any) -> Config | None:
-        """Returns the configuration of the run that is there, with the defaults of keys that its version did not have.
+        """Returns the configuration of the run in the folder, with the defaults of keys that its version did not have.
 
-        None where there is no run, or where its version had keys that this one refuses: then nothing of it is kept.
+        Returns None without a run, or if this version refuses a key of the run's version: then no value is kept.
         """
         with suppress(ConfigError):
             return None if stored is None else validate(stored, str(self.config_file))
         return None
 
     def _stored(self) -> Any:
-        """The config of the run that the folder holds; None where no step was recorded or saved: nothing to protect."""
+        """Returns the stored configuration of the run in the folder; None if no step was recorded or saved."""
         lines, _ = (read_metrics(self.path / name) for name in (METRICS_FILE, SAMPLES_FILE))
         has_history = bool(lines or self.checkpoints.steps())
         if not has_history or not self.config_file.exists():
@@ -196,7 +196,7 @@ class RunFolder:
         return with_renamed_keys(stored)
 
     def _take_lease(self) -> Lease:
-        """Raises the fencing token; the run id is made once per folder."""
+        """Returns the lease of this start, with the epoch raised by 1. The run id is made once per folder."""
         record = self.path / "controller.epoch"
         run_id, epoch = secrets.token_hex(8), 0
         if record.exists():
@@ -209,7 +209,7 @@ class RunFolder:
         return lease
 
     def write_processes(self, clients: Iterable[WorkerClient]) -> None:
-        """Writes processes.json: every process of every group, and where it is reached."""
+        """Writes processes.json: every process of every group, with its pid, host and address."""
         columns = ("role", "rank", "pid", "host", "address", "instance_id")
         rows = [
             (client.role, process.rank, process.pid, process.host, client.address, client.worker.instance_id)
@@ -222,7 +222,7 @@ class RunFolder:
 
 
 def _differences(stored: Any, resolved: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(key, stored value, new value) of every leaf that differs."""
+    """Yields (key, stored value, new value) for every key that differs."""
     if isinstance(stored, dict) and isinstance(resolved, dict):
         for key in {**stored, **resolved}:
             yield from _differences(stored.get(key), resolved.get(key), f"{path}.{key}".lstrip("."))

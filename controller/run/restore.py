@@ -1,4 +1,4 @@
-"""The way back to a checkpoint, or past a damaged one: a pair is one thing, so both roles go to the same step."""
+"""The way back to a checkpoint that is not damaged: both roles always go to the same step."""
 
 import logging
 from collections.abc import Sequence
@@ -15,15 +15,16 @@ log = logging.getLogger(__name__)
 
 
 class RestorePoint:
-    """The checkpoint that the run goes back to next.
+    """The checkpoint to which the run goes back next.
 
-    That is the one that the run starts from (`run.resume`), until every role has been there; from then on it is the
-    newest whole one. In between, later checkpoints of an earlier start still lie in the folder: they are not the
-    run's, and a group that is lost meanwhile does not make them so.
+    Until every role has been restored once, this is the checkpoint from which the run starts (`run.resume`). Later
+    checkpoints of an earlier start may still lie in the folder. They do not count, also if a group is lost at this
+    time. After the first restore, it is the newest whole checkpoint.
 
     Attributes:
-        step, state: of that checkpoint, the controller's state after that step; step 0 is the initial model.
-        metrics: of that step; None for step 0.
+        step: the step of the checkpoint; 0 stands for the initial models.
+        state: the controller's state after that step.
+        metrics: the metrics of that step; None for step 0.
 
     Raises:
         ConfigError: `run.resume` names a folder that is no complete checkpoint or a damaged one, or the controller's
@@ -53,19 +54,21 @@ class RestorePoint:
     def _load(self) -> None:
         part = self._store.load(self.step) if self.step else None
         self.state = part.state if part else RunState.initial(self._config)
-        if self.state.best_step not in self._store.steps():  # of the run that the checkpoint was taken from
+        if self.state.best_step not in self._store.steps():  # it is the best of another run
             self.state = self.state.model_copy(update={"best": None})
         self.metrics = part.metrics if part else None
 
     async def restore(self, groups: WorkerGroups) -> Sequence[Span]:
-        """Brings every role to the checkpoint, or to the newest one before it that is whole; removes later ones.
+        """Brings every role to the checkpoint, or to the newest whole one before it; removes later checkpoints.
 
-        A damaged checkpoint is set aside with a warning; where none is left, the roles reload their initial models.
-        Returns the spans of what had to be loaded.
+        A damaged checkpoint is set aside with a warning. If no checkpoint is left, the roles load their initial models.
+
+        Returns:
+            The spans of the loads.
 
         Raises:
-            ConfigError: the checkpoint is of another model, or damaged and the one that `run.resume` names, or its
-                controller's part cannot be used.
+            ConfigError: the checkpoint is of another model, or its controller's part cannot be used, or `run.resume`
+                names it and it is damaged.
             WireError: a worker is lost.
         """
         if self._was_reached:

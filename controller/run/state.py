@@ -1,4 +1,4 @@
-"""What the controller itself must not lose: stored with every pair checkpoint, restored with it."""
+"""The state of the controller itself, which is stored with every pair checkpoint and restored from it."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -15,7 +15,7 @@ from splitppo.config import Config
 
 
 class RunState(BaseModel):
-    """State of the run after a step; immutable, each step makes a new one."""
+    """The state of a run after a step. It is immutable: each step makes a new state."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,7 +41,7 @@ class RunState(BaseModel):
 
     @classmethod
     def initial(cls, config: Config) -> Self:
-        """State before the first step."""
+        """Returns the state before the first step."""
         return cls(step=0, kl_coef=config.algorithm.kl_coef)
 
     def config_at_step(self, config: Config) -> Config:
@@ -83,16 +83,16 @@ class RunState(BaseModel):
 
     @property
     def draw(self) -> int:
-        """The number of a batch of prompts: while a step runs the first one that it draws, else the last one drawn."""
+        """The number of a batch of prompts: the first one of the step in work, else the last one that was drawn."""
         return self.step + self.refills
 
     def normalization(self, config: Config) -> Normalization:
-        """What the next step scales, by the statistics of those that were done."""
+        """Returns the normalization of the next step, with the statistics of the steps before."""
         normalize_values = config.uses_critic and config.critic.normalize_values
         return Normalization(config.reward.shaping, normalize_values, self.running)
 
     def at_step(self, step: int) -> Self:
-        """The same state while `step` is being worked on."""
+        """Returns this state with `step` as the step in work."""
         return self.model_copy(update={"step": step})
 
     def is_sampled_alike(self, config: Config) -> bool:
@@ -122,7 +122,7 @@ class RunState(BaseModel):
 
     @property
     def best_step(self) -> int | None:
-        """The step of the checkpoint that is kept as the best."""
+        """The step of the checkpoint that is kept as the best; None if there is none."""
         return self.best.step if self.best else None
 
     def has_stagnated(self, config: Config) -> bool:

@@ -1,4 +1,4 @@
-"""`python -m controller sync RUN_DIR`: sends trackers what they lack of a run that has ended."""
+"""`python -m controller sync RUN_DIR`: sends trackers the steps that they lack, after the run has ended."""
 
 import fcntl
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
     """Sends the steps, samples and report of a run folder to the trackers that lack them.
 
     Args:
-        run_dir: the run folder; nothing in it but `trackers/`, `logs/` and what clients store is written.
-        names: the trackers; none: those of the run's configuration. Others than these get the whole run.
-        timeout_s: how long it may take.
+        run_dir: the run folder; the command writes into `trackers/` and `logs/`, clients write into folders of theirs.
+        names: the trackers; by default those of the run's configuration. Other trackers get the whole run.
+        timeout_s: the longest time that sending may take, in seconds.
 
     Returns:
-        What is done, in one sentence; None where something could not be sent, which has been said then.
+        One sentence when everything is sent; None if something could not be sent, which is on standard output then.
 
     Raises:
-        ConfigError: it is no run folder, not all of its steps can be read, its run goes on, or a tracker cannot be used
-            from here.
+        ConfigError: this is no run folder; a step cannot be read; the trackers are being fed by another process; or a
+            tracker cannot be used from this machine.
     """
     record = run_dir / "controller.epoch"
     if not record.is_file() or not (run_dir / "config.yaml").is_file():

@@ -19,7 +19,7 @@ Lengths = NDArray[np.integer[Any]]
 
 
 def mark_truncated(scores: Scores, lengths_B: Lengths, max_response_length: int) -> Scores:
-    """Marks the responses that were cut off: of the greatest length, and ended neither by EOS nor by a stop text."""
+    """Marks the truncated responses: those of the greatest length that neither EOS nor a stop text has ended."""
     is_truncated_B = (lengths_B >= max_response_length) & ~(scores.has_eos | scores.has_stopped)
     return replace(scores, is_truncated=is_truncated_B)
 
@@ -35,7 +35,7 @@ def overlong_penalties(buffer: OverlongBuffer, lengths_B: Lengths, max_response_
 
 
 def subtract_overlong(scores: Scores, buffer: OverlongBuffer, lengths_B: Lengths, max_response_length: int) -> Scores:
-    """Adds the penalties of long responses; with `buffer.log` also fields `overlong_reward` and `overlong`."""
+    """Adds the (negative) penalties of long responses; with `buffer.log` also fields `overlong_reward`, `overlong`."""
     if not buffer.enable:
         return scores
     penalties_B = overlong_penalties(buffer, lengths_B, max_response_length)
@@ -50,7 +50,7 @@ def subtract_overlong(scores: Scores, buffer: OverlongBuffer, lengths_B: Lengths
 def add_model_scores(
     scores: Scores, model_scores_B: Float32s, coef_of: Callable[[str], float], *, rule_coef: float = 1.0
 ) -> Scores:
-    """Combines scores with those of the reward model.
+    """Combines the scores of the scorers with those of the reward model.
 
         score = rule_coef * score of the scorers + penalties + coef(data source) * model score
 
@@ -74,6 +74,6 @@ def add_model_scores(
 
 
 def without_model_scores(scores: Scores) -> Scores:
-    """Returns the scores that the scorers gave, 0 where a data source has no scorer; their token scores, too."""
+    """Returns the scorers' part of the scores and of the token scores; 0 for a data source without a scorer."""
     rule_scores_B = np.where(np.isnan(scores.rule_scores), np.float32(0.0), scores.rule_scores)
     return replace(scores, scores=rule_scores_B, token_scores=scores.rule_token_scores)

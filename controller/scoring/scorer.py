@@ -1,6 +1,6 @@
-"""From token ids to scores: responses are decoded, without their prompts, and scored by the rewards.
+"""The step from token ids to scores: responses are decoded without their prompts, and the rewards score them.
 
-For the reward model, responses and prompts are encoded anew; a service computes its scores.
+For the reward model, responses and prompts are encoded again; a service computes its scores.
 """
 
 import asyncio
@@ -48,21 +48,21 @@ class Scorer:
 
     @property
     def max_reward_length(self) -> int | None:
-        """The length of the longest row that the reward model reads, in tokens; None: no limit, or no reward model."""
+        """The length in tokens of the longest row that the reward model reads; None: no limit, or no reward model."""
         return None if self.reward_tokenizer is None else self.reward_tokenizer.max_length
 
     async def reward_rows(self, prompts: PromptBatch, rollouts: Batch) -> Batch:
-        """Encodes the column reward_tokens for the reward model, a row per response; `prompts` has one for each."""
+        """Returns the column reward_tokens for the reward model, a row per response; `prompts` has one per response."""
         assert self.reward_tokenizer is not None
         texts = self.tokenizer.decode_batch(rollouts["responses"].rows())
         asked = [row.prompt for row in prompts.rows]
         return await asyncio.to_thread(self.reward_tokenizer.encode, asked, texts)
 
     async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> Scores:
-        """Scores the column responses; `prompts` has one for each.
+        """Scores the column responses; `prompts` has one per response.
 
-        The first `num_examine` of each data source are logged. If a data source has no reward function, the score is 0
-        and the reward model alone decides.
+        The first `num_examine` responses of each data source are logged. For a data source without a reward function
+        the score is 0, and the reward model alone decides.
         """
         responses = rollouts["responses"].rows()
         texts = self.tokenizer.decode_batch(responses)
@@ -100,10 +100,10 @@ class Scorer:
 
 
 def check_failures(scores: Scores, max_error_rate: float, whose: str) -> None:
-    """Checks that at most this share of the responses lacks a score; `whose`: e.g. "step 3".
+    """Checks that scorers failed for at most this share of the responses; `whose` names them, e.g. "step 3".
 
     Raises:
-        ScoringFailed: more of them do.
+        ScoringFailed: scorers failed for more responses.
     """
     failed = np.flatnonzero([failure is not None for failure in scores.failures])
     if len(failed) > max_error_rate * scores.num_rows:

@@ -1,1 +1,1 @@
-"""Validation: the policy on held-out prompts, its metrics, the best step, and early stopping."""
+"""Validation: responses to held-out prompts, their metrics, the best step, and early stopping."""

@@ -39,7 +39,7 @@ class Evaluator:
         return is_last or (evaluation.test_freq > 0 and step % evaluation.test_freq == 0)
 
     async def evaluate(self, step: int) -> ValidationResult:
-        """Answers and scores every validation prompt with the policy of `step`, which must be the committed one."""
+        """Answers every validation prompt by the policy of `step`, which must be committed, and scores the answers."""
         assert self.prompts is not None
         started_s = time.perf_counter()
         evaluation = self.config.evaluation

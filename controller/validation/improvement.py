@@ -1,4 +1,4 @@
-"""Comparison of a validation with those before it, for the best checkpoint and for early stopping."""
+"""Comparison of a validation with earlier ones, for the best checkpoint and for early stopping."""
 
 import math
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ class Best(BaseModel):
     def after(
         cls, before: Self | None, metric: str, mode: MetricMode, step: int, metrics: Mapping[str, float]
     ) -> Self | None:
-        """Returns the best after the validation of `step`; a best by another metric or mode does not count.
+        """Returns the best validation after that of `step`. An earlier best by another metric or mode does not count.
 
-        Step 0 has no checkpoint that could be the best.
+        Step 0 cannot be the best, because it has no checkpoint.
         """
         value = _value(metrics, metric, "checkpoint.best_metric")
         comparable = before if before is not None and (before.metric, before.mode) == (metric, mode) else None
@@ -36,7 +36,7 @@ class Best(BaseModel):
 
 
 class Stagnation(BaseModel):
-    """The number of validations in a row that were no better than the best before them."""
+    """The number of validations in a row that were no better than the best one before them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,7 +47,7 @@ class Stagnation(BaseModel):
 
     @classmethod
     def after(cls, before: Self | None, config: EarlyStopConfig, metrics: Mapping[str, float]) -> Self | None:
-        """Counts one more validation; None if early stopping is off. Another metric or mode begins anew."""
+        """Returns the count with one more validation; None if early stopping is off. Another metric starts at 0."""
         if config.metric is None:
             return None
         value = _value(metrics, config.metric, "evaluation.early_stop.metric")
@@ -59,13 +59,13 @@ class Stagnation(BaseModel):
 
     @property
     def reason(self) -> str:
-        """The reason why the run ends, in a sentence."""
+        """The reason why the run ends early, in one sentence."""
         best = "" if self.best is None else f", which was {self.best:g} before"
         count = "one validation" if self.num_validations == 1 else f"{self.num_validations} validations in a row"
         return f"stopped early: {count} gave no better {self.metric}{best}"
 
     def ends(self, config: EarlyStopConfig) -> bool:
-        """Returns True if it has lasted for `patience` validations of the configured metric."""
+        """Returns True if `patience` validations in a row gave no better value of the configured metric."""
         is_same = (self.metric, self.mode) == (config.metric, config.mode)
         return is_same and self.num_validations >= config.patience
 

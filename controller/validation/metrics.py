@@ -1,6 +1,6 @@
 """Metrics of a validation: means per data source, and best, worst and majority of n responses by bootstrap.
 
-The bootstrap draws with the same random numbers as verl's, so both report the same figures for the same scores.
+The bootstrap draws the same random numbers as verl's, so that both report the same figures for the same scores.
 """
 
 from collections import defaultdict
@@ -19,9 +19,12 @@ _BOOTSTRAP_SEED = 42
 
 
 def accuracy_by_source(scores: Scores) -> Accuracy:
-    """Returns the mean over responses of "acc", or of the reward for a source without it; overall and per source.
+    """Returns the mean of "acc" over responses, overall and per data source; of the reward for a source without "acc".
 
-    A response whose scorer failed, and so gave no "acc", counts as 0. Raises ValueError where there is none.
+    A response whose scorer failed has no "acc" and counts as 0.
+
+    Raises:
+        ValueError: there is no response.
     """
     by_source: dict[str, list[float]] = defaultdict(list)
     core = _core_variables(scores)
@@ -37,10 +40,10 @@ def accuracy_by_source(scores: Scores) -> Accuracy:
 
 
 def validation_metrics(scores: Scores) -> dict[str, float]:
-    """Returns val/accuracy, val-core/<source>/<acc or reward>/mean@N and, for all variables and the rest, val-aux/...
+    """Returns val/accuracy, val-core/<source>/<acc or reward>/mean@N, and val-aux/... for all other figures.
 
-    Figures are taken per prompt, then averaged over the prompts of a source. n runs through 2, 4, ... and N. "acc",
-    where there, is what counts, and "pred" is what a majority is taken of.
+    Figures are taken per prompt, then averaged over the prompts of a data source. n is 2, 4, ... and N. The variable
+    that counts is "acc", or the reward without it. A majority is that of the field "pred".
     """
     core = _core_variables(scores)
     prompts: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
@@ -58,7 +61,7 @@ def validation_metrics(scores: Scores) -> dict[str, float]:
 
 
 def _variables(scores: Scores) -> list[dict[str, Any]]:
-    """Returns, per response, the fields that a scorer filled in, and "reward"."""
+    """Returns the fields that the scorer filled in and "reward", for each response."""
     return [
         {**{name: value for name, value in extra.items() if value is not None}, "reward": score}
         for extra, score in zip(scores.extra, scores.scores.tolist(), strict=True)
@@ -66,14 +69,14 @@ def _variables(scores: Scores) -> list[dict[str, Any]]:
 
 
 def _core_variables(scores: Scores) -> dict[str, str]:
-    """Returns the variable that counts, per data source: "acc" if any response has it."""
+    """Returns the variable that counts for each data source: "acc" if a response has it, else "reward"."""
     pairs = zip(scores.data_sources, scores.extra, strict=True)
     with_acc = {source for source, extra in pairs if extra.get("acc") is not None}
     return {source: "acc" if source in with_acc else "reward" for source in scores.data_sources}
 
 
 def _prompt_metrics(answers: Sequence[Mapping[str, Any]], variable: str, missing: float | None) -> dict[str, float]:
-    """Returns all figures of one prompt and variable; `missing` is the value of answers without a number."""
+    """Returns all figures of one prompt and variable; `missing` is the value of responses without a number."""
     values = [(answer.get(variable, missing), answer.get("pred")) for answer in answers]
     numbers = [(float(value), pred) for value, pred in values if is_numeric(value)]
     if (num_samples := len(numbers)) == 0:
@@ -102,7 +105,7 @@ def _bootstrap_indices(num_samples: int, n: int) -> NDArray[np.int64]:
 
 
 def _majority(pred_N: NDArray[np.int64], drawn_Kn: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns, per draw, the first sample with the most frequent answer; of equally frequent ones the first seen."""
+    """Returns the first sample with the most frequent answer of each draw; of equally frequent answers the first."""
     drawn_preds_Kn = pred_N[drawn_Kn]
     votes_Kn = (drawn_preds_Kn[:, :, None] == drawn_preds_Kn[:, None, :]).sum(axis=2)
     return np.take_along_axis(drawn_Kn, votes_Kn.argmax(axis=1)[:, None], axis=1)[:, 0]

@@ -1,4 +1,4 @@
-"""The result of a validation, for the run state, the summary and the record of the step."""
+"""The result of a validation, which the run state, the summary and the record of the step take up."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,10 @@ class Accuracy(BaseModel):
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """One validation: metrics val-core/... and val-aux/..., all scores, and the actor's and the scorers' spans.
+    """The result of one validation: metrics val-core/... and val-aux/..., all scores, spans of actor and scorers.
 
-    `timings_s` has the seconds of the whole under "testing", and those that the engine reports, e.g. "update_weights".
+    `timings_s` has the seconds of the whole validation under "testing", and the timings of the engine, e.g.
+    "update_weights".
     """
 
     accuracy: Accuracy
