@@ -1,7 +1,7 @@
 """The experience of a step: rewards, advantages and returns from rollouts, log-probs, values and scores.
 
 B responses (prompts x samples, ordered by prompt, then sample), N tokens of responses, one row after the other.
-Formulas work on padded arrays; only a block of rows is padded at a time, and what a step keeps is ragged.
+Formulas work on padded arrays. Only a block of rows is padded at a time; the arrays that a step keeps are ragged.
 """
 
 import logging
@@ -27,16 +27,16 @@ class Experience:
     """The batch that one step learns from, and statistics of it.
 
     Attributes:
-        batch: prompts, responses, what the services computed for them, advantages, returns; response_mask where
-            tokens may be left out, rollout_is_weights where they are weighted.
-        scores: [B], as they were given.
-        rewards: shaped, KL penalty included; aligned with responses, 0 where a token does not count.
-        learned: bool, of all response tokens those that both models learn from: the others are masked or rejected.
+        batch: prompts, responses, the columns that the services computed, advantages, returns; response_mask if tokens
+            may be left out, rollout_is_weights if tokens are weighted.
+        scores: [B], the scores before shaping.
+        rewards: shaped, KL penalty included; aligned with responses, 0 for tokens that do not count.
+        learned: bool, aligned with responses: the tokens that both models learn from. The others are masked or
+            rejected.
         kl: mean KL to the reference, nats; None without KL in the reward.
-        metrics: of the KL in the reward, of normalisation, and of how the rollout backend's log-probs compare with the
-            trainer's.
-        running: statistics of the run so far, this step included; with those of returns, the critic learns normalised
-            ones.
+        metrics: the metrics of the KL in the reward, of normalisation, and of the difference between the log-probs of
+            the rollout backend and the trainer.
+        running: statistics of the run, this step included; if they have returns, the critic learns normalised returns.
     """
 
     batch: Batch
@@ -53,14 +53,14 @@ class Experience:
         return len(self.batch["prompts"].values) + len(self.batch["responses"].values)
 
     def actor_columns(self, *, lacks_reference: bool = False, lacks_old: bool = False) -> Batch:
-        """Returns the columns that the actor's update needs and the actor does not have, the named ones among them."""
+        """Returns the columns that the actor's update needs and the actor lacks; the arguments name two of them."""
         others = {"ref_log_probs": lacks_reference, "old_log_probs": lacks_old}
         lacking = (name for name, lacks in others.items() if lacks)
         return self._present("advantages", "response_mask", "rollout_is_weights", *lacking)
 
     @property
     def critic_columns(self) -> Batch:
-        """The columns that the critic's update needs; values again if they are normalised, whose scale has moved."""
+        """The columns that the critic's update needs; with normalisation also values, because their scale has moved."""
         if not (moments := self.running.returns).count:
             return self._present("returns", "response_mask")
         scaled = {name: moments.normalize(self.batch[name], self.learned) for name in ("values", "returns")}
@@ -81,17 +81,17 @@ def assemble_experience(
 ) -> Experience:
     """Corrects rollouts, puts scores on tokens, subtracts the KL penalty, estimates advantages and returns.
 
-    A rejected token gets no advantage and no return, and the estimators bridge it. A response keeps its score as long
-    as one token is left, on the last of those; a response that is rejected as a whole still counts in its group's
-    baseline. With `mask_truncated_completions`, truncated responses are treated like rejected ones.
+    A rejected token gets no advantage and no return, and the estimators bridge it. A response keeps its score on its
+    last token that is left. A response that is rejected as a whole still counts in its group's baseline. With
+    `mask_truncated_completions`, truncated responses are treated like rejected ones.
 
     Args:
         algorithm: the configuration in this step, `kl_coef` included.
-        rollouts: with all columns that the services computed.
-        scores: of all rollouts.
-        num_samples: responses per prompt; those of one prompt are neighbours.
-        greedy_scores_P: of a greedy response to each prompt, if they are the baseline (ReMax).
-        normalization: with the statistics of the steps before; the values are on their scale.
+        rollouts: prompts, responses and all columns that the services computed.
+        scores: the scores of all rollouts.
+        num_samples: the number of responses per prompt; responses to one prompt are neighbours.
+        greedy_scores_P: the score of a greedy response to each prompt, if it is the baseline (ReMax).
+        normalization: the normalisation with the statistics of the steps before; the values are on this scale.
     """
     response_mask = _response_mask(rollouts)
     not_rejected, weights, metrics = correct_rollouts(algorithm.rollout_correction, rollouts, response_mask)
@@ -105,7 +105,7 @@ def assemble_experience(
     if shaping.whiten_rewards:
         rewards = whiten_rewards(rewards, response_mask)
 
-    if greedy_scores_P is not None:  # on the scale of the rewards that they are subtracted from
+    if greedy_scores_P is not None:  # they must be on the scale of the rewards
         greedy_scores_P = shape_scores(shaping, greedy_scores_P, std=score_moments.std).astype(np.float32)
     advantages, returns = estimate(
         algorithm,
@@ -129,7 +129,7 @@ def assemble_experience(
 
 
 def _response_mask(rollouts: Batch) -> Column:
-    """Returns the response tokens that count, bool: all of them without a column that says so."""
+    """Returns the response tokens that count, bool; all tokens without a column `response_mask`."""
     lengths = rollouts["responses"].lengths
     if "response_mask" in rollouts:
         return Column(rollouts["response_mask"].values.astype(np.bool_), lengths)
@@ -137,9 +137,9 @@ def _response_mask(rollouts: Batch) -> Column:
 
 
 def _learned(algorithm: AlgorithmConfig, not_rejected: Column, response_mask: Column, is_truncated_B: Mask) -> Column:
-    """Returns the tokens to learn from: those not rejected, without truncated responses if these are masked.
+    """Returns the tokens to learn from: those that are not rejected, without truncated responses if these are masked.
 
-    No tokens, if a single one is left, which no statistic can be made of.
+    Returns no token if only one would be left, because a single token has no statistics.
     """
     learned_N, lengths = not_rejected.values, not_rejected.lengths
     if algorithm.mask_truncated_completions:
@@ -156,7 +156,7 @@ def _learned(algorithm: AlgorithmConfig, not_rejected: Column, response_mask: Co
 def _with_policy_that_sampled(algorithm: AlgorithmConfig, rollouts: Batch) -> Batch:
     """Returns the rollouts with the rollout backend's log-probs as the old ones, if bypass_mode is on.
 
-    In checked steps too, where both are there: whether a step is checked must not change what is learned.
+    This holds also in steps that compute both log-probs for a check: a check must not change what is learned.
     """
     if not (algorithm.rollout_correction.bypasses and "rollout_log_probs" in rollouts):
         return rollouts
@@ -164,15 +164,15 @@ def _with_policy_that_sampled(algorithm: AlgorithmConfig, rollouts: Batch) -> Ba
 
 
 def _rewarded(learned: Column, response_mask: Column) -> Column:
-    """Returns the tokens that may carry a score: `learned`, or all that count if the whole response is rejected."""
+    """Returns the tokens that may have a score: `learned`, or all that count if the whole response is rejected."""
     is_rejected_B = learned.sums() == 0
     return Column(learned.values | (response_mask.values & np.repeat(is_rejected_B, learned.lengths)), learned.lengths)
 
 
 def _of_losses(algorithm: AlgorithmConfig, weights: Column | None, learned: Column) -> dict[str, Column]:
-    """Returns the wire's columns that leave tokens out of the losses, if any may be, and that weigh them, if any are.
+    """Returns the columns on the wire that leave tokens out of the losses, and that weigh tokens, as far as needed.
 
-    The wire's `response_mask` carries `learned`.
+    The wire's `response_mask` has the tokens of `learned`.
     """
     columns = {}
     correction = algorithm.rollout_correction

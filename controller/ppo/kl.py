@@ -1,7 +1,8 @@
 """KL divergences estimated on sampled tokens, and the coefficient of the KL in the reward.
 
-d is the log-prob of a token by the policy that sampled it minus the other one's, in nats, so that the mean of d over
-tokens is the KL of the sampler from the other. Estimators as in Schulman, 2020, "Approximating KL divergence".
+d is the log-prob of a token under the policy that sampled it minus its log-prob under the other policy, in nats. The
+mean of d over tokens is the KL of the sampler from the other policy. The estimators are those of Schulman, 2020,
+"Approximating KL divergence".
 B sequences, T response tokens, right-padded. float64 inside.
 """
 
@@ -31,7 +32,7 @@ def k3(d: Float64s) -> Float64s:
     return np.asarray(np.exp(-d) + d - 1.0)
 
 
-# By verl's name and the short one; the same names as in splitppo/config/sections/algorithm.py.
+# By verl's name and the short name; the names are those of splitppo/config/sections/algorithm.py.
 KL_ESTIMATORS: Mapping[str, Callable[[Float64s], Float64s]] = {
     "kl": k1,
     "k1": k1,
@@ -51,7 +52,8 @@ def clamp_log_ratio(log_ratio: Float64s) -> Float64s:
 def kl_divergence(log_probs_BT: Float32s, ref_log_probs_BT: Float32s, mask_BT: Mask, *, kl_penalty: str) -> Float64s:
     """Estimates the KL of the policy, which sampled, from the reference: [B, T], in nats, zero outside the mask.
 
-    d of k3 is clamped, and its value to +-10. A "+" at the end of kl_penalty is of the gradient that a loss has.
+    For k3, d is clamped, and the estimate is clipped to +-10. A "+" at the end of kl_penalty changes only the gradient
+    of a loss, and does not count here.
     """
     d_BT = np.where(mask_BT, log_probs_BT.astype(np.float64) - ref_log_probs_BT, 0.0)
     estimate = KL_ESTIMATORS[kl_penalty.removesuffix("+")]
@@ -59,10 +61,13 @@ def kl_divergence(log_probs_BT: Float32s, ref_log_probs_BT: Float32s, mask_BT: M
 
 
 def next_kl_coef(config: AlgorithmConfig, kl_coef: float, current_kl: float | None, *, num_samples: int) -> float:
-    """Returns the coefficient after a step: as it was (fixed), or moved to keep the KL near a target (adaptive).
+    """Returns the coefficient after a step: unchanged (fixed), or moved to keep the KL near a target (adaptive).
 
     Adaptive (Ziegler et al., 2019, section 2.2): kl_coef * (1 + clip(kl / target - 1, +-0.2) * num_samples / horizon),
-    where kl is the step's mean KL in nats (None: it had none; ValueError: not finite), num_samples its responses.
+    where kl is the step's mean KL in nats (None: it was not measured) and num_samples the number of its responses.
+
+    Raises:
+        ValueError: the KL is not finite.
     """
     if config.kl_ctrl == "fixed" or current_kl is None:
         return kl_coef

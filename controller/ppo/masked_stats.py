@@ -1,8 +1,8 @@
 """Statistics over the positions that a mask marks, and blocks of rows. B sequences, T response tokens.
 
-Everything is computed in float64 and never looks at a value outside the mask, so NaN there does no harm.
-Statistics over all positions take `CHUNK` positions at a time: memory for all of them in float64 costs more than the
-arithmetic. Formulas on [B, T] arrays see one block of rows at a time, for the same reason.
+Everything is computed in float64, and values outside the mask have no influence, even NaN. Statistics over all
+positions work on `CHUNK` positions at a time: memory for all of them in float64 costs more time than the arithmetic.
+Formulas on [B, T] arrays work on one block of rows at a time, for the same reason.
 """
 
 from collections.abc import Iterator
@@ -20,19 +20,19 @@ CHUNK = 1 << 18
 
 
 def masked_sum(values: Floats, mask: Mask, axis: int | None = None) -> Float64s:
-    """Returns the sum over the mask, along `axis` or over everything."""
+    """Returns the sum over the mask, along `axis` or over all positions."""
     if axis is not None:
         return np.asarray(np.where(mask, values, 0.0).sum(axis=axis, dtype=np.float64))
     return np.asarray(sum(float(np.where(within, part, 0.0).sum()) for part, within in _chunks(values, mask)))
 
 
 def masked_mean(values: Floats, mask: Mask, axis: int | None = None) -> Float64s:
-    """Returns the mean over the mask, along `axis` or over everything; 0 where the mask is empty."""
+    """Returns the mean over the mask, along `axis` or over all positions; 0 if the mask is empty."""
     return np.asarray(masked_sum(values, mask, axis) / (mask.sum(axis=axis) + 1e-8))
 
 
 def masked_var(values: Floats, mask: Mask) -> float:
-    """Returns the unbiased variance over the mask, sum of (x - mean)^2 / (n - 1). ValueError for fewer than two."""
+    """Returns the unbiased variance over the mask, sum of (x - mean)^2 / (n - 1); ValueError for fewer than two."""
     count = int(mask.sum())
     if count < 2:
         raise ValueError(f"a variance needs at least two response tokens in the batch, got {count}")
@@ -53,7 +53,8 @@ def _sum_of_squares(values: Floats, mask: Mask) -> float:
 def masked_whiten(values: Floats, mask: Mask) -> Floats:
     """Returns (x - mean) / sqrt(var + 1e-8) over the mask, zero outside it, in shape and dtype of `values`.
 
-    Errors as of `masked_var`.
+    Raises:
+        ValueError: the mask has fewer than two positions.
     """
     mean, std = masked_mean(values, mask), np.sqrt(masked_var(values, mask) + 1e-8)
     whitened, start = np.empty(mask.size, values.dtype), 0
@@ -71,10 +72,10 @@ def _chunks(values: Floats, mask: Mask) -> Iterator[tuple[Float64s, Mask]]:
 
 
 def blocks(lengths_B: NDArray[np.int32], num_tokens: int, *, num_samples: int = 1) -> Iterator[tuple[int, int]]:
-    """Yields (start, stop) of neighbouring rows, at most `num_tokens` when padded; the samples of a prompt never part.
+    """Yields (start, stop) of neighbouring rows, at most `num_tokens` when padded; keeps a prompt's samples together.
 
-    Few tokens, and float64 arrays of them stay in a core's cache; many, and the recursion over a response's tokens
-    takes more responses per call.
+    With few tokens, float64 arrays of them stay in a core's cache. With many, the recursion over the tokens of a
+    response handles more responses per call.
     """
     num_rows = num_samples * max(1, num_tokens // (num_samples * int(lengths_B.max(initial=1))))
     return ((start, min(start + num_rows, len(lengths_B))) for start in range(0, len(lengths_B), num_rows))

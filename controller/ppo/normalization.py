@@ -1,15 +1,15 @@
-"""Statistics over all steps of a run, by which scores are scaled, and the values that the critic learns.
+"""Statistics over all steps of a run, which scale the scores and the values that the critic learns.
 
-The critic learns returns minus their mean, over their standard deviation. Both are of all returns that it has learned
-so far (as ValueNorm of MAPPO; Yu et al., 2022):
+The critic learns returns minus their mean, divided by their standard deviation. Mean and deviation are those of all
+returns that it has learned so far (ValueNorm of MAPPO; Yu et al., 2022):
 
     step k:  V = v * std_{k-1} + mean_{k-1}             v: the critic's output; its weights know step k-1's scale
              R = A + V                                  GAE, on the scale of the rewards
              mean_k, std_k: with the R of step k
              it learns  (R - mean_k) / std_k,  its old values are  (V - mean_k) / std_k
 
-so that values, advantages and returns mean the same whether values are normalised or not. Before the first update, and
-where nothing is normalised, mean is 0 and std is 1.
+so that values, advantages and returns mean the same with and without normalised values. Before the first update, and
+without normalisation, mean is 0 and std is 1.
 """
 
 import math
@@ -24,11 +24,11 @@ from controller.ppo.masked_stats import Floats, variance
 from splitppo.batch import Batch, Column
 from splitppo.config.subsections.reward_shaping import RewardShapingConfig
 
-MIN_VARIANCE = 1e-2  # as in ValueNorm: returns that hardly differ are not blown up
+MIN_VARIANCE = 1e-2  # the value of ValueNorm: returns that hardly differ are not scaled up
 
 
 class Moments(BaseModel):
-    """Mean and variance of all values so far; immutable. float64, so that JSON gives back the same bits."""
+    """The mean and variance of all values so far; immutable, float64, so that JSON gives back the same bits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -78,32 +78,32 @@ class Moments(BaseModel):
 
 
 class RunningMoments(BaseModel):
-    """Statistics of the run so far, stored with every checkpoint; empty if nothing is normalised."""
+    """The statistics of the run so far, stored with every checkpoint; empty if nothing is normalised."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    scores: Moments = Field(Moments(), description="of responses, as they were given: reward.shaping.running_scale")
-    returns: Moments = Field(Moments(), description="of learned tokens, as of the critic: critic.normalize_values")
+    scores: Moments = Field(Moments(), description="of responses before shaping: reward.shaping.running_scale")
+    returns: Moments = Field(Moments(), description="of learned tokens: critic.normalize_values")
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """The configuration's sections about scaling, and the statistics of the run before this step."""
+    """The configuration of scaling, and the statistics of the run before this step."""
 
     shaping: RewardShapingConfig = field(default_factory=RewardShapingConfig)
     normalize_values: bool = False  # critic.normalize_values
     running: RunningMoments = field(default_factory=RunningMoments)
 
     def scores_including(self, scores_B: Floats) -> Moments:
-        """Returns the statistics of scores with those of the step, as they were given."""
+        """Returns the statistics of scores with the scores of this step before shaping."""
         return self.running.scores.including(scores_B) if self.shaping.running_scale else Moments()
 
     def returns_including(self, returns_N: Floats) -> Moments:
-        """Returns the statistics of returns with those that the critic learns in the step."""
+        """Returns the statistics of returns with those that the critic learns in this step."""
         return self.running.returns.including(returns_N) if self.normalize_values else Moments()
 
     def denormalized(self, rollouts: Batch) -> Batch:
-        """Returns the same rollouts with the critic's values, if there are any, on the scale of the rewards."""
+        """Returns the rollouts with the critic's values, if there are any, on the scale of the rewards."""
         if "values" not in rollouts or not self.running.returns.count:
             return rollouts
         values = self.running.returns.denormalize(rollouts["values"])
@@ -111,7 +111,7 @@ class Normalization:
 
 
 def running_metrics(running: RunningMoments) -> Mapping[str, float]:
-    """Returns reward/running_std and critic/value_norm/..., as far as they are in use."""
+    """Returns reward/running_std and critic/value_norm/..., as far as there are such statistics."""
     scores, returns = running.scores, running.returns
     metrics = {"reward/running_std": scores.std} if scores.count else {}
     if returns.count:
@@ -119,5 +119,5 @@ def running_metrics(running: RunningMoments) -> Mapping[str, float]:
     return metrics
 
 
-# Scores and values as they are.
+# Scores and values stay as they are.
 NO_NORMALIZATION = Normalization()

@@ -1,8 +1,9 @@
-"""Rollout correction: weights and rejection where the rollout backend did not sample from the trainer's policy.
+"""Rollout correction: weights and rejection of tokens that the rollout backend samples by other probabilities.
 
-Two programs compute the probabilities of the same tokens with other kernels and other dtypes, so that the samples are
-slightly off-policy before the first update (Liu et al., 2025, "When Speed Kills Stability"; Yao et al., 2025, "Your
-Efficient RL Framework Secretly Brings You Off-Policy RL Training"). Options and metric names are verl's.
+The trainer and the rollout backend compute the probabilities of the same tokens with different kernels and dtypes, so
+that the samples are slightly off-policy before the first update (Liu et al., 2025, "When Speed Kills Stability"; Yao et
+al., 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"). Options and metric names are
+verl's.
 
 B responses, T response tokens, right-padded; N tokens inside the mask, R responses that have any.
 r = p / q, the trainer's probability of a sampled token over the rollout backend's. float64 inside.
@@ -26,11 +27,11 @@ _TOKENS = 1 << 17
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """Tokens to learn from, their weights, and metrics: rollout_corr/... and training/rollout_...
+    """The tokens to learn from, their weights, and metrics: rollout_corr/... and training/rollout_...
 
     Attributes:
-        learned: [B, T] bool, the tokens to learn from: the mask without what was rejected.
-        weights: [B, T] float32, what multiplies the policy loss of a token, 0 outside the mask; None: nothing does.
+        learned: [B, T] bool, the tokens to learn from: the mask without rejected tokens.
+        weights: [B, T] float32, the factor of each token's policy loss, 0 outside the mask; None: there are no factors.
     """
 
     learned: Mask
@@ -43,7 +44,7 @@ def correct_rollouts(
 ) -> tuple[Column, Column | None, Mapping[str, float]]:
     """Returns a `Correction` of ragged rows: (learned, weights, metrics). If correction is off, all tokens are learned.
 
-    There are metrics if the rollouts have both log-probs, corrected or not.
+    Rollouts with both log-probs have metrics, also if correction is off.
 
     Raises:
         ValueError: the correction needs log-probs that the rollouts do not have.
@@ -66,9 +67,9 @@ def correct_rollouts(
 def correct_rollout(
     config: RolloutCorrectionConfig, old_log_probs_BT: Floats, rollout_log_probs_BT: Floats, mask_BT: Mask
 ) -> Correction:
-    """Returns weights, rejection and metrics of a batch, from log p and log q; without any token, no metrics.
+    """Returns weights, rejection and metrics of a batch, from log p and log q; no metrics without any token.
 
-    Weights are computed, and normalised, over all tokens, also over those that are rejected.
+    Weights are computed and normalised over all tokens, rejected tokens included.
     """
     metrics = mismatch_metrics(old_log_probs_BT, rollout_log_probs_BT, mask_BT)
     log_ratio_BT = np.where(mask_BT, old_log_probs_BT.astype(np.float64) - rollout_log_probs_BT, 0.0)
@@ -88,13 +89,13 @@ def importance_weights(
         token:    w_t = p_t / q_t
         sequence: w_t = prod_s p_s / q_s, over the response's tokens s
 
-    so that E_q[w f] = E_p[f] but for the truncation. With two bounds a weight outside of them is 0 (Ling Team, 2025,
-    "IcePop"). With rollout_is_batch_normalize these weights are divided by their mean over tokens (`token`) or over
-    responses (`sequence`). log r is 0 outside the mask.
+    so that E_q[w f] = E_p[f] except for the truncation. With two bounds, a weight outside of them is 0 (Ling Team,
+    2025, "IcePop"). With rollout_is_batch_normalize, these weights are divided by their mean over tokens (`token`) or
+    over responses (`sequence`). log r is 0 outside the mask.
 
     Returns:
-        (weights [B, T] float32, 0 outside the mask, metrics). Metrics are verl's since 0.8: of the weights before they
-        are divided; shares beyond the bounds, and the extremes of `sequence`, are of w itself.
+        (weights [B, T] float32, 0 outside the mask, metrics). The metrics are those of verl since 0.8. They describe
+        the weights before the division. The shares beyond the bounds, and the extremes of `sequence`, describe w.
     """
     if not mask_BT.any():
         return np.zeros(mask_BT.shape, np.float32), {}
@@ -124,10 +125,11 @@ def importance_weights(
 
 
 def reject(rejections: tuple[Rejection, ...], d_BT: Float64s, mask_BT: Mask) -> tuple[Mask, dict[str, float]]:
-    """Returns the tokens that pass all criteria, each lower <= statistic <= upper; and metrics.
+    """Returns the tokens that pass all criteria, each of the form lower <= statistic <= upper; and metrics.
 
-    The statistic is k1, k2 or k3 (controller/ppo/kl.py) of a token, or their sum, mean or maximum over a response, of
-    which all tokens are then rejected together. d = log q - log p, 0 outside the mask, is clamped for k2 and k3.
+    The statistic is k1, k2 or k3 (controller/ppo/kl.py) of a token, or their sum, mean or maximum over a response. A
+    statistic of a response rejects all of its tokens together. d = log q - log p is 0 outside the mask, and clamped for
+    k2 and k3.
     """
     if not rejections or not mask_BT.any():
         return mask_BT, {}
@@ -144,7 +146,7 @@ def reject(rejections: tuple[Rejection, ...], d_BT: Float64s, mask_BT: Mask) -> 
 
 
 def _statistic(rejection: Rejection, d_BT: Float64s, mask_BT: Mask) -> Float64s:
-    """Returns [B, T], the statistic of a criterion; that of a response stands on each of its tokens."""
+    """Returns [B, T], the statistic of a criterion. Each token has the statistic of its response."""
     d_BT = d_BT if rejection.estimate == "k1" else clamp_log_ratio(d_BT)
     estimate_BT = np.where(mask_BT, KL_ESTIMATORS[rejection.estimate](d_BT), 0.0)
     match rejection.over:
@@ -162,10 +164,10 @@ def _statistic(rejection: Rejection, d_BT: Float64s, mask_BT: Mask) -> Float64s:
 def _spread(
     values_BT: Float64s, mask_BT: Mask, *, low: float, high: float, centre: float, by_response: bool
 ) -> dict[str, float]:
-    """Measures how a weight or a statistic lies over tokens and, as means over their tokens, over responses (seq_).
+    """Returns figures of a weight or a statistic over tokens and, with the prefix seq_, of its means over responses.
 
-    `std` is of the tokens' values clipped to [low, high]; `by_response`: the extremes and the shares beyond the bounds
-    are of responses.
+    `std` is the deviation of the tokens' values, clipped to [low, high]. With `by_response`, the extremes and the
+    shares beyond the bounds are those of responses.
     """
     values_N, values_R = values_BT[mask_BT], _response_means(values_BT, mask_BT)
     counted = values_R if by_response else values_N

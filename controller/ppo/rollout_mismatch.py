@@ -20,21 +20,21 @@ def mismatch_metrics(old_log_probs_BT: Floats, rollout_log_probs_BT: Floats, mas
 
 
 class Mismatch:
-    """Metrics training/rollout_... and rollout_corr/... of a step with both log p and log q, corrected or not.
+    """The metrics training/rollout_... and rollout_corr/... of a step with both log p and log q, corrected or not.
 
-    Rows may come in several pieces: what is kept of them is a few numbers of each response.
+    Rows may come in several pieces. Only a few numbers of each response are kept.
     """
 
     def __init__(self) -> None:
         self._num_tokens = 0
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._largest: defaultdict[str, float] = defaultdict(float)
-        self._means_3 = np.zeros(3)  # of |p - q|, p and q
+        self._means_3 = np.zeros(3)  # the means of |p - q|, p and q
         self._moments_33 = np.zeros((3, 3))  # sums of products of their deviations
         self._responses: list[tuple[Float64s, Float64s, Float64s]] = []
 
     def add(self, old_log_probs_BT: Floats, rollout_log_probs_BT: Floats, mask_BT: Mask) -> None:
-        """Takes some rows; ValueError if shapes differ."""
+        """Adds some rows; ValueError if shapes differ."""
         if not old_log_probs_BT.shape == rollout_log_probs_BT.shape == mask_BT.shape:
             raise ValueError(
                 f"log-probs and mask must have the same shape, got {old_log_probs_BT.shape},"
@@ -61,7 +61,7 @@ class Mismatch:
         self._add_moments(np.stack([diff_N, p_N, q_N]))
 
     def _add_moments(self, values_3N: Float64s) -> None:
-        """Merges means and products of deviations with those of further tokens (Chan et al., 1983)."""
+        """Adds further tokens to the means and to the products of deviations (Chan et al., 1983)."""
         before, added = self._num_tokens, values_3N.shape[1]
         means_3 = values_3N.mean(axis=1)
         deviations_3N, shift_3 = values_3N - means_3[:, None], means_3 - self._means_3
@@ -71,7 +71,7 @@ class Mismatch:
         self._num_tokens += added
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics of all rows so far; none without any token."""
+        """Returns the metrics of all rows so far; no metrics without any token."""
         if not self._num_tokens:
             return {}
         old_R, rollout_R, tokens_R = map(np.concatenate, zip(*self._responses, strict=True))
@@ -97,7 +97,7 @@ class Mismatch:
 
 
 def _by_response(old_R: Float64s, rollout_R: Float64s, tokens_R: Float64s) -> dict[str, float]:
-    """Returns means over responses, from sums of log-probs; a perplexity is exp of minus the mean log-prob."""
+    """Returns means over responses, from sums of log-probs. A perplexity is exp(-mean log-prob)."""
     training_R, sampled_R = -old_R / tokens_R, -rollout_R / tokens_R
     diff_R = training_R - sampled_R
     log_ratio_R = clamp_log_ratio(old_R - rollout_R)

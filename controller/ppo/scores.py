@@ -1,4 +1,4 @@
-"""The scores of a step's responses, as arrays: `controller/scoring` makes them, `controller/ppo` learns from them."""
+"""The scores of a step's responses as arrays: `controller/scoring` makes them, `controller/ppo` computes with them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -33,17 +33,17 @@ class Scores:
         model_scores: float32, the scores of the reward model; None if it was not asked.
         token_scores: float32, the part of `scores` that is placed on tokens: one number per response token, or an empty
             row if nothing of the response's score is placed.
-        rule_token_scores: float32, likewise of `rule_scores`.
+        rule_token_scores: float32, the part of `rule_scores` that is placed on tokens, in the same form.
         has_eos: bool, True if the response ends with an EOS token.
         has_stopped: bool, True if the response contains a text of `rollout.stop`.
         is_truncated: bool, True if the response was cut off at `data.max_response_length`.
         data_sources: str.
         prompt_indices: int64, the index of the prompt's row in the table of prompts.
-        places: str, where the prompt's row stands, e.g. "train.parquet, row 3".
+        places: str, the place of the prompt's row, e.g. "train.parquet, row 3".
         failures: the reason why a scorer gave no score, or None.
         messages: str, the failure in a sentence.
         extra: mappings, the other fields of the scorer's dict.
-        texts: `Text`; nothing is computed from them.
+        texts: `Text`, for rollout files and the log alone.
     """
 
     scores: Float32s
@@ -64,7 +64,7 @@ class Scores:
 
     @classmethod
     def of(cls, scores_B: Float32s, **columns: Any) -> Self:
-        """Returns scores with the given columns; the others say: scoring succeeded, and EOS ended every response."""
+        """Returns scores with the given columns; the others stand for responses without failure that EOS has ended."""
         num_rows = len(scores_B)
         no_tokens = Column(np.empty(0, np.float32), np.zeros(num_rows, np.int32))
         nothing, no = np.full(num_rows, "", np.object_), np.zeros(num_rows, np.bool_)
@@ -88,12 +88,12 @@ class Scores:
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """Returns the responses of all parts, one part after the other."""
+        """Returns the rows of all parts, one part after the other."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: _joined([getattr(part, name) for part in parts]) for name in names})
 
     def take(self, rows: NDArray[np.int64]) -> "Scores":
-        """Returns the responses at `rows`, in that order."""
+        """Returns the rows at these places, in this order."""
         columns = vars(self).items()
         taken: dict[str, Any] = {name: None if column is None else column.take(rows) for name, column in columns}
         return Scores(**taken)
@@ -105,14 +105,14 @@ class Scores:
 
     @property
     def extra_columns(self) -> dict[str, list[Any]]:
-        """The B values of each field in `extra`; None where a response lacks the field."""
+        """The B values of each field in `extra`; None for a response that lacks the field."""
         names = {name: None for extra in self.extra for name in extra}
         return {name: [extra.get(name) for extra in self.extra] for name in names}
 
     def components(self, names: Sequence[str]) -> Float32s | None:
         """Returns [K, B], the named parts of the scores: fields of `extra`, or `score`; None without names.
 
-        A response that lacks a field has 0 there, for instance where its scorer failed.
+        The part is 0 for a response that lacks the field, for instance because its scorer failed.
 
         Raises:
             ConfigError: no response has the field, or a response has no finite number there.
@@ -135,12 +135,12 @@ class Scores:
 
 
 def objects(values: Iterable[Any]) -> Objects:
-    """Returns Python objects as an array, also where they are sequences themselves."""
+    """Returns Python objects as an array of one dimension, even if the objects are sequences."""
     return np.fromiter(values, np.dtype(np.object_))
 
 
 def is_numeric(value: object) -> TypeGuard[float]:
-    """Returns True if a scorer's field can be a metric."""
+    """Returns True if the value of a scorer's field is a number, which can be a metric."""
     return isinstance(value, bool | int | float)
 
 

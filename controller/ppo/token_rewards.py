@@ -12,15 +12,16 @@ from splitppo.batch import Batch, Column
 from splitppo.config import AlgorithmConfig
 from splitppo.config.subsections.reward_shaping import RewardShapingConfig
 
-# Padded tokens that are worked on at a time.
+# The number of padded tokens that are worked on at a time.
 _TOKENS = 1 << 19
 
 
 def shape_scores(shaping: RewardShapingConfig, scores: Floats, *, std: float) -> Floats:
     """Returns clip(score * scale / std), element by element.
 
-    `std` is that of the whole scores of the run's responses, this step's included (as trlX scales rewards; Engstrom et
-    al., 2020, section 3). With 0 (there is none, or all scores were equal) nothing is divided.
+    `std` is the deviation of all whole scores of the run, this step's included (trlX scales rewards in this way;
+    Engstrom et al., 2020, section 3). A `std` of 0 means that there is none, or that all scores were equal: nothing is
+    divided.
     """
     factor = shaping.scale / (std or 1.0)
     if factor == 1.0 and shaping.clip_range is None:
@@ -30,9 +31,9 @@ def shape_scores(shaping: RewardShapingConfig, scores: Floats, *, std: float) ->
 
 
 def shaped_parts(shaping: RewardShapingConfig, scores: Scores, *, std: float) -> tuple[Floats, Column]:
-    """Returns both parts of the scores, each shaped by itself: [B] of the responses' ends, and `token_scores`.
+    """Returns both parts of the scores, each shaped by itself: those of the responses' ends, [B], and `token_scores`.
 
-    Tokens without a score have none afterwards.
+    A token score of 0 stays 0.
     """
     tokens = scores.token_scores.values
     shaped = np.where(tokens == 0.0, np.float32(0.0), shape_scores(shaping, tokens, std=std))
@@ -41,11 +42,11 @@ def shaped_parts(shaping: RewardShapingConfig, scores: Scores, *, std: float) ->
 
 
 def token_rewards(ends_B: Floats, token_scores: Column, rewarded: Column) -> Column:
-    """Returns the scores on the tokens that are `rewarded` (bool, of all response tokens).
+    """Returns the rewards: the scores on the tokens that are `rewarded` (bool, aligned with responses).
 
-    The score of a response's end stands on its last token, the score of a token on that token. Where the token is not
-    rewarded, the score moves to the next one of the response that is, else to the last one before. The scores of a
-    response without any rewarded token have no place.
+    The score of a response's end belongs to its last token, a token score to its token. If this token is not rewarded,
+    the score moves to the next rewarded token of the response, else to the last rewarded token before. The scores of a
+    response without any rewarded token are dropped.
     """
     offsets, ended = rewarded.offsets, np.flatnonzero(rewarded.lengths)
     placed = np.flatnonzero(token_scores.values)
@@ -68,14 +69,14 @@ def penalise_kl(rewards_BT: Float32s, kl_BT: Float64s, mask_BT: Mask, *, kl_coef
     """Subtracts kl_coef * KL_t from the reward of every token inside the mask.
 
     Returns:
-        (rewards [B, T], KL [B]: each row's mean over its tokens; that of an empty row is 0).
+        (rewards [B, T], KL [B]: the mean over the tokens of each row, 0 for an empty row).
     """
     kl_B = masked_mean(kl_BT, mask_BT, axis=1)
     return np.where(mask_BT, rewards_BT - kl_coef * kl_BT, 0.0).astype(np.float32), kl_B
 
 
 def subtract_kl(algorithm: AlgorithmConfig, rollouts: Batch, rewards: Column, response_mask: Column) -> float:
-    """Takes the KL penalty from the rewards, in place; returns the mean KL of the responses, in nats."""
+    """Subtracts the KL penalty from the rewards, in place; returns the mean KL of the responses, in nats."""
     kl_B = np.zeros(rollouts.num_rows)
     for start, stop in blocks(response_mask.lengths, _TOKENS):
         columns = (rollouts["old_log_probs"], rollouts["ref_log_probs"], response_mask, rewards)
@@ -90,7 +91,8 @@ def subtract_kl(algorithm: AlgorithmConfig, rollouts: Batch, rewards: Column, re
 def whiten_rewards(rewards: Column, response_mask: Column) -> Column:
     """Returns (r - mean) / sqrt(var + 1e-8) + mean over the mask, zero outside it (TRL's whiten_rewards).
 
-    ValueError for fewer than two tokens.
+    Raises:
+        ValueError: the mask has fewer than two tokens.
     """
     rewards_N, mask_N = rewards.values, response_mask.values
     mean = float(masked_mean(rewards_N, mask_N))

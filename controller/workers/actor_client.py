@@ -1,4 +1,4 @@
-"""The actor as the controller calls it: policy and rollouts."""
+"""The client of the actor: policy and rollouts."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from splitppo.v1 import actor_pb2, actor_pb2_grpc, batch_pb2, worker_pb2
 
 
 class ActorClient(WorkerClient):
-    """The actor: one method per RPC, under the RPC's name."""
+    """The client of the actor: one method per RPC, under the RPC's name."""
 
     role = "actor"
     role_service = actor_pb2_grpc.ActorServiceStub
@@ -26,21 +26,21 @@ class ActorClient(WorkerClient):
         num_parts: int = 1,
         on_part: Callable[[int], None] = lambda _: None,
     ) -> CommandReply:
-        """Samples responses for the slot's prompts with its seeds; then the slot holds one row per response.
+        """Samples responses for the slot's prompts with its seeds; afterwards the slot has one row per response.
 
-        In `num_parts` parts, in the order in which they end: each can be fetched, with the column `places`, as soon as
-        its last response has ended; the last ones may be empty. `on_part` takes its number, from 1, perhaps more than
-        once, or not at all before this returns.
+        The responses come in `num_parts` parts, in the order in which they end. A part can be fetched, with the column
+        `places`, as soon as its last response has ended; the last parts may be empty. `on_part` is called with the
+        number of a part, from 1, perhaps several times, and perhaps not before this method returns.
 
         Raises:
-            WrongPolicy: the responses come from the weights of another step.
+            WrongPolicy: the responses were sampled with the weights of another step.
         """
 
         def check_policy(version: int) -> None:
-            if version != base_step:  # they would train as if they were on-policy
-                found = f"the responses were sampled with the weights of step {version}"
+            if version != base_step:  # the update would take them for on-policy
+                sampled = f"the responses were sampled with the weights of step {version}"
                 place = Place(role=self.role, step=slot.step, method="Generate")
-                raise WrongPolicy(f"{found}, expected those of step {base_step}", place)
+                raise WrongPolicy(f"{sampled}, expected those of step {base_step}", place)
 
         def on_ready(part: worker_pb2.PartReady) -> None:
             check_policy(part.policy_version)
@@ -64,9 +64,9 @@ class ActorClient(WorkerClient):
         terms: actor_pb2.LossTerms | None = None,
         advance_only: bool = False,
     ) -> CommandReply:
-        """One PPO update, which commits the slot's step; with `advance_only` the weights stay.
+        """Makes one PPO update, which commits the slot's step; with `advance_only` the weights stay.
 
-        `terms` are those of its loss; None: as the worker's configuration has them.
+        `terms` are the terms of the loss, by default those of the worker's configuration.
         """
         request = actor_pb2.ActorUpdateRequest(slot=slot, advance_only=advance_only, loss_terms=terms)
         return await self._command("Update", request, base_step)
@@ -82,6 +82,6 @@ def loss_terms(config: Config) -> actor_pb2.LossTerms:
 
 
 def sampling_params(section: RolloutConfig | EvaluationConfig, data: DataConfig) -> actor_pb2.SamplingParams:
-    """Returns the message that tells Generate how responses are drawn."""
+    """Returns the message with the keys by which Generate draws responses."""
     drawn = section.model_dump(include={"temperature", "top_p", "top_k"})
     return actor_pb2.SamplingParams(**drawn, max_response_length=data.max_response_length)

@@ -1,6 +1,6 @@
-"""A worker of any role, as the controller calls it: one method per RPC.
+"""The client of a worker of any role: one method per RPC.
 
-Handshake, batches, checkpoints, and the frozen models that it may host.
+The RPCs are the handshake, batches, checkpoints, and the computations of the frozen models that a worker may host.
 """
 
 import asyncio
@@ -55,11 +55,11 @@ from splitppo.v1 import (
 
 T = TypeVar("T")
 
-# One attempt to reach a worker while it starts; a black-holed address must not eat the whole deadline.
+# The timeout of one attempt to reach a starting worker, so that a silent address does not take the whole deadline.
 _REACH_TIMEOUT_S = 5.0
 _REACH_PAUSE_S = 0.1
 _UNARY_TIMEOUT_S = 10.0
-# States of a worker that takes no more commands and ends soon.
+# The states of a worker that takes no more commands and ends soon.
 _ENDING = {
     worker_pb2.WORKER_STATE_DRAINING: "it is draining",
     worker_pb2.WORKER_STATE_FAILED: "it has failed and ends",
@@ -72,13 +72,13 @@ _MOVES_THE_STEP = ("Update", "LoadCheckpoint")
 
 @dataclass(frozen=True)
 class Caller:
-    """The name and credentials with which a client introduces itself.
+    """The names with which a client introduces the controller to a worker.
 
     Attributes:
         epoch: the controller's fencing token.
-        config_digest: of the sections that shape the worker (splitppo/config/worker_digest.py).
-        nonce: name of a file in the run folder that the worker must see.
-        connection: counts the connections of this controller; what is replayed over a new one are other commands.
+        config_digest: the digest of the sections that shape the worker (splitppo/config/worker_digest.py).
+        nonce: the name of a file in the run folder that the worker must see.
+        connection: the number of the controller's connection. Over a new connection, the same step is another command.
     """
 
     run_id: str
@@ -90,7 +90,7 @@ class Caller:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The traffic of a client so far: bytes of batch columns, and seconds in which PutBatch and GetBatch ran."""
+    """The traffic of a client so far: bytes of batch columns, and the seconds of PutBatch and GetBatch."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -104,11 +104,11 @@ class Traffic:
 
 
 class WorkerClient:
-    """A worker of any role; for one event loop.
+    """The client of a worker of any role, for one event loop.
 
-    Every method raises WireError (splitppo/rpc/errors.py) with role, step and method in its message. Calls that find
-    the worker unreachable or busy are repeated for `limits.reconnect_timeout_s`; a command is repeated under its
-    request id, so it joins the running one or gets the stored reply.
+    Every method raises WireError (splitppo/rpc/errors.py) with role, step and method in its message. A call of a worker
+    that is unreachable or busy is repeated for `limits.reconnect_timeout_s`. A command is repeated under its request
+    id, so that it joins the running command or gets the stored reply.
     """
 
     role: ClassVar[RoleName]
@@ -146,16 +146,16 @@ class WorkerClient:
         )
 
     async def close(self) -> None:
-        """Closes the channel; running commands go on in the worker."""
+        """Closes the channel; the worker continues its running commands."""
         await self._channel.close(None)
 
     async def handshake(self, timeout_s: float) -> worker_pb2.HandshakeResponse:
-        """Takes the worker over for this controller, as soon as it can be reached.
+        """Takes the worker over for this controller, as soon as the worker can be reached.
 
         Raises:
-            Unavailable: it could not be reached in time; the message names the address.
-            WrongState: it is of another version or role, or refuses this controller.
-            WireError: it refuses this controller for another reason.
+            Unavailable: the worker could not be reached in time; the message names the address.
+            WrongState: the worker has another version or role, or refuses this controller.
+            WireError: the worker refuses this controller for another reason.
         """
         await self._wait_until_reached(timeout_s)
         worker = await self._repeat("Handshake", None, self._introduce)
@@ -168,7 +168,7 @@ class WorkerClient:
         return worker
 
     async def _wait_until_reached(self, timeout_s: float) -> None:
-        """Returns when the worker answers and stays; one that is about to end is not reached yet."""
+        """Waits until the worker answers. A worker that is about to end does not count."""
         deadline = time.monotonic() + timeout_s
         reason = ""
         while True:
@@ -209,18 +209,18 @@ class WorkerClient:
         return worker
 
     async def get_status(self) -> worker_pb2.GetStatusResponse:
-        """Asks what the worker is doing; it answers at once, also while its engine is busy."""
+        """Returns the worker's status. The worker answers at once, also while its engine is busy."""
         request = worker_pb2.GetStatusRequest()
         return await self._repeat("GetStatus", None, lambda: self._worker.GetStatus(request, timeout=_UNARY_TIMEOUT_S))
 
     def is_fresh_at(self, step: int) -> bool:
-        """True when the worker is as loading `step` would leave it: at its initial model, idle, without any rows."""
+        """Returns True if `step` is 0 and the worker is idle, without rows, at its initial model: it need not load."""
         status = self._status
         is_untouched = status.state == worker_pb2.WORKER_STATE_IDLE and status.committed_step == 0 and not status.slots
         return step == self._num_loads == 0 and is_untouched
 
     async def put_batch(self, slot: batch_pb2.Slot, batch: Batch) -> None:
-        """Creates the slot, or adds columns to it (same number of rows)."""
+        """Creates the slot, or adds columns with the same number of rows to it."""
 
         async def put() -> None:
             header, chunks = encode_messages(batch, slot)
@@ -240,7 +240,7 @@ class WorkerClient:
         await self._repeat("PutBatch", slot.step, put)
 
     async def get_batch(self, slot: batch_pb2.Slot, columns: Sequence[str]) -> Batch:
-        """The named columns of a slot."""
+        """Returns the named columns of a slot."""
         caller, limits = self._caller, self._limits
         request = worker_pb2.GetBatchRequest(run_id=caller.run_id, epoch=caller.epoch, slot=slot, columns=columns)
 
@@ -256,12 +256,12 @@ class WorkerClient:
         return await self._repeat("GetBatch", slot.step, get)
 
     async def save_checkpoint(self, *, base_step: int, with_hf_model: bool = False) -> CommandReply:
-        """Writes this role's part of the checkpoint of `base_step`; answers when it is durable."""
+        """Writes this role's part of the checkpoint of `base_step`; returns when the part is durable."""
         request = worker_pb2.SaveCheckpointRequest(with_hf_model=with_hf_model)
         return await self._command("SaveCheckpoint", request, base_step, step=base_step, service=self._worker)
 
     async def load_checkpoint(self, step: int) -> CommandReply:
-        """Loads this role's part of the checkpoint of `step` (0: the initial model), whatever is committed now."""
+        """Loads this role's part of the checkpoint of `step`, 0 for the initial model, whatever step is committed."""
         for attempt in range(1, _MAX_LOAD_ATTEMPTS + 1):
             base_step = (await self.get_status()).committed_step
             self._num_loads += 1
@@ -269,7 +269,7 @@ class WorkerClient:
             try:
                 return await self._command("LoadCheckpoint", request, base_step, step=step, service=self._worker)
             except WrongStep:
-                # An update that was still under way has committed in between.
+                # An update that was still running has committed in between.
                 if attempt == _MAX_LOAD_ATTEMPTS:
                     raise
         raise AssertionError("unreachable")
@@ -281,12 +281,12 @@ class WorkerClient:
         return reply.result.weights_sha256
 
     async def compute_ref_log_probs(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
-        """Adds ref_log_probs to the slot, where this group hosts the reference."""
+        """Adds ref_log_probs to the slot; this group must host the reference."""
         request = reference_pb2.ComputeRefLogProbsRequest(slot=slot)
         return await self._command("ComputeRefLogProbs", request, base_step, service=self._reference)
 
     async def compute_reward_scores(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
-        """Adds rm_scores to a slot with reward_tokens, where this group hosts the reward model."""
+        """Adds rm_scores to a slot with reward_tokens; this group must host the reward model."""
         request = reward_model_pb2.ComputeRewardScoresRequest(slot=slot)
         return await self._command("ComputeRewardScores", request, base_step, service=self._reward_model)
 
@@ -309,7 +309,7 @@ class WorkerClient:
         parts: tuple[int, ...] = ()
         if step is None:
             step, parts = request.slot.step, (request.slot.kind, request.slot.part)
-        # After a checkpoint was loaded, the steps that follow are other commands than those before.
+        # The same step is another command after a checkpoint was loaded.
         key = request_id(run_id, epoch, step, method, self._caller.connection, self._num_loads, *parts)
         header = worker_pb2.CommandHeader(run_id=run_id, epoch=epoch, base_step=base_step, request_id=key)
         request.header.CopyFrom(header)

@@ -1,4 +1,4 @@
-"""One command, followed to its reply: its progress, its silences, and its repetition over lost connections."""
+"""A command on its way to its reply: progress, silences, and repetition over lost connections."""
 
 import asyncio
 import logging
@@ -28,13 +28,13 @@ _END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a client's calls.
+    """The limits of a client's calls.
 
     Attributes:
-        progress_timeout_s: longest silence of a running command, and longest duration of any other call.
-        reconnect_timeout_s: how long a worker that is unreachable or busy is called again under the same request id.
-        max_batch_bytes: largest batch taken from a worker.
-        grace_s: waited longer for a silent command: the worker's own heartbeat can name the rank that hangs.
+        progress_timeout_s: the longest silence of a running command, and the longest duration of any other call.
+        reconnect_timeout_s: the time for which calls of an unreachable or busy worker are repeated.
+        max_batch_bytes: the largest batch that is taken from a worker.
+        grace_s: added to the longest silence of a command: the worker's own heartbeat can name the rank that hangs.
     """
 
     progress_timeout_s: float = 600.0
@@ -44,7 +44,7 @@ class Limits:
 
     @property
     def silence_s(self) -> float:
-        """Longest time without an event of a command."""
+        """The longest time without an event of a running command."""
         return self.progress_timeout_s + self.grace_s
 
 
@@ -76,8 +76,9 @@ class CommandReply:
 
 
 class ReconnectDeadline:
-    """Until when a worker that is unreachable or busy is called again: the first failure since its last sign of life
-    sets it.
+    """The time until which calls of an unreachable or busy worker are repeated.
+
+    It is `timeout_s` after the first failure since the worker's last sign of life.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -85,11 +86,11 @@ class ReconnectDeadline:
         self._ends_at: float | None = None
 
     def clear(self) -> None:
-        """A sign of life: the next failure is the first one again."""
+        """Notes a sign of life: the next failure is the first one again."""
         self._ends_at = None
 
     def has_passed(self) -> bool:
-        """Notes a failure; True when those since the last sign of life have lasted for the timeout."""
+        """Notes a failure; returns True if the failures since the last sign of life have lasted for the timeout."""
         now = time.monotonic()
         if self._ends_at is None:
             self._ends_at = now + self._timeout_s
@@ -97,12 +98,13 @@ class ReconnectDeadline:
 
 
 async def repeat_until_answered(attempt: Callable[[], Awaitable[T]], deadline: ReconnectDeadline, place: Place) -> T:
-    """Makes a call, again where the worker is unreachable or busy, until it answers or the deadline has passed.
+    """Makes a call, and repeats it while the worker is unreachable or busy, until the deadline has passed.
 
-    A busy one is left alone for longer each time.
+    The pauses between calls of a busy worker grow. The call must be one that may be made twice: a read, or a command
+    with a request id.
 
-    Only for calls that may be made twice: reads, and commands that carry a request id. Raises WireError: what the
-    worker answered, or the last failure to reach it.
+    Raises:
+        WireError: the worker's answer, or the last failure to reach the worker.
     """
     is_repeated, pause_s = False, _RETRY_PAUSE_S / 2
     while True:
@@ -111,7 +113,7 @@ async def repeat_until_answered(attempt: Callable[[], Awaitable[T]], deadline: R
         except grpc.RpcError as failed:
             error = error_from_rpc(failed, place)
             if isinstance(error, Unavailable):
-                error.at(Place(rank=0))  # who does not answer
+                error.at(Place(rank=0))  # the rank that does not answer
             if not isinstance(error, Unavailable | DeadlineExceeded | Busy) or deadline.has_passed():
                 raise error from failed
             pause_s = min(2.0 * pause_s, _MAX_BUSY_PAUSE_S) if isinstance(error, Busy) else _RETRY_PAUSE_S
@@ -129,8 +131,8 @@ class RunningCommand:
 
     Attributes:
         place: role, step and method.
-        clock_offset_s: the worker's clock minus ours.
-        on_part: takes every part that is ready; perhaps more than once.
+        clock_offset_s: the worker's clock minus the controller's.
+        on_part: called with every part that is ready, perhaps several times.
         last: the newest progress.
     """
 
@@ -143,11 +145,11 @@ class RunningCommand:
     last: worker_pb2.Progress | None = None
 
     async def run(self, call: Callable[[], Any]) -> CommandReply:
-        """Sends the request, again if the connection breaks, and follows the stream of events that `call` returns.
+        """Sends the request, again after a lost connection, and follows the stream of events that `call` returns.
 
         Raises:
-            DeadlineExceeded: no progress for too long, with the last phase.
-            WireError: what the worker answered, or the last failure to reach it.
+            DeadlineExceeded: there was no progress for too long; the error has the last phase.
+            WireError: the worker's answer, or the last failure to reach the worker.
         """
         deadline = ReconnectDeadline(self.limits.reconnect_timeout_s)
         self._hit(".begin")
@@ -169,7 +171,7 @@ class RunningCommand:
         failpoints.hit(f"{self.place.role}.{failpoints.point_of(self.place.method)}{moment}", self.place.step)
 
     async def _follow(self, call: Any, deadline: ReconnectDeadline) -> worker_pb2.CommandResult:
-        """Reads the events of a call up to the result; cancelled, it ends the call, but not the worker's command."""
+        """Reads the events of a call up to the result. A cancellation ends the call, but not the worker's command."""
         status: worker_pb2.GetStatusResponse | None = None
         reading = asyncio.ensure_future(call.read())
         try:
@@ -199,13 +201,13 @@ class RunningCommand:
                 await reading
 
     async def _check_silence(self, before: worker_pb2.GetStatusResponse | None) -> worker_pb2.GetStatusResponse:
-        """The worker's status after a silence; `before` is that after the previous one.
+        """Returns the worker's status after a silence; `before` is the status after the previous silence.
 
-        A command that is queued, or waits for the disk, is silent, too: it may wait on while the worker works on
-        others, that is, while the status changes between silences.
+        A command that is queued, or waits for the disk, is silent, too. It may wait as long as the worker works on
+        other commands, that is, as long as the status changes between silences.
 
         Raises:
-            DeadlineExceeded: the worker does not answer, stands still, or runs this very command without progress.
+            DeadlineExceeded: the worker does not answer, stands still, or runs this command without progress.
         """
         now: worker_pb2.GetStatusResponse | None = None
         with suppress(WireError):
@@ -219,10 +221,10 @@ class RunningCommand:
 
 
 def clock_offset_s(worker_s: float, sent_s: float, answered_s: float) -> float:
-    """Returns a worker's clock minus ours, in seconds, from the time that it told in answer to a request.
+    """Returns a worker's clock minus the controller's, in seconds, from the time in the worker's answer to a request.
 
-    The worker read its clock between request and answer. Where its time lies between them as well, the clocks cannot
-    be told apart, and the offset is 0: on one machine spans are compared exactly, however long the answer took.
+    The worker reads its clock between request and answer. If its time lies between their times, too, the clocks may be
+    equal, and the offset is 0. On one machine spans are then compared exactly, however long the answer took.
     """
     if sent_s <= worker_s <= answered_s:
         return 0.0
@@ -232,10 +234,10 @@ def clock_offset_s(worker_s: float, sent_s: float, answered_s: float) -> float:
 def _on_our_clock(
     engine: worker_pb2.EngineTime, clock_offset_s: float, sent_s: float, answered_s: float
 ) -> tuple[float, float]:
-    """Returns when the engine began and ended its work, on the controller's clock.
+    """Returns the start and the end of the engine's work, on the controller's clock.
 
-    The offset is known to half a round trip only, but the work lies between request and reply: calls made one after
-    the other never seem to overlap.
+    The offset is exact to half a round trip only. The times are moved between request and reply, so that calls made
+    one after the other never seem to overlap.
     """
     started_s = engine.started_unix_ns / 1e9 - clock_offset_s
     finished_s = engine.finished_unix_ns / 1e9 - clock_offset_s

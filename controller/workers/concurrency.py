@@ -1,4 +1,4 @@
-"""Calls at the same time: the first error is raised as it is, and no task is left behind."""
+"""Calls that run at the same time: the first error is raised itself, and no task is left behind."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -7,7 +7,7 @@ from typing import Any
 
 
 async def gather_calls(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
-    """The calls' results, in order; the first one that fails cancels the others, and its error is raised as it is."""
+    """Returns the results of the calls, in order. The first error cancels the other calls, and is raised itself."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]
@@ -20,9 +20,9 @@ async def gather_calls(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
 
 
 async def run_watched(work: Coroutine[Any, Any, Any], watch: Coroutine[Any, Any, Any], *, grace_s: float = 2.0) -> None:
-    """Does the work, unless the watch, which ends by raising only, raises first.
+    """Does the work until it ends, or until the watch raises an error, which is the only end of a watch.
 
-    The work then has `grace_s` seconds to fail by itself: its error says more about what has happened.
+    After the watch has raised, the work has `grace_s` seconds to fail by itself, because its error says more.
     """
     working, watching = asyncio.create_task(work), asyncio.create_task(watch)
     try:
@@ -37,9 +37,9 @@ async def run_watched(work: Coroutine[Any, Any, Any], watch: Coroutine[Any, Any,
 
 
 class BackgroundTask:
-    """Work that goes on while its caller does other things: one piece at a time, whose error is raised once joined.
+    """Work in the background, one piece at a time. Its error is raised when it is joined.
 
-    `on_done` is called once after each piece of work that has succeeded, by whoever joins it.
+    `on_done` is called once after each piece of work that has succeeded, when it is joined.
     """
 
     def __init__(self, on_done: Callable[[], None] = lambda: None) -> None:
@@ -48,21 +48,21 @@ class BackgroundTask:
 
     @property
     def is_pending(self) -> bool:
-        """True if work was started that nobody has joined yet."""
+        """True if work was started and not joined yet."""
         return self._task is not None
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Starts the work; what was started before must have been joined."""
+        """Starts the work; earlier work must have been joined."""
         assert self._task is None
         self._task = asyncio.create_task(work)
 
     def check(self) -> None:
-        """Raises the error of work that has ended already; does not wait for any that has not."""
+        """Joins work that has ended already, and raises its error; does not wait for work that still runs."""
         if self._task is not None and self._task.done():
             self._finish(self._task)
 
     async def join(self, timer: AbstractContextManager[object] | None = None) -> None:
-        """Waits for the work, which goes on when the wait is cancelled; all who wait at the same time get its error.
+        """Waits for the work, and raises its error in all callers that wait. The work survives a cancelled wait.
 
         `timer` is entered for the wait alone, and left before `on_done` is called.
         """
@@ -79,7 +79,7 @@ class BackgroundTask:
             self._on_done()
 
     async def abandon(self) -> None:
-        """Cancels the work, whatever becomes of it."""
+        """Cancels the work, and ignores its error."""
         if (task := self._task) is not None:
             self._task = None
             task.cancel()

@@ -1,4 +1,4 @@
-"""The critic as the controller calls it: the value model."""
+"""The client of the critic: the value model."""
 
 from controller.workers.client import WorkerClient
 from controller.workers.command import CommandReply
@@ -6,7 +6,7 @@ from splitppo.v1 import batch_pb2, critic_pb2, critic_pb2_grpc
 
 
 class CriticClient(WorkerClient):
-    """The critic: one method per RPC, under the RPC's name."""
+    """The client of the critic: one method per RPC, under the RPC's name."""
 
     role = "critic"
     role_service = critic_pb2_grpc.CriticServiceStub
@@ -16,5 +16,5 @@ class CriticClient(WorkerClient):
         return await self._command("ComputeValues", critic_pb2.ComputeValuesRequest(slot=slot), base_step)
 
     async def update(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
-        """One update of the value model, which commits the slot's step."""
+        """Makes one update of the value model, which commits the slot's step."""
         return await self._command("Update", critic_pb2.CriticUpdateRequest(slot=slot), base_step)

@@ -1,8 +1,8 @@
 """Starts the groups on this machine (`services.launch: local`) and ends them on every exit path.
 
-Each group is a torchrun process with its own session, CPU/GPU set and thread count. Its standard input is a pipe that
-only the controller writes to: torchrun passes it on to every rank, and a rank that reads its end exits at once, so
-the groups end even when the controller is killed.
+Each group is a torchrun process with its own session, CPU/GPU set and thread count. Its standard input is a pipe to
+which only the controller writes. Torchrun passes the pipe on to every rank, and a rank exits when the pipe has ended.
+Therefore the groups end even if the controller is killed.
 """
 
 import asyncio
@@ -33,27 +33,27 @@ log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 30.0
 LIFELINE_TIMEOUT_S = 5.0
-KILL_TIMEOUT_S = 30.0  # a process that is deep in a driver may need a while
-CULPRIT_TIMEOUT_S = 15.0  # the other ranks of a group go before torchrun says which was the first
+KILL_TIMEOUT_S = 30.0  # a process inside a GPU driver may need long to end
+CULPRIT_TIMEOUT_S = 15.0  # torchrun names the rank that failed first after the other ranks have ended
 POLL_INTERVAL_S = 0.05
 TAIL_LINES = 20
 BAD_INPUT_EXIT = 2
 TORCHRUN = (sys.executable, "-m", "services.runtime.group.torchrun")
 
-# What our torchrun says of the first rank that failed (services/runtime/group/closed_group.py).
+# The line of services/runtime/group/closed_group.py that names the first rank that failed.
 _CULPRIT = re.compile(
     r"^error: (rank (\d+) (?:ended with exit code \d+|was ended by \w+(, by the kernel .+)?))$", re.MULTILINE
 )
-_ENDED_BY_SIGNAL = 128  # and more: of a rank, by its exit code
+_ENDED_BY_SIGNAL = 128  # a larger exit code means that a signal has ended the rank
 _BAD_INPUT = re.compile(r"^error: (.*)$", re.MULTILINE)
 
 
 class GroupFailed(Exception):
-    """A group ended, or did not come up; the message says which rank and shows its last words.
+    """A group has ended, or did not come up; the message names the rank and shows the last lines of its log.
 
     Attributes:
-        is_bad_input: the rank ended because of what it was given (a config key, a model folder), not of a fault.
-        was_killed: a signal from outside ended it.
+        is_bad_input: True if the rank refused its input (a config key, a model folder).
+        was_killed: True if a signal has ended the rank.
     """
 
     def __init__(self, message: str, *, role: str = "", is_bad_input: bool = False, was_killed: bool = False) -> None:
@@ -63,7 +63,7 @@ class GroupFailed(Exception):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address and the processes of a group, as its rank 0 announced them."""
+    """The address and the processes of a group, which its rank 0 has announced."""
 
     role: RoleName
     address: str
@@ -75,9 +75,9 @@ class LocalGroup:
     """One torchrun group on this machine.
 
     Args:
-        config, config_file: of the run, as the run folder has resolved it; the ranks read the file.
+        config, config_file: the resolved configuration of the run, and its file, which the ranks read.
         torchrun: the command that starts torchrun.
-        secrets: environment variables that only the ranks are given.
+        secrets: environment variables for the ranks alone.
     """
 
     def __init__(
@@ -97,17 +97,17 @@ class LocalGroup:
         )
         self._secrets = secrets
         self._process: asyncio.subprocess.Process | None = None
-        self._ranks: list[psutil.Process] = []  # those that were there when they had announced themselves
-        self._num_oom_kills = 0  # on this machine, before the group was started
+        self._ranks: list[psutil.Process] = []  # the ranks that were alive when rank 0 announced the group
+        self._num_oom_kills = 0  # the number on this machine before the group was started
 
     @property
     def has_ended(self) -> bool:
-        """True once torchrun has exited, or was never started."""
+        """True if torchrun has exited, or was never started."""
         return self._process is None or self._process.returncode is not None
 
     @property
     def is_gone(self) -> bool:
-        """True when nobody answers any more: torchrun has exited, or a rank that has announced itself has ended."""
+        """True if the group cannot answer any more: torchrun has exited, or one of the announced ranks has ended."""
         num_ranks = len(self.endpoint.processes) if self.endpoint else 0
         return self.has_ended or len(self._living_ranks()) < num_ranks
 
@@ -115,7 +115,7 @@ class LocalGroup:
         return [rank for rank in self._ranks if is_running(rank)]
 
     async def start(self) -> Endpoint:
-        """Starts the group, unless it runs, and waits until its rank 0 takes calls; else GroupFailed."""
+        """Starts the group if it does not run, and waits until its rank 0 takes calls; GroupFailed if it never does."""
         if self.has_ended:
             await self._start_torchrun()
         if self.endpoint is None:
@@ -137,7 +137,7 @@ class LocalGroup:
             "TOKENIZERS_PARALLELISM": "false",
             **self._secrets,
         }
-        # Containers often set it; without bytecode every rank compiles torch and transformers at every start.
+        # Containers often set this variable. Without bytecode every rank compiles torch and transformers at its start.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         with self._torchrun_log.open("wb") as output:
             self._process = await asyncio.create_subprocess_exec(
@@ -153,7 +153,7 @@ class LocalGroup:
     async def _announced(self) -> Endpoint:
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                while not (announcement := _read(self._announcement)):  # it is gone again where the group leaves
+                while not (announcement := _read(self._announcement)):  # a group that ends removes the file
                     if self.has_ended:
                         raise self._failure("ended at start")
                     await asyncio.sleep(POLL_INTERVAL_S)
@@ -162,11 +162,11 @@ class LocalGroup:
         return Endpoint(**json.loads(announcement))
 
     def _failure(self, what: str) -> GroupFailed:
-        """Why the group is not there: the sentence of the rank that refused its input, else its log's last lines."""
+        """Returns the error with the sentence of a rank that refused its input, else with the last lines of its log."""
         output = _read(self._torchrun_log)
         exit_code = self._process.returncode if self._process else None
-        if exit_code == BAD_INPUT_EXIT and (said := _BAD_INPUT.findall(output)):
-            return GroupFailed(f"{self.role}: {said[0]}", role=self.role, is_bad_input=True)
+        if exit_code == BAD_INPUT_EXIT and (sentences := _BAD_INPUT.findall(output)):
+            return GroupFailed(f"{self.role}: {sentences[0]}", role=self.role, is_bad_input=True)
         culprit = _CULPRIT.search(output)
         source = self._logs / f"{self.role}_{culprit[2] if culprit else 0}.log"
         text = _read(source)
@@ -181,15 +181,15 @@ class LocalGroup:
         )
 
     async def oom_kill(self) -> str | None:
-        """Returns the rank that the kernel has killed for want of memory, as torchrun names it; None if none."""
+        """Returns torchrun's words about a rank that the kernel has killed for want of memory; None without one."""
         if num_oom_kills() == self._num_oom_kills or not self.is_gone:
             return None
         await self._ended_within(CULPRIT_TIMEOUT_S)
-        found = _CULPRIT.search(_read(self._torchrun_log))
-        return f"{self.role} {found[1]}" if found and found[3] else None
+        culprit = _CULPRIT.search(_read(self._torchrun_log))
+        return f"{self.role} {culprit[1]}" if culprit and culprit[3] else None
 
     async def stop(self) -> None:
-        """Ends the group: drain by SIGTERM, then the lifeline, then SIGKILL."""
+        """Ends the group: first by SIGTERM, then by the end of its standard input, then by SIGKILL."""
         if self._process is None:
             return
         if not self.has_ended:
@@ -200,21 +200,21 @@ class LocalGroup:
             self._process.stdin.close()
         if not await self._ended_within(LIFELINE_TIMEOUT_S):
             log.warning("the %s group did not end in time: SIGKILL", self.role)
-        # Also where torchrun has ended: a rank that was stopped outlives it.
+        # Also if torchrun has ended: a stopped rank outlives torchrun.
         await self.discard()
 
     async def discard(self) -> None:
-        """Ends what is left of a lost group at once, by SIGKILL: there is nothing in it to save, it may be frozen."""
+        """Ends the rest of a lost group at once by SIGKILL. The group has nothing to save, and may be frozen."""
         victims = self.kill()
         if not await self._ended_within(KILL_TIMEOUT_S):
             pid = self._process.pid if self._process else None
             log.error("torchrun (pid %s) of the %s group cannot be ended", pid, self.role)
         elif left := await wait_gone(victims, KILL_TIMEOUT_S):
-            log.error("processes %s of the %s group cannot be ended", [one.pid for one in left], self.role)
+            log.error("processes %s of the %s group cannot be ended", [process.pid for process in left], self.role)
         self._process, self.endpoint, self._ranks = None, None, []
 
     def kill(self) -> list[psutil.Process]:
-        """Sends SIGKILL to torchrun and every rank of it that still runs, without waiting; returns all of them."""
+        """Sends SIGKILL to torchrun and all of its ranks that still run, without waiting; returns these processes."""
         ranks = self._living_ranks()
         return kill(ranks) if self._process is None or self.has_ended else kill_tree(self._process.pid, ranks)
 
@@ -233,11 +233,11 @@ def _read(path: Path) -> str:
 
 
 class LocalLauncher:
-    """All groups of a run on this machine. Arguments as for `LocalGroup`.
+    """All groups of a run on this machine. The arguments are those of `LocalGroup`.
 
     Attributes:
-        tokens: what the groups ask of callers: `tokens` as given, or made for this run; then the run folder has them
-            in services/token, for its owner alone, as long as the groups run.
+        tokens: the tokens that the groups ask of callers: the argument `tokens`, or a token made for this run. The run
+            folder has the made token in services/token, for its owner alone, as long as the groups run.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class LocalLauncher:
         self._shared_devices = config.shared_devices
 
     async def start(self) -> dict[RoleName, Endpoint]:
-        """Starts every group that is not running and waits until all answer; returns their endpoints by role."""
+        """Starts every group that does not run, and waits until all answer; returns their endpoints by role."""
         if self._shared_devices:
             log.warning("several groups use the GPUs %s: they share memory and compute", list(self._shared_devices))
         if self._token_file is not None:
@@ -266,7 +266,7 @@ class LocalLauncher:
         return dict(zip(self.groups, endpoints, strict=True))
 
     async def discard(self, roles: Iterable[str]) -> None:
-        """Ends what is left of lost groups; the next `start` brings them up again."""
+        """Ends the rest of lost groups; the next `start` starts them again."""
         await asyncio.gather(*(group.discard() for role, group in self.groups.items() if role in roles))
 
     async def stop(self) -> None:
@@ -282,5 +282,5 @@ class LocalLauncher:
 
     def _remove_token_file(self) -> None:
         if self._token_file is not None:
-            with contextlib.suppress(OSError):  # it opens nothing any more
+            with contextlib.suppress(OSError):  # without groups the token is of no use
                 self._token_file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The rules by which a run recovers by itself, and how often: lost groups, updates that failed half-way."""
+"""The rules of recovery: the errors after which a run goes on, how often, and when an update is repeated."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -22,9 +22,9 @@ from splitppo.v1 import worker_pb2
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# The group that such an error names has ended, hangs or cannot be reached: it is started again.
+# The group that such an error names has ended, hangs or cannot be reached. It is started again.
 LOST_GROUP = (Unavailable, PeerDied, DeadlineExceeded)
-# What ends with a new connection and the last common checkpoint on both sides.
+# After such an error the run goes on with a new connection, and both roles with their last common checkpoint.
 RECOVERABLE = (*LOST_GROUP, NotIntroduced, Dirty)
 
 MAX_BACKOFF_S = 60.0
@@ -32,10 +32,10 @@ MAX_REPLAYS = 2
 
 
 class RestartBudget:
-    """The recoveries that are left: `max_restarts` without progress, a step that was never done before, in between.
+    """The recoveries that are left: `max_restarts` in a row without a step that was never done before.
 
-    The pause before the first of them is `backoff_s`; it doubles with each further one. There is one for a rank that
-    the kernel killed for want of memory: it would need the same memory at the same place again.
+    The pause before the first recovery is `backoff_s`; it doubles with each further one. After the kernel has killed a
+    rank for want of memory, there is only one recovery: the rank would need the same memory again.
     """
 
     def __init__(self, max_restarts: int, backoff_s: float) -> None:
@@ -45,7 +45,7 @@ class RestartBudget:
         self._best_step = 0
 
     def take(self, last_step: int, *, is_oom_kill: bool = False) -> float | str:
-        """Takes one recovery after `last_step`: the pause before it in seconds, or why there is none left."""
+        """Takes one recovery after `last_step`; returns the pause before it in seconds, or why none is left."""
         if last_step > self._best_step:
             self._best_step, self._num_taken, self._num_oom_kills = last_step, 0, 0
         self._num_oom_kills += is_oom_kill
@@ -63,9 +63,9 @@ class RestartBudget:
 def ends_by_restart(error: Exception, *, was_connected: bool, has_lost_group: bool) -> bool:
     """Returns True if the run can go on after an error of a group, from the last common checkpoint.
 
-    Before all groups were connected only one that was killed is tried again: one that fails by itself, or refuses its
-    input, will do so again. Later on the same input has worked before. Where a group was lost, what the others say of
-    it may be any error.
+    Before all groups were connected once, only a group that was killed is started again: a group that fails by itself
+    would fail again. Later, the same input has worked before. After the loss of a group, the error may come from
+    another group, and may be any WireError.
     """
     if isinstance(error, GroupFailed):
         return was_connected or (error.was_killed and not error.is_bad_input)
@@ -75,13 +75,13 @@ def ends_by_restart(error: Exception, *, was_connected: bool, has_lost_group: bo
 
 
 async def replay_if_clean(client: WorkerClient, base_step: int, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Makes an update, again if it failed before its first optimizer step and its group can go on.
+    """Makes an update. Repeats the update if it failed before its first optimizer step and its group can go on.
 
-    `attempt` sends the rows and the update, under the same request id each time; the other role is not disturbed.
+    `attempt` sends the rows and the update, under the same request id each time. The other role is not disturbed.
 
     Raises:
-        Dirty: it failed half-way; only a checkpoint brings the group back.
-        WireError: it failed too often, or the group is lost.
+        Dirty: the update failed after an optimizer step; only a checkpoint brings the group back.
+        WireError: the update failed too often, or the group is lost.
     """
     for num_replays in range(MAX_REPLAYS + 1):
         try:

@@ -1,9 +1,9 @@
-"""The reward group as the controller calls it: frozen models alone."""
+"""The client of the reward group, which hosts frozen models alone."""
 
 from controller.workers.client import WorkerClient
 
 
 class RewardClient(WorkerClient):
-    """Nothing beside what every worker may host; it has no checkpoints, and is at no step."""
+    """The client of the reward group. It has only the RPCs of every worker, no checkpoints, and no step."""
 
     role = "reward"

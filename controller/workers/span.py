@@ -1,4 +1,4 @@
-"""A span: one piece of work of a pool, as it stands in the timeline of a run."""
+"""A span: one piece of work of a pool, in the timeline of a run."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ Parts = Sequence[Sequence[int]]
 class Span:
     """One piece of work of a pool (actor, critic, controller or reward) for a step; times are unix seconds.
 
-    Of a service it is what occupied its engine: of a checkpoint the snapshot, not the writing in the background. A
-    validation and a checkpoint belong to the step whose weights they are about, a restore to the step restored.
-    `parts` are those of a streamed generation: the rows of the step that each of them held.
+    The span of a service is the work of its engine. For a checkpoint this is the snapshot, without the writing in the
+    background. A validation and a checkpoint belong to the step whose weights they use, a restore to the restored step.
+    `parts` has the rows of the step in each part of a streamed generation.
     """
 
     pool: str
@@ -32,12 +32,12 @@ class Span:
 
     @property
     def is_call(self) -> bool:
-        """True if it is a call of the step itself, and not a validation, checkpoint or restore beside it."""
+        """True if the span is a call of the step itself, and not a validation, checkpoint or restore."""
         return self.name not in _BESIDE_STEPS
 
 
 def busy_s(spans: Iterable[Span], started_s: float, finished_s: float) -> float:
-    """Seconds of the interval in which at least one span runs."""
+    """Returns the seconds of the interval in which at least one span runs."""
     busy, reached = 0.0, started_s
     for span in sorted(spans, key=lambda span: span.started_s):
         start, end = max(span.started_s, reached), min(span.finished_s, finished_s)

@@ -1,4 +1,4 @@
-"""The worker groups of a run: started or found, greeted, restored to one step, watched, started again."""
+"""The worker groups of a run: they are started, greeted, restored to one step, watched, and started again."""
 
 import asyncio
 import os
@@ -25,19 +25,19 @@ from splitppo.rpc.credentials import load_credentials
 from splitppo.rpc.errors import AccessDenied, DataLoss, InvalidArgument, NotFound, Place, Unavailable, WrongState
 
 WATCH_INTERVAL_S = 0.2
-# A group's own heartbeat can name the rank that hangs: it has this much longer to do so.
+# The additional time in which a group's own heartbeat can name the rank that hangs.
 MIN_GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The groups of a run; estimators without values have no critic.
+    """The clients of a run's groups. An estimator without values has no critic.
 
     Attributes:
-        trained: those that train a model, and save it; actor first.
-        clients: all of them; actor first.
-        reference: whichever of them hosts the reference; None where KL is not used.
-        reward_model: whichever of them hosts the reward model; None where there is none.
+        trained: the groups that train and save a model, actor first.
+        clients: all groups, actor first.
+        reference: the group that hosts the reference; None if KL is not used.
+        reward_model: the group that hosts the reward model; None if there is no reward model.
     """
 
     actor: ActorClient
@@ -51,7 +51,7 @@ class Workers:
     def of(
         cls, config: Config, actor: ActorClient, critic: CriticClient | None, reward: RewardClient | None = None
     ) -> Self:
-        """The groups, with the hosts of the frozen models that the configuration names."""
+        """Returns the groups, with the hosts of the frozen models that the configuration names."""
         hosts: dict[RoleName | None, WorkerClient | None] = {"actor": actor, "critic": critic, "reward": reward}
         trained = [client for client in (actor, critic) if client is not None]
         clients = [client for client in hosts.values() if client is not None]
@@ -60,9 +60,9 @@ class Workers:
 
 
 class WorkerGroups:
-    """Owns the processes (where `services.launch` is local) and the channels to them.
+    """The owner of the channels to the groups and, if `services.launch` is local, of their processes.
 
-    The config is as the run folder has resolved it; the ranks read it from the file.
+    `config` is resolved by the run folder; the ranks read it from `config_file`.
     """
 
     def __init__(self, config: Config, config_file: Path, caller: Caller, on_progress: ProgressCallback) -> None:
@@ -98,12 +98,12 @@ class WorkerGroups:
         return [] if self._workers is None else self._workers.trained
 
     async def connect(self) -> Workers:
-        """Starts the groups that do not run, and greets all.
+        """Starts the groups that do not run, and greets all groups.
 
         Raises:
-            GroupFailed: a group that we started did not come up.
-            ConfigError: a configured worker cannot be reached, or is not the one that was meant (other role, config,
-                version, or claimed by a newer controller).
+            GroupFailed: a group that was started here did not come up.
+            ConfigError: a configured worker cannot be reached, has another role, config or version, or belongs to a
+                newer controller.
             WireError: a worker that was connected before is lost.
         """
         if self._launcher is None:
@@ -120,7 +120,7 @@ class WorkerGroups:
             CriticClient(addresses["critic"], callers["critic"], *shared) if "critic" in addresses else None,
             RewardClient(addresses["reward"], callers["reward"], *shared) if "reward" in addresses else None,
         )
-        # A group may have died while the other one started.
+        # A group may have ended while another group started.
         await run_watched(self._greet(), self.watch())
         return self._workers
 
@@ -139,20 +139,20 @@ class WorkerGroups:
         return ends_by_restart(error, was_connected=self._was_connected, has_lost_group=bool(self._gone_roles()))
 
     def _gone_roles(self) -> set[str]:
-        """Roles whose group we started, and which has ended, or one of its ranks has."""
+        """Returns the roles of groups that were started here and have ended, whole or in one rank."""
         groups = self._launcher.groups if self._launcher else {}
         return {role for role, group in groups.items() if group.is_gone}
 
     async def oom_kill(self) -> str | None:
-        """Returns the rank of a group that we started which the kernel has killed for want of memory; else None."""
+        """Returns the rank of a group started here that the kernel has killed for want of memory, else None."""
         groups = self._launcher.groups.values() if self._launcher else ()
         return next(filter(None, await asyncio.gather(*(group.oom_kill() for group in groups))), None)
 
     async def watch(self) -> NoReturn:
-        """Never returns; so that a group that ends is noticed at once, not by the next call to it.
+        """Watches the groups until one has ended, which would else be noticed only by the next call; never returns.
 
         Raises:
-            Unavailable: a group that we started has ended, or one of its ranks has.
+            Unavailable: a group that was started here has ended, or one of its ranks has.
         """
         while True:
             for role in self._gone_roles():
@@ -160,10 +160,10 @@ class WorkerGroups:
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def recover(self, error: Exception) -> None:
-        """Ends what is left of lost groups that we started, so that `connect` brings them up again.
+        """Ends the rest of lost groups that were started here, so that `connect` starts them again.
 
-        A group is lost if `error` says so, if it or one of its ranks has ended, or if it does not answer. The others
-        stay, with their models loaded.
+        A group is lost if `error` names it, if it or one of its ranks has ended, or if it does not answer. The other
+        groups keep running, with their models loaded.
         """
         if self._launcher is None:
             await self._close_channels()
@@ -182,7 +182,8 @@ class WorkerGroups:
     async def restore(self, step: int, manifests: Mapping[str, Manifest]) -> list[Span]:
         """Brings every trained role to the pair checkpoint of `step`, at the same time; 0 is the initial model.
 
-        Returns the spans of what the engines loaded: nothing of a role that was there already.
+        Returns:
+            The spans of the loads. A role that was at this step already does not load.
 
         Raises:
             DamagedCheckpoint: a part is not as it was written, or gives other weights than were saved.
@@ -209,18 +210,18 @@ class WorkerGroups:
         return [reply.span(role, "load_checkpoint", step) for role, reply in replies.items()]
 
     async def weights_digests(self) -> dict[str, str]:
-        """sha256 of each trained role's weights."""
+        """Returns the sha256 of each trained role's weights, by role."""
         digests = await gather_calls(*(client.compute_weights_digest() for client in self.trained))
         return {client.role: digest for client, digest in zip(self.trained, digests, strict=True)}
 
     async def close(self) -> None:
-        """Closes the channels and ends the groups that we started."""
+        """Closes the channels and ends the groups that were started here."""
         await self._close_channels()
         if self._launcher:
             await self._launcher.stop()
 
     def kill(self) -> None:
-        """Ends the groups that we started at once, without waiting."""
+        """Ends the groups that were started here at once, without waiting."""
         if self._launcher:
             self._launcher.kill()
 
@@ -230,7 +231,7 @@ class WorkerGroups:
 
 
 def configured_addresses(config: Config) -> dict[RoleName, str]:
-    """Returns the addresses of groups that somebody else starts. ConfigError if the configuration lacks one."""
+    """Returns the addresses of groups that are started elsewhere; ConfigError if the configuration lacks one."""
     addresses = {role: config.services.of(role).address for role in config.roles}
     for role, address in addresses.items():
         if not address:
@@ -239,9 +240,10 @@ def configured_addresses(config: Config) -> dict[RoleName, str]:
 
 
 async def _load(clients: Iterable[WorkerClient], step: int) -> list[CommandReply]:
-    """Loads at the same time, and leaves no load behind when another one fails: its files may be moved afterwards.
+    """Loads the checkpoint in all clients at the same time, and waits for all loads, also after an error.
 
-    A lost group outweighs a damaged file: the group that comes back looks at the file again.
+    The caller may move the files after an error, so that no load may still run. The loss of a group comes before a
+    damaged file: the group that comes back reads the file again.
     """
     loads = [asyncio.create_task(client.load_checkpoint(step)) for client in clients]
     errors = [error for error in await asyncio.gather(*loads, return_exceptions=True) if isinstance(error, Exception)]

@@ -1,8 +1,8 @@
-"""Common ground of all estimators: checks, a score per response, one advantage for all tokens of a response.
+"""Functions that several estimators use: checks, a score per response, one advantage for all tokens of a response.
 
-B sequences (prompts x samples), T response tokens, right-padded; a row may be empty and a mask may have holes (tool
-output), which are bridged: "the next token" is the next one inside the mask.
-Arrays come in and go out as float32, masks as bool; the arithmetic is float64. Results are zero outside the mask.
+B sequences (prompts x samples), T response tokens, right-padded. A row may be empty. A mask may have holes (tool
+output), which are bridged: "the next token" is the next token inside the mask.
+Arguments and results are float32, masks are bool, the arithmetic is float64. Results are zero outside the mask.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ AdvantagesAndReturns = tuple[Float32s, Float32s]
 
 
 def check(rewards_BT: Float32s, mask_BT: Mask, *factors: float) -> None:
-    """Checks shapes and types, and that all factors lie in [0, 1]; ValueError if not."""
+    """Checks shapes and types, and that all factors lie in [0, 1]; ValueError if one does not fit."""
     if mask_BT.dtype != np.bool_ or mask_BT.ndim != 2:
         raise ValueError(f"the mask must be [B, T] bool, got {mask_BT.dtype} with shape {mask_BT.shape}")
     if rewards_BT.shape != mask_BT.shape:
@@ -33,7 +33,7 @@ def scores_of(rewards_BT: Float32s, mask_BT: Mask, scored_BT: Mask | None) -> Fl
 
 
 def on_every_token(advantage_B: Float64s, mask_BT: Mask) -> AdvantagesAndReturns:
-    """Puts each response's advantage on all of its tokens; the returns are the same."""
+    """Returns each response's advantage on all of its tokens; the returns are the same."""
     advantages_BT = float32(np.broadcast_to(advantage_B[:, None], mask_BT.shape), mask_BT)
     return advantages_BT, advantages_BT.copy()
 

@@ -17,10 +17,10 @@ def configured_gae(
     lam_critic: float | None = None,
     adaptive_lam_alpha: float | None = None,
 ) -> AdvantagesAndReturns:
-    """Estimates as the configuration's `gae`: as the textbook does, unless a further key asks for another lambda.
+    """Returns the estimate of the configuration's `gae`: textbook GAE, unless another key sets another lambda.
 
-    With `lam_critic` the returns have a lambda of their own, see `decoupled_gae`. With `adaptive_lam_alpha` the
-    policy's lambda is `length_adaptive_lambda` instead of `lam`.
+    With `lam_critic`, the returns have a lambda of their own (`decoupled_gae`). With `adaptive_lam_alpha`, the policy's
+    lambda is `length_adaptive_lambda` instead of `lam`.
     """
     lam_critic = lam if lam_critic is None else lam_critic
     check(rewards_BT, mask_BT, lam, lam_critic)
@@ -41,7 +41,7 @@ def decoupled_gae(
 ) -> AdvantagesAndReturns:
     """Decoupled GAE (VC-PPO; Yuan et al., 2025): the advantages of `gae` with `lam`, its returns with `lam_critic`.
 
-    With a lam_critic of 1 the critic learns Monte-Carlo returns, which carry a reward at the end back undiminished.
+    With a lam_critic of 1, the critic learns Monte-Carlo returns: a reward at the end reaches all tokens undiminished.
     """
     advantages_BT = discounted_deltas(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam)
     towards_returns_BT = discounted_deltas(rewards_BT, values_BT, mask_BT, gamma=gamma, lam=lam_critic)

@@ -1,4 +1,4 @@
-"""Advantages and returns of a step's ragged rows: the estimator's formula in blocks, then the step over the batch.
+"""Advantages and returns of a step's ragged rows: the estimator's formula in blocks, then its step over the batch.
 
 B responses (the samples of a prompt are neighbours), T response tokens, right-padded.
 """
@@ -10,7 +10,7 @@ from controller.ppo.masked_stats import Float32s, blocks
 from splitppo.batch import Batch, Column
 from splitppo.config import AlgorithmConfig
 
-# Padded tokens that are worked on at a time.
+# The number of padded tokens that are worked on at a time.
 _TOKENS = 1 << 19
 
 
@@ -27,7 +27,7 @@ def estimate(
 ) -> tuple[Column, Column]:
     """Returns (advantages, returns), float32, 0 on tokens that are not `learned`; `response_mask`: tokens that count.
 
-    Whole groups of samples at a time, where the estimator takes a batch in pieces.
+    An estimator that takes a batch in pieces gets whole groups of samples.
     """
     lengths, num_rows = response_mask.lengths, rollouts.num_rows
     advantages, returns = (Column(np.empty(len(response_mask.values), np.float32), lengths) for _ in range(2))

@@ -25,18 +25,19 @@ def discounted_deltas(
 ) -> Float64s:
     """Returns A of `gae`, [B, T] float64, zero outside the mask; `lam` may differ from row to row, [B].
 
-    ValueError if shapes or types do not fit, or gamma lies outside [0, 1].
+    Raises:
+        ValueError: shapes or types do not fit, or gamma lies outside [0, 1].
     """
     check(rewards_BT, mask_BT, gamma)
     if values_BT.shape != mask_BT.shape:
         raise ValueError(f"values must have the shape of the rewards, {mask_BT.shape}, got {values_BT.shape}")
-    # The masked tokens of each row, side by side at its beginning; zeros after them.
+    # The tokens inside the mask move to the beginning of each row; zeros follow.
     dense_BT = np.arange(mask_BT.shape[1]) < mask_BT.sum(axis=1)[:, None]
     deltas_BT, dense_values_BT = np.zeros(mask_BT.shape), np.zeros(mask_BT.shape)
     deltas_BT[dense_BT], dense_values_BT[dense_BT] = rewards_BT[mask_BT], values_BT[mask_BT]
     deltas_BT[:, :-1] += gamma * dense_values_BT[:, 1:]
     deltas_BT -= dense_values_BT
-    # One column after the other, from the last: each one is contiguous in this layout.
+    # The recursion goes from the last column to the first; each column is contiguous in this layout.
     advantages_TB, decay = deltas_BT.T.copy(), gamma * lam
     for t in reversed(range(len(advantages_TB) - 1)):
         advantages_TB[t] += decay * advantages_TB[t + 1]

@@ -1,11 +1,12 @@
 """Estimators that compare the samples of a prompt: one advantage per response, the same on all of its tokens.
 
-s is the sum of a response's rewards. Arguments of all of them:
+The arguments of all estimators:
 
-    rewards_BT: whose sum over `scored_BT` is s.
-    groups_B: equal for samples of one prompt. A group of one has mean 0 and standard deviation 1.
-    mask_BT: tokens that get an advantage.
-    scored_BT: default: mask_BT. What is not learned from still counts in its group.
+    rewards_BT: token rewards; s, the score of a response, is their sum over `scored_BT`.
+    groups_B: a number that is equal for the samples of one prompt. A group of one has mean 0 and standard deviation 1.
+    mask_BT: the tokens that get an advantage.
+    scored_BT: the tokens whose rewards count, by default mask_BT. They count in the group also if nothing is learned
+        from them.
 
 Returns are the advantages.
 """
@@ -38,8 +39,8 @@ def grpo_passk(
 
         A = (s - second best s of the prompt's samples) / (std(s of the prompt's samples) + 1e-6)
 
-    of the best one, else 0: where two are best, and in a group of one, all get 0. `norm_adv_by_std` off leaves out the
-    division.
+    for the best sample, 0 for the others. If two samples are best, and in a group of one, all get 0. `norm_adv_by_std`
+    off leaves out the division.
     """
     scores_B = scores_of(rewards_BT, mask_BT, scored_BT)
     groups = _Groups(groups_B, mask_BT)

@@ -1,4 +1,4 @@
-"""Estimators by name, a user's own among them: the inputs of each, and its step over the batch afterwards."""
+"""The estimators by name, also a user's own: the inputs of each, and its step over the batch afterwards."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from splitppo.config import AlgorithmConfig, ConfigError
 from splitppo.config.subsections.estimator import INPUTS
 from splitppo.user_file import describe, load_from_file
 
-# Advantages of a batch, of its N tokens those that are learned from, and s of its B responses, to advantages.
+# Arguments: the advantages of a batch, the mask of its N tokens that are learned from, and s of its B responses.
 OverBatch = Callable[[Column, Mask, Float64s], NDArray[Any]]
 
 
@@ -30,7 +30,7 @@ def whiten_tokens(advantages: Column, learned_N: Mask, _: Float64s) -> NDArray[A
 
 
 def whiten_responses(advantages: Column, learned_N: Mask, _: Float64s) -> NDArray[Any]:
-    """Whitens over responses, each counted once whatever its length; a single response gets 0."""
+    """Returns advantages whitened over responses; each counts once, whatever its length, and a single one gets 0."""
     row_N = np.repeat(np.arange(advantages.num_rows), advantages.lengths)[learned_N]
     _, first_R, response_N = np.unique(row_N, return_index=True, return_inverse=True)
     learned = advantages.values[learned_N]
@@ -48,10 +48,10 @@ def scale_by_nonzero_scores(advantages: Column, _: Mask, scores_B: Float64s) -> 
 
 @dataclass(frozen=True)
 class Estimator:
-    """A function, which is given by name those of INPUTS that it takes, and the step over the batch afterwards.
+    """An estimator: a function, which gets by name the inputs that it takes (INPUTS), and its step over the batch.
 
-    Rows of different prompts do not meet in the functions here, so that a batch may come to them in pieces; a user's
-    gets all of it at once.
+    The functions of this package do not combine rows of different prompts, so that a batch may come in pieces. A user's
+    function gets the whole batch at once.
     """
 
     function: Callable[..., AdvantagesAndReturns]
@@ -64,7 +64,7 @@ class Estimator:
         return tuple(name for name in inspect.signature(self.function).parameters if name in INPUTS)
 
 
-# By the names of splitppo/config/subsections/estimator.py.
+# The names are those of splitppo/config/subsections/estimator.py.
 ESTIMATORS: Mapping[str, Estimator] = {
     "gae": Estimator(configured_gae, whiten_tokens),
     "grpo": Estimator(grpo),
@@ -80,7 +80,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
 
 
 def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
-    """Returns `algorithm.adv_estimator`; ConfigError if a user's file cannot be imported or lacks the function."""
+    """Returns the estimator `algorithm.adv_estimator`; ConfigError if a user's file cannot be used or lacks it."""
     if algorithm.custom_path is None:
         return ESTIMATORS[algorithm.adv_estimator]
     return _custom(algorithm.custom_path, algorithm.adv_estimator)
@@ -93,10 +93,10 @@ def _custom(path: Path, name: str) -> Estimator:
 
 
 def try_estimator(algorithm: AlgorithmConfig, *, num_samples: int) -> None:
-    """Calls a user's estimator with two prompts' responses of three tokens each, before anything is started.
+    """Calls a user's estimator with the responses to two prompts, three tokens each, before anything is started.
 
     Raises:
-        ConfigError: its file cannot be imported or lacks the function; it fails, or what it returns does not fit.
+        ConfigError: the file cannot be imported or lacks the function; the function fails, or its result does not fit.
     """
     if algorithm.custom_path is None:
         return
@@ -128,13 +128,13 @@ def compute_advantages(
     greedy_scores_B: Float32s | None = None,
     components_KB: Float32s | None = None,
 ) -> AdvantagesAndReturns:
-    """Returns (advantages, returns), [B, T], before what is done over the batch; rewards include the KL penalty.
+    """Returns (advantages, returns), [B, T], before the step over the batch; rewards include the KL penalty.
 
     The estimators' arguments `mask_BT` and `scored_BT` are `learned_BT` and `response_mask_BT`.
 
     Raises:
         ValueError: an argument does not fit or is missing.
-        ConfigError: a user's estimator has failed, or what it returns does not fit.
+        ConfigError: a user's estimator has failed, or its result does not fit.
     """
     weights = algorithm.gdpo_reward_weights or (1.0,) * len(algorithm.gdpo_reward_keys)
     given = {
@@ -168,17 +168,17 @@ def compute_advantages(
 
 
 def over_batch(algorithm: AlgorithmConfig, advantages: Column, learned_N: Mask, scores_B: Float64s) -> NDArray[Any]:
-    """Returns [N], the advantages of a whole batch as the loss takes them: whitened or scaled if the estimator says so.
+    """Returns [N], the advantages for the loss: those of a whole batch, after the estimator's step over the batch.
 
-    They come for all response tokens, 0 where nothing is learned; `learned_N` are those that are learned from, and
-    `scores_B` the sums of the responses' rewards.
+    `advantages` has all response tokens, 0 for tokens that are not learned from. `learned_N` marks the tokens that are
+    learned from. `scores_B` are the sums of the responses' rewards.
     """
     finish = estimator_of(algorithm).over_batch
     return advantages.values if finish is None else finish(advantages, learned_N, scores_B)
 
 
 def _checked(result: Any, mask_BT: Mask) -> Float32s:
-    """Returns a user's result, zero outside the mask; ValueError if it is not [B, T], or not finite inside."""
+    """Returns a user's result, zero outside the mask; ValueError if it is not [B, T], or not finite in the mask."""
     values_BT = np.asarray(result)
     if values_BT.shape != mask_BT.shape:
         raise ValueError(f"expected advantages and returns of shape {mask_BT.shape}, got {values_BT.shape}")
