@@ -153,17 +153,15 @@ class CheckpointStore:
         return step
 
     def load(self, step: int) -> ControllerPart:
-        """Returns the controller's part; ConfigError if it cannot be read, for instance one of another version."""
+        """Returns the controller's part; ConfigError if its content is not valid, for instance of another version."""
         folder = self.folder(step)
         try:
             return ControllerPart.model_validate_json((folder / STATE).read_bytes())
         except ValidationError as error:
             first = error.errors()[0]
             reason = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
-        except OSError as error:
-            reason = str(error)
-        found = f"its {STATE} is not what this version writes: {reason}"
-        raise ConfigError(f"the checkpoint {folder} cannot be used, {found}")
+            why = f"its {STATE} is not what this version writes: {reason}"
+            raise ConfigError(f"the checkpoint {folder} cannot be used, {why}") from error
 
     def set_aside(self, step: int, error: DamagedCheckpoint) -> None:
         """Renames a damaged checkpoint and logs a warning; ConfigError if `run.resume` named this checkpoint."""

@@ -1,4 +1,4 @@
-"""The display that the user watches: lines for what is done, and on a terminal a live panel below them."""
+"""The display for the user: lines about finished work, and on a terminal a live panel below them."""
 
 import sys
 import time
@@ -24,18 +24,18 @@ _RECENT_STEPS = 20
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_STEPS = 40
 _SHOWN_CHARACTERS = 1200
-# The first that a step has is shown: to the reference, else of the update.
+# The panel shows the first of these metrics that a step has: the KL to the reference, else that of the update.
 _KL = {"actor/reward_kl_penalty": "KL", "actor/kl_loss": "KL", "actor/ppo_kl": "ppo_kl"}
 
 
 def open_display(stream: TextIO | None = None) -> "Display":
-    """Opens the display for a stream (default stdout), with a panel if that is a terminal."""
+    """Returns the display for a stream (default stdout), with a panel if the stream is a terminal."""
     console = _Console(file=sys.stdout if stream is None else stream, highlight=False)
     return Display(console, has_panel=console.is_terminal and not console.is_dumb_terminal)
 
 
 class Display:
-    """Shown progress; the run tells it what happens, it decides what is drawn."""
+    """The progress of a run on the screen. The run reports events; the display decides how they look."""
 
     def __init__(self, console: Console, *, has_panel: bool) -> None:
         self._console = console
@@ -51,7 +51,7 @@ class Display:
         self._accuracy: float | None = None
 
     def start(self, plan: str, config: Config, *, step: int = 0) -> None:
-        """Shows what will be trained, and how; `step` is the step that the run goes on from."""
+        """Shows the models, the algorithm and the plan; `step` is the step from which the run goes on."""
         self._step, self._last_step = step, config.last_step
         self._phases = dict.fromkeys(config.roles, ("", 0, 0))
         self._title = f"SplitPPO · {config.run.name} · {config.run.schedule}"
@@ -63,14 +63,14 @@ class Display:
             self._live.start(refresh=True)
 
     def phase(self, pool: str, name: str, done: int, total: int) -> None:
-        """Shows what a pool is doing on the panel; an empty name means that it is idle."""
+        """Shows the work of a pool on the panel; an empty name means that the pool is idle."""
         is_new = self._phases.get(pool, ("", 0, 0))[0] != name
         self._phases[pool] = (name, done, total)
         if is_new or time.monotonic() - self._drawn_s >= _REFRESH_S:
             self._refresh()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows a step that is done, with its metrics; those that are missing are not shown."""
+        """Shows a finished step with those of its metrics that the display knows."""
         self._step, self._metrics = step, metrics
         if "critic/score/mean" in metrics:
             self._rewards.append(metrics["critic/score/mean"])
@@ -93,7 +93,7 @@ class Display:
         self.line(f"validation after step {step}: accuracy {accuracy.overall:.3f}{parts}", style="bold green")
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Shows a few rollouts, as `sample_rows` gives them."""
+        """Shows a few rollouts, which are rows of `sample_rows`."""
         for number, sample in enumerate(samples, start=1):
             style = "green" if sample["score"] > 0 else "red"
             texts = {name: str(sample[name]).strip() for name in ("prompt", "response", "ground_truth")}
@@ -131,7 +131,7 @@ class Display:
             self._live.refresh()
 
     def _figures(self, accuracy: float | None) -> list[tuple[str, str]]:
-        """Returns the few numbers that a user follows, by name, as far as they are known."""
+        """Returns the few numbers that a user follows, by name, as far as the step has them."""
         metrics = self._metrics
         kl_label, kl = next(((_KL[name], metrics[name]) for name in _KL if name in metrics), ("KL", None))
         num_tokens, step_s = metrics.get("perf/total_num_tokens"), metrics.get("perf/time_per_step")
@@ -142,7 +142,7 @@ class Display:
             "tokens/s": f"{num_tokens / step_s:,.0f}" if num_tokens is not None and step_s else "",
         }
         if self._moments:
-            # Lately; validation and checkpoints included.
+            # The mean over the recent steps, with validations and checkpoints.
             (first, start), (last, end) = self._moments[0], self._moments[-1]
             pace_s = (end - start) / (last - first)
             figures |= {"s/step": _number(pace_s, 2), "ETA": _clock(pace_s * (self._last_step - self._step))}
@@ -166,10 +166,10 @@ class Display:
 
 
 class _Console(Console):
-    """A console whose reader may go away, which is an OSError as with any stream, and not the end of the process."""
+    """A console whose broken pipe is an OSError, like that of any stream, and not the end of the process."""
 
     def on_broken_pipe(self) -> None:
-        raise  # noqa: PLE0704 - what rich has caught
+        raise  # noqa: PLE0704 - the error that rich has caught
 
 
 def _header(plan: str, config: Config, step: int) -> list[str]:
@@ -189,7 +189,7 @@ def _header(plan: str, config: Config, step: int) -> list[str]:
 
 
 def _price_of_a_loss(config: Config, step: int) -> str:
-    """Says what a lost group costs: the way back to the last checkpoint, or to where this process began."""
+    """Returns the cost of a lost group: the way back to the last checkpoint, or to the start of this process."""
     save_freq = config.checkpoint.save_freq
     first = step + save_freq - step % save_freq if save_freq > 0 else None
     if first is None or first >= config.last_step:
@@ -198,7 +198,7 @@ def _price_of_a_loss(config: Config, step: int) -> str:
 
 
 def _result_rows(summary: Summary) -> list[tuple[str, str, str, str]]:
-    """Returns rows of held-out accuracy: head, sources (if more than one), overall. None without a validation."""
+    """Returns rows of held-out accuracy: head, data sources if there are several, overall; [] without a validation."""
     old, new = (
         {} if part is None else {**part.by_source, "overall": part.overall}
         for part in (summary.validation.before, summary.validation.after)
@@ -214,7 +214,7 @@ def _result_rows(summary: Summary) -> list[tuple[str, str, str, str]]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Values as bars of eight heights, between their own minimum and maximum; nothing of a single one."""
+    """Returns values as bars of eight heights between their minimum and maximum; an empty text for a single value."""
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)
@@ -223,7 +223,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns text that cannot move the cursor or change colours: control characters, but line breaks, as escapes."""
+    """Returns text with all control characters as escapes except line breaks: it cannot move the cursor."""
     return "".join(
         char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
     )

@@ -1,4 +1,4 @@
-"""Sends the controller's log lines to a file in the run folder and to the display, where they never tear the panel."""
+"""The controller's log: a file in the run folder, and lines of the display, which never break its panel."""
 
 import logging
 from pathlib import Path
@@ -17,11 +17,11 @@ class _DisplayHandler(logging.Handler):
 
 
 def log_to(run_dir: Path, display: Display) -> None:
-    """Sends everything from INFO on to `logs/controller_0.log` and to the display, and nowhere else."""
+    """Sends log lines from INFO on to `logs/controller_0.log` and to the display, and nowhere else."""
     handlers: list[logging.Handler] = [
         logging.FileHandler(run_dir / "logs" / "controller_0.log", encoding="utf-8"),
         _DisplayHandler(display),
     ]
-    logging.raiseExceptions = False  # a log that cannot be written (disk full) is no reason to fill the terminal
+    logging.raiseExceptions = False  # a full disk must not fill the terminal with tracebacks
     line = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, format=line, handlers=handlers, force=True)

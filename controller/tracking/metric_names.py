@@ -1,13 +1,13 @@
-"""The names of all metrics, with unit and meaning; a name that is not declared here is an error.
+"""The names of all metrics, with unit and meaning. A name that is not declared here is an error.
 
-`{a,b}` in a name stands for each of its words, `<x>` for any text. Dashboards exist: names are never renamed.
+`{a,b}` in a name stands for each of its words, `<x>` for any text. Names never change, because dashboards use them.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-# By section: (names, unit, meaning). The unit is "1" for shares, ratios and plain numbers; the meaning is of one step's
-# value, unless it says otherwise. docs/metrics.md is made of it (python -m tools.docs).
+# By section: (names, unit, meaning). The unit is "1" for shares, ratios and plain numbers. The meaning is that of one
+# step's value, unless it says otherwise. `python -m tools.docs` makes docs/metrics.md of this table.
 METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "Rewards, advantages, values": (
         ("critic/score/{mean,max,min}", "1", "score of a response, as it was given, that of its tokens included"),

@@ -6,7 +6,7 @@ _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def columns(rows: Iterable[Sequence[str]], *, gap: int) -> list[str]:
-    """Returns a line for each row, all of one length; their cells stand below each other, `gap` blanks apart."""
+    """Returns a line for each row, with `gap` blanks between aligned columns; all rows have the same length."""
     table = list(rows)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
@@ -15,7 +15,7 @@ def columns(rows: Iterable[Sequence[str]], *, gap: int) -> list[str]:
 
 
 def size(num_bytes: float) -> str:
-    """Returns bytes in the unit that leaves at most four digits."""
+    """Returns a number of bytes in the unit in which it is below 1000, e.g. "1.5 GiB"."""
     unit = 0
     while num_bytes >= 1000 and unit < len(_SIZES) - 1:
         num_bytes, unit = num_bytes / 1024, unit + 1
@@ -23,5 +23,5 @@ def size(num_bytes: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Returns seconds, or milliseconds where there are few."""
+    """Returns a time in seconds, or in milliseconds if it is below a second."""
     return f"{seconds:.2f} s" if abs(seconds) >= 1.0 else f"{seconds * 1e3:.2f} ms"

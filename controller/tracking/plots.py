@@ -1,4 +1,4 @@
-"""`report.png`: the curves of a run, and what the pools did during one of its steps."""
+"""`report.png`: the curves of a run, and the timeline of the pools during one of its steps."""
 
 import io
 import math
@@ -34,7 +34,7 @@ _STYLE = {
     "lines.markersize": 4,
     "legend.fontsize": 9,
 }
-# What spans of each name are called in the timeline, their colour, and whether text on it is white.
+# The label of spans by name in the timeline, their colour, and True if text on this colour is white.
 PHASES = {
     "gen": ("generate", "#4c78a8", True),
     "old_log_prob": ("old log-probs", "#72b7b2", False),
@@ -58,9 +58,9 @@ class Chart:
     """Curves that share axes.
 
     Attributes:
-        title, unit: above the chart and beside its value axis.
-        curves: by label, (step, value) pairs, steps ascending.
-        floor, ceiling: what the values cannot leave; wild ones of the first steps leave the chart.
+        title, unit: the texts above the chart and beside its value axis.
+        curves: (step, value) pairs by label, steps ascending.
+        floor, ceiling: the limits of the value axis; None: the values set them. Values beyond them are cut off.
     """
 
     title: str
@@ -71,7 +71,7 @@ class Chart:
 
 
 def write_report(run_dir: Path, *, name: str, schedule: str, train_s: float) -> Path:
-    """Draws `report.png` from the metrics and the trace in the run folder; returns its path."""
+    """Draws `report.png` from the metrics and the trace in the run folder; returns the path of the file."""
     path = run_dir / "report.png"
     metrics, spans = read_metrics(run_dir / METRICS_FILE), read_trace(run_dir / "trace.json")
     title = f"{name} · {schedule} schedule · {_duration(train_s)} in steps"
@@ -80,9 +80,9 @@ def write_report(run_dir: Path, *, name: str, schedule: str, train_s: float) -> 
 
 
 def render_report(metrics: Sequence[Mapping[str, Any]], spans: Sequence[Span], *, title: str) -> bytes:
-    """Draws the report as PNG of 1600 x 1000 pixels, from the lines of metrics.jsonl and the spans of all steps.
+    """Draws the report as a PNG of 1600 x 1000 pixels, from the lines of metrics.jsonl and the spans of all steps.
 
-    A chart without a metric is left out; a timeline without spans says so.
+    A chart without a metric is left out. A timeline without spans has a title that says so.
     """
     from matplotlib import rc_context  # slow to import, and drawn once per run
     from matplotlib.figure import Figure
@@ -106,14 +106,14 @@ def render_report(metrics: Sequence[Mapping[str, Any]], spans: Sequence[Span], *
 
 
 def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """Returns the charts that these metrics can fill."""
+    """Returns the charts for which there are metrics."""
 
     def curves(labels: Mapping[str, str]) -> dict[str, list[tuple[int, float]]]:
         points = {
             label: [(row["step"], float(row[name])) for row in metrics if isinstance(row.get(name), int | float)]
             for name, label in labels.items()
         }
-        return {label: found for label, found in points.items() if found}
+        return {label: curve for label, curve in points.items() if curve}
 
     accuracy = {
         name: name.removeprefix("val-core/")
@@ -138,7 +138,7 @@ def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def step_to_show(spans: Sequence[Span]) -> int | None:
-    """Returns a typical step: of those with neighbours the step whose calls take nearest to the median of all."""
+    """Returns the step with neighbours whose calls take nearest to the median time; None without a step."""
     calls: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if span.is_call:
@@ -155,9 +155,9 @@ def step_to_show(spans: Sequence[Span]) -> int | None:
 
 
 def times_of(spans: Sequence[Span], step: int) -> tuple[float, float, float]:
-    """Returns when a step began, when the last work for it had ended, and when the next step began, unix seconds.
+    """Returns the start of a step, the end of the last work for it, and the start of the next step, unix seconds.
 
-    Where the run paused in between, or nothing came after it, the last is the step's own end.
+    If the run paused after the step, or ended with it, the third time is the end of the step.
     """
     own = _own(spans, step)
     start, end = min(span.started_s for span in own), max(span.finished_s for span in own)
@@ -166,7 +166,7 @@ def times_of(spans: Sequence[Span], step: int) -> tuple[float, float, float]:
 
 
 def _own(spans: Sequence[Span], step: int) -> list[Span]:
-    """Returns a step's calls, its validation and its checkpoint; a restore of it may come much later."""
+    """Returns a step's calls, validation and checkpoint, without its restore, which may come much later."""
     return [span for span in spans if span.step == step and span.name != "load_checkpoint"]
 
 
@@ -178,7 +178,7 @@ def _draw_chart(axes: Any, chart: Chart) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     for (label, points), colour in zip(chart.curves.items(), _LINES, strict=False):
         steps, values = map(list, zip(*points, strict=True))
-        half = len(values) // 40  # of a window of a twentieth of the run
+        half = len(values) // 40  # half of the smoothing window, which is a twentieth of the run
         if half >= 2:
             axes.plot(steps, values, color=colour, linewidth=1, alpha=0.3)
             values = [statistics.fmean(values[max(0, at - half) : at + half + 1]) for at in range(len(values))]
@@ -198,7 +198,7 @@ def _draw_chart(axes: Any, chart: Chart) -> None:
 
 
 def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
-    """Draws what each pool did during one step and beside it; the neighbours' work is pale."""
+    """Draws the work of each pool during one step and beside it; the work of neighbouring steps is pale."""
     from matplotlib.patches import Patch
 
     step = step_to_show(spans)
@@ -236,7 +236,7 @@ def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
 
 
 def _draw_span(axes: Any, row: int, span: Span, step: int, times: tuple[float, float, float]) -> None:
-    """Draws a bar, and its name where that fits; `times`: the step's start, the first and last moment that is shown."""
+    """Draws a bar, and its name if that fits; `times`: the step's start, the first and the last moment of the plot."""
     start, left, right = times
     begin, end = max(span.started_s, left), min(span.finished_s, right)
     (label, colour, is_dark), own = PHASES[span.name], span.step == step

@@ -1,4 +1,4 @@
-"""What a step leaves on record: spans for the timeline, timings, metrics; one metrics line per step, written once."""
+"""The recorder of a run: it collects spans, timings and metrics of each step, and writes each step's line once."""
 
 import asyncio
 import time
@@ -21,12 +21,12 @@ from splitppo.config import Config
 
 
 class Recorder:
-    """Writes down what happens: metrics, samples, trace, display, rollouts. At most two steps are open (`overlap`)."""
+    """Writes metrics, samples, trace, rollouts and display of a run. At most two steps are open (`overlap`)."""
 
     def __init__(
         self, config: Config, run_dir: Path, display: Display, on_line: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_line` is called whenever metrics.jsonl was opened or has another line."""
+        """Calls `on_line` whenever metrics.jsonl was opened or has another line."""
         self._config = config
         self._run_dir = run_dir
         self._display = display
@@ -53,10 +53,10 @@ class Recorder:
         metrics: Mapping[str, float] | None,
         spans: Sequence[Span] = (),
     ) -> None:
-        """Opens the files, cut back to the restored `step` (0 starts afresh); what was open is dropped.
+        """Opens the files, without the steps after the restored `step` (0: without any step), and drops open steps.
 
-        The traffic of `clients` is counted; `spans` are those of the restore. `metrics`, which the checkpoint keeps of
-        its step, are written if the run was killed before their line was.
+        The traffic of `clients` is counted. `spans` are those of the restore. `metrics` are those of the restored step
+        in its checkpoint; they are written if the run was killed before it had written their line.
         """
         self._num_starts += 1
         self._num_repeated_steps += max(self.last_step - step, 0)
@@ -80,7 +80,7 @@ class Recorder:
         self._on_line()
 
     def begin(self, step: int, *, epoch: int = 0) -> StepRecord:
-        """Opens the record of a step, in this data epoch, where it is known already."""
+        """Opens and returns the record of a step; `epoch` is its data epoch, from 0."""
         record = StepRecord(step, time.time(), epoch=epoch, traffic=self._traffic())
         self._open.append(record)
         return record
@@ -91,36 +91,36 @@ class Recorder:
         return self._open[-1]
 
     def hold(self, step: int) -> asyncio.Future[Mapping[str, float]]:
-        """Keeps back the line of a step, and later ones, until `release`; returns its metrics once it is complete.
+        """Keeps back the line of a step, and later lines, until `release`; the future has the metrics of the step.
 
-        Whoever sees the line of a step that is checkpointed can rely on the checkpoint.
+        A reader of the line of a checkpointed step can rely on the checkpoint. `step` must not be complete yet.
         """
         self._held_step, self._held = step, asyncio.get_running_loop().create_future()
         return self._held
 
     def release(self, step: int) -> None:
-        """Writes the line of a held step, and those that came after it."""
+        """Writes the line of a step that was kept back, and later lines."""
         if step == self._held_step:
             self._held_step = -1
         self._publish()
 
     def release_all(self) -> None:
-        """Writes the lines that still wait for a checkpoint: nobody will release them."""
+        """Writes the lines that still wait for a checkpoint, at the end of a run."""
         self.release(self._held_step)
 
     def add_spans(self, spans: Sequence[Span]) -> None:
-        """Takes work that belongs to no open step into the timeline."""
+        """Adds spans to the timeline that belong to no open step."""
         self._trace.add(spans)
 
     def close(self, record: StepRecord) -> None:
-        """Ends the step's own time."""
+        """Ends the step's own time, and counts its traffic."""
         record.ended_s = time.time()
         record.traffic = self._traffic() - record.traffic
 
     def add_validation(self, step: int, validation: ValidationResult, *, split: str = "val") -> None:
-        """Takes a validation into the step's line and spans; that of step 0 has a line of its own.
+        """Adds a validation to the line and the spans of its step; that of step 0 has a line of its own.
 
-        `split` names the folder of its rollouts.
+        `split` is the name of the folder of its rollouts.
         """
         self._display.validation(step, validation.accuracy)
         if self._config.evaluation.dump_generations:
@@ -137,7 +137,7 @@ class Recorder:
             self.add_spans(validation.spans)
 
     def complete_oldest(self) -> None:
-        """Makes the line and the spans of the step that is open longest; both its updates are done."""
+        """Completes the step that was opened first, whose updates are done: writes its spans, and makes its line."""
         record = self._open.popleft()
         self._trace.add(record.spans)
         metrics = {
@@ -161,7 +161,7 @@ class Recorder:
             self._held.set_result(metrics)
 
     def _publish(self) -> None:
-        """Writes and shows the lines up to the one that is held."""
+        """Writes and shows all lines before the step that is kept back."""
         while self._unpublished and self._unpublished[0][0] != self._held_step:
             step, metrics = self._unpublished.popleft()
             self._log(step, metrics)
@@ -172,13 +172,13 @@ class Recorder:
         self._on_line()
 
     def _samples_of(self, scores: Scores) -> list[dict[str, Any]]:
-        """Returns the first rollouts, as many as are shown of a step."""
+        """Returns the first `tracking.num_samples` rollouts."""
         return list(islice(sample_rows(scores), self._config.tracking.num_samples))
 
     def _write_samples(
         self, step: int, validation: ValidationResult | None, trained: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Writes samples of a step, in front of its metrics: a reader of these has all of the step."""
+        """Writes samples of a step before its metrics, so that a reader of the metrics finds the samples."""
         validated = self._samples_of(validation.scores) if validation and self._config.tracking.sample_freq > 0 else []
         rows = [{"split": "train", **sample} for sample in trained] + [{"split": "val", **row} for row in validated]
         if rows:

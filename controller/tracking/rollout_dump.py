@@ -1,4 +1,4 @@
-"""Rollouts with their scores, as rows of JSONL: all of them (`tracking.dump_rollouts`), or a few as samples."""
+"""Rollouts with their scores as rows of JSONL: all of a step (`tracking.dump_rollouts`), or a few samples."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ def sample_rows(scores: Scores) -> Iterator[dict[str, Any]]:
 
 
 def rollout_rows(scores: Scores) -> Iterator[dict[str, Any]]:
-    """Yields every response as in the rollout files: `sample_rows`, the parts of the score, the scorer's fields."""
+    """Yields the row of every response in the rollout files: `sample_rows`, parts of the score, the scorer's fields."""
     columns: dict[str, list[Any]] = {}
     if scores.model_scores is not None:
         columns |= {"rule_score": scores.rule_scores.tolist(), "model_score": scores.model_scores.tolist()}

@@ -1,7 +1,7 @@
-"""Files with one line of JSON per step: `metrics.jsonl`, and `samples.jsonl` beside it.
+"""Files with one line of JSON per step: `metrics.jsonl` and `samples.jsonl`.
 
-What was written after the step that a run restores is taken back, so that each holds every step once. A full disk ends
-the run, since these lines are the record from which everything else is drawn.
+A run that restores a step removes the lines of later steps, so that each file has every step once. A full disk ends the
+run, because report, summary and trackers are made from these lines.
 """
 
 import json
@@ -18,21 +18,25 @@ from splitppo.jsonl import read_jsonl
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
-SAMPLE_COLUMNS = ("split", "data_source", "prompt", "response", "ground_truth", "score")  # of its "samples"
+# The columns of "samples" in samples.jsonl.
+SAMPLE_COLUMNS = ("split", "data_source", "prompt", "response", "ground_truth", "score")
 
 
 class StepFile:
     """One JSON object per line and step: {"step": 3, name: value, ...}; numbers that are not finite become null.
 
     Attributes:
-        last_step: of the last line, -1 where there is none.
+        last_step: the step of the last line, -1 if there is no line.
     """
 
     def __init__(self, path: Path, restored_step: int = sys.maxsize) -> None:
-        """Goes on with an existing file; later steps are removed, and so is a last line that a crash has torn.
+        """Opens an existing file; removes later steps, and a last line that a crash has torn.
 
-        A `restored_step` of -1 stands for a run that starts afresh. Whoever reads the file meanwhile sees another one
-        in its place where anything is removed. Raises ConfigError where `read_metrics` does.
+        A `restored_step` of -1 removes all steps. If lines are removed, another file takes the place of this file, so
+        that a reader notices it.
+
+        Raises:
+            ConfigError: `read_metrics` cannot read the file.
         """
         self._path = path
         content = path.read_bytes() if path.exists() else None
@@ -43,7 +47,7 @@ class StepFile:
         self.last_step: int = kept[-1]["step"] if kept else -1
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Appends the line of a step, which is safe on return; ValueError if it does not come after the last one."""
+        """Appends the line of a step, which is on disk on return; ValueError if the step is not after the last one."""
         if step <= self.last_step:
             raise ValueError(f"{self._path.name}: step {step} comes after step {self.last_step}")
         with self._path.open("ab") as file:
@@ -54,10 +58,10 @@ class StepFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of such a file, without a last one that is torn; null stays None. Empty without a file.
+    """Returns the lines of such a file, without a torn last line; null becomes None. Without a file returns [].
 
     Raises:
-        ConfigError: another line is broken, or steps do not rise; names file and line.
+        ConfigError: a line is broken, or steps do not rise; the message names file and line.
     """
     if not path.exists():
         return []
@@ -74,14 +78,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def check_step(row: dict[str, Any], place: str) -> dict[str, Any]:
-    """Returns the same row; raises a ValueError that begins with its `place` if it is of no step."""
+    """Returns the same row; ValueError with its `place` if the row has no integer under "step"."""
     if not isinstance(row.get("step"), int):
         raise ValueError(f"{place}: expected an integer under step, got {row.get('step')!r}")
     return row
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
-    """Returns a line of strict JSON: numbers that are not finite become null, arrays lists, other types their text."""
+    """Returns a line of strict JSON: non-finite numbers become null, arrays become lists, other types their text."""
     return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str).encode() + b"\n"
 
 

@@ -1,4 +1,4 @@
-"""The metrics of a step, from its arrays, timings and spans; names are declared in controller/tracking/metric_names.py.
+"""The metrics of a step from its arrays, timings and spans; controller/tracking/metric_names.py declares their names.
 
 B responses, T response tokens, right-padded. A metric over nothing (no token, no response) is left out.
 """
@@ -25,9 +25,9 @@ _UPDATES = ("update_actor", "update_critic")
 
 
 def learning_metrics(experience: Experience) -> dict[str, float]:
-    """critic/...: what the policy earned, and what the critic expected if there is one.
+    """Returns critic/...: scores, rewards, advantages and returns, and the critic's values if there is a critic.
 
-    Scores and rewards are of all responses; the rest is over the tokens that are learned from.
+    Scores and rewards are those of all responses. The other metrics are over the tokens that are learned from.
     """
     learned_N, batch = experience.learned.values, experience.batch
     advantages_N, returns_N = (_where(learned_N, batch[name].values) for name in ("advantages", "returns"))
@@ -45,12 +45,12 @@ def learning_metrics(experience: Experience) -> dict[str, float]:
 
 
 def _where(mask_N: Mask, values_N: Floats) -> Floats:
-    """What the mask marks, without a copy where that is everything."""
+    """Returns the values inside the mask; the same array, not a copy, if the mask has all values."""
     return values_N if mask_N.all() else values_N[mask_N]
 
 
 def explained_variance(values_N: Floats, returns_N: Floats) -> float:
-    """1 - var(returns - values) / (var(returns) + 1e-5): 1 for a perfect critic, at most 0 for a useless one."""
+    """Returns 1 - var(returns - values) / (var(returns) + 1e-5): 1 for a perfect critic, <= 0 for a useless one."""
     residual = variance(np.subtract(returns_N, values_N, dtype=np.float64))
     return 1.0 - residual / (variance(returns_N) + 1e-5)
 
@@ -79,7 +79,7 @@ def length_metrics(
 
 
 def balance_metrics(lengths_B: Counts, num_ranks: int) -> dict[str, float]:
-    """global_seqlen/...: tokens (prompt and response) per rank, dealt out in order and balanced."""
+    """Returns global_seqlen/...: prompt and response tokens per rank, for rows in their order and for balanced rows."""
     in_order_R = [int(part.sum()) for part in np.array_split(lengths_B, num_ranks)]
     costs_B = attention_cost(lengths_B.astype(np.int32))
     balanced_R = [int(lengths_B[rows].sum()) for rows in partition(costs_B, num_ranks)]
@@ -94,7 +94,7 @@ def balance_metrics(lengths_B: Counts, num_ranks: int) -> dict[str, float]:
 
 
 def reward_extra_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """reward_extra/...: the numeric fields that scorers returned; None and text are left out."""
+    """Returns reward_extra/...: the numeric fields that scorers returned, without None and text."""
     metrics: dict[str, float] = {}
     for field, values in extra.items():
         metrics |= _mean_max_min(f"reward_extra/{field}", np.array([float(v) for v in values if is_numeric(v)]))
@@ -102,20 +102,20 @@ def reward_extra_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]
 
 
 def code_limit_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """reward/code_over_...: how many code answers passed which limit; nothing where no response is a code answer."""
+    """Returns reward/code_over_...: the number of code answers over each limit; {} if no response is a code answer."""
     if CODE_LIMIT not in extra:
         return {}
     return {f"reward/code_over_{limit.value}": float(extra[CODE_LIMIT].count(limit.value)) for limit in Limit}
 
 
 def symbolic_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """reward/symbolic_...: how many answers sympy could not compare in time, or was not asked to."""
-    found = extra.get(SYMBOLIC, ())
-    return {f"reward/symbolic_{outcome.value}": float(found.count(outcome.value)) for outcome in Outcome}
+    """Returns reward/symbolic_...: the number of answers that sympy did not compare in time, or was not asked for."""
+    outcomes = extra.get(SYMBOLIC, ())
+    return {f"reward/symbolic_{outcome.value}": float(outcomes.count(outcome.value)) for outcome in Outcome}
 
 
 def reward_model_metrics(scores: Scores) -> dict[str, float]:
-    """Returns reward/rule/... and reward/model/...: the two parts of the scores; nothing without a reward model."""
+    """Returns reward/rule/... and reward/model/...: the two parts of the scores; {} without a reward model."""
     if scores.model_scores is None:
         return {}
     has_rule_B = ~np.isnan(scores.rule_scores)
@@ -128,9 +128,9 @@ def reward_model_metrics(scores: Scores) -> dict[str, float]:
 def timing_metrics(
     timings_s: Mapping[str, float], *, num_response_tokens: int, num_tokens: int, step_s: float, num_ranks: int
 ) -> dict[str, float]:
-    """timing_s/..., timing_per_token_ms/... and perf/... of a step, from the times of its parts and its wall time.
+    """Returns timing_s/..., timing_per_token_ms/... and perf/... from the times of a step's parts and its wall time.
 
-    `num_tokens` are those of prompts and responses, `num_ranks` the processes (GPUs) of all pools.
+    `num_tokens` counts tokens of prompts and responses, `num_ranks` the processes (GPUs) of all pools.
     """
     metrics = {f"timing_s/{name}": seconds for name, seconds in {**timings_s, "step": step_s}.items()}
     for name in ("gen", "ref", "values", "adv", "update_critic", "update_actor"):
@@ -145,15 +145,16 @@ def timing_metrics(
 
 
 def overlap_metrics(spans: Sequence[Span], *, step: int, started_s: float, step_s: float) -> dict[str, float]:
-    """overlap/...: how well the pools worked at the same time in a step, whose times are on the clock of the spans.
+    """Returns overlap/...: the share of a step in which the pools worked at the same time, or were idle.
 
-        efficiency = (t_actor + t_critic - t_wall) / min(t_actor, t_critic), in [0, 1]: the share hidden
+        efficiency = (t_actor + t_critic - t_wall) / min(t_actor, t_critic), in [0, 1]
 
-    of the step's two updates; t_wall runs from the first start to the last end.
+    is the share of the shorter update that the longer one hides; t_wall is the time from the first start of the two
+    updates to their last end.
 
-    `spans` hold the engines' work in the step's own time, neighbouring steps' included (an overlapped critic update
-    runs into the next step), and both its updates, also where they end later. Only calls of the engines count: a
-    checkpoint may be written during the next step. Empty for an empty interval; nothing of a pool without spans.
+    `spans` has all work of the engines in the step's own time, also for neighbouring steps (an overlapped critic update
+    runs into the next step), and both updates of the step, also if they end later. Only calls of the engines count, and
+    not, for instance, a checkpoint. An empty interval has no metrics; a pool without spans has none either.
     """
     finished_s = started_s + step_s
     calls = [span for span in spans if span.is_call and span.pool in ENGINE_POOLS]
@@ -174,7 +175,7 @@ def overlap_metrics(spans: Sequence[Span], *, step: int, started_s: float, step_
 
 
 def _mean_max_min(name: str, values: NDArray[Any]) -> dict[str, float]:
-    """Mean, max and min under `name`; nothing of nothing."""
+    """Returns mean, max and min under `name`; {} without values."""
     if not values.size:
         return {}
     return {

@@ -34,11 +34,11 @@ class StepRecord:
     """The record of one step while it runs. Times are unix seconds of the controller's clock.
 
     Attributes:
-        started_s, ended_s: the step's own time, without validation and checkpoints; not ended: still running.
-        epoch: data epoch, from 0.
-        metrics: what the services reported.
-        timings_s: seconds per phase, as the controller saw them, or an engine for what is its own.
-        spans: who worked when.
+        started_s, ended_s: the step's own time, without validation and checkpoints; ended_s is None while it runs.
+        epoch: the data epoch, from 0.
+        metrics: the metrics that the services reported.
+        timings_s: seconds per phase, measured by the controller, or by an engine for its own work.
+        spans: the work of all pools for the step.
         traffic: bytes moved for the step; before the step has ended, those moved before it.
     """
 
@@ -56,17 +56,17 @@ class StepRecord:
 
     @property
     def step_s(self) -> float:
-        """Wall time of the step so far."""
+        """The wall time of the step so far."""
         return (time.time() if self.ended_s is None else self.ended_s) - self.started_s
 
     @property
     def entropy(self) -> float | None:
-        """Of the policy in the actor's update, nats per token; None: it had no tokens, or did not take place."""
+        """The policy's entropy in the actor's update, nats per token; None if there was no update, or no token."""
         return self.metrics.get("actor/entropy")
 
     @cached_property
     def learning(self) -> dict[str, float]:
-        """critic/... of the experience: passes over every token, to be made while the engines work."""
+        """The metrics critic/... of the experience. They take passes over every token, while the engines work."""
         assert self.experience is not None
         return learning_metrics(self.experience)
 
@@ -87,7 +87,7 @@ class StepRecord:
         self.spans.append(Span(pool, name, self.step, started_s, time.time()))
 
     def add_reply(self, pool: str, name: str, reply: CommandReply, *, parts: Parts = ()) -> None:
-        """Takes over what an engine did for this step: its span, its metrics, and the times that it took itself."""
+        """Adds the work of an engine for this step: its span, its metrics, and the times that it has measured."""
         self.spans.append(replace(reply.span(pool, name, self.step), parts=parts))
         metrics = reply.result.metrics.items()
         self.metrics |= {metric: value for metric, value in metrics if not metric.startswith("timing_s/")}
@@ -96,7 +96,7 @@ class StepRecord:
 
 
 def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> dict[str, float]:
-    """All metrics of a step whose record is closed and whose updates are done; `spans` at least since it began."""
+    """Returns all metrics of a closed step whose updates are done; `spans` has all spans since the step began."""
     experience, scores = record.experience, record.scores
     assert experience is not None
     assert scores is not None

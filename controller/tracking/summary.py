@@ -19,7 +19,10 @@ class _Part(BaseModel):
 
 
 class Validation(_Part):
-    """Held-out accuracy of the initial policy (step 0, also on resume) and of the last one; null where not measured."""
+    """Held-out accuracy of the initial policy (step 0) and of the last one; null if it was not measured.
+
+    The accuracy of the initial policy is null, too, if its responses were sampled in another way than the last ones.
+    """
 
     before: Accuracy | None = None
     after: Accuracy | None = None
@@ -34,7 +37,7 @@ class Overlap(_Part):
 
     @classmethod
     def over(cls, lines: Sequence[Mapping[str, Any]]) -> Self | None:
-        """Returns the mean over the lines of metrics.jsonl in which both roles were updated; None if there is none."""
+        """Returns the mean over the lines of metrics.jsonl in which both roles were updated; None without one."""
         rows = [line for line in lines if line.get("overlap/efficiency") is not None]
         if not rows:
             return None
@@ -42,21 +45,21 @@ class Overlap(_Part):
 
 
 class WeightsDigests(_Part):
-    """sha256 over each role's weights; null where there is no such role or it could not be asked."""
+    """The sha256 of each role's weights; null if there is no such role, or it could not be asked."""
 
     actor: str | None = None
     critic: str | None = None
 
 
 class ThisStart(_Part):
-    """The part that one controller process has in the run."""
+    """The part of the run in one controller process."""
 
     resumed_at_step: int = Field(ge=0, description="step that it went on from; 0: the initial models")
     wall_s: float = Field(ge=0.0, description="seconds, start to exit")
 
 
 class Summary(_Part):
-    """The content of `summary.json`: figures of the whole run, all its starts, but for those in `this_start`."""
+    """The content of `summary.json`: figures of the whole run over all starts, except those in `this_start`."""
 
     global_step: int = Field(ge=0, description="last step that both roles committed")
     validation: Validation = Field(default_factory=Validation)
@@ -74,7 +77,7 @@ class Summary(_Part):
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Reads the summary that `write` has left; None if there is none that can be read."""
+        """Returns the summary in a file; None if there is no file, or it cannot be read."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except (OSError, ValidationError):

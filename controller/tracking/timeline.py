@@ -1,7 +1,7 @@
-"""The timeline of a run: who worked on what when, in Chrome's trace event format, which Perfetto shows.
+"""The timeline of a run: the work of each pool, in Chrome's trace event format, which Perfetto shows.
 
-`trace.json` is one JSON array with one event per line, so that a step is appended without writing the rest again, and
-a write that is cut short does no harm: the format lets the end of an array be missing.
+`trace.json` is one JSON array with one event per line, so that a step is appended without another write of the rest. An
+interrupted write does no harm, because in this format the end of the array may be missing.
 """
 
 import json
@@ -26,15 +26,15 @@ _PROCESSES = [
 ]
 _HEAD = "[\n"
 _TAIL = "\n]"
-# What lies on a line of the timeline is remembered for so many spans: enough for work that is told some steps late.
+# The number of spans that are remembered per line of the timeline: enough for spans that come some steps late.
 _REMEMBERED_SPANS = 256
 
 
 class Trace:
-    """The file with all spans of a run, those of earlier starts included; memory holds the latest alone."""
+    """The file with all spans of a run, also of earlier starts. Only the latest spans are in memory."""
 
     def __init__(self, path: Path, *, restored_step: int) -> None:
-        """Goes on with the file, cut back to the restored step; -1 starts afresh."""
+        """Opens the file without the steps after the restored step; -1 removes all steps."""
         self._path = path
         self._lanes: dict[str, list[list[tuple[float, float]]]] = defaultdict(list)
         events = [*_PROCESSES, *(self._event(span) for span in read_trace(path) if span.step <= restored_step)]
@@ -62,7 +62,7 @@ class Trace:
         }
 
     def _lane(self, span: Span) -> int:
-        """Returns the first line of the pool that is free meanwhile: events on one line must not overlap."""
+        """Returns the first line of the pool that is free during the span: events on one line must not overlap."""
         time, lanes = (span.started_s, span.finished_s), self._lanes[span.pool]
         for number, lane in enumerate(lanes, start=1):
             place = bisect(lane, time)
@@ -76,7 +76,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> list[Span]:
-    """Returns the spans of a trace file, without lines that are torn or hold something else; none without a file."""
+    """Returns the spans of a trace file, without torn lines and lines of other content; [] without a file."""
     if not path.exists():
         return []
     spans = []
@@ -88,7 +88,7 @@ def read_trace(path: Path) -> list[Span]:
 
 
 def _span_of(event: Any) -> Span:
-    """Returns the span that an event stands for. An event without the keys of a span raises an error."""
+    """Returns the span of an event; an error if the event has not the keys of a span."""
     POOLS.index(event["cat"])
     start_s, duration_s, args = event["ts"] / 1e6, event["dur"] / 1e6, event["args"]
     return Span(event["cat"], event["name"], int(args["step"]), start_s, start_s + duration_s, args.get("parts", ()))

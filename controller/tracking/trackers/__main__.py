@@ -70,21 +70,21 @@ def _feed_alone(tracker: Feed, lock: TextIO) -> None:
 
 
 def _divide_output() -> None:
-    """Sends what we say from INFO on to standard output, and everything, with what clients print, to standard error."""
-    told = os.fdopen(os.dup(1), "w", buffering=1)
+    """Sends log lines of trackers to standard output, and everything, also the clients' output, to standard error."""
+    standard_output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    to_file, to_user = logging.StreamHandler(), logging.StreamHandler(told)
+    to_file, to_user = logging.StreamHandler(), logging.StreamHandler(standard_output)
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     to_user.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     to_user.setLevel(logging.INFO)
     to_user.addFilter(lambda record: record.name.startswith(log.name))
-    logging.raiseExceptions = False  # who listened may be gone, and the disk full
+    logging.raiseExceptions = False  # the controller may have ended, or the disk may be full
     logging.basicConfig(level=logging.INFO, handlers=[to_file, to_user], force=True)
     log.setLevel(logging.DEBUG)
 
 
 def _kill_clients() -> None:
-    """Sends SIGKILL to all processes that clients have started."""
+    """Sends SIGKILL to all processes that the clients have started."""
     below = children_of(os.getpid())
     for pid in below:
         below += children_of(pid)
@@ -97,5 +97,5 @@ if __name__ == "__main__":
     sys.stdout.flush()
     logging.shutdown()
     if status == 1:
-        _kill_clients()  # which still try
-    os._exit(status)  # clients wait for their servers in exit handlers
+        _kill_clients()  # they may still try to send
+    os._exit(status)  # the exit handlers of clients would wait for their servers

@@ -1,12 +1,12 @@
-"""The trackers by name; a client is imported where its tracker is connected, and nowhere else."""
+"""The trackers by name. A tracker's client is imported only when the tracker is connected."""
 
 from controller.tracking.trackers.protocol import Run, Tracker
 
 
 def connect(name: str, run: Run, sent_step: int) -> Tracker:
-    """Connects the tracker of that name, one of `tracking.trackers`; raises whatever its client raises.
+    """Returns a new connection to the tracker of this name; raises the errors of its client.
 
-    `sent_step` is the last step that it was sent, -1 if none.
+    `sent_step` is the last step that the tracker was sent, -1 if none.
     """
     match name:
         case "tensorboard":

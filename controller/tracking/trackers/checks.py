@@ -1,11 +1,11 @@
-"""Checks that a tracker can be used, before anything starts: its package, its login, its address."""
+"""Checks of a tracker before anything starts: its package, its login, its address."""
 
 import importlib.util
 import os
 import sys
 from pathlib import Path
 
-# What a tracker imports, and how it is had. SwanLab wants another protobuf than the run does.
+# The packages that a tracker imports, and how to install them. SwanLab needs another protobuf than the run.
 _PACKAGES = {
     "tensorboard": (("tensorboard",), "pip install tensorboard"),
     "wandb": (("wandb", "PIL"), "pip install 'splitppo[wandb]'"),
@@ -19,7 +19,7 @@ _MLFLOW_SERVERS = ("http", "https", "databricks")
 
 
 def problem(name: str) -> str | None:
-    """Says in a sentence why a tracker cannot be used from this Python; None if it can. Asks no server."""
+    """Returns a sentence why this Python cannot use a tracker; None if it can. Asks no server."""
     packages, remedy = _PACKAGES[name]
     if missing := [package for package in packages if not _is_installed(package)]:
         return f"{name} needs {' and '.join(missing)}, which {sys.executable} does not have: {remedy}"
@@ -36,7 +36,7 @@ def problem(name: str) -> str | None:
 
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None  # a mere folder of that name has none
+    return spec is not None and spec.origin is not None  # a folder that is no package has no origin
 
 
 def _wandb() -> str | None:
@@ -48,9 +48,9 @@ def _wandb() -> str | None:
 
 
 def mlflow_problem(uri: str, *, has_database: bool) -> str | None:
-    """Says why the server or store of MLFLOW_TRACKING_URI cannot be used; None if it can.
+    """Returns a sentence why the server or store of MLFLOW_TRACKING_URI cannot be used; None if it can.
 
-    Without `has_database` the client is the small one, mlflow-skinny, which only speaks to servers.
+    Without `has_database`, the client is mlflow-skinny, which can only use servers.
     """
     scheme = uri.partition(":")[0]
     if scheme in _MLFLOW_SERVERS or has_database:

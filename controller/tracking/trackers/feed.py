@@ -1,7 +1,7 @@
 """Feeds one tracker from the run folder: every step once, in order, whatever fails on the way.
 
-metrics.jsonl is the queue: memory stays small however long a server is away, and nothing is lost with a process. What
-was sent stands in `trackers/NAME.json`; a tracker that can say what it holds is believed before that file.
+metrics.jsonl is the queue: memory stays small however long a server is away, and no step is lost with a process.
+`trackers/NAME.json` has the last step that was sent. A tracker that knows its last step overrides this file.
 """
 
 import errno
@@ -22,17 +22,22 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
-MAX_ENDING_PAUSE_S = 2.0  # a server that comes back while the end of the run waits for it is heard of soon
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # which no pause mends
+MAX_ENDING_PAUSE_S = 2.0  # at the end of the run, a server that comes back must be noticed soon
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a later attempt would fail, too
 
 Connect = Callable[[str, Run, int], Tracker]
 
 
 class Feed:
-    """One tracker and what it has been sent. `run` is the life of its thread; `is_done` once it has everything."""
+    """The feed of one tracker, in a thread of its own, which calls `run`.
+
+    Attributes:
+        name: the tracker's name.
+        is_done: True when the tracker has everything.
+    """
 
     def __init__(self, name: str, run: Run, connect: Connect, is_ending: threading.Event) -> None:
-        """`connect(name, run, last sent step)` makes the connection; `is_ending`: no more lines will be written."""
+        """Takes `connect(name, run, last sent step)`, and an event that is set when no more lines will be written."""
         self.name = name
         self.is_done = False
         self._run = run
@@ -45,7 +50,7 @@ class Feed:
         self._is_failing = False
 
     def run(self) -> None:
-        """Sends what there is and what comes, until the run ends and all is sent; tries again whatever fails."""
+        """Sends all steps, also future ones, until the run has ended and all is sent; repeats whatever fails."""
         pause_s, self._cursor = FIRST_PAUSE_S, Cursor.load(self._cursor.path)
         while not self.is_done:
             is_ending = self._is_ending.is_set()
@@ -67,7 +72,7 @@ class Feed:
                 self._is_ending.wait(POLL_INTERVAL_S)
 
     def _send_new(self) -> None:
-        """Sends the steps that are written and not sent."""
+        """Sends the steps that are written and were not sent."""
         while (row := self._lines.peek()) is not None:
             if self._tracker is None:
                 self._tracker = self._connected()
@@ -85,7 +90,7 @@ class Feed:
             log.info("tracker %s is back, and has every step up to %d", self.name, self._cursor.step)
 
     def _connected(self) -> Tracker:
-        """Makes a connection, and begins the files anew: only what the tracker lacks is sent."""
+        """Returns a new connection, and goes back to the beginning of the files; only missing steps are sent again."""
         tracker = self._connect(self.name, self._run, self._cursor.step)
         if tracker.last_step is not None:
             self._cursor = self._cursor.moved(step=tracker.last_step)
@@ -94,7 +99,7 @@ class Feed:
         return tracker
 
     def _samples_of(self, step: int) -> list[list[Any]]:
-        """Returns what samples.jsonl holds of a step, which is written before the step's metrics are."""
+        """Returns the samples of a step in samples.jsonl, which are written before the metrics of the step."""
         while (row := self._samples.peek()) is not None and row["step"] < step:
             self._samples.take()
         if row is None or row["step"] != step:
@@ -102,7 +107,7 @@ class Feed:
         return [[sample[column] for column in SAMPLE_COLUMNS] for sample in row["samples"]]
 
     def _finish(self) -> None:
-        """Sends the report, where it is a new one, and ends the connection."""
+        """Sends the report if it is a new one, and ends the connection."""
         report = self._run.folder / "report.png"
         if self._cursor.step >= 0 and report.exists():
             sha256 = hashlib.sha256(report.read_bytes()).hexdigest()
@@ -115,14 +120,14 @@ class Feed:
         self.is_done = True
 
     def _has_failed(self) -> bool:
-        """Returns True if the run has failed: its summary says so, or there is none of its last steps."""
+        """Returns True if the run has failed: its summary says so, or is older than the last step."""
         summary, lines = self._run.folder / "summary.json", self._run.folder / METRICS_FILE
         if not summary.exists() or summary.stat().st_mtime_ns < lines.stat().st_mtime_ns:
             return True
         return json.loads(summary.read_text(encoding="utf-8")).get("exit_reason") in ("failed", "bad_input")
 
     def _drop(self, error: Exception) -> None:
-        """Gives up the connection; the first failure of an outage is told."""
+        """Gives up the connection, and logs the first failure of an outage."""
         self._tracker = None
         if not self._is_failing:
             self._is_failing = True

@@ -1,4 +1,4 @@
-"""MLflow, at the server that `MLFLOW_TRACKING_URI` names."""
+"""The tracker MLflow, at the server that `MLFLOW_TRACKING_URI` names."""
 
 import json
 import logging
@@ -20,24 +20,24 @@ from splitppo.dotted_keys import leaves
 log = logging.getLogger(__name__)
 
 RUN_ID_TAG = "splitppo.run_id"
-_STEP = "training/global_step"  # in every step's metrics, so that the server says which steps it has
-_MAX_PARAMS, _MAX_PARAM_LENGTH = 100, 500  # of one request; of a value, in the oldest servers
+_STEP = "training/global_step"  # every step has this metric, so that the server knows its last step
+_MAX_PARAMS, _MAX_PARAM_LENGTH = 100, 500  # the limits of one request, and of a value in the oldest servers
 
 
 class MlflowTracker(Tracker):
-    """One MLflow run over all starts, found by its tag; the experiment is the project."""
+    """One MLflow run over all starts, which its tag identifies; the experiment is the project."""
 
     def __init__(self, run: Run) -> None:
-        """Finds the run at the server or makes it; raises where the server does not answer."""
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # the feed itself tries again
+        """Finds the run at the server, or makes it; an error if the server does not answer."""
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # the feed repeats requests
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
         self._client = MlflowClient()
         self._takes_files = True
         experiment = self._client.get_experiment_by_name(run.project)
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(run.project)
-        found = self._client.search_runs([experiment_id], f"tags.`{RUN_ID_TAG}` = '{run.id}'", max_results=1)
-        if found:
-            self._run_id = found[0].info.run_id
+        runs = self._client.search_runs([experiment_id], f"tags.`{RUN_ID_TAG}` = '{run.id}'", max_results=1)
+        if runs:
+            self._run_id = runs[0].info.run_id
             self._client.update_run(self._run_id, status="RUNNING")
         else:
             tags = {RUN_ID_TAG: run.id}
@@ -45,12 +45,12 @@ class MlflowTracker(Tracker):
             params = (Param(_name(key), str(value)[:_MAX_PARAM_LENGTH]) for key, value in leaves(run.config))
             while batch := list(islice(params, _MAX_PARAMS)):
                 self._client.log_batch(self._run_id, params=batch)
-        history = self._client.get_metric_history(self._run_id, _STEP) if found else []
+        history = self._client.get_metric_history(self._run_id, _STEP) if runs else []
         self.last_step = max((metric.step for metric in history), default=-1)
         self._log_file(run.folder / "config.yaml")
 
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
-        """Sends a step in one request, which the server takes whole or not at all; samples as a table before it."""
+        """Sends the samples as a table, then the step in one request, which the server takes whole or not at all."""
         if samples:
             table = json.dumps({"columns": SAMPLE_COLUMNS, "data": samples}, ensure_ascii=False)
             self._store(lambda: self._client.log_text(self._run_id, table, f"samples/step_{step:06}.json"))
@@ -71,12 +71,12 @@ class MlflowTracker(Tracker):
             self._store(lambda: self._client.log_artifact(self._run_id, str(file)))
 
     def _store(self, send: Callable[[], None]) -> None:
-        """Sends a file; where the server answers and its storage of files does not, metrics go on without files."""
+        """Sends a file. If the server answers but its storage of files fails, later files are left out."""
         if not self._takes_files:
             return
         try:
             send()
-        except Exception as error:  # noqa: BLE001 - of whatever package the storage needs
+        except Exception as error:  # noqa: BLE001 - an error of the package for the storage
             self._client.get_run(self._run_id)
             self._takes_files = False
             log.warning("tracker mlflow takes no files, and goes on without: %s", reason_of(error))

@@ -1,7 +1,7 @@
-"""The controller's side of the tracker process: started where it is wanted, listened to, and waited for at the end.
+"""The controller's side of the tracker process: it starts the process, reads its messages, and waits for its end.
 
-A process, not a thread: what a client imports, prints, retries or leaves hanging costs the step nothing, and it can be
-ended. It ends with the controller, whose end of its standard input is the lifeline.
+Trackers run in a process and not in a thread: whatever a client imports, prints, repeats or waits for costs the steps
+no time, and the process can be ended. It ends with the controller, when its standard input is closed.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from splitppo.machine.process_tree import kill_tree
 
 log = logging.getLogger(__name__)
 
-_EXIT_GRACE_S = 5.0  # beyond the flush timeout, by which the process ends itself
-_SILENT_S = 3.0  # the user hears why the run does not end yet
+_EXIT_GRACE_S = 5.0  # added to the flush timeout, after which the process should end by itself
+_SILENT_S = 3.0  # after this time, a line tells the user why the run has not ended yet
 _CHECK_TIMEOUT_S = 120.0
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 _ROOT = str(Path(__file__).resolve().parents[3])
@@ -32,7 +32,7 @@ _MODULE = "controller.tracking.trackers"
 
 
 class TrackerProcess:
-    """Feeds the run's trackers while the controller runs; does nothing where there are none."""
+    """Feeds the run's trackers while the controller runs; does nothing without trackers."""
 
     def __init__(self, config: Config, run_dir: Path, run_id: str) -> None:
         self._config = config.tracking
@@ -43,7 +43,7 @@ class TrackerProcess:
         self._next_start_s = 0.0
 
     def wake(self) -> None:
-        """Starts the process unless it runs; one that has ended is started again, after a while that grows."""
+        """Starts the process if it does not run. The pause before another start grows."""
         if not self._config.trackers or (self._process is not None and self._process.poll() is None):
             return
         if time.monotonic() < self._next_start_s:
@@ -64,14 +64,14 @@ class TrackerProcess:
         """Waits until everything is sent, for at most `tracking.flush_timeout_s`; then the process ends."""
         if self._process is None:
             return
-        if self._end() not in (0, 1):  # it was lost; another one sends the rest
+        if self._end() not in (0, 1):  # the process was lost; another one sends the rest
             self._next_start_s = 0.0
             self.wake()
             self._end()
         self._process = None
 
     def _end(self) -> int:
-        """Ends the process in its own time; returns its exit status, 1 where it had to be killed."""
+        """Waits for the end of the process; returns its exit status, 1 if it had to be killed."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._listener is not None
@@ -95,7 +95,7 @@ def run_of(config: Config, run_dir: Path, run_id: str) -> Run:
 
 
 def start(config: TrackingConfig, run: Run, *, output: int | None = subprocess.PIPE) -> subprocess.Popen[str]:
-    """Starts the process in a session of its own, where no Ctrl-C reaches it, and tells it the run."""
+    """Starts the process in a session of its own, which Ctrl-C does not reach, and writes the run to it."""
     file = run.folder / "logs" / "trackers.log"
     file.parent.mkdir(exist_ok=True)
     with file.open("a") as errors:
@@ -108,15 +108,16 @@ def start(config: TrackingConfig, run: Run, *, output: int | None = subprocess.P
             start_new_session=True,
         )
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended already
+    with contextlib.suppress(BrokenPipeError):  # the process has ended already
         process.stdin.write(run.line())
         process.stdin.flush()
     return process
 
 
 def check_trackers(config: TrackingConfig) -> None:
-    """Raises ConfigError if the package, the login or the address of a tracker is missing; asks no server."""
-    names = [name for name in config.trackers if name != "tensorboard" or config.python]  # it comes with the controller
+    """Checks that no tracker lacks its package, login or address; ConfigError if one does. Asks no server."""
+    # The package of TensorBoard comes with the controller.
+    names = [name for name in config.trackers if name != "tensorboard" or config.python]
     if not names:
         return
     command = _command(config, "check", names)
@@ -132,14 +133,14 @@ def check_trackers(config: TrackingConfig) -> None:
 
 
 def _command(config: TrackingConfig, command: str, arguments: Sequence[str]) -> list[str]:
-    """Returns the command line. Another Python finds our modules last, so that it keeps its own packages."""
+    """Returns the command line. For another Python our modules come last, so that it keeps its own packages."""
     find_ours = f"sys.path.append({_ROOT!r})" if config.python else f"sys.path.insert(0, {_ROOT!r})"
     start = f"import runpy, sys; {find_ours}; runpy.run_module({_MODULE!r}, run_name='__main__')"
     return [str(config.python or sys.executable), "-c", start, command, *arguments]
 
 
 def _wait(process: subprocess.Popen[str], timeout_s: float) -> int:
-    """Waits for the exit status of a process, and says so if it takes a while; TimeoutExpired after `timeout_s`."""
+    """Returns the exit status of a process; logs a line if it takes long; TimeoutExpired after `timeout_s`."""
     try:
         return process.wait(min(_SILENT_S, timeout_s))
     except subprocess.TimeoutExpired:
@@ -148,7 +149,7 @@ def _wait(process: subprocess.Popen[str], timeout_s: float) -> int:
 
 
 def _listen(lines: IO[str]) -> None:
-    """Takes what the process has to say into the controller's log."""
+    """Writes the messages of the process into the controller's log."""
     for line in lines:
         level, _, text = line.rstrip("\n").partition(" ")
         log.log(logging.getLevelNamesMapping().get(level, logging.INFO), "%s", text)

@@ -17,7 +17,7 @@ class Run:
 
     Attributes:
         id: 16 hexadecimal digits, the same over all starts of the run.
-        name, project: `run.name`, `tracking.project`.
+        name, project: the values of `run.name` and `tracking.project`.
         folder: the run folder, absolute.
         config: the resolved configuration.
     """
@@ -40,7 +40,7 @@ class Run:
 
 
 def reason_of(error: Exception) -> str:
-    """Returns the message of a tracker's error on one line: as many whole sentences as 300 characters hold."""
+    """Returns the message of a tracker's error on one line: as many whole sentences as fit into 300 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     if len(text) <= _MAX_REASON:
         return text
@@ -49,26 +49,26 @@ def reason_of(error: Exception) -> str:
 
 
 class Tracker(ABC):
-    """One run at one tracker, connected. What a client raises ends the connection; the feed makes another one.
+    """The connection of a run to one tracker. An error of the client ends the connection; the feed makes another one.
 
     Attributes:
-        last_step: the last step that the tracker held when the connection was made, -1 if none; None if it cannot say.
+        last_step: the tracker's last step when the connection was made, -1 if none; None if the tracker does not know.
     """
 
     last_step: int | None = None
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
-        """Sends a step, all metrics finite; `samples` are rows of SAMPLE_COLUMNS, often none."""
+        """Sends a step. All metrics are finite; `samples` has rows of SAMPLE_COLUMNS, often none."""
 
     @abstractmethod
     def log_report(self, step: int, report: Path) -> None:
-        """Sends report.png, drawn after this step."""
+        """Sends report.png, which was drawn after this step."""
 
     def rewind(self) -> bool:
-        """Takes back every step, since the run repeats some of them; False where a tracker keeps what it has."""
+        """Removes every step, because the run repeats some; returns False if the tracker cannot remove steps."""
         return False
 
     @abstractmethod
     def close(self, *, has_failed: bool) -> None:
-        """Delivers what the client still holds and ends the connection."""
+        """Delivers the data that the client still has, and ends the connection."""

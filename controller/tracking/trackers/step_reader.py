@@ -1,4 +1,4 @@
-"""Reads a file of steps while another process writes it."""
+"""The reader of a file of steps that another process writes at the same time."""
 
 import os
 from pathlib import Path
@@ -9,27 +9,27 @@ from splitppo.jsonl import json_object
 
 
 class StepReader:
-    """The complete lines of a StepFile, one after another; from the first one again once the file was replaced."""
+    """The complete lines of a StepFile, one after another, from the first line again after the file was replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: BinaryIO | None = None
         self._row: dict[str, Any] | None = None
-        self._number = 0  # of the line that was read last
-        self.inode = 0  # of the file being read; 0 before there is one
+        self._number = 0  # the number of the last line that was read
+        self.inode = 0  # the inode of the file; 0 before a file is open
 
     def peek(self) -> dict[str, Any] | None:
-        """Returns the next line, which stays the next one until `take`; None if no more is written yet.
+        """Returns the next line, which stays the next one until `take`; None if no further line is written yet.
 
         Raises:
-            ValueError: it is broken; names file and line. The file is then read from its first line again.
+            ValueError: the line is broken; the message names file and line. The file is then read from the beginning.
         """
         if self._row is None:
             self._row = self._read() or (self._read() if self._reopened() else None)
         return self._row
 
     def take(self) -> None:
-        """Passes over the line that `peek` has shown."""
+        """Passes over the line that `peek` has returned."""
         self._row = None
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class StepReader:
             raise
 
     def _reopened(self) -> bool:
-        """Opens the file, and returns True, if it is another one under the name than that which was read."""
+        """Opens the file if another file has taken the place of the open one; returns True then."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:

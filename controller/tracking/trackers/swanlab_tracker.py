@@ -1,4 +1,4 @@
-"""SwanLab, online or offline, as its own variables and login say (`SWANLAB_MODE`, `SWANLAB_API_KEY`, ...)."""
+"""The tracker SwanLab, online or offline, by its own variables and login (`SWANLAB_MODE`, `SWANLAB_API_KEY`, ...)."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ import swanlab
 from controller.tracking.step_file import SAMPLE_COLUMNS
 from controller.tracking.trackers.protocol import Run, Tracker
 
-_ID_LENGTH = 21  # which SwanLab demands
+_ID_LENGTH = 21  # SwanLab takes no other length
 
 
 class SwanlabTracker(Tracker):
     """One SwanLab experiment over all starts; offline each start leaves a folder in `<run.dir>/swanlog`."""
 
     def __init__(self, run: Run) -> None:
-        """Begins the experiment, or goes on with it."""
+        """Starts the experiment, or continues it."""
         self._run = swanlab.init(
             project=run.project,
             experiment_name=run.name,
@@ -29,7 +29,7 @@ class SwanlabTracker(Tracker):
         )
 
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
-        """Hands a step to SwanLab, each sample as a text."""
+        """Passes a step to SwanLab, each sample as a text."""
         values: dict[str, Any] = dict(metrics)
         if samples:
             values["samples"] = [swanlab.Text(_text(row)) for row in samples]
@@ -40,7 +40,7 @@ class SwanlabTracker(Tracker):
         self._run.log({"report": swanlab.Image(str(report))}, step=step)
 
     def close(self, *, has_failed: bool) -> None:  # noqa: ARG002
-        """Waits until all is uploaded, or offline written."""
+        """Waits until everything is uploaded, or written if SwanLab is offline."""
         self._run.finish()
 
 

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in `<run.dir>/tensorboard`."""
+"""The tracker TensorBoard: event files in `<run.dir>/tensorboard`."""
 
 import itertools
 import os
@@ -19,14 +19,14 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from controller.tracking.step_file import SAMPLE_COLUMNS
 from controller.tracking.trackers.protocol import Run, Tracker
 
-_NUMBERS = itertools.count()  # event files of this process
+_NUMBERS = itertools.count()  # the event files of this process
 
 
 class TensorBoardTracker(Tracker):
-    """Scalars, samples as a table, the report as an image, by TensorBoard's own writer: tensorboardX loads torch."""
+    """Scalars, samples as a table, the report as an image, by TensorBoard's own writer: tensorboardX would load torch."""
 
     def __init__(self, run: Run, sent_step: int) -> None:
-        """Opens a new event file beside those of earlier starts; readers drop what these hold of later steps."""
+        """Opens a new event file beside those of earlier starts; readers drop the steps after `sent_step` in these."""
         folder = run.folder / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
@@ -48,7 +48,7 @@ class TensorBoardTracker(Tracker):
     def log_report(self, step: int, report: Path) -> None:
         """Writes the report as an image."""
         png = report.read_bytes()
-        width, height = struct.unpack(">II", png[16:24])  # of the PNG's first chunk
+        width, height = struct.unpack(">II", png[16:24])  # the first chunk of a PNG has its size
         image = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=4)
         self._write(step=step, summary=Summary(value=[Summary.Value(tag="report", image=image)]))
 

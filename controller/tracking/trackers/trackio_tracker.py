@@ -1,4 +1,4 @@
-"""trackio: a database on this machine, or the server that `TRACKIO_SERVER_URL` or `TRACKIO_SPACE_ID` names."""
+"""The tracker trackio: a local database, or the server that `TRACKIO_SERVER_URL` or `TRACKIO_SPACE_ID` names."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from controller.tracking.trackers.protocol import Run, Tracker
 
 
 class TrackioTracker(Tracker):
-    """One trackio run over all starts. Runs are known by their name there, so it bears the beginning of our id."""
+    """One trackio run over all starts. trackio identifies runs by name; the name has the beginning of the run id."""
 
     def __init__(self, run: Run) -> None:
-        """Begins the run, or goes on with it."""
+        """Starts the run, or continues it."""
         name = f"{run.name}-{run.id[:8]}"
         is_remote = os.environ.get("TRACKIO_SERVER_URL") or os.environ.get("TRACKIO_SPACE_ID")
         if not is_remote:
@@ -33,7 +33,7 @@ class TrackioTracker(Tracker):
         )
 
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
-        """Hands a step to trackio, which writes it in the background."""
+        """Passes a step to trackio, which writes it in the background."""
         values: dict[str, Any] = dict(metrics)
         if samples:
             rows = [[*map(str, row[:-1]), row[-1]] for row in samples]
@@ -45,5 +45,5 @@ class TrackioTracker(Tracker):
         self._run.log({"report": trackio.Image(str(report))}, step=step)
 
     def close(self, *, has_failed: bool) -> None:  # noqa: ARG002
-        """Waits until all is written."""
+        """Waits until everything is written."""
         self._run.finish()

@@ -1,4 +1,4 @@
-"""Weights & Biases, online or offline, as its own variables and login say (`WANDB_MODE`, `WANDB_API_KEY`, ...)."""
+"""The tracker Weights & Biases, online or offline, by its own variables and login (`WANDB_MODE`, `WANDB_API_KEY`)."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ class WandbTracker(Tracker):
     """One W&B run over all starts; offline each start leaves a folder in `<run.dir>/wandb`, for `wandb sync`."""
 
     def __init__(self, run: Run) -> None:
-        """Begins the W&B run, or goes on with it; raises where its server does not answer."""
+        """Starts the W&B run, or continues it; an error if its server does not answer."""
         settings = wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True)
         self._run = wandb.init(
             project=run.project,
@@ -33,7 +33,7 @@ class WandbTracker(Tracker):
         self.last_step = None if self._run.offline or self._run.disabled else self._run.starting_step - 1
 
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
-        """Hands a step to W&B, which takes more for it until the next one, and does not wait for its server."""
+        """Passes a step to W&B without a wait for its server. W&B takes more for the step until the next step."""
         self._run.log(dict(metrics), step=step)
         if samples:
             rows = [[*map(str, row[:-1]), row[-1]] for row in samples]
@@ -44,12 +44,12 @@ class WandbTracker(Tracker):
         self._add(step, "report", lambda: wandb.Image(str(report)))
 
     def _add(self, step: int, name: str, make: Callable[[], Any]) -> None:
-        """Adds a table or an image to a step; one that the server does not take is left out, and told of."""
+        """Adds a table or an image to a step. If the server does not take it, a warning is logged."""
         try:
             self._run.log({name: make()}, step=step)
-        except Exception as error:  # noqa: BLE001 - of the client's own kinds
+        except Exception as error:  # noqa: BLE001 - an error type of the client
             log.warning("tracker wandb has no %s of step %d: %s", name, step, reason_of(error))
 
     def close(self, *, has_failed: bool) -> None:
-        """Waits until all is uploaded, or offline written."""
+        """Waits until everything is uploaded, or written if W&B is offline."""
         self._run.finish(exit_code=int(has_failed))
