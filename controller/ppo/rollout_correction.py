@@ -149,15 +149,11 @@ def _statistic(rejection: Rejection, d_BT: Float64s, mask_BT: Mask) -> Float64s:
     """Returns [B, T], the statistic of a criterion. Each token has the statistic of its response."""
     d_BT = d_BT if rejection.estimate == "k1" else clamp_log_ratio(d_BT)
     estimate_BT = np.where(mask_BT, KL_ESTIMATORS[rejection.estimate](d_BT), 0.0)
-    match rejection.over:
-        case "token":
-            return estimate_BT
-        case "seq_sum":
-            statistic_B = estimate_BT.sum(axis=1)
-        case "seq_mean":
-            statistic_B = estimate_BT.sum(axis=1) / np.maximum(mask_BT.sum(axis=1), 1)
-        case _:
-            statistic_B = estimate_BT.max(axis=1)
+    if rejection.over == "token":
+        return estimate_BT
+    statistic_B = estimate_BT.max(axis=1) if rejection.over == "seq_max" else estimate_BT.sum(axis=1)
+    if rejection.over == "seq_mean":
+        statistic_B /= np.maximum(mask_BT.sum(axis=1), 1)
     return np.broadcast_to(statistic_B[:, None], mask_BT.shape)
 
 

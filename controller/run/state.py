@@ -62,7 +62,6 @@ class RunState(BaseModel):
         `num_draws` batches of prompts were drawn for the step.
         """
         config, experience, entropy = config.at_step(self.step), record.experience, record.entropy
-        assert experience is not None
         entropy_coeff, adaptive = self.entropy_coeff, config.algorithm.adaptive_entropy
         if adaptive.enable:
             coeff = config.actor.entropy_coeff if entropy_coeff is None else entropy_coeff

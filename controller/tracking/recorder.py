@@ -146,7 +146,6 @@ class Recorder:
             "recovery/num_repeated_steps": float(self._num_repeated_steps),
         }
         tracking, scores = self._config.tracking, record.scores
-        assert scores is not None
         self._previous_spans = record.spans
         is_sampled = tracking.sample_freq > 0 and record.step % tracking.sample_freq == 0
         samples = self._samples_of(scores) if is_sampled else []

@@ -39,6 +39,7 @@ class StepRecord:
         metrics: the metrics that the services reported.
         timings_s: seconds per phase, measured by the controller, or by an engine for its own work.
         spans: the work of all pools for the step.
+        scores, experience: there as soon as the step has them.
         traffic: bytes moved for the step; before the step has ended, those moved before it.
     """
 
@@ -49,8 +50,8 @@ class StepRecord:
     metrics: dict[str, float] = field(default_factory=dict)
     timings_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     spans: list[Span] = field(default_factory=list)
-    scores: Scores | None = None
-    experience: Experience | None = None
+    scores: Scores = field(init=False, repr=False)
+    experience: Experience = field(init=False, repr=False)
     validation: ValidationResult | None = None
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -67,7 +68,6 @@ class StepRecord:
     @cached_property
     def learning(self) -> dict[str, float]:
         """The metrics critic/... of the experience. They take passes over every token, while the engines work."""
-        assert self.experience is not None
         return learning_metrics(self.experience)
 
     @contextmanager
@@ -98,8 +98,6 @@ class StepRecord:
 def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> dict[str, float]:
     """Returns all metrics of a closed step whose updates are done; `spans` has all spans since the step began."""
     experience, scores = record.experience, record.scores
-    assert experience is not None
-    assert scores is not None
     extra, failures = scores.extra_columns, Counter(scores.failures)
     prompt_lengths, response_lengths = (experience.batch[name].lengths for name in ("prompts", "responses"))
     num_ranks = {role: config.services.of(role).num_processes for role in config.roles}

@@ -46,8 +46,7 @@ class ActorClient(WorkerClient):
             check_policy(part.policy_version)
             on_part(part.part)
 
-        num_parts = num_parts if num_parts > 1 else 0
-        request = actor_pb2.GenerateRequest(slot=slot, sampling=sampling, num_parts=num_parts)
+        request = actor_pb2.GenerateRequest(slot=slot, sampling=sampling, num_parts=num_parts if num_parts > 1 else 0)
         reply = await self._command("Generate", request, base_step, on_part=on_ready)
         check_policy(reply.result.policy_version)
         return reply

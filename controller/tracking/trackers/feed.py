@@ -11,12 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
 
 from controller.tracking.step_file import METRICS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE
-from controller.tracking.trackers.cursor import Cursor
 from controller.tracking.trackers.protocol import Run, Tracker, reason_of
 from controller.tracking.trackers.step_reader import StepReader
+from splitppo.atomic_write import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,39 @@ MAX_ENDING_PAUSE_S = 2.0  # at the end of the run, a server that comes back must
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a later attempt would fail, too
 
 Connect = Callable[[str, Run, int], Tracker]
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """The position of one tracker; immutable. A move is on disk when `moved` returns.
+
+    Attributes:
+        path: the file of the position.
+        step: the last step that was sent, -1 if none.
+        inode: the inode of the metrics.jsonl that the step was read from.
+        report: sha256 of the last report.png that was sent.
+    """
+
+    path: Path
+    step: int = -1
+    inode: int = 0
+    report: str = ""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Returns the position in the file; the start if there is no file, or it cannot be read."""
+        try:
+            return cls(path, **json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return cls(path)
+
+    def moved(self, **changes: Any) -> Self:
+        """Returns the position with `changes`, after it is stored."""
+        moved = replace(self, **changes)
+        fields = asdict(moved)
+        del fields["path"]
+        write_atomically(self.path, json.dumps(fields) + "\n")
+        return moved
 
 
 class Feed:

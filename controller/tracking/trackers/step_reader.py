@@ -43,18 +43,16 @@ class StepReader:
             return None
         while (line := self._file.readline()).endswith(b"\n"):
             self._number += 1
-            if line.strip():
-                return self._parsed(line)
+            if not line.strip():
+                continue
+            place = f"{self._path}, line {self._number}"
+            try:
+                return check_step(json_object(line, place), place)
+            except ValueError:
+                self.close()
+                raise
         self._file.seek(-len(line), os.SEEK_CUR)
         return None
-
-    def _parsed(self, line: bytes) -> dict[str, Any]:
-        place = f"{self._path}, line {self._number}"
-        try:
-            return check_step(json_object(line, place), place)
-        except ValueError:
-            self.close()
-            raise
 
     def _reopened(self) -> bool:
         """Opens the file if another file has taken the place of the open one; returns True then."""

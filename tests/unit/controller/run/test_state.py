@@ -29,7 +29,9 @@ def experience(kl: float | None) -> Experience:
 def record(done: Experience, step_s: float = 1.0, entropy: float | None = None) -> StepRecord:
     """A step that took `step_s` seconds."""
     metrics = {} if entropy is None else {"actor/entropy": entropy}
-    return StepRecord(1, 0.0, step_s, experience=done, metrics=metrics)
+    step = StepRecord(1, 0.0, step_s, metrics=metrics)
+    step.experience = done
+    return step
 
 
 def validation(accuracy: float, **by_source: float) -> ValidationResult:
