@@ -25,6 +25,7 @@ from splitppo.config import Config, ConfigError, dump_config
 from splitppo.config.keys import may_change
 from splitppo.config.load import validate, with_renamed_keys
 from splitppo.config.resolve import resolve_run
+from splitppo.file_lock import try_lock
 from splitppo.machine.cores import permitted_cores
 
 NONCE_PREFIX = "nonce-"
@@ -67,26 +68,20 @@ def is_held(run_dir: Path) -> bool:
     """Returns True if a controller holds the folder now. A controller that starts meanwhile waits for the answer."""
     try:
         with (run_dir / _LOCK_FILE).open() as lock_file:
-            fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # nobody ever held it
+            return not try_lock(lock_file, shared=True)
+    except OSError:  # no controller has ever held the folder
         return False
-    return False
 
 
-def _hold(lock_file: TextIO) -> None:
-    """Takes the lock of a controller, after a call of `is_held` has ended; BlockingIOError if a controller has it."""
+def _hold(lock_file: TextIO) -> bool:
+    """Takes the lock of a controller, after calls of `is_held` have ended; returns False if a controller has it."""
     deadline = time.monotonic() + _MAX_QUESTION_S
-    while True:
-        try:
-            return fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-        fcntl.flock(lock_file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # BlockingIOError beside a controller
+    while not try_lock(lock_file):
+        if time.monotonic() > deadline or not try_lock(lock_file, shared=True):  # a controller excludes also this lock
+            return False
         fcntl.flock(lock_file, fcntl.LOCK_UN)
         time.sleep(_POLL_INTERVAL_S)
+    return True
 
 
 class RunFolder:
@@ -115,10 +110,8 @@ class RunFolder:
             for folder in ("logs", "services", "checkpoints"):
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
             lock_file = lock.enter_context((self.path / _LOCK_FILE).open("a+"))
-            try:
-                _hold(lock_file)
-            except BlockingIOError:
-                raise ConfigError(f"run.dir: another controller is running in {self.path}") from None
+            if not _hold(lock_file):
+                raise ConfigError(f"run.dir: another controller is running in {self.path}")
             self._check_config()
             self.lease = self._take_lease()
             self.checkpoints.run_id = self.lease.run_id

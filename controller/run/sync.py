@@ -1,6 +1,5 @@
 """`python -m controller sync RUN_DIR`: sends trackers the steps that they lack, after the run has ended."""
 
-import fcntl
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from controller.run.folder import read_epoch
 from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
 from controller.tracking.trackers.process import check_trackers, run_of, start
 from splitppo.config import ConfigError, load_config
+from splitppo.file_lock import try_lock
 from splitppo.machine.process_tree import kill_tree
 
 
@@ -34,7 +34,10 @@ def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
     check_trackers(config.tracking)
     for name in (METRICS_FILE, SAMPLES_FILE):
         read_metrics(run_dir / name)
-    _refuse_live(run_dir)
+    (run_dir / "trackers").mkdir(exist_ok=True)
+    with (run_dir / "trackers" / "lock").open("a") as lock:
+        if not try_lock(lock):
+            raise ConfigError(f"{run_dir}: its trackers are being fed by another process")
     process = start(config.tracking, run_of(config, run_dir, read_epoch(record)[0]), output=None)
     try:
         process.communicate()
@@ -42,12 +45,3 @@ def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
         kill_tree(process.pid)
         raise
     return None if process.returncode else f"{run_dir}: {', '.join(config.tracking.trackers)} lack nothing"
-
-
-def _refuse_live(run_dir: Path) -> None:
-    (run_dir / "trackers").mkdir(exist_ok=True)
-    with (run_dir / "trackers" / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{run_dir}: its trackers are being fed by another process") from None

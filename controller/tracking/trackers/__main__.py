@@ -22,6 +22,7 @@ from controller.tracking.trackers.checks import problem
 from controller.tracking.trackers.feed import Feed
 from controller.tracking.trackers.protocol import Run
 from rewards.code.tree import children_of
+from splitppo.file_lock import try_lock
 
 log = logging.getLogger("controller.tracking.trackers")
 
@@ -53,9 +54,7 @@ def feed(run: Run, names: Sequence[str], flush_timeout_s: float) -> int:
         deadline_s = time.monotonic() + flush_timeout_s
         for thread in threads:
             thread.join(max(deadline_s - time.monotonic(), 0.0))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             log.warning("another process is feeding the trackers of %s", folder)
             return 1
     if late := ", ".join(tracker.name for tracker in feeds if not tracker.is_done):

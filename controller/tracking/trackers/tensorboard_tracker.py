@@ -23,7 +23,7 @@ _NUMBERS = itertools.count()  # the event files of this process
 
 
 class TensorBoardTracker(Tracker):
-    """Scalars, a table of samples, the report as an image. The writer is TensorBoard's: tensorboardX would load torch."""
+    """Scalars, a table of samples, and the report, by TensorBoard's own writer, because tensorboardX loads torch."""
 
     def __init__(self, run: Run, sent_step: int) -> None:
         """Opens a new event file beside those of earlier starts; readers drop the steps after `sent_step` in these."""
