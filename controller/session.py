@@ -27,7 +27,6 @@ from controller.tracking.summary import Summary, WeightsDigests
 from controller.tracking.trackers.process import TrackerProcess
 from controller.trainer import Trainer
 from controller.validation.evaluation import Evaluator
-from controller.workers.client import Caller
 from controller.workers.concurrency import run_watched
 from controller.workers.launcher import GroupFailed
 from controller.workers.recovery import RestartBudget
@@ -65,8 +64,7 @@ class Session:
         self._outcome = RunOutcome(folder, self._display)
         log_to(folder.path, self._display)
         log.info("run %s, epoch %d", folder.lease.run_id, folder.lease.epoch, extra=FILE_ONLY)
-        caller = Caller(folder.lease.run_id, folder.lease.epoch, nonce=folder.lease.nonce)
-        self._groups = WorkerGroups(config, folder.config_file, caller, self._on_progress)
+        self._groups = WorkerGroups(config, folder.config_file, folder.lease, self._on_progress)
         self._trackers = TrackerProcess(config, folder.path, folder.lease.run_id)
         self._recorder = Recorder(config, folder.path, self._display, on_line=self._trackers.wake)
         self._trainer: Trainer | None = None

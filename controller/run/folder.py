@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -19,7 +18,7 @@ import yaml
 
 from controller.run.checkpoint_store import CheckpointStore
 from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
-from controller.workers.client import WorkerClient
+from controller.workers.client import Caller, WorkerClient
 from splitppo.atomic_write import write_atomically
 from splitppo.config import Config, ConfigError, dump_config
 from splitppo.config.keys import may_change
@@ -34,15 +33,6 @@ _LOCK_FILE = "controller.lock"
 _MAX_QUESTION_S = 5.0
 _POLL_INTERVAL_S = 0.01
 _MAX_EPOCH = 2**63 - 1  # on the wire
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The names under which one start of a controller owns the folder."""
-
-    run_id: str
-    epoch: int
-    nonce: str
 
 
 def read_epoch(record: Path) -> tuple[str, int]:
@@ -102,7 +92,7 @@ class RunFolder:
         self.config = config
         self.changes: list[str] = []
         self._config_before = b""
-        self.lease = Lease("", 0, "")
+        self.lease = Caller("", 0)
         self._lock = ExitStack()
 
     def __enter__(self) -> Self:
@@ -188,15 +178,15 @@ class RunFolder:
             raise ConfigError(f"run.dir: {self.config_file} is no configuration: expected a mapping, got {stored!r}")
         return with_renamed_keys(stored)
 
-    def _take_lease(self) -> Lease:
-        """Returns the lease of this start, with the epoch raised by 1. The run id is made once per folder."""
+    def _take_lease(self) -> Caller:
+        """Returns the names of this start, with the epoch raised by 1. The run id is made once per folder."""
         record = self.path / "controller.epoch"
         run_id, epoch = secrets.token_hex(8), 0
         if record.exists():
             run_id, epoch = read_epoch(record)
         for left_by_a_crash in self.path.glob(f"{NONCE_PREFIX}*"):
             left_by_a_crash.unlink()
-        lease = Lease(run_id, epoch + 1, f"{NONCE_PREFIX}{secrets.token_hex(8)}")
+        lease = Caller(run_id, epoch + 1, nonce=f"{NONCE_PREFIX}{secrets.token_hex(8)}")
         write_atomically(record, json.dumps({"run_id": lease.run_id, "epoch": lease.epoch}))
         write_atomically(self.path / lease.nonce, "")
         return lease

@@ -42,11 +42,6 @@ class Scorer:
     stop: Sequence[str] = ()
 
     @property
-    def scored_sources(self) -> frozenset[str]:
-        """The data sources that have a reward function."""
-        return self.manager.data_sources
-
-    @property
     def max_reward_length(self) -> int | None:
         """The length in tokens of the longest row that the reward model reads; None: no limit, or no reward model."""
         return None if self.reward_tokenizer is None else self.reward_tokenizer.max_length
@@ -78,7 +73,7 @@ class Scorer:
             )
             for row, prompt, ids, response in zip(prompts.rows, prompts.texts, responses, texts, strict=True)
         ]
-        has_scorer_B = np.array([row.data_source in self.scored_sources for row in prompts.rows], np.bool_)
+        has_scorer_B = np.array([row.data_source in self.manager.data_sources for row in prompts.rows], np.bool_)
         scored = iter(await self.manager.score(list(compress(samples, has_scorer_B)), num_examine=num_examine))
         results = [next(scored) if has_scorer else Scored(0.0) for has_scorer in has_scorer_B]
         scores_B = np.array([result.total for result in results], np.float32)

@@ -83,9 +83,8 @@ class KeptRollouts:
 
     async def generate(self) -> Batch:
         """Puts the rollouts into the slot in which the actor leaves rollouts without dynamic sampling."""
-        columns = self._rollouts.select(("prompts", "responses", "rollout_log_probs", "seeds"))
         with self._step.record.timed("gen"):
-            await self._step.workers.actor.put_batch(self.slot, columns)
+            await self._step.workers.actor.put_batch(self.slot, self._rollouts)
         self.on_actor.set()
         return self._rollouts.select(("prompts", "responses"))
 

@@ -32,21 +32,23 @@ class SampledRollouts:
         step: StepContext,
         prompts: PromptBatch,
         slot: Slot,
-        sampling: SamplingParams,
         *,
-        num_samples: int,
         num_parts: int = 1,
         earlier: NDArray[np.int64] = NO_ROWS,
         columns: Sequence[str] = ("responses",),
-        timing: str = "gen",
+        is_greedy: bool = False,
     ) -> None:
-        """Takes `earlier` for `PromptBatch.to_batch`, the `columns` to fetch, and the name of the timing."""
+        """Takes `earlier` for `PromptBatch.to_batch`, and the `columns` to fetch. One sample per prompt if greedy."""
         self._actor, self._record = step.workers.actor, step.record
+        sampling, num_samples = sampling_params(step.config.rollout, step.config.data), step.config.rollout.n
+        if is_greedy:
+            num_samples, limit = 1, sampling.max_response_length
+            sampling = SamplingParams(temperature=0.0, top_p=1.0, max_response_length=limit)
         self._seeded = prompts.to_batch(step.config.run.seed, step.number, num_samples, earlier=earlier)
         self._asked = prompts.repeated(num_samples)
         self._sampling = sampling
         self._columns = columns
-        self._timing = timing
+        self._timing = "gen_max" if is_greedy else "gen"
         self.slot, self.prompts = slot, prompts
         self.scores: Scores | None = None
         self.on_actor = asyncio.Event()
@@ -60,10 +62,9 @@ class SampledRollouts:
     @classmethod
     def of_step(cls, step: StepContext, prompts: PromptBatch) -> Self:
         """Returns the responses to the prompts of a step: `rollout.n` per prompt, in `rollout.stream_groups` parts."""
-        config, slot = step.config, Slot(kind=SLOT_KIND_EXPERIENCE, step=step.number)
-        rollout, sampling = config.rollout, sampling_params(config.rollout, config.data)
-        assert rollout.stream_groups != "auto", "load resolves it"
-        return cls(step, prompts, slot, sampling, num_samples=rollout.n, num_parts=rollout.stream_groups)
+        num_parts = step.config.rollout.stream_groups
+        assert num_parts != "auto", "load resolves it"
+        return cls(step, prompts, Slot(kind=SLOT_KIND_EXPERIENCE, step=step.number), num_parts=num_parts)
 
     @classmethod
     def of_candidates(
@@ -73,17 +74,13 @@ class SampledRollouts:
 
         `earlier` are the row indices of the step's earlier generations. A prompt that is among them gets other seeds.
         """
-        config, slot = step.config, Slot(kind=SLOT_KIND_CANDIDATES, step=step.number, part=generation)
-        sampling, columns = sampling_params(config.rollout, config.data), ("responses", "rollout_log_probs", "seeds")
-        num_samples = config.rollout.n
-        return cls(step, prompts, slot, sampling, num_samples=num_samples, earlier=earlier, columns=columns)
+        slot = Slot(kind=SLOT_KIND_CANDIDATES, step=step.number, part=generation)
+        return cls(step, prompts, slot, earlier=earlier, columns=("responses", "rollout_log_probs", "seeds"))
 
     @classmethod
     def greedy(cls, step: StepContext, prompts: PromptBatch) -> Self:
         """Returns the greedy response to each prompt of a step, which always has the most likely token."""
-        slot, length = Slot(kind=SLOT_KIND_GREEDY, step=step.number), step.config.data.max_response_length
-        sampling = SamplingParams(temperature=0.0, top_p=1.0, max_response_length=length)
-        return cls(step, prompts, slot, sampling, num_samples=1, timing="gen_max")
+        return cls(step, prompts, Slot(kind=SLOT_KIND_GREEDY, step=step.number), is_greedy=True)
 
     async def generate(self) -> Batch:
         """Samples the responses; returns prompts and the columns, ordered by prompt, then sample."""

@@ -72,10 +72,11 @@ _MOVES_THE_STEP = ("Update", "LoadCheckpoint")
 
 @dataclass(frozen=True)
 class Caller:
-    """The names with which a client introduces the controller to a worker.
+    """One start of a controller, as its clients introduce it to workers.
 
     Attributes:
-        epoch: the controller's fencing token.
+        run_id: the id of the run.
+        epoch: the number of this start, which is the fencing token.
         config_digest: the digest of the sections that shape the worker (splitppo/config/worker_digest.py).
         nonce: the name of a file in the run folder that the worker must see.
         connection: the number of the controller's connection. Over a new connection, the same step is another command.

@@ -366,10 +366,6 @@ class FakeScorer(Scorer):
         self._turn = asyncio.Lock()
 
     @property
-    def scored_sources(self) -> frozenset[str]:
-        return frozenset("a")
-
-    @property
     def max_reward_length(self) -> int | None:
         return MAX_REWARD_LENGTH
 
@@ -383,7 +379,7 @@ class FakeScorer(Scorer):
         self._num_calls += 1
         self.examined.append(num_examine)
         rows, lengths_B = prompts.rows, rollouts["responses"].lengths.astype(np.float32)
-        has_scorer_B = np.array([row.data_source in self.scored_sources for row in rows])
+        has_scorer_B = np.array([row.data_source == "a" for row in rows])
         scores = Scores.of(
             np.where(has_scorer_B, lengths_B, np.float32(0.0)),
             rule_scores=np.where(has_scorer_B, lengths_B, np.float32(np.nan)),
