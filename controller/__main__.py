@@ -9,7 +9,6 @@
 import argparse
 import asyncio
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 _NO_PACKAGE = "error: {} has no package {}: `make setup` makes an environment, `. .venv/bin/activate` enters it\n"
@@ -37,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments and (command := commands.get(arguments[0])):
             return command(arguments[1:])
         if arguments and not arguments[0].startswith("-") and "=" not in arguments[0]:
-            raise ConfigError(_unknown_command(arguments[0], commands))
+            expected = f"expected one of {', '.join(commands)}, or --config FILE for a run"
+            raise ConfigError(f"unknown command {arguments[0]!r}: {expected}{did_you_mean(arguments[0], commands)}")
         return _run(arguments)
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -47,11 +47,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-
-
-def _unknown_command(name: str, commands: Iterable[str]) -> str:
-    expected = f"expected one of {', '.join(commands)}, or --config FILE for a run"
-    return f"unknown command {name!r}: {expected}{did_you_mean(name, commands)}"
 
 
 def _parser(command: str, description: str) -> argparse.ArgumentParser:

@@ -92,7 +92,7 @@ class Trainer:
         """Returns the experience that the updates learn from. Each call starts as soon as its input has arrived."""
         rollouts, greedy, old, ref, values, scores = await run_calls(
             self.schedule,
-            calls.generate,  # hands on the responses that have ended, part by part
+            calls.rollouts.generate,  # hands on the responses that have ended, part by part
             calls.greedy_scores,  # actor and reward processes, where they are the baseline (ReMax)
             calls.old_log_probs,  # actor, where the update cannot have them itself
             calls.ref_log_probs,  # whichever group hosts the reference

@@ -20,7 +20,7 @@ from splitppo.batch import Batch
 
 
 class StepCalls:
-    """The calls of one step, in the order of the dataflow.
+    """The calls of one step, in the order of the dataflow. The first call is `rollouts.generate`.
 
     All calls can be started together: a call that needs rollouts waits for them. The other groups compute for each part
     of the rollouts. The actor generates the rollouts, and computes for all of them together. Every call returns its
@@ -42,10 +42,6 @@ class StepCalls:
         self._sampled_last: PendingRollouts = self._greedy or rollouts
         self._critic_rows = RowsSentOnce()
         self._actor_has_columns = asyncio.Event()  # the critic's are sent afterwards, while the actor works
-
-    async def generate(self) -> Batch:
-        """Returns prompts and responses from the actor, n per prompt, ordered by prompt, then sample."""
-        return await self.rollouts.generate()
 
     async def greedy_scores(self) -> Float32s | None:
         """Returns the score of a greedy response to each prompt, [P], without any penalty for its length.

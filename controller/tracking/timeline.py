@@ -24,7 +24,6 @@ _PROCESSES = [
     for pid, pool in enumerate(POOLS, start=1)
     for key, value in (("name", pool), ("sort_index", pid))
 ]
-_HEAD = "[\n"
 _TAIL = "\n]"
 # The number of spans that are remembered per line of the timeline: enough for spans that come some steps late.
 _REMEMBERED_SPANS = 256
@@ -38,7 +37,7 @@ class Trace:
         self._path = path
         self._lanes: dict[str, list[list[tuple[float, float]]]] = defaultdict(list)
         events = [*_PROCESSES, *(self._event(span) for span in read_trace(path) if span.step <= restored_step)]
-        write_atomically(path, _HEAD + ",\n".join(map(json.dumps, events)) + _TAIL)
+        write_atomically(path, "[\n" + ",\n".join(map(json.dumps, events)) + _TAIL)
 
     def add(self, spans: Sequence[Span]) -> None:
         """Appends spans, in one write."""
