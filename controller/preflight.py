@@ -162,7 +162,7 @@ def check_validation_metrics(config: Config, data_sources: frozenset[str]) -> No
         sources = ", ".join(sorted(data_sources)) or "none"
         sections = [f"{section}/{source}/" for section in ("val-core", "val-aux") for source in data_sources]
         if metric != "val/accuracy" and not metric.startswith(tuple(sections)):
-            raise ConfigError(f"{key}: {metric!r} is of no data_source of the validation prompts; they have {sources}")
+            raise ConfigError(f"{key}: no validation prompt has the data_source of {metric!r}; they have {sources}")
         if not data_sources:
             raise ConfigError(f"{key}: nothing is validated, no validation prompt has a reward function")
         number = re.search(r"@(\d+)(/|$)", metric)
@@ -186,7 +186,7 @@ def _with_functions(val_prompts: PromptBatch, config: Config) -> PromptBatch | N
     judged = scored_sources(config.reward, val_prompts.data_sources)
     if without := sorted(val_prompts.data_sources - judged):
         log.warning(
-            "validation is by reward functions, and data_source %s has none: its prompts are left out of it",
+            "only reward functions validate, and data_source %s has none: its validation prompts are left out",
             ", ".join(without),
         )
     places = np.flatnonzero([row.data_source in judged for row in val_prompts.rows])

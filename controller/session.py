@@ -154,8 +154,8 @@ class Session:
             log.info("%s", state.stagnation.reason)
         limits = [f"run.{key}" for key in _LIMITS if getattr(self._folder.config.run, key) is not None]
         log.info(
-            "the run in %s was completed with step %d, nothing is left to do: it goes on with a larger %s,"
-            " evaluation.val_only=true validates it, and another run.dir begins a new run",
+            "the run in %s was completed with step %d, nothing is left to do: a larger %s continues it,"
+            " evaluation.val_only=true validates it, and another run.dir starts a new run",
             *(self._folder.path, state.step),
             "evaluation.early_stop.patience" if has_stagnated else " or ".join(limits),
         )

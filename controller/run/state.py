@@ -24,20 +24,20 @@ class RunState(BaseModel):
     entropy_coeff: float | None = Field(
         None, description="weight that adaptive entropy control has come to; null: actor.entropy_coeff"
     )
-    entropy: float | None = Field(None, description="per token, in the latest update of the actor, nats")
-    validation_before: Accuracy | None = Field(None, description="of the initial policy (step 0)")
-    validation_after: Accuracy | None = Field(None, description="the latest, at step validated_step")
+    entropy: float | None = Field(None, description="of the policy in the actor's latest update, nats per token")
+    validation_before: Accuracy | None = Field(None, description="accuracy of the initial policy (step 0)")
+    validation_after: Accuracy | None = Field(None, description="latest accuracy, at step validated_step")
     validated_step: int = Field(-1, description="step of validation_after")
     validation_sampling: Mapping[str, float] | None = Field(
-        None, description="keys of `evaluation` by which the responses of both validations were drawn; null: not known"
+        None, description="keys of `evaluation` by which validation responses were drawn; null: an older version"
     )
     train_s: float = Field(0.0, description="seconds in steps, without validation and checkpoints")
     tokens: int = Field(0, description="prompt and response tokens trained")
     refills: int = Field(0, ge=0, description="batches of prompts drawn beyond one per step, by dynamic sampling")
-    running: RunningMoments = Field(RunningMoments(), description="of what is normalised over the run")
-    sampler: Mapping[str, Any] | None = Field(None, description="position of a user's sampler; of no other prompts")
-    best: Best | None = Field(None, description="by checkpoint.best_metric")
-    stagnation: Stagnation | None = Field(None, description="by evaluation.early_stop")
+    running: RunningMoments = Field(RunningMoments(), description="statistics of normalised scores and returns")
+    sampler: Mapping[str, Any] | None = Field(None, description="position of a user's sampler; null for other prompts")
+    best: Best | None = Field(None, description="best validation by checkpoint.best_metric")
+    stagnation: Stagnation | None = Field(None, description="validations without progress, by evaluation.early_stop")
 
     @classmethod
     def initial(cls, config: Config) -> Self:

@@ -44,4 +44,4 @@ def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
     except KeyboardInterrupt:
         kill_tree(process.pid)
         raise
-    return None if process.returncode else f"{run_dir}: {', '.join(config.tracking.trackers)} lack nothing"
+    return None if process.returncode else f"{run_dir}: {', '.join(config.tracking.trackers)} have everything"

@@ -40,7 +40,7 @@ class LogProbCheck:
         if not largest <= allowed:
             raise RolloutMismatch(
                 f"step {step}: {diff} on the same tokens, allowed are {allowed:g}"
-                " (rollout.max_log_prob_diff): the rollout backend does not hold the trainer's weights, or computes"
-                " them differently"
+                " (rollout.max_log_prob_diff): the rollout backend has other weights than the trainer, or computes"
+                " log-probs differently"
             )
         log.info("step %d: %s, allowed are %g", step, diff, allowed, extra=FILE_ONLY)

@@ -193,8 +193,8 @@ def _price_of_a_loss(config: Config, step: int) -> str:
     save_freq = config.checkpoint.save_freq
     first = step + save_freq - step % save_freq if save_freq > 0 else None
     if first is None or first >= config.last_step:
-        return f"checkpoint.save_freq is {save_freq}: a group that is lost starts again at step {step}"
-    return f"every {save_freq} steps: a group that is lost costs up to that many (checkpoint.save_freq)"
+        return f"checkpoint.save_freq is {save_freq}: after the loss of a group the run starts again at step {step}"
+    return f"every {save_freq} steps (checkpoint.save_freq): the loss of a group costs up to {save_freq} steps"
 
 
 def _result_rows(summary: Summary) -> list[tuple[str, str, str, str]]:

@@ -54,7 +54,7 @@ class WeightsDigests(_Part):
 class ThisStart(_Part):
     """The part of the run in one controller process."""
 
-    resumed_at_step: int = Field(ge=0, description="step that it went on from; 0: the initial models")
+    resumed_at_step: int = Field(ge=0, description="step from which the process went on; 0: the initial models")
     wall_s: float = Field(ge=0.0, description="seconds, start to exit")
 
 
@@ -65,12 +65,12 @@ class Summary(_Part):
     validation: Validation = Field(default_factory=Validation)
     train_s: float = Field(ge=0.0, description="seconds in steps, without validation and checkpoints")
     tokens: int = Field(ge=0, description="prompt and response tokens trained on")
-    overlap: Overlap | None = Field(None, description="null where no step ran with both roles")
+    overlap: Overlap | None = Field(None, description="null if no step updated both roles")
     this_start: ThisStart
     weights_sha256: WeightsDigests = Field(default_factory=WeightsDigests)
     exit_reason: ExitReason
     finished: bool = Field(False, description="true once the run has done its last step")
-    stopped_early: bool = Field(False, description="by evaluation.early_stop")
+    stopped_early: bool = Field(False, description="true if evaluation.early_stop has ended the run")
     best: Best | None = Field(
         None, description="the best validation, whose checkpoint is kept; null without best_metric"
     )

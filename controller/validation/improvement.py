@@ -18,7 +18,7 @@ class Best(BaseModel):
     metric: str
     mode: MetricMode
     step: int = Field(ge=1)
-    value: float = Field(description="of the metric, at that step")
+    value: float = Field(description="value of the metric at that step")
 
     @classmethod
     def after(
@@ -42,8 +42,8 @@ class Stagnation(BaseModel):
 
     metric: str
     mode: MetricMode
-    best: float | None = Field(None, description="null before the first finite value")
-    num_validations: int = Field(0, ge=0, description="in a row, since the best one")
+    best: float | None = Field(None, description="best value; null before the first finite one")
+    num_validations: int = Field(0, ge=0, description="validations in a row since the best one")
 
     @classmethod
     def after(cls, before: Self | None, config: EarlyStopConfig, metrics: Mapping[str, float]) -> Self | None:

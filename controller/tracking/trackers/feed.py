@@ -166,6 +166,6 @@ class Feed:
         self._tracker = None
         if not self._is_failing:
             self._is_failing = True
-            sentence = "tracker %s: %s; the run goes on, and what it lacks is sent later"
+            sentence = "tracker %s: %s; the run goes on, and missing steps are sent later"
             log.warning(sentence, self.name, reason_of(error))
             log.debug("tracker %s", self.name, exc_info=error)

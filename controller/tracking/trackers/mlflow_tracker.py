@@ -79,7 +79,7 @@ class MlflowTracker(Tracker):
         except Exception as error:  # noqa: BLE001 - an error of the package for the storage
             self._client.get_run(self._run_id)
             self._takes_files = False
-            log.warning("tracker mlflow takes no files, and goes on without: %s", reason_of(error))
+            log.warning("tracker mlflow takes no files, only metrics are sent: %s", reason_of(error))
 
 
 def _name(name: str) -> str:

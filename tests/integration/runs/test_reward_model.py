@@ -175,7 +175,7 @@ def _check_scores(controller: Controller, config: dict[str, Any], reward_model: 
         assert line["model_score"] == pytest.approx(expected, abs=1e-5)
 
     assert {line["data_source"] for line in _rollouts(folder, "val")} == {"sort_letters"}
-    assert "validation is by reward functions, and data_source harmless has none" in controller.output
+    assert "only reward functions validate, and data_source harmless has none" in controller.output
     steps = folder.metrics[1:]  # after the validation of the initial policy
     assert len(steps) == 3
     assert all({"reward/rule/mean", "reward/model/mean", "reward/model/max"} <= line.keys() for line in steps)

@@ -131,7 +131,7 @@ def test_a_server_that_is_killed_in_mid_run_lacks_nothing_once_it_is_back(
     wait_until(lambda: run.sent_step("mlflow") == 2, 240.0, "step 2")
     mlflow.kill()
     run.write(3, 4)
-    wait_until(lambda: "the run goes on, and what it lacks is sent later" in caplog.text, 120.0, "a warning")
+    wait_until(lambda: "the run goes on, and missing steps are sent later" in caplog.text, 120.0, "a warning")
     assert run.sent_step("mlflow") == 2
     mlflow.start()
     run.write(5)

@@ -70,7 +70,7 @@ def test_with_a_reward_model_sources_need_no_function_and_are_not_validated(
     assert inputs.scored_sources(config.reward) == {"openai/gsm8k"}
     assert inputs.val_prompts is not None
     assert inputs.val_prompts.row_indices.tolist() == [0, 2]
-    assert "validation is by reward functions, and data_source hh has none" in caplog.text
+    assert "only reward functions validate, and data_source hh has none" in caplog.text
     assert load_inputs(make(data__train_files=chat, data__val_files=chat, reward_model__model=rm)).val_prompts is None
 
 
@@ -249,7 +249,10 @@ def test_a_missing_reward_file_is_named(make: Any) -> None:
 @pytest.mark.parametrize(
     ("metric", "sentence"),
     [
-        ("val-core/gsm/acc/mean@1", "'val-core/gsm/acc/mean@1' is of no data_source of the .*; they have sort_letters"),
+        (
+            "val-core/gsm/acc/mean@1",
+            "no validation prompt has the data_source of 'val-core/gsm/acc/mean@1'; they have sort_letters",
+        ),
         ("val-aux/sort_letters/reward/best@4/mean", "needs 4 responses, but evaluation.n is 2"),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_completed_run_says_so_and_keeps_its_summary(
     before = [file.read_bytes() for file in kept]
     assert run_session(config.model_copy(update={"actor": config.actor.model_copy(update={"lr": 0.5})})) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "completed with step 5, nothing is left to do: it goes on with a larger run.total_steps," in said
+    assert "completed with step 5, nothing is left to do: a larger run.total_steps continues it," in said
     assert "changed since" not in said
     assert [file.read_bytes() for file in kept] == before  # and no service answers: none was asked
 

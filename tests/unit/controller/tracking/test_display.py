@@ -132,11 +132,11 @@ def test_a_run_without_validation_and_with_unknown_metrics_is_shown() -> None:
 @pytest.mark.parametrize(
     ("save_freq", "step", "line"),
     [
-        (-1, 0, "checkpoint.save_freq is -1: a group that is lost starts again at step 0"),
-        (-1, 1, "checkpoint.save_freq is -1: a group that is lost starts again at step 1"),
-        (3, 0, "checkpoint.save_freq is 3: a group that is lost starts again at step 0"),  # of 3 steps
-        (2, 0, "every 2 steps: a group that is lost costs up to that many (checkpoint.save_freq)"),
-        (2, 2, "checkpoint.save_freq is 2: a group that is lost starts again at step 2"),
+        (-1, 0, "checkpoint.save_freq is -1: after the loss of a group the run starts again at step 0"),
+        (-1, 1, "checkpoint.save_freq is -1: after the loss of a group the run starts again at step 1"),
+        (3, 0, "checkpoint.save_freq is 3: after the loss of a group the run starts again at step 0"),  # of 3 steps
+        (2, 0, "every 2 steps (checkpoint.save_freq): the loss of a group costs up to 2 steps"),
+        (2, 2, "checkpoint.save_freq is 2: after the loss of a group the run starts again at step 2"),
     ],
 )
 def test_the_start_says_what_the_loss_of_a_group_would_cost(save_freq: int, step: int, line: str) -> None:

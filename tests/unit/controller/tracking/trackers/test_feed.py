@@ -251,7 +251,7 @@ def test_nothing_lacks_after_an_outage_and_one_warning_tells_of_it(
         folder.send()
     assert folder.server.numbers == [1, 2, 3]
     assert [record.getMessage() for record in caplog.records] == [
-        "tracker fake: refused; the run goes on, and what it lacks is sent later",
+        "tracker fake: refused; the run goes on, and missing steps are sent later",
         "tracker fake is back, and has every step up to 3",
     ]
 
