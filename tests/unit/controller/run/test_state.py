@@ -114,7 +114,7 @@ def test_a_phase_that_fixes_coefficients_lets_their_controllers_rest(tmp_path: P
         state = state.at_step(step)
         at_step = state.config_at_step(config)
         seen.append((at_step.algorithm.kl_coef, at_step.actor.entropy_coeff))
-        state = state.after(experience(kl=9.0), config, 1.0, entropy=0.25)
+        state = state.after(record(experience(kl=9.0), entropy=0.25), config, 1, None)
     moved = 1.0 + 0.2 * 2 / 10
     assert seen == [(1.0, 0.125), (0.5, 0.0625), (0.5, 0.0625), (pytest.approx(moved), 0.375)]
 
