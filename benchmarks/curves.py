@@ -4,8 +4,8 @@
 
 Each run is an ordinary one of `python -m controller` in OUTPUT/ALGORITHM/seed_N. What is finished is not run again,
 what was killed goes on from its last checkpoint, and a run whose settings have changed starts afresh. After every run
-curves.md and curves.png are made of all that there is: the held-out greedy accuracy, median and range over the seeds.
-To add an algorithm, add a line to ALGORITHMS; to add a picture, a group of lines to PANELS.
+curves.md and its pictures are made of all that there is: the held-out greedy accuracy, median and range over the seeds.
+To add an algorithm, add a line to ALGORITHMS; to add a picture, a group of lines to PICTURES.
 """
 
 from __future__ import annotations
@@ -83,7 +83,13 @@ ALGORITHMS = (
         ),
     ),
 )
-PANELS: Mapping[str, Sequence[Algorithm]] = {"256 responses per step": ALGORITHMS}
+# PPO on responses of the weights before the last update, with either correction.
+STALE = (
+    Algorithm("ppo_stale_token", ("rollout.staleness=1", "algorithm.rollout_correction.rollout_is=token")),
+    Algorithm("ppo_stale_bypass", ("rollout.staleness=1", "algorithm.rollout_correction.bypass_mode=true")),
+)
+# By the name of the picture.
+PICTURES: Mapping[str, Sequence[Algorithm]] = {"curves": ALGORITHMS, "staleness": (ALGORITHMS[0], *STALE)}
 
 
 @dataclass(frozen=True)
@@ -166,40 +172,39 @@ def table_of(algorithms: Sequence[Algorithm], output: Path) -> Iterator[str]:
         yield f"| {algorithm.name} | {shown} | {statistics.median(finals):.3f} | {steps:g} | {settings} |"
 
 
-def draw(output: Path, file: Path) -> None:
-    """Draws a panel for each group of algorithms: the median over the seeds, and the range from worst to best."""
-    figure = Figure(figsize=(8 * len(PANELS), 5))
-    axes = figure.subplots(1, len(PANELS), squeeze=False)
-    for axis, (title, algorithms) in zip(axes[0], PANELS.items(), strict=True):
-        for algorithm, colour in zip(algorithms, cycle(_COLOURS), strict=False):
-            curves = [curve.accuracy for curve in curves_of(algorithm, output).values() if curve.accuracy]
-            if not curves:
-                continue
-            steps = sorted(set.intersection(*(set(curve) for curve in curves)))
-            values = [[curve[step] for curve in curves] for step in steps]
-            axis.plot(steps, [statistics.median(at) for at in values], color=colour, label=algorithm.name, marker="o")
-            axis.fill_between(steps, [min(at) for at in values], [max(at) for at in values], color=colour, alpha=0.12)
-        axis.axhline(GOAL, color="#8a99a6", linewidth=1, linestyle="--")
-        axis.set(title=title, xlabel="step", ylabel="held-out greedy accuracy", ylim=(0, 1))
-        axis.legend(frameon=False, loc="lower right")
+def draw(algorithms: Sequence[Algorithm], output: Path, file: Path) -> None:
+    """Draws a picture: of each algorithm the median over the seeds, and the area from the worst seed to the best."""
+    figure = Figure(figsize=(8, 5))
+    axis = figure.subplots()
+    for algorithm, colour in zip(algorithms, cycle(_COLOURS), strict=False):
+        curves = [curve.accuracy for curve in curves_of(algorithm, output).values() if curve.accuracy]
+        if not curves:
+            continue
+        steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+        values = [[curve[step] for curve in curves] for step in steps]
+        axis.plot(steps, [statistics.median(at) for at in values], color=colour, label=algorithm.name, marker="o")
+        axis.fill_between(steps, [min(at) for at in values], [max(at) for at in values], color=colour, alpha=0.12)
+    axis.axhline(GOAL, color="#8a99a6", linewidth=1, linestyle="--")
+    axis.set(title="256 responses per step", xlabel="step", ylabel="held-out greedy accuracy", ylim=(0, 1))
+    axis.legend(frameon=False, loc="lower right")
     figure.tight_layout()
     figure.savefig(file, dpi=110)
 
 
 def write_report(output: Path) -> str:
-    """Writes both files, and returns the tables."""
+    """Writes all files, and returns the tables."""
     lines = []
-    for title, algorithms in PANELS.items():
-        lines += [f"### {title}", "", *table_of(algorithms, output), ""]
+    for picture, algorithms in PICTURES.items():
+        lines += [f"### {picture}", "", *table_of(algorithms, output), ""]
+        draw(algorithms, output, output / f"{picture}.png")
     text = "\n".join(lines)
     (output / "curves.md").write_text(text, encoding="utf-8")
-    draw(output, output / "curves.png")
     return text
 
 
 def main() -> None:
     """Runs the command line."""
-    known = [algorithm for algorithms in PANELS.values() for algorithm in algorithms]
+    known = list(dict.fromkeys(algorithm for algorithms in PICTURES.values() for algorithm in algorithms))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[algorithm.name for algorithm in known], metavar="ALGORITHM")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

@@ -62,9 +62,11 @@ class RunOutcome:
 
         `restored` is the state from which the run went on. `trainer` is None if no step was begun.
         """
+        config, folder = self._folder.config, self._folder.path
+        if trainer is None and self.reason == "bad_input":  # a refused start changes nothing
+            self.summary = Summary.read(folder / "summary.json")
         if self.summary is not None:
             return
-        config, folder = self._folder.config, self._folder.path
         state = trainer.state if trainer else restored
         last_step = recorder.last_step if trainer else state.step
         lines: list[dict[str, Any]] = []

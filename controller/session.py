@@ -20,6 +20,7 @@ from controller.run.state import RunState
 from controller.scoring.scorer import Scorer, ScoringFailed
 from controller.step.kept_groups import GroupsRanOut
 from controller.step.log_prob_check import RolloutMismatch
+from controller.step.lookahead import step_rollouts
 from controller.tracking.display import open_display
 from controller.tracking.logs import log_to
 from controller.tracking.recorder import Recorder
@@ -126,6 +127,7 @@ class Session:
         if self._is_completed(inputs):
             folder.put_config_back()
             return
+        step_rollouts(config, inputs.prompts, point.rollouts)  # refuses stored rollouts before anything is changed
         for change in folder.changes:
             log.info("changed since the last start: %s", change)
         self._display.start(batch_plan(config), config, step=point.step)
@@ -197,11 +199,12 @@ class Session:
         checkpoints = CheckpointWriter(
             folder.checkpoints, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release
         )
-        prompts = inputs.prompts.restored(point.state.sampler)
-        self._trainer = Trainer(config, workers, prompts, scorer, evaluator, checkpoints, recorder, point.state)
+        rollouts = step_rollouts(config, inputs.prompts.restored(point.state.sampler), point.rollouts)
+        self._trainer = Trainer(config, workers, rollouts, scorer, evaluator, checkpoints, recorder, point.state)
         self._phase = "training"
         try:
             await run_watched(self._trainer.fit(), self._groups.watch())
+            rollouts.check_next()
         except GroupsRanOut as error:  # no group is lost: the work that is due for earlier steps is completed
             await run_watched(self._trainer.join(), self._groups.watch())
             error.add_note(folder.checkpoints.way_to_other_keys())

@@ -2,14 +2,14 @@
 
     prompts -> generate -> { old/ref log-probs | values | scores } -> advantages -> { update actor | update critic }
 
-With `rollout.stream_groups`, values and scores of the responses that end first come while others are generated.
+With `rollout.stream_groups`, values and scores of the responses that end first come while others are generated. With
+`rollout.staleness` 1, the step before has generated already: a step looks ahead before it updates.
 The schedules (controller/schedule.py) change only what may run at the same time, never the results.
 """
 
 from dataclasses import dataclass
 from functools import partial
 
-from controller.data.prompts import PromptSource
 from controller.ppo.experience import Experience, assemble_experience
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.end import RunEnd
@@ -33,7 +33,7 @@ class Trainer:
 
     config: Config
     workers: Workers
-    prompts: PromptSource
+    rollouts: StepRollouts
     scorer: Scorer
     evaluator: Evaluator
     checkpoints: CheckpointWriter
@@ -42,8 +42,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.schedule = self.config.run.schedule
-        self.step_rollouts = StepRollouts(self.prompts)
-        self.end = RunEnd.of(self.config, self.prompts)
+        self.end = RunEnd.of(self.config, self.rollouts.prompts)
         self.log_prob_check = LogProbCheck(self.config.rollout, first_step=self.state.step + 1)
         self.critic_update = BackgroundTask(on_done=self.recorder.complete_oldest)
         self.is_stopping = self.config.evaluation.val_only or self.state.has_stagnated(self.config)
@@ -81,12 +80,13 @@ class Trainer:
         """Makes one PPO step."""
         config, record = self.state.config_at_step(self.config), self.recorder.begin(self.state.step)
         step = StepContext(config, self.workers, self.scorer, self.log_prob_check, record, self.join_critic)
-        calls = StepCalls(step, await self.step_rollouts.draw(step, self.state.draw))
-        experience = await self.collect(calls)
+        calls = StepCalls(step, await self.rollouts.draw(step, self.state.draw))
+        look_ahead = partial(self.rollouts.look_ahead, step, self.config, self.end, self.state.draw)
+        experience, _ = await run_calls(self.schedule, partial(self.collect, calls), look_ahead)
         await self.update(calls, experience)
         self.recorder.close(record)
         drawn = calls.rollouts.answered(experience.scores)
-        self.state = self.state.after(record, self.config, len(drawn), self.prompts.state_after(drawn))
+        self.state = self.state.after(record, self.config, len(drawn), self.rollouts.prompts.state_after(drawn))
 
     async def collect(self, calls: StepCalls) -> Experience:
         """Returns the experience that the updates learn from. Each call starts as soon as its input has arrived."""
@@ -146,4 +146,5 @@ class Trainer:
         self.checkpoints.check()
         if self.is_stopping or self.checkpoints.is_due(self.state, is_last=self.has_ended):
             with self.recorder.current.timed("save_checkpoint"):
-                await self.checkpoints.begin(self.state, metrics=self.recorder.hold(self.state.step))
+                metrics, rollouts = self.recorder.hold(self.state.step), self.rollouts.file_of_next
+                await self.checkpoints.begin(self.state, metrics=metrics, rollouts=rollouts)

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 MARKER = "COMMITTED"
 STATE = "controller.json"
+ROLLOUTS = "rollouts.safetensors"
 PREFIX = "global_step_"
 DAMAGED_PREFIX = f"damaged_{PREFIX}"
 _NUMBER = re.compile(r"0|[1-9][0-9]*")
@@ -62,6 +63,7 @@ class CommitMarker(SealedFile):
         manifests: sha256 of manifest.json, by role.
         run_id: the run that saved or adopted the checkpoint; empty in checkpoints of an older version.
         adopted_from: the folder and run from which `run.resume` took the checkpoint.
+        rollouts: size and sha256 of the finished rollouts of the next step, rollouts.safetensors; None without them.
     """
 
     KIND = "commit marker"
@@ -70,6 +72,7 @@ class CommitMarker(SealedFile):
     manifests: Mapping[str, str]
     run_id: str = ""
     adopted_from: str = ""
+    rollouts: FileEntry | None = None
 
 
 class CheckpointStore:
@@ -132,6 +135,8 @@ class CheckpointStore:
             expected = f"expected the commit marker of step {step}"
             raise DamagedCheckpoint(f"{folder / MARKER}: {expected}, found {marker.step}")
         verify_file(folder / STATE, marker.state)
+        if marker.rollouts is not None:
+            verify_file(folder / ROLLOUTS, marker.rollouts)
         if is_here and self._is_foreign(marker):
             raise ConfigError(
                 f"run.dir: {folder} is a checkpoint of run {marker.run_id}, this is run {self.run_id}: remove it, or"
@@ -163,6 +168,14 @@ class CheckpointStore:
             why = f"its {STATE} is not what this version writes: {reason}"
             raise ConfigError(f"the checkpoint {folder} cannot be used, {why}") from error
 
+    def rollouts(self, step: int) -> bytes | None:
+        """Returns the finished rollouts of the step after `step`, as they were committed; None if there are none.
+
+        Rollouts of another run count as none: its prompts, its rewards and its sampling may be others.
+        """
+        has_rollouts = CommitMarker.read(self.folder(step) / MARKER).rollouts is not None
+        return (self.folder(step) / ROLLOUTS).read_bytes() if has_rollouts else None
+
     def set_aside(self, step: int, error: DamagedCheckpoint) -> None:
         """Renames a damaged checkpoint and logs a warning; ConfigError if `run.resume` named this checkpoint."""
         if self._adopted is not None and step == self._adopted[0]:
@@ -190,17 +203,21 @@ class CheckpointStore:
         manifests: Mapping[str, str],
         keep: int | None,
         best: int | None = None,
+        rollouts: bytes | None = None,
     ) -> None:
         """Makes the checkpoint of `step` count, after every role's part is durable.
 
         Afterwards only the newest `keep` checkpoints remain, and that of step `best`. `manifests` has the sha256 of
-        each role's manifest.
+        each role's manifest; `rollouts` are the finished rollouts of the next step.
         """
         folder = self.folder(step)
         content = json.dumps({"state": state, "metrics": metrics}, indent=2).encode()
         write_atomically(folder / STATE, content)
         failpoints.hit("save_checkpoint.writing", step)
-        marker = CommitMarker(step, FileEntry.of(content), manifests, self.run_id)
+        if rollouts is not None:
+            write_atomically(folder / ROLLOUTS, rollouts)
+        entry = FileEntry.of(rollouts) if rollouts is not None else None
+        marker = CommitMarker(step, FileEntry.of(content), manifests, self.run_id, rollouts=entry)
         write_atomically(folder / MARKER, marker.serialise())
         write_atomically(self.path / "latest", f"{step}\n")
         self._mark_best(best)
@@ -282,7 +299,8 @@ class CheckpointStore:
         """Writes the marker of an adopted checkpoint: it belongs to this run now, and names the folder it came from."""
         marker = CommitMarker.read(folder / MARKER)
         origin = f"{folder.resolve()}, run {marker.run_id or 'unknown'}"
-        adopted = replace(marker, run_id=self.run_id, adopted_from=origin)
+        rollouts = marker.rollouts if marker.run_id == self.run_id else None
+        adopted = replace(marker, run_id=self.run_id, adopted_from=origin, rollouts=rollouts)
         write_atomically(self.folder(step) / MARKER, adopted.serialise())
         log.info("adopted the checkpoint of step %d from %s", step, origin)
 

@@ -55,23 +55,32 @@ class CheckpointWriter(BackgroundTask):
         is_regular = checkpoint.save_freq > 0 and step % checkpoint.save_freq == 0
         return is_regular or (is_last and checkpoint.save_last) or step == state.best_step
 
-    async def begin(self, state: RunState, *, metrics: Awaitable[Mapping[str, float]]) -> None:
+    async def begin(
+        self,
+        state: RunState,
+        *,
+        metrics: Awaitable[Mapping[str, float]],
+        rollouts: Callable[[], bytes] | None = None,
+    ) -> None:
         """Starts the checkpoint of `state.step`, after the checkpoint before is written.
 
         The metrics of the step, which exist when its updates are committed, are stored, too: a resumed run may have to
-        write their line.
+        write their line. `rollouts` makes the content of the file with finished rollouts of the next step.
         """
         await self.join()
-        self.start(self._write(state, metrics))
+        self.start(self._write(state, metrics, rollouts))
 
-    async def _write(self, state: RunState, awaited_metrics: Awaitable[Mapping[str, float]]) -> None:
+    async def _write(
+        self, state: RunState, awaited_metrics: Awaitable[Mapping[str, float]], rollouts: Callable[[], bytes] | None
+    ) -> None:
         metrics = await awaited_metrics
         try:
             saves = [lambda client=client: self._save(client, state.step) for client in self.clients]
             replies: list[CommandReply] = await run_calls(self.config.run.schedule, *saves)
             saved = {client.role: reply for client, reply in zip(self.clients, replies, strict=True)}
             self.on_saved([reply.span(role, "save_checkpoint", state.step) for role, reply in saved.items()])
-            await self._commit(state, metrics, {role: reply.result.manifest_sha256 for role, reply in saved.items()})
+            manifests: dict[str, str] = {role: reply.result.manifest_sha256 for role, reply in saved.items()}
+            await self._commit(state, metrics, manifests, rollouts)
         except (StorageFailed, OSError) as error:
             raise CheckpointFailed(
                 f"the checkpoint of step {state.step} could not be written: {error}; {self.store.last_good()}"
@@ -84,13 +93,21 @@ class CheckpointWriter(BackgroundTask):
         failpoints.hit("save_checkpoint.half", step)
         return reply
 
-    async def _commit(self, state: RunState, metrics: Mapping[str, float], manifests: Mapping[str, str]) -> None:
+    async def _commit(
+        self,
+        state: RunState,
+        metrics: Mapping[str, float],
+        manifests: Mapping[str, str],
+        rollouts: Callable[[], bytes] | None,
+    ) -> None:
         """Commits the checkpoint. A cancellation waits for the end of the commit, whose thread cannot be stopped."""
-        part, keep = state.model_dump(mode="json"), self.config.checkpoint.keep
-        commit = asyncio.to_thread(
-            self.store.commit, state.step, part, metrics, manifests=manifests, keep=keep, best=state.best_step
-        )
-        committing = asyncio.create_task(commit)
+        part, keep, best = state.model_dump(mode="json"), self.config.checkpoint.keep, state.best_step
+
+        def commit() -> None:
+            content = rollouts() if rollouts else None
+            self.store.commit(state.step, part, metrics, manifests=manifests, keep=keep, best=best, rollouts=content)
+
+        committing = asyncio.create_task(asyncio.to_thread(commit))
         try:
             await asyncio.shield(committing)
         finally:

@@ -14,18 +14,25 @@ class RunEnd:
 
     Attributes:
         last_step: the last step of this process.
+        total_steps: the last step of the run, which may go on after this process (`run.stop_after_step`).
         last_draw: the number of the last batch of prompts in `run.total_epochs`; None without that key. Dynamic
             sampling may draw this batch before the last step. It fills the step nevertheless.
     """
 
     last_step: int
+    total_steps: int
     last_draw: int | None
 
     @classmethod
     def of(cls, config: Config, prompts: PromptSource) -> Self:
         """Returns the end of a run with this configuration and these prompts."""
-        epochs = config.run.total_epochs
-        return cls(config.last_step, None if epochs is None else prompts.num_steps(epochs))
+        total_steps, epochs = config.run.total_steps, config.run.total_epochs
+        assert total_steps is not None, "Inputs.with_last_step has set it"
+        return cls(config.last_step, total_steps, None if epochs is None else prompts.num_steps(epochs))
+
+    def has_step(self, step: int, first_draw: int) -> bool:
+        """Returns True if the run has this step, in whichever process; its first batch has the number `first_draw`."""
+        return step <= self.total_steps and (self.last_draw is None or first_draw <= self.last_draw)
 
     def is_reached(self, state: RunState) -> bool:
         """Returns True if nothing is left to do after the step of `state`."""

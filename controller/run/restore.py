@@ -25,6 +25,7 @@ class RestorePoint:
         step: the step of the checkpoint; 0 stands for the initial models.
         state: the controller's state after that step.
         metrics: the metrics of that step; None for step 0.
+        rollouts: the file with finished rollouts of the step after it; None if the checkpoint has none.
 
     Raises:
         ConfigError: `run.resume` names a folder that is no complete checkpoint or a damaged one, or the controller's
@@ -57,6 +58,7 @@ class RestorePoint:
         if self.state.best_step not in self._store.steps():  # it is the best of another run
             self.state = self.state.model_copy(update={"best": None})
         self.metrics = part.metrics if part else None
+        self.rollouts = self._store.rollouts(self.step) if self.step else None
 
     async def restore(self, groups: WorkerGroups) -> Sequence[Span]:
         """Brings every role to the checkpoint, or to the newest whole one before it; removes later checkpoints.

@@ -7,9 +7,8 @@ from functools import partial
 from controller.ppo.experience import Experience
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
-from controller.schedule import run_calls
 from controller.step.context import StepContext
-from controller.step.generation import SampledRollouts
+from controller.step.greedy import GreedyRollouts
 from controller.step.parts import Compute, PartCalls, PendingRollouts, RolloutPart
 from controller.workers.actor_client import ActorClient, loss_terms
 from controller.workers.client import WorkerClient
@@ -37,9 +36,9 @@ class StepCalls:
         num_examine = step.config.reward.num_examine
         self._part_calls = PartCalls(step, rollouts, is_learned_from=True, num_examine=num_examine)
         # The actor samples the greedy rollouts first, so that they are scored while it computes.
-        needs_greedy = step.config.algorithm.needs_greedy_scores
-        self._greedy = SampledRollouts.greedy(step, rollouts.prompts) if needs_greedy else None
-        self._sampled_last: PendingRollouts = self._greedy or rollouts
+        needs_greedy = step.config.algorithm.needs_greedy_scores and rollouts.greedy_scores is None
+        self._greedy = GreedyRollouts(step, rollouts.prompts) if needs_greedy else None
+        self._sampled_last = self._greedy.rollouts if self._greedy else rollouts
         self._critic_rows = RowsSentOnce()
         self._actor_has_columns = asyncio.Event()  # the critic's are sent afterwards, while the actor works
 
@@ -49,13 +48,9 @@ class StepCalls:
         The actor samples the responses. Returns None if the estimator needs no such scores.
         """
         if self._greedy is None:
-            return None
+            return self.rollouts.greedy_scores
         await self.rollouts.on_actor.wait()
-        calls = PartCalls(self.step, self._greedy, is_baseline=True)
-        _, greedy = await run_calls(self._config.run.schedule, self._greedy.generate, calls.scores)
-        scores: Float32s = greedy.scores
-        self._record.metrics["critic/greedy_score/mean"] = float(scores.mean())
-        return scores
+        return await self._greedy.scores()
 
     async def old_log_probs(self) -> Batch:
         """Returns the log-probs of the responses under the policy and the rollout backend, as far as they are needed.

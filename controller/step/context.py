@@ -14,6 +14,9 @@ from splitppo.config import Config
 class StepContext:
     """One step, as one argument of all code that makes rollouts or computes with them.
 
+    Rollouts of the next step may be sampled while this step trains (`rollout.staleness` 1). They have a context of
+    their own, with the weights of this step.
+
     Attributes:
         config: the configuration of this step, with the values of its phase.
         workers: the groups that compute.
@@ -22,6 +25,7 @@ class StepContext:
         record: metrics, times and spans of this step.
         after_critic_update: waits for the critic's update of the step before. Until then the critic's group computes
             nothing for this step.
+        num_ahead: the updates that still come before the update of this step: 0, or 1 for rollouts of the next step.
     """
 
     config: Config
@@ -30,6 +34,7 @@ class StepContext:
     log_prob_check: LogProbCheck
     record: StepRecord
     after_critic_update: Callable[[], Awaitable[None]]
+    num_ahead: int = 0
 
     @property
     def number(self) -> int:
@@ -38,5 +43,5 @@ class StepContext:
 
     @property
     def base_step(self) -> int:
-        """The step whose weights the workers have before their update."""
-        return self.number - 1
+        """The step whose weights the workers have while they compute for this step."""
+        return self.number - 1 - self.num_ahead

@@ -1,4 +1,4 @@
-"""The rollouts of a step: still to be sampled, or, with dynamic sampling, kept out of more rollouts.
+"""The rollouts of a step: still to be sampled, sampled in the step before, or kept out of more by dynamic sampling.
 
 Dynamic sampling draws and answers prompts until the step has enough groups whose samples differ. Every generation is
 scored before the next one is drawn. The kept groups depend on the weights. The next prompts and seeds depend only on
@@ -6,24 +6,32 @@ the number of prompts that were drawn before.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from controller.data.prompts import Answered, PromptBatch, PromptSource
+from controller.data.prompts import NO_ROWS, Answered, PromptBatch, PromptSource
 from controller.ppo.masked_stats import Float32s
 from controller.ppo.scores import Scores
-from controller.schedule import run_calls
+from controller.run.end import RunEnd
 from controller.step.context import StepContext
+from controller.step.finished import FinishedRollouts, Origin
 from controller.step.generation import SampledRollouts
+from controller.step.greedy import GreedyRollouts
 from controller.step.kept_groups import Groups, KeptGroups
 from controller.step.parts import PartCalls, PendingRollouts, RolloutPart
 from splitppo.batch import Batch
+from splitppo.config import Config
 from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
 
 
 class StepRollouts:
     """Draws the prompts of each step, and makes the rollouts that the step learns from.
+
+    Attributes:
+        prompts: the order of the prompts.
+        file_of_next: makes the content of the file with the next step's rollouts, if they are there: `RolloutsAhead`.
 
     Raises:
         GroupsRanOut: too few groups have samples that differ.
@@ -31,22 +39,46 @@ class StepRollouts:
     """
 
     def __init__(self, prompts: PromptSource) -> None:
-        self._prompts = prompts
+        self.prompts = prompts
+        self.file_of_next: Callable[[], bytes] | None = None
         self._generations_per_epoch = prompts.num_steps(1)
 
     async def draw(self, step: StepContext, first_draw: int) -> PendingRollouts:
         """Returns the rollouts of a step, whose first batch of prompts has the number `first_draw`."""
-        if not step.config.algorithm.filter_groups.enable:
-            return SampledRollouts.of_step(step, self._next_prompts(step, first_draw))
+        if step.config.algorithm.filter_groups.enable:
+            return KeptRollouts(step, *await self._differing(step, first_draw))
+        return SampledRollouts.of_step(step, self._next_prompts(step, first_draw))
+
+    async def look_ahead(self, step: StepContext, config: Config, end: RunEnd, first_draw: int) -> None:
+        """Samples the rollouts of the next step, if the weights of `step` sample them; here they do not."""
+
+    def check_next(self) -> None:
+        """Raises the error that kept `look_ahead` from filling the next step."""
+
+    async def finish(self, step: StepContext, first_draw: int) -> FinishedRollouts:
+        """Samples and scores the rollouts of a step by the weights that the actor has, greedy rollouts included."""
+        config, greedy_scores = step.config, None
+        if config.algorithm.filter_groups.enable:
+            groups, answered = await self._differing(step, first_draw)
+        else:
+            groups = await self._generation(step, first_draw, 1, NO_ROWS)
+            answered = [(groups.prompts, groups.scores.scores)]
+        if config.algorithm.needs_greedy_scores:
+            greedy_scores = await GreedyRollouts(step, groups.prompts).scores()
+        origin = Origin(step.number, step.base_step, step.record.epoch, step.record.metrics)
+        return FinishedRollouts(origin, groups, answered, greedy_scores)
+
+    async def _differing(self, step: StepContext, first_draw: int) -> tuple[Groups, Sequence[Answered]]:
+        """Returns the groups that dynamic sampling keeps, and all that was drawn for them."""
         with step.record.timed("dynamic_sampling"):
             groups = await self._fill(step, first_draw)
             step.record.metrics |= groups.metrics()
-            return KeptRollouts(step, groups.first(), groups.answered)
+            return groups.first(), groups.answered
 
     def _next_prompts(self, step: StepContext, draw: int) -> PromptBatch:
         """Returns the batch of prompts with this number. A step belongs to the data epoch of its last batch."""
-        prompts = self._prompts.batch_at(draw)
-        step.record.epoch = self._prompts.epoch_of(draw)
+        prompts = self.prompts.batch_at(draw)
+        step.record.epoch = self.prompts.epoch_of(draw)
         return prompts
 
     async def _fill(self, step: StepContext, first_draw: int) -> KeptGroups:
@@ -56,28 +88,37 @@ class StepRollouts:
         groups = KeptGroups(filters, num_prompts, step.number, generations_per_epoch=per_epoch)
         while not groups.is_full:
             groups.check()
-            num_done = groups.num_generations
-            prompts = self._next_prompts(step, first_draw + num_done)
-            candidates = SampledRollouts.of_candidates(
-                step, prompts, generation=num_done + 1, earlier=groups.drawn_rows
-            )
-            num_examine = 0 if num_done else config.reward.num_examine
-            calls = PartCalls(step, candidates, asks_model=filters.compares_scores, num_examine=num_examine)
-            rollouts, scores = await run_calls(config.run.schedule, candidates.generate, calls.scores)
-            groups.add(Groups(prompts, rollouts, scores))
+            number = groups.num_generations
+            groups.add(await self._generation(step, first_draw + number, number + 1, groups.drawn_rows))
         return groups
+
+    async def _generation(self, step: StepContext, draw: int, number: int, earlier: NDArray[np.int64]) -> Groups:
+        """Samples and scores candidates for a batch of prompts: generation `number` of the step, from 1."""
+        config, prompts, filters = step.config, self._next_prompts(step, draw), step.config.algorithm.filter_groups
+        candidates = SampledRollouts.of_candidates(step, prompts, generation=number, earlier=earlier)
+        num_examine = config.reward.num_examine if number == 1 else 0
+        asks_model = filters.compares_scores or not filters.enable
+        calls = PartCalls(step, candidates, asks_model=asks_model, num_examine=num_examine)
+        return Groups(prompts, *await calls.generate_and_score())
 
 
 class KeptRollouts:
     """The rollouts that a step has kept. They are sampled and scored already, and a single part (`PendingRollouts`)."""
 
-    def __init__(self, step: StepContext, groups: Groups, answered: Sequence[Answered]) -> None:
+    def __init__(
+        self,
+        step: StepContext,
+        groups: Groups,
+        answered: Sequence[Answered],
+        greedy_scores: Float32s | None = None,
+    ) -> None:
         self._step = step
         self._rollouts = groups.rollouts
         self._answered = answered
         self.slot = Slot(kind=SLOT_KIND_EXPERIENCE, step=step.number)
         self.prompts = groups.prompts
         self.scores: Scores | None = groups.scores
+        self.greedy_scores = greedy_scores
         self.on_actor = asyncio.Event()
         self.order = np.arange(groups.rollouts.num_rows)
 

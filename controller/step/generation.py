@@ -39,7 +39,7 @@ class SampledRollouts:
         is_greedy: bool = False,
     ) -> None:
         """Takes `earlier` for `PromptBatch.to_batch`, and the `columns` to fetch. One sample per prompt if greedy."""
-        self._actor, self._record = step.workers.actor, step.record
+        self._actor, self._record, self._base_step = step.workers.actor, step.record, step.base_step
         sampling, num_samples = sampling_params(step.config.rollout, step.config.data), step.config.rollout.n
         if is_greedy:
             num_samples, limit = 1, sampling.max_response_length
@@ -51,6 +51,7 @@ class SampledRollouts:
         self._timing = "gen_max" if is_greedy else "gen"
         self.slot, self.prompts = slot, prompts
         self.scores: Scores | None = None
+        self.greedy_scores: Float32s | None = None
         self.on_actor = asyncio.Event()
         self._slots = [slot]
         if num_parts > 1:
@@ -110,7 +111,7 @@ class SampledRollouts:
         reply = await self._actor.generate(
             self.slot,
             self._sampling,
-            base_step=self.slot.step - 1,
+            base_step=self._base_step,
             num_parts=len(self._slots),
             on_part=lambda part: self._ended[part - 1].set(),
         )

@@ -48,12 +48,14 @@ class PendingRollouts(Protocol):
         slot: the slot in which the workers keep the responses.
         prompts: the prompts, each once for all of its samples.
         scores: the scores of the responses before any penalty; None if the responses were not scored yet.
+        greedy_scores: [num_prompts], the scores of greedy responses; None if there are none yet.
         on_actor: set when the actor has sampled all responses; the controller may not have them yet.
     """
 
     slot: Slot
     prompts: PromptBatch
     scores: Scores | None
+    greedy_scores: Float32s | None
     on_actor: asyncio.Event
 
     @property
@@ -123,6 +125,11 @@ class PartCalls:
                 columns.append(await host.get_batch(part.slot, [column]))
             record.add_reply(host.role, name, reply)
         return in_order(columns, self.rollouts.order)
+
+    async def generate_and_score(self) -> tuple[Batch, Scores]:
+        """Returns the rollouts and their scores: `generate` and `scores`, part by part."""
+        rollouts, scores = await run_calls(self.step.config.run.schedule, self.rollouts.generate, self.scores)
+        return rollouts, scores
 
     async def scores(self) -> Scores:
         """Returns a score for each response, by the reward functions and by the reward model if there is one.

@@ -90,6 +90,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("training/filter_groups/share_kept", "1", "share of the answered prompts whose samples differ"),
     ),
     "Rollout backend and trainer": (
+        ("training/staleness", "updates", "between the weights that sampled the step's responses and those that learn"),
         ("training/rollout_probs_diff_{max,mean,std}", "1", "|probability by the trainer - by the rollout backend|"),
         ("training/rollout_log_probs_diff_{max,mean}", "nats", "|log-prob by the trainer - by the rollout backend|"),
         ("training/rollout_actor_probs_pearson_corr", "1", "correlation of the two probabilities over tokens"),
@@ -176,7 +177,8 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
 
 
 _PATTERNS = [re.sub(r"<\w+>", ".+", re.escape(names)) for section in METRICS.values() for names, _, _ in section]
-_DECLARED = re.compile("|".join(re.sub(r"\\{(.*?)\\}", lambda m: f"({m[1].replace(',', '|')})", n) for n in _PATTERNS))
+_NAMES = [re.sub(r"\\{(.*?)\\}", lambda m: f"({m[1].replace(',', '|')})", names) for names in _PATTERNS]
+_DECLARED = re.compile("|".join(_NAMES), re.DOTALL)
 
 
 def check_declared(names: Iterable[str]) -> None:

@@ -86,6 +86,12 @@ class StepRecord:
         yield
         self.spans.append(Span(pool, name, self.step, started_s, time.time()))
 
+    def add_work_of(self, other: "StepRecord") -> None:
+        """Takes over the spans and times of work that was done in this step for another one."""
+        self.spans += other.spans
+        for name, seconds in other.timings_s.items():
+            self.timings_s[name] += seconds
+
     def add_reply(self, pool: str, name: str, reply: CommandReply, *, parts: Parts = ()) -> None:
         """Adds the work of an engine for this step: its span, its metrics, and the times that it has measured."""
         self.spans.append(replace(reply.span(pool, name, self.step), parts=parts))

@@ -55,13 +55,15 @@ class OpenKey:
 def _bypass_mode(config: Config) -> bool:
     """Returns True if the rollout backend computes as the trainer does and nothing is corrected, or with REINFORCE."""
     correction = config.algorithm.rollout_correction
-    if correction.loss_type == "reinforce":
-        return True
+    if correction.loss_type == "reinforce" or config.rollout.staleness:
+        return correction.loss_type == "reinforce"
     corrects = correction.rollout_is is not None or correction.rollout_rs is not None
     return config.rollout.backend == "hf" and config.actor.dtype == "fp32" and not corrects
 
 
 def _check_freq(config: Config) -> int:
+    if config.rollout.staleness:  # its log-probs differ on purpose
+        return 0
     if config.rollout.backend != "hf":
         return 1
     return BYPASS_CHECK_FREQ if config.algorithm.rollout_correction.bypasses else 0
@@ -69,7 +71,8 @@ def _check_freq(config: Config) -> int:
 
 def _num_parts(config: Config) -> int:
     """Returns more than 1 if another group computes with the parts, and the parts are long enough."""
-    is_whole = config.algorithm.filter_groups.enable  # groups are chosen only when all of them are scored
+    # Groups are chosen only when all of them are scored; responses of older weights are all there.
+    is_whole = config.algorithm.filter_groups.enable or config.rollout.staleness
     pays = not is_whole and len(config.roles) > 1 and config.data.max_response_length >= MIN_STREAMED_LENGTH
     return min(AUTO_PARTS, config.data.train_batch_size * config.rollout.n) if pays else 1
 

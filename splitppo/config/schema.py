@@ -104,8 +104,8 @@ class Config(Section):
         """True if a step (of a phase) needs `old_log_probs` that the rollout backend does not provide.
 
         With one mini-batch and one epoch the update is on-policy: its own log-probs are the old ones. Then only the KL
-        in the reward, rollout correction and losses that select tokens need old log-probs. With bypass_mode they are
-        the rollout backend's.
+        in the reward, rollout correction, responses of older weights and losses that select tokens need old log-probs.
+        With bypass_mode they are the rollout backend's.
         """
         return any(_needs_old_log_probs(config) for config in self.in_every_phase)
 
@@ -152,5 +152,5 @@ def _needs_old_log_probs(config: Config) -> bool:
     actor, algorithm = config.actor, config.algorithm
     one_update = actor.ppo_epochs == 1 and actor.ppo_mini_batch_size == config.data.train_batch_size
     needed = not one_update or algorithm.use_kl_in_reward or algorithm.rollout_correction.is_active
-    needed = needed or actor.policy_loss.needs_old_log_probs
+    needed = needed or actor.policy_loss.needs_old_log_probs or config.rollout.staleness > 0
     return needed and not algorithm.rollout_correction.bypasses

@@ -10,6 +10,7 @@ from typing import Any
 from controller.run.checkpoint_store import CheckpointStore
 from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.state import RunState
+from controller.step.lookahead import step_rollouts
 from controller.tracking.recorder import Recorder
 from controller.tracking.step_file import read_metrics
 from controller.trainer import Trainer
@@ -52,11 +53,15 @@ def make_run(
     *,
     at_step: int = 0,
     validates: bool = False,
+    rollouts: bytes | None = None,
     actor: Callable[[CallLog], FakeActor] = FakeActor,
     critic: Callable[[CallLog], FakeCritic] = FakeCritic,
     **changes: Any,
 ) -> FakeRun:
-    """Returns a run after `at_step` steps; `changes` as for `make_config`; `actor` and `critic` make the clients."""
+    """Returns a run after `at_step` steps, with stored `rollouts` of the next step.
+
+    `changes` as for `make_config`; `actor` and `critic` make the clients.
+    """
     config = make_config(run_dir, **changes)
     log = CallLog()
     policy, value, scorer = actor(log), critic(log), FakeScorer(log)
@@ -69,7 +74,7 @@ def make_run(
     trainer = Trainer(
         config,
         workers,
-        prompts,
+        step_rollouts(config, prompts, rollouts),
         scorer,
         Evaluator(config, policy, make_table(2) if validates else None, scorer),
         CheckpointWriter(store, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release),

@@ -63,6 +63,29 @@ def dynamic_sampling_fits(config: Config) -> None:
         )
 
 
+def staleness_is_corrected(config: Config) -> None:
+    """Checks that responses of older weights are corrected for, and used as such."""
+    rollout, correction = config.rollout, config.algorithm.rollout_correction
+    if not rollout.staleness:
+        return
+    if not correction.bypasses and correction.rollout_is is None:
+        raise ValueError(
+            "rollout.staleness 1 learns from responses of older weights: expected"
+            " algorithm.rollout_correction.rollout_is (token or sequence), or bypass_mode true; rollout_rs alone"
+            " rejects and corrects nothing"
+        )
+    if rollout.check_freq:
+        raise ValueError(
+            f"rollout.check_freq ({rollout.check_freq}) compares log-probs under the same weights, which"
+            " rollout.staleness 1 does not have: set it to 0"
+        )
+    if rollout.stream_groups != 1:
+        raise ValueError(
+            f"rollout.stream_groups ({rollout.stream_groups}) and rollout.staleness 1 exclude each other: the responses"
+            " of a step are all there when it begins; set rollout.stream_groups to 1 or auto"
+        )
+
+
 def overlong_buffer_fits(config: Config) -> None:
     """Checks that the overlong penalty begins within the longest response."""
     buffer, limit = config.reward.overlong_buffer, config.data.max_response_length

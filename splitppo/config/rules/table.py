@@ -12,6 +12,7 @@ RULES = (
     sampling.greedy_scores_compare_with_rewards,
     sampling.validation_has_prompts,
     sampling.dynamic_sampling_fits,
+    sampling.staleness_is_corrected,
     sampling.overlong_buffer_fits,
     placement.groups_share_no_gpu,
     services.machines_of_a_group_meet,

@@ -78,13 +78,18 @@ class RolloutConfig(Section):
     stream_groups: Annotated[NumberOrAuto, CONTROLLER_ONLY] = "auto"
     """The number of parts into which the responses of a step are divided, in the order in which they end. Other groups
     compute with a part while the next parts are still generated. auto: 6 if a group other than the actor's computes
-    with the parts, data.max_response_length is at least 64 and algorithm.filter_groups is off; else 1. A resumed run
-    keeps its number."""
+    with the parts, data.max_response_length is at least 64, staleness is 0 and algorithm.filter_groups is off; else 1.
+    A resumed run keeps its number."""
+
+    staleness: Annotated[Literal[0, 1], CONTROLLER_ONLY] = 0
+    """The number of updates between the weights that sample the responses of a step and the weights that learn from
+    them. 1: the responses of the next step are sampled before the update of this step. Then
+    algorithm.rollout_correction must have rollout_is or bypass_mode."""
 
     check_freq: Annotated[int | None, CONTROLLER_ONLY] = Field(None, ge=0)
     """The number of steps from one comparison of the rollout backend's log-probs with the trainer's to the next,
-    beginning with the first step of a start. 0: never. null: 1 with rollout.backend vllm; with hf 100 if bypass_mode is
-    on, else 0."""
+    beginning with the first step of a start. 0: never, as with staleness 1. null: 1 with rollout.backend vllm; with hf
+    100 if bypass_mode is on, else 0."""
 
     max_log_prob_diff: Annotated[float | None, CONTROLLER_ONLY] = Field(None, gt=0.0)
     """The largest difference of log-probs, in nats, that a comparison (check_freq) may find. A larger difference ends

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from controller.data.prompts import Answered, PromptDataset
+from controller.step.dynamic_sampling import StepRollouts
 from controller.step.kept_groups import GroupsRanOut
 from splitppo.batch import Batch
 from splitppo.config import Schedule
@@ -270,7 +271,7 @@ class Counting(PromptDataset):
 async def test_the_length_of_the_epochs_is_asked_for_once_and_not_in_every_step(tmp_path: Path) -> None:
     run, _ = run_of(tmp_path, run__total_steps=3, run__total_epochs=50)
     source = Counting(make_table(), batch_size=2, seed=run.config.run.seed, shuffle=True)
-    run.trainer = replace(run.trainer, prompts=source)
+    run.trainer = replace(run.trainer, rollouts=StepRollouts(source))
     source.num_asked[0] = 0
     await run.trainer.fit()
     assert source.num_asked == [0]
@@ -288,7 +289,7 @@ class Heard(PromptDataset):
 async def test_a_sampler_hears_the_scores_of_everything_that_was_drawn(tmp_path: Path) -> None:
     run, actor = run_of(tmp_path, run__total_steps=2)
     source = Heard(make_table(), batch_size=2, seed=run.config.run.seed, shuffle=True)
-    run.trainer = replace(run.trainer, prompts=source)
+    run.trainer = replace(run.trainer, rollouts=StepRollouts(source))
     await run.trainer.fit()
     assert [len(answered) for answered in source.answers] == [len(actor.asked(step)) for step in (1, 2)]
     for number, (prompts, scores_B) in enumerate((answer for step in source.answers for answer in step), start=1):

@@ -85,7 +85,7 @@ async def test_scores_on_tokens_stay_with_their_responses_also_where_these_come_
     await run.trainer.fit()
     assert isinstance(run.actor, Taught)
     # Rewards to go of a response: its whole score on the first token, half of it on all others, before whitening.
-    lengths, prompts = run.actor.advantages.lengths, run.trainer.prompts.batch_at(1).repeated(2)
+    lengths, prompts = run.actor.advantages.lengths, run.trainer.rollouts.prompts.batch_at(1).repeated(2)
     scores = [length * (row.data_source == "a") for length, row in zip(lengths, prompts.rows, strict=True)]
     togo = np.concatenate([[score, *[score / 2] * (n - 1)] for score, n in zip(scores, lengths, strict=True)])
     assert len(set(lengths)) > 1

@@ -38,7 +38,7 @@ async def test_seeds_are_sent_with_the_prompts_alone_and_the_actor_keeps_each_re
     await run.trainer.fit()
 
     [rows] = updated
-    prompts = run.trainer.prompts.batch_at(1).row_indices
+    prompts = run.trainer.rollouts.prompts.batch_at(1).row_indices
     wanted = response_seeds(run.config.run.seed, 1, prompts[:, None], [0, 1])
     assert [row.tolist() for row in rows["seeds"].rows()] == [[seed] for seed in wanted.reshape(-1).tolist()]
     assert [columns for _, columns in run.actor.puts if "seeds" in columns] == [{"prompts", "seeds"}]

@@ -357,3 +357,19 @@ def test_what_is_no_checkpoint_folder_is_not_adopted(store: CheckpointStore, tmp
     with pytest.raises(ConfigError, match="is no complete checkpoint"):
         store.adopt(folder)
     assert store.latest_step() == 0
+
+
+def test_finished_rollouts_count_for_the_run_that_sampled_them_alone(tmp_path: Path) -> None:
+    own, other = CheckpointStore(tmp_path / "own", "a"), CheckpointStore(tmp_path / "other", "b")
+    manifests, state = write_parts(own, 1), part(1).state.model_dump(mode="json")
+    own.commit(1, state, {}, manifests=manifests, keep=None, rollouts=b"finished")
+    save(own, 2)
+    assert own.rollouts(1) == b"finished"
+    assert own.rollouts(2) is None
+    assert other.adopt(own.folder(1)) == 1
+    assert other.rollouts(1) is None
+    copy = shutil.copytree(own.folder(1), tmp_path / "copy" / own.folder(1).name)
+    own.forget_after(0)
+    assert own.adopt(copy) == 1
+    assert own.rollouts(1) == b"finished"
+    assert set(own.check(1)) == set(other.check(1)) == {"actor", "critic"}

@@ -1,0 +1,156 @@
+"""The finished rollouts of a step, sampled before the step begins, and their file in a checkpoint.
+
+The file is safetensors: arrays under the names of their columns, and one of bytes with JSON for all else. The prompts
+are in the data files; their rows are written, and their tokens, which show if a file has changed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from controller.data.prompts import Answered, PromptBatch
+from controller.ppo.masked_stats import Float32s
+from controller.ppo.scores import Scores, Text, objects
+from controller.step.kept_groups import Groups
+from rewards.samples import Failure
+from splitppo.batch import Batch, Column
+from splitppo.config import ConfigError
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_SCORE_ARRAYS = ("scores", "rule_scores", "has_eos", "has_stopped", "is_truncated", "prompt_indices")
+_SCORE_COLUMNS = ("token_scores", "rule_token_scores")
+_OTHERS = "json"  # what is no array, as bytes
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where finished rollouts come from.
+
+    Attributes:
+        step: the step that learns from them.
+        policy_version: the step whose weights have sampled them.
+        epoch: the data epoch of their prompts, from 0.
+        metrics: what was measured while they were sampled.
+    """
+
+    step: int
+    policy_version: int
+    epoch: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRollouts:
+    """Everything that a step learns from, but for what its own weights compute.
+
+    Attributes:
+        origin: their step, and the weights that have sampled them.
+        groups: prompts, rollouts and scores, by prompt, then sample.
+        answered: every batch of prompts that was drawn for them, with the scores of its responses.
+        greedy_scores: [num_prompts], where they are the baseline; else None.
+    """
+
+    origin: Origin
+    groups: Groups
+    answered: Sequence[Answered]
+    greedy_scores: Float32s | None = None
+
+    def serialise(self) -> bytes:
+        """Returns the content of their file."""
+        groups, scores = self.groups, self.groups.scores
+        arrays: dict[str, NDArray[Any]] = {"row_indices": groups.prompts.row_indices}
+        for name, column in groups.rollouts.columns.items():
+            arrays |= _of_column(f"rollouts.{name}", column)
+        arrays |= {f"scores.{name}": getattr(scores, name) for name in _SCORE_ARRAYS}
+        for name in _SCORE_COLUMNS:
+            arrays |= _of_column(f"scores.{name}", getattr(scores, name))
+        if scores.model_scores is not None:
+            arrays["scores.model_scores"] = scores.model_scores
+        if self.greedy_scores is not None:
+            arrays["greedy_scores"] = self.greedy_scores
+        for number, (prompts, scores_B) in enumerate(self.answered):
+            arrays |= {f"answered.{number}.row_indices": prompts.row_indices, f"answered.{number}.scores": scores_B}
+        others = {
+            "origin": asdict(self.origin),
+            "num_answered": len(self.answered),
+            "columns": list(groups.rollouts.columns),
+            "responses": [text.response for text in scores.texts],
+            "failures": [failure and failure.value for failure in scores.failures],
+            "messages": scores.messages.tolist(),
+            "extra": scores.extra.tolist(),
+        }
+        arrays[_OTHERS] = np.frombuffer(json.dumps(others).encode(), np.uint8)
+        return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+
+    @classmethod
+    def parse(cls, content: bytes, table: PromptBatch) -> Self:
+        """Returns what `serialise` has made the content of; `table` has the training prompts.
+
+        Raises:
+            ConfigError: another version has written it, or the training prompts have changed since.
+        """
+        try:
+            arrays = load(content)
+            return cls._of(arrays, json.loads(arrays[_OTHERS].tobytes()), table)
+        except ConfigError:
+            raise
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"the checkpoint's rollouts are not what this version writes: {error!r}") from error
+
+    @classmethod
+    def _of(cls, arrays: Arrays, others: Mapping[str, Any], table: PromptBatch) -> Self:
+        prompts = _prompts(arrays["row_indices"], table)
+        columns = {name: _column(arrays, f"rollouts.{name}") for name in others["columns"]}
+        rollouts = Batch(len(columns["prompts"].lengths), columns)
+        num_samples = rollouts.num_rows // prompts.num_prompts
+        if not _are_equal(columns["prompts"], prompts.repeated(num_samples).prompts):
+            raise ConfigError(
+                "data.train_files: the checkpoint holds responses to other prompts than these (rollout.staleness 1);"
+                " expected the files that the run began with"
+            )
+        rows = table.take(arrays["scores.prompt_indices"])
+        texts = zip(rows.texts, others["responses"], rows.rows, strict=True)
+        numbers: dict[str, Any] = {name: arrays[f"scores.{name}"] for name in _SCORE_ARRAYS}
+        numbers |= {name: _column(arrays, f"scores.{name}") for name in _SCORE_COLUMNS}
+        scores = Scores(
+            **numbers,
+            model_scores=arrays.get("scores.model_scores"),
+            data_sources=objects(row.data_source for row in rows.rows),
+            places=objects(row.place for row in rows.rows),
+            failures=objects(None if value is None else Failure(value) for value in others["failures"]),
+            messages=objects(others["messages"]),
+            extra=objects(others["extra"]),
+            texts=objects(Text(prompt, response, row.ground_truth) for prompt, response, row in texts),
+        )
+        answered = [
+            (_prompts(arrays[f"answered.{number}.row_indices"], table), arrays[f"answered.{number}.scores"])
+            for number in range(others["num_answered"])
+        ]
+        groups = Groups(prompts, rollouts, scores)
+        return cls(Origin(**others["origin"]), groups, answered, arrays.get("greedy_scores"))
+
+
+def _prompts(row_indices: NDArray[np.int64], table: PromptBatch) -> PromptBatch:
+    if row_indices.max(initial=0) >= table.num_prompts:
+        found = f"{table.num_prompts} training prompts"
+        raise ConfigError(f"data.train_files: the checkpoint holds responses to row {row_indices.max()}, got {found}")
+    return table.take(row_indices)
+
+
+def _of_column(name: str, column: Column) -> dict[str, NDArray[Any]]:
+    return {f"{name}.values": column.values, f"{name}.lengths": column.lengths}
+
+
+def _column(arrays: Arrays, name: str) -> Column:
+    return Column(arrays[f"{name}.values"], arrays[f"{name}.lengths"])
+
+
+def _are_equal(one: Column, other: Column) -> bool:
+    return np.array_equal(one.lengths, other.lengths) and np.array_equal(one.values, other.values)

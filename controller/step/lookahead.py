@@ -1,0 +1,84 @@
+"""Rollouts one step ahead: what a step learns from was sampled before the update of the step before it."""
+
+import logging
+import time
+from dataclasses import replace
+
+from controller.data.prompts import PromptSource
+from controller.run.end import RunEnd
+from controller.step.context import StepContext
+from controller.step.dynamic_sampling import KeptRollouts, StepRollouts
+from controller.step.finished import FinishedRollouts
+from controller.step.kept_groups import GroupsRanOut
+from controller.tracking.step_record import StepRecord
+from splitppo.config import Config
+
+log = logging.getLogger(__name__)
+
+
+class RolloutsAhead(StepRollouts):
+    """The rollouts of each step under `rollout.staleness` 1.
+
+    v_k are the weights after the update of step k, v_0 the initial ones. Step k learns from rollouts of v_{k-2}, step 1
+    from those of v_0. They are sampled by these weights whatever is fast or slow, never by the newest ones there are.
+
+    The finished rollouts of the step that comes next belong to the checkpoint of this one.
+    """
+
+    def __init__(self, prompts: PromptSource, finished: FinishedRollouts | None) -> None:
+        super().__init__(prompts)
+        self._keep(finished)
+        self._num_draws = 0  # for the step in work
+        self._ran_out: GroupsRanOut | None = None
+
+    async def draw(self, step: StepContext, first_draw: int) -> KeptRollouts:
+        """Returns the rollouts that were sampled for this step; a step for which there are none samples them itself."""
+        self.check_next()
+        finished = self._next
+        self._keep(None)
+        if finished is None or finished.origin.step != step.number:
+            if step.number > 1:
+                version = step.base_step
+                log.info("step %d has no rollouts yet: the weights of step %d sample them now", step.number, version)
+            finished = await self.finish(step, first_draw)
+        self._num_draws = len(finished.answered)
+        origin, record = finished.origin, step.record
+        record.epoch = origin.epoch
+        record.metrics |= {**origin.metrics, "training/staleness": float(step.base_step - origin.policy_version)}
+        return KeptRollouts(step, finished.groups, finished.answered, finished.greedy_scores)
+
+    async def look_ahead(self, step: StepContext, config: Config, end: RunEnd, first_draw: int) -> None:
+        """Samples the rollouts of the step after `step`, by the weights that `step` updates later.
+
+        `first_draw` is the number of the first batch of prompts of `step`. If the next step cannot be filled, its own
+        `draw` raises.
+        """
+        number, first_draw = step.number + 1, first_draw + self._num_draws
+        if not end.has_step(number, first_draw):
+            return
+        record = StepRecord(number, time.time())
+        following = replace(step, config=config.at_step(number), record=record, num_ahead=1)
+        try:
+            self._keep(await self.finish(following, first_draw))
+        except GroupsRanOut as error:
+            self._ran_out = error
+        step.record.add_work_of(record)
+
+    def check_next(self) -> None:
+        """See `StepRollouts.check_next`; a run that stops here says so, too."""
+        if self._ran_out is not None:
+            raise self._ran_out
+
+    def _keep(self, finished: FinishedRollouts | None) -> None:
+        self._next, self.file_of_next = finished, finished.serialise if finished else None
+
+
+def step_rollouts(config: Config, prompts: PromptSource, stored: bytes | None) -> StepRollouts:
+    """Returns what makes the rollouts of a run; `stored` is the file of finished ones in the checkpoint, if it has one.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    if not config.rollout.staleness:
+        return StepRollouts(prompts)
+    return RolloutsAhead(prompts, FinishedRollouts.parse(stored, prompts.table) if stored else None)
