@@ -8,6 +8,7 @@
 
 import argparse
 import asyncio
+import io
 import sys
 from pathlib import Path
 
@@ -31,6 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     `arguments` are those of the command line by default. The command `splitppo`, which a wheel installs, calls `main`.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks ends no run
     commands = {"doctor": _doctor, "plan": _plan, "sync": _sync, "from-verl": _from_verl}
     try:
         if arguments and (command := commands.get(arguments[0])):
@@ -42,6 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except OSError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
     except ModuleNotFoundError as error:
         sys.stderr.write(_NO_PACKAGE.format(sys.executable, error.name))
         return 1

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from controller.run.checkpoint_writer import CheckpointFailed
@@ -131,7 +131,8 @@ class RunOutcome:
         log.error("%s", text, extra=FILE_ONLY)
         self._display.close()
         if not (isinstance(error, OSError) and self._storage_has_failed):
-            sys.stderr.write(f"error: {text}\n")
+            with suppress(BrokenPipeError):
+                sys.stderr.write(f"error: {text}\n")
         self._storage_has_failed |= isinstance(error, OSError)
 
 

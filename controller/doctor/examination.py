@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from controller.doctor.facts import Facts, Finding, GroupFacts, RunFacts
 from controller.doctor.probe import examine
@@ -28,6 +28,8 @@ from splitppo.dotted_keys import leaves
 from splitppo.machine.process_tree import is_stopped
 from splitppo.rpc.bearer_tokens import BearerTokens
 from splitppo.rpc.credentials import Credentials, load_credentials, load_server_credentials
+
+T = TypeVar("T")
 
 # Bytes per parameter: fp32 weights and both moments of AdamW; a Hugging Face folder has the weights again.
 _CHECKPOINT_BYTES, _HF_BYTES = 12, 4
@@ -124,7 +126,7 @@ def _addresses(config: Config, facts: Facts) -> dict[RoleName, str]:
         sentence = f"the groups of this run are on {host}, and listen on that machine alone (services.launch: local)"
         facts.mistakes.append(Finding("other_machine", "run", sentence, f"ask the same there, on {host}"))
         return {}
-    announced = {role: _read_json(_announcement(config, role)) or {} for role in config.roles}
+    announced = {role: _read_json(_announcement(config, role), dict) for role in config.roles}
     return {role: str(content.get("address", "")) for role, content in announced.items()}
 
 
@@ -134,14 +136,14 @@ def _announcement(config: Config, role: RoleName) -> Path:
 
 def _stopped_pids(run_dir: Path, role: RoleName) -> dict[int, int]:
     """Returns the pids, by rank, of the role's stopped processes on this machine, as processes.json lists them."""
-    rows = _read_json(run_dir / "processes.json") or []
+    rows = [row for row in _read_json(run_dir / "processes.json", list) if isinstance(row, dict)]
     here = [row for row in rows if row.get("role") == role and row.get("host") == os.uname().nodename]
     return {row["rank"]: row["pid"] for row in here if is_stopped(row["pid"])}
 
 
 def _controllers_host(run_dir: Path) -> str:
     """Returns the host of the controller in processes.json; "" if it has none."""
-    rows = _read_json(run_dir / "processes.json") or []
+    rows = [row for row in _read_json(run_dir / "processes.json", list) if isinstance(row, dict)]
     return next((str(row.get("host", "")) for row in rows if row.get("role") == "controller"), "")
 
 
@@ -180,7 +182,7 @@ def _run_facts(config: Config) -> RunFacts:
     facts = RunFacts(str(run_dir), config.services.launch, tls=config.services.security.tls)
     facts.controller_runs = is_held(run_dir)
     facts.is_starting = facts.controller_runs and facts.launch == "local" and _has_new_epoch(run_dir)
-    facts.epoch = (_read_json(run_dir / "controller.epoch") or {}).get("epoch")
+    facts.epoch = _read_json(run_dir / "controller.epoch", dict).get("epoch")
     if lines := read_metrics(run_dir / METRICS_FILE):
         facts.step = lines[-1]["step"]
         summary = Summary.read(run_dir / "summary.json")
@@ -222,9 +224,10 @@ def _size_by_models(config: Config) -> int | None:
     return num_parameters * (_CHECKPOINT_BYTES + (_HF_BYTES if config.checkpoint.save_hf_model else 0))
 
 
-def _read_json(file: Path) -> Any:
-    """Returns the content of a JSON file; None if it does not exist or is incomplete."""
+def _read_json(file: Path, kind: type[T]) -> T:
+    """Returns the content of a JSON file; an empty one if it does not exist, is incomplete or of another kind."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return kind()
+    return content if isinstance(content, kind) else kind()

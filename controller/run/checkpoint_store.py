@@ -266,14 +266,7 @@ class CheckpointStore:
         Raises:
             ConfigError: the folder is no complete checkpoint, or not as it was written; then nothing was copied.
         """
-        prefix, _, number = folder.resolve().name.partition(PREFIX)
-        is_complete = (folder / MARKER).exists() and (folder / STATE).exists()
-        if prefix or not _NUMBER.fullmatch(number) or not is_complete:
-            raise ConfigError(
-                f"run.resume: {folder} is no complete checkpoint; expected auto, disable or a folder"
-                f" {PREFIX}N with the files {STATE} and {MARKER}"
-            )
-        step = int(number)
+        step = named_step(folder)
         try:
             manifests = self.check(step, folder)
             if folder.resolve() != self.folder(step).resolve():
@@ -303,6 +296,18 @@ class CheckpointStore:
         adopted = replace(marker, run_id=self.run_id, adopted_from=origin, rollouts=rollouts)
         write_atomically(self.folder(step) / MARKER, adopted.serialise())
         log.info("adopted the checkpoint of step %d from %s", step, origin)
+
+
+def named_step(folder: Path) -> int:
+    """Returns the step of the checkpoint that `run.resume` names; ConfigError if the folder is no complete one."""
+    prefix, _, number = folder.resolve().name.partition(PREFIX)
+    is_complete = (folder / MARKER).exists() and (folder / STATE).exists()
+    if prefix or not _NUMBER.fullmatch(number) or not is_complete:
+        raise ConfigError(
+            f"run.resume: {folder} is no complete checkpoint; expected auto, disable or a folder"
+            f" {PREFIX}N with the files {STATE} and {MARKER}"
+        )
+    return int(number)
 
 
 def _named_is_damaged(folder: Path, error: DamagedCheckpoint) -> ConfigError:

@@ -4,6 +4,7 @@ One controller at a time holds the folder, by a file lock. Each start raises the
 fencing token: workers refuse the calls of a controller that has lost the folder.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -16,7 +17,7 @@ from typing import Any, Self, TextIO
 
 import yaml
 
-from controller.run.checkpoint_store import CheckpointStore
+from controller.run.checkpoint_store import CheckpointStore, named_step
 from controller.tracking.step_file import METRICS_FILE, SAMPLES_FILE, read_metrics
 from controller.workers.client import Caller, WorkerClient
 from splitppo.atomic_write import write_atomically
@@ -122,8 +123,20 @@ class RunFolder:
             write_atomically(self.config_file, self._config_before)
 
     def resolve(self) -> Config:
-        """Returns the configuration with which a run would start; the folder need not be held."""
+        """Returns the configuration with which a run would start; the folder need not be held.
+
+        Raises:
+            ConfigError: the run could not start: its folder cannot be made or written, or `run.resume` names no
+                checkpoint, or a key has changed that may not change.
+        """
+        if (resume := self.config.run.resume) not in ("auto", "disable"):
+            named_step(Path(resume))
         with self._errors_named():
+            nearest = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+            if not nearest.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(nearest))
+            if not os.access(nearest, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(nearest))
             return resolve_run(self.config, self._used(self._stored()), permitted_cores())
 
     @contextmanager

@@ -1,9 +1,11 @@
 """The display for the user: lines about finished work, and on a terminal a live panel below them."""
 
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TextIO
 
 from rich.console import Console, Group
@@ -166,10 +168,12 @@ class Display:
 
 
 class _Console(Console):
-    """A console whose broken pipe is an OSError, like that of any stream, and not the end of the process."""
+    """A console that falls silent if its reader goes away; the run goes on, and its log files have all lines."""
 
     def on_broken_pipe(self) -> None:
-        raise  # noqa: PLE0704 - the error that rich has caught
+        self.quiet = True
+        with suppress(OSError, ValueError):  # else Python fails at its end, when it writes the rest
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 def _header(plan: str, config: Config, step: int) -> list[str]:

@@ -19,7 +19,7 @@ class _DisplayHandler(logging.Handler):
 def log_to(run_dir: Path, display: Display) -> None:
     """Sends log lines from INFO on to `logs/controller_0.log` and to the display, and nowhere else."""
     handlers: list[logging.Handler] = [
-        logging.FileHandler(run_dir / "logs" / "controller_0.log", encoding="utf-8"),
+        logging.FileHandler(run_dir / "logs" / "controller_0.log", encoding="utf-8", errors="backslashreplace"),
         _DisplayHandler(display),
     ]
     logging.raiseExceptions = False  # a full disk must not fill the terminal with tracebacks

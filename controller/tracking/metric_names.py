@@ -176,7 +176,7 @@ METRICS: Mapping[str, Sequence[tuple[str, str, str]]] = {
 }
 
 
-_PATTERNS = [re.sub(r"<\w+>", ".+", re.escape(names)) for section in METRICS.values() for names, _, _ in section]
+_PATTERNS = [re.sub(r"<\w+>", ".*", re.escape(names)) for section in METRICS.values() for names, _, _ in section]
 _NAMES = [re.sub(r"\\{(.*?)\\}", lambda m: f"({m[1].replace(',', '|')})", names) for names in _PATTERNS]
 _DECLARED = re.compile("|".join(_NAMES), re.DOTALL)
 

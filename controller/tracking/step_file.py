@@ -86,7 +86,8 @@ def check_step(row: dict[str, Any], place: str) -> dict[str, Any]:
 
 def json_line(value: Mapping[str, Any]) -> bytes:
     """Returns a line of strict JSON: non-finite numbers become null, arrays become lists, other types their text."""
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str).encode() + b"\n"
+    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str)
+    return text.encode(errors="backslashreplace") + b"\n"  # half a character is an escape of JSON
 
 
 def _finite(value: Any) -> Any:

@@ -127,6 +127,8 @@ def _parse(text: str, source: str) -> Any:
         raise ConfigError(f"{source}: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source}: lists and sections are nested too deeply") from error
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

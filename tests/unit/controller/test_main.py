@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +78,7 @@ def test_check_shows_only_the_keys_that_differ_from_their_defaults(
 @pytest.mark.parametrize(
     ("command", "answer"),
     [
-        ("doctr", ", did you mean 'doctor'?"),
+        ("doctr", "(did you mean doctor?)"),
         ("frobnicate", "expected one of doctor, plan, sync, from-verl, or --config"),
     ],
 )
@@ -204,6 +206,9 @@ def test_check_warns_of_more_threads_than_cores(config_file: Path, capsys: pytes
         ("services.actor.threads=0", "key 'services.actor.threads': expected auto, or a number of at least 1, got 0"),
         ("services.actor.devices=[0,1]", "devices lists 2 GPUs for num_processes 1"),
         ("nonsense", "override 'nonsense' must look like key.path=value"),
+        ("run.dir=/dev/null/run", "run.dir: cannot use the run folder /dev/null/run: Not a directory (/dev/null)"),
+        ("run.resume=/tmp", "run.resume: /tmp is no complete checkpoint; expected auto, disable or a folder"),
+        (f"data.filters={'[' * 9999}", "lists and sections are nested too deeply"),
     ],
 )
 def test_a_mistake_gives_exit_code_2_and_one_line_that_says_which(
@@ -232,6 +237,17 @@ def test_gpus_of_both_groups_must_not_overlap(
 def test_a_config_file_that_is_missing_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(tmp_path / "none.yaml") == 2
     assert capsys.readouterr().err.startswith(f"error: cannot read the config file {tmp_path / 'none.yaml'}")
+
+
+def test_a_machine_that_has_too_few_files_is_one_sentence(
+    config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_more(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("controller.preflight.check_rewards", no_more)
+    assert check(config_file) == 1
+    assert capsys.readouterr().err == "error: [Errno 24] Too many open files\n"
 
 
 def test_without_arguments_the_usage_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

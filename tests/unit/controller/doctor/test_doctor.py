@@ -360,3 +360,11 @@ def test_the_page_names_every_finding() -> None:
     page = (PROJECT / "docs" / "doctor.md").read_text(encoding="utf-8")
     codes = {code for part in get_args(Code) for code in get_args(part)}
     assert set(re.findall(r"^\| `([a-z_]+)` \|", page, re.MULTILINE)) == codes
+
+
+@pytest.mark.parametrize("content", ['{"actor": 5}', "[5]", "xx", "[" * 9999])
+async def test_a_broken_list_of_processes_is_an_empty_one(serve: Serve, run_dir: Path, content: str) -> None:
+    actor = await serve("actor", tree(run_dir))
+    (run_dir / "processes.json").write_text(content)
+    facts, _ = await ask(external(run_dir, actor.address))
+    assert facts.groups["actor"].clock_offset_s is not None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -193,3 +196,20 @@ def test_a_small_negative_number_is_zero_without_a_sign() -> None:
     display.start(batch_plan(config()), config())
     display.step(1, {"actor/ppo_kl": -1e-9})
     assert "  ppo_kl 0.00000  " in stream.getvalue()
+
+
+def test_a_run_goes_on_if_the_reader_of_its_output_goes_away() -> None:
+    """In a process of its own, whose output is a pipe without a reader."""
+    code = (
+        "from controller.tracking.display import open_display\n"
+        "import sys\n"
+        "display = open_display()\n"
+        "for number in range(3):\n"
+        "    display.line(f'line {number}')\n"
+        "sys.stderr.write('still here')\n"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "still here")

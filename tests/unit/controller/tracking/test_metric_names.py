@@ -260,3 +260,8 @@ def test_calls_of_one_pool_that_overlap_are_not_counted_twice() -> None:
 
 def test_an_interval_without_length_has_no_overlap_metrics() -> None:
     assert overlap(("actor", "gen", 0, 5), until=0.0) == {}
+
+
+@pytest.mark.parametrize("field", ["", " ", "a/b", "two\nlines", "\ud83d"])
+def test_a_scorer_may_name_its_fields_as_it_likes(field: str) -> None:
+    check_declared(reward_extra_metrics({field: [1.0]}))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from controller.tracking.rollout_dump import cut_back, write_rollouts
-from controller.tracking.step_file import StepFile, read_metrics
+from controller.tracking.step_file import StepFile, json_line, read_metrics
 from splitppo.config import ConfigError
 
 
@@ -106,3 +106,9 @@ def test_rollouts_are_dumped_per_step_and_cut_back(tmp_path: Path) -> None:
         "train/2.jsonl",
     ]
     assert lines(tmp_path / "train" / "1.jsonl") == [{"prompt": "é\n", "score": None, "ids": [0, 1]}]
+
+
+def test_half_a_character_is_an_escape_of_json() -> None:
+    line = json_line({"text": "a\ud83d"})
+    assert json.loads(line) == {"text": "a\ud83d"}
+    assert line.isascii()
