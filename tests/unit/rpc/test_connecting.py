@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from splitppo.config import SecurityConfig
+from splitppo.config.subsections.security import SecurityConfig
 from splitppo.rpc.credentials import PLAINTEXT, Credentials, load_credentials
 from tests.support.certificates import secure
 
