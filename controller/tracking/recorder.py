@@ -38,8 +38,8 @@ class Recorder:
         self._clients: Sequence[WorkerClient] = ()
         self._open: deque[StepRecord] = deque()
         self._unpublished: deque[tuple[int, Mapping[str, float]]] = deque()
-        self._held_step = -1
-        self._held: asyncio.Future[Mapping[str, float]] | None = None
+        self._blocked_step = -1
+        self._blocked_metrics: asyncio.Future[Mapping[str, float]] | None = None
         self._previous_spans: Sequence[Span] = ()
         self._num_starts = 0
         self._num_repeated_steps = 0
@@ -62,7 +62,7 @@ class Recorder:
         self._num_repeated_steps += max(self.last_step - step, 0)
         self._open.clear()
         self._unpublished.clear()
-        self._held_step = -1
+        self._blocked_step = -1
         self._previous_spans = ()
         self._clients = clients
         restored_step = step or -1
@@ -95,18 +95,18 @@ class Recorder:
 
         A reader of the line of a checkpointed step can rely on the checkpoint. `step` must not be complete yet.
         """
-        self._held_step, self._held = step, asyncio.get_running_loop().create_future()
-        return self._held
+        self._blocked_step, self._blocked_metrics = step, asyncio.get_running_loop().create_future()
+        return self._blocked_metrics
 
     def release(self, step: int) -> None:
         """Writes the line of a step that was kept back, and later lines."""
-        if step == self._held_step:
-            self._held_step = -1
+        if step == self._blocked_step:
+            self._blocked_step = -1
         self._publish()
 
     def release_all(self) -> None:
         """Writes the lines that still wait for a checkpoint, at the end of a run."""
-        self.release(self._held_step)
+        self.release(self._blocked_step)
 
     def add_spans(self, spans: Sequence[Span]) -> None:
         """Adds spans to the timeline that belong to no open step."""
@@ -156,12 +156,12 @@ class Recorder:
         self._display.samples(record.step, samples)
         if tracking.dump_rollouts:
             write_rollouts(self._rollouts / "train", record.step, rollout_rows(scores))
-        if self._held is not None and record.step == self._held_step:
-            self._held.set_result(metrics)
+        if self._blocked_metrics is not None and record.step == self._blocked_step:
+            self._blocked_metrics.set_result(metrics)
 
     def _publish(self) -> None:
         """Writes and shows all lines before the step that is kept back."""
-        while self._unpublished and self._unpublished[0][0] != self._held_step:
+        while self._unpublished and self._unpublished[0][0] != self._blocked_step:
             step, metrics = self._unpublished.popleft()
             self._log(step, metrics)
             self._display.step(step, metrics)
