@@ -44,6 +44,7 @@ from controller.run.checkpoint_writer import CheckpointWriter
 from controller.run.folder import RunFolder
 from controller.run.state import RunState
 from controller.scoring.scorer import Scorer
+from controller.step.dynamic_sampling import StepRollouts
 from controller.tracking.display import open_display
 from controller.tracking.recorder import Recorder
 from controller.tracking.step_file import METRICS_FILE, read_metrics
@@ -207,10 +208,10 @@ class Meter(Trainer):
         self.cpu_s: list[float] = []
         self.columns_bytes = 0
 
-    async def train_step(self, prompts: PromptBatch) -> None:
+    async def train_step(self) -> None:
         """Trains a step, and measures the CPU time of everything up to the next step."""
         self.cpu_s.append(time.process_time())
-        await super().train_step(prompts)
+        await super().train_step()
         experience = self.recorder.current.experience
         assert experience is not None
         self.columns_bytes = experience.batch.held_bytes
@@ -228,7 +229,8 @@ async def measure(
     checkpoints = CheckpointWriter(
         folder.checkpoints, workers.trained, config, on_saved=recorder.add_spans, on_commit=recorder.release
     )
-    trainer = Meter(config, workers, prompts, scorer, evaluator, checkpoints, recorder, RunState.initial(config))
+    rollouts = StepRollouts(prompts)
+    trainer = Meter(config, workers, rollouts, scorer, evaluator, checkpoints, recorder, RunState.initial(config))
     await trainer.fit()
     recorder.release_all()
     ends_s = [*trainer.cpu_s[1:], time.process_time()]

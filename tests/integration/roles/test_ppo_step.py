@@ -160,7 +160,7 @@ async def ppo_step(workers: Workers, step: int) -> Step:
     trained, critic_trained = await asyncio.gather(
         actor.update(here, base_step=base), critic.update(here, base_step=base)
     )
-    return Step(rows, trained.metrics, critic_trained.metrics)
+    return Step(rows, trained.result.metrics, critic_trained.result.metrics)
 
 
 async def refusals(workers: Workers) -> dict[str, WireError]:

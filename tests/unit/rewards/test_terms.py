@@ -57,7 +57,7 @@ def test_sources_are_scored_that_have_any_scorer() -> None:
     [
         (
             scorers(math=["gsm8"]),
-            "key 'reward.scorers': math asks for 'gsm8', which is no scorer, did you mean 'gsm8k'?",
+            "key 'reward.scorers': math asks for 'gsm8', which is no scorer (did you mean gsm8k?)",
         ),
         (scorers(math=["xyz"]), "key 'reward.scorers': math asks for 'xyz', which is no scorer; known: gsm8k, "),
         (scorers(math=["custom"]), "math asks for 'custom', but reward.custom_function_path is not set"),
