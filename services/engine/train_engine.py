@@ -126,13 +126,14 @@ class TrainEngine:
                 break
             self._checkpointer.wait_until_written(progress)
             steps.add(sums, self._optimizer_step(lr))
-        self.num_updates += 1
-        return {
+        metrics = {
             **steps.metrics(may_stop=stop_above is not None),  # on the host: the device is done
             **self._rank_tokens(batch),
             **meter.utilisation(meter.update_flops(batch, computed), time.perf_counter() - started_s),
             "lr": lr,
         }
+        self.num_updates += 1  # last: an update that fails before it counts for nothing
+        return metrics
 
     def plan_update(self, batch: Batch) -> list[MiniBatch]:
         """Returns the mini-batches of an update, also those in which no token counts."""

@@ -116,4 +116,5 @@ class ServicesConfig(Section):
 
     def of(self, role: RoleName) -> ServiceConfig:
         """Returns the place of the group of a role."""
-        return {"actor": self.actor, "critic": self.critic, "reward": self.reward}[role]
+        service: ServiceConfig = getattr(self, role)
+        return service

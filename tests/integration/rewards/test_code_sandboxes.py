@@ -187,7 +187,7 @@ JUDGED = """
 import asyncio, json, sys
 from rewards.code.source import CodeSandboxes
 from rewards.samples import Sample
-from splitppo.config import CodeConfig
+from splitppo.config.subsections.code import CodeConfig
 
 async def main():
     row = json.dumps({"inputs": ["3"], "outputs": ["9"]})
@@ -254,7 +254,7 @@ ENDLESS = """
 import asyncio
 from rewards.code.source import CodeSandboxes
 from rewards.samples import Sample
-from splitppo.config import CodeConfig
+from splitppo.config.subsections.code import CodeConfig
 
 async def main():
     async with CodeSandboxes(CodeConfig(num_sandboxes=2)) as source:
@@ -282,7 +282,7 @@ UNSAFE = """
 import asyncio, json
 from rewards.code.source import CodeSandboxes
 from rewards.samples import Sample
-from splitppo.config import CodeConfig
+from splitppo.config.subsections.code import CodeConfig
 
 async def main():
     async with CodeSandboxes(CodeConfig(unsafe=True, timeout_s=0.5, num_sandboxes=1)) as source:
