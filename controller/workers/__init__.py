@@ -1,1 +1,1 @@
-"""The worker groups as the controller knows them: started, called, watched, restarted."""
+"""The controller's side of the worker groups: processes, gRPC clients, supervision, and the rules of recovery."""

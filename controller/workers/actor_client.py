@@ -1,4 +1,4 @@
-"""The client of the actor: policy and rollouts."""
+"""The gRPC client with which the controller calls the actor group: sampling, log-probs, updates of the policy."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from splitppo.v1 import actor_pb2, actor_pb2_grpc, batch_pb2, worker_pb2
 
 
 class ActorClient(WorkerClient):
-    """The client of the actor: one method per RPC, under the RPC's name."""
+    """The controller's gRPC client of the actor group; each method calls the RPC of the same name."""
 
     role = "actor"
     role_service = actor_pb2_grpc.ActorServiceStub
@@ -26,7 +26,7 @@ class ActorClient(WorkerClient):
         num_parts: int = 1,
         on_part: Callable[[int], None] = lambda _: None,
     ) -> CommandReply:
-        """Samples responses for the slot's prompts with its seeds; afterwards the slot has one row per response.
+        """Samples responses for the slot's prompts, with the seeds in the slot; the slot then has one row per response.
 
         The responses come in `num_parts` parts, in the order in which they end. A part can be fetched, with the column
         `places`, as soon as its last response has ended; the last parts may be empty. `on_part` is called with the
@@ -52,7 +52,7 @@ class ActorClient(WorkerClient):
         return reply
 
     async def compute_log_probs(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
-        """Adds old_log_probs to the slot."""
+        """Makes the actor add the column old_log_probs, the policy's log-probs of the response tokens, to a slot."""
         return await self._command("ComputeLogProbs", actor_pb2.ComputeLogProbsRequest(slot=slot), base_step)
 
     async def update(
@@ -63,7 +63,7 @@ class ActorClient(WorkerClient):
         terms: actor_pb2.LossTerms | None = None,
         advance_only: bool = False,
     ) -> CommandReply:
-        """Makes one PPO update, which commits the slot's step; with `advance_only` the weights stay.
+        """Makes one PPO update of the policy, which commits the slot's step; with `advance_only` the weights stay.
 
         `terms` are the terms of the loss, by default those of the worker's configuration.
         """
@@ -72,7 +72,7 @@ class ActorClient(WorkerClient):
 
 
 def loss_terms(config: Config) -> actor_pb2.LossTerms:
-    """Returns the terms of the loss that may change from step to step; `config` is that of the step."""
+    """Returns the message with the loss terms that may change from step to step; `config` is that of the step."""
     terms = config.actor.model_dump(include={"entropy_coeff", "use_kl_loss", "kl_loss_coef"})
     phases = config.algorithm.phases
     return actor_pb2.LossTerms(
@@ -81,6 +81,6 @@ def loss_terms(config: Config) -> actor_pb2.LossTerms:
 
 
 def sampling_params(section: RolloutConfig | EvaluationConfig, data: DataConfig) -> actor_pb2.SamplingParams:
-    """Returns the message with the keys by which Generate draws responses."""
+    """Returns the protobuf message with temperature, top_p, top_k and response limit for the RPC Generate."""
     drawn = section.model_dump(include={"temperature", "top_p", "top_k"})
     return actor_pb2.SamplingParams(**drawn, max_response_length=data.max_response_length)

@@ -1,4 +1,4 @@
-"""The client of a worker of any role: one method per RPC.
+"""The gRPC client of a worker group of any role, with one method per RPC that all roles have.
 
 The RPCs are the handshake, batches, checkpoints, and the computations of the frozen models that a worker may host.
 """
@@ -72,7 +72,7 @@ _MOVES_THE_STEP = ("Update", "LoadCheckpoint")
 
 @dataclass(frozen=True)
 class Caller:
-    """One start of a controller, as its clients introduce it to workers.
+    """One start of a controller, with the names by which the controller introduces itself to workers.
 
     Attributes:
         run_id: the id of the run.
@@ -91,7 +91,7 @@ class Caller:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The traffic of a client so far: bytes of batch columns, and the seconds of PutBatch and GetBatch."""
+    """The batch data that a client has moved so far: bytes of columns, and seconds spent in PutBatch and GetBatch."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -105,7 +105,7 @@ class Traffic:
 
 
 class WorkerClient:
-    """The client of a worker of any role, for one event loop.
+    """The gRPC client of one worker group of any role, for use in one asyncio event loop.
 
     Every method raises WireError (splitppo/rpc/errors.py) with role, step and method in its message. A call of a worker
     that is unreachable or busy is repeated for `limits.reconnect_timeout_s`. A command is repeated under its request
@@ -147,11 +147,11 @@ class WorkerClient:
         )
 
     async def close(self) -> None:
-        """Closes the channel; the worker continues its running commands."""
+        """Closes the client's gRPC channel; commands that run in the worker continue."""
         await self._channel.close(None)
 
     async def handshake(self, timeout_s: float) -> worker_pb2.HandshakeResponse:
-        """Takes the worker over for this controller, as soon as the worker can be reached.
+        """Makes the worker accept this controller as its caller as soon as it can be reached; returns its answer.
 
         Raises:
             Unavailable: the worker could not be reached in time; the message names the address.
@@ -169,7 +169,7 @@ class WorkerClient:
         return worker
 
     async def _wait_until_reached(self, timeout_s: float) -> None:
-        """Waits until the worker answers. A worker that is about to end does not count."""
+        """Polls the worker until it answers, or raises; an answer that it drains or has failed does not count."""
         deadline = time.monotonic() + timeout_s
         reason = ""
         while True:
@@ -210,18 +210,18 @@ class WorkerClient:
         return worker
 
     async def get_status(self) -> worker_pb2.GetStatusResponse:
-        """Returns the worker's status. The worker answers at once, also while its engine is busy."""
+        """Asks the worker for its status and returns it. The worker answers at once, also while its engine is busy."""
         request = worker_pb2.GetStatusRequest()
         return await self._repeat("GetStatus", None, lambda: self._worker.GetStatus(request, timeout=_UNARY_TIMEOUT_S))
 
     def is_fresh_at(self, step: int) -> bool:
-        """Returns True if `step` is 0 and the worker is idle, without rows, at its initial model: it need not load."""
+        """Returns True if `step` is 0 and the worker is idle with its initial model and no rows: no load is needed."""
         status = self._status
         is_untouched = status.state == worker_pb2.WORKER_STATE_IDLE and status.committed_step == 0 and not status.slots
         return step == self._num_loads == 0 and is_untouched
 
     async def put_batch(self, slot: batch_pb2.Slot, batch: Batch) -> None:
-        """Creates the slot, or adds columns with the same number of rows to it."""
+        """Sends a batch to the worker: creates the slot, or adds the columns to an existing slot of as many rows."""
 
         async def put() -> None:
             header, chunks = encode_messages(batch, slot)
@@ -241,7 +241,7 @@ class WorkerClient:
         await self._repeat("PutBatch", slot.step, put)
 
     async def get_batch(self, slot: batch_pb2.Slot, columns: Sequence[str]) -> Batch:
-        """Returns the named columns of a slot."""
+        """Fetches the named columns of a slot from the worker, and returns them as a `Batch`."""
         caller, limits = self._caller, self._limits
         request = worker_pb2.GetBatchRequest(run_id=caller.run_id, epoch=caller.epoch, slot=slot, columns=columns)
 
@@ -257,12 +257,12 @@ class WorkerClient:
         return await self._repeat("GetBatch", slot.step, get)
 
     async def save_checkpoint(self, *, base_step: int, with_hf_model: bool = False) -> CommandReply:
-        """Writes this role's part of the checkpoint of `base_step`; returns when the part is durable."""
+        """Makes the worker write its role's part of the checkpoint of `base_step`; returns when the part is durable."""
         request = worker_pb2.SaveCheckpointRequest(with_hf_model=with_hf_model)
         return await self._command("SaveCheckpoint", request, base_step, step=base_step, service=self._worker)
 
     async def load_checkpoint(self, step: int) -> CommandReply:
-        """Loads this role's part of the checkpoint of `step`, 0 for the initial model, whatever step is committed."""
+        """Makes the worker load its part of the checkpoint of `step` (0: initial model), whatever step is committed."""
         for attempt in range(1, _MAX_LOAD_ATTEMPTS + 1):
             base_step = (await self.get_status()).committed_step
             self._num_loads += 1
@@ -276,18 +276,18 @@ class WorkerClient:
         raise AssertionError("unreachable")
 
     async def compute_weights_digest(self) -> str:
-        """Returns the sha256 of the weights, which must be those of the committed step."""
+        """Asks the worker for the sha256 of its weights, which must be those of the committed step."""
         request, step = worker_pb2.ComputeWeightsDigestRequest(), self.committed_step
         reply = await self._command("ComputeWeightsDigest", request, step, step=step, service=self._worker)
         return reply.result.weights_sha256
 
     async def compute_ref_log_probs(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
-        """Adds ref_log_probs to the slot; this group must host the reference."""
+        """Makes the worker add the column ref_log_probs to a slot; this group must host the reference model."""
         request = reference_pb2.ComputeRefLogProbsRequest(slot=slot)
         return await self._command("ComputeRefLogProbs", request, base_step, service=self._reference)
 
     async def compute_reward_scores(self, slot: batch_pb2.Slot, *, base_step: int) -> CommandReply:
-        """Adds rm_scores to a slot with reward_tokens; this group must host the reward model."""
+        """Makes the worker add rm_scores to a slot with reward_tokens; this group must host the reward model."""
         request = reward_model_pb2.ComputeRewardScoresRequest(slot=slot)
         return await self._command("ComputeRewardScores", request, base_step, service=self._reward_model)
 
@@ -301,10 +301,10 @@ class WorkerClient:
         service: Any = None,
         on_part: PartCallback = lambda _: None,
     ) -> CommandReply:
-        """Fills in the header of a request, sends the request and follows the command to its reply.
+        """Fills in the header of a command's request, sends the request, and waits for the command's reply.
 
         Without `step`, the command works on the slot that the request names, and belongs to the slot's step. `service`
-        is the role's own service by default.
+        is the gRPC stub to call, by default that of the role's own service.
         """
         run_id, epoch = self._caller.run_id, self._caller.epoch
         parts: tuple[int, ...] = ()

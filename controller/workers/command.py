@@ -1,4 +1,4 @@
-"""A command on its way to its reply: progress, silences, and repetition over lost connections."""
+"""Runs one command on a worker: reads its progress events, limits silences, and repeats it over lost connections."""
 
 import asyncio
 import logging
@@ -28,12 +28,12 @@ _END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a client's calls.
+    """The time and size limits of a worker client's calls.
 
     Attributes:
         progress_timeout_s: the longest silence of a running command, and the longest duration of any other call.
-        reconnect_timeout_s: the time for which calls of an unreachable or busy worker are repeated.
-        max_batch_bytes: the largest batch that is taken from a worker.
+        reconnect_timeout_s: the time for which calls to an unreachable or busy worker are repeated.
+        max_batch_bytes: the largest batch that is accepted from a worker.
         grace_s: added to the longest silence of a command: the worker's own heartbeat can name the rank that hangs.
     """
 
@@ -44,7 +44,7 @@ class Limits:
 
     @property
     def silence_s(self) -> float:
-        """The longest time without an event of a running command."""
+        """The longest time, in seconds, that a running command may go without sending an event."""
         return self.progress_timeout_s + self.grace_s
 
 
@@ -53,7 +53,7 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class CommandReply:
-    """The reply to one command.
+    """A worker's reply to one command, with the time that the engine spent on the command.
 
     Attributes:
         result: the result as the worker has sent it.
@@ -66,19 +66,19 @@ class CommandReply:
 
     @property
     def timings_s(self) -> Mapping[str, float]:
-        """The seconds that the worker reports in its metrics as timing_s/<name>, by name."""
+        """The durations in seconds that the worker reports as metrics timing_s/<name>, keyed by <name>."""
         prefix = "timing_s/"
         return {name.removeprefix(prefix): s for name, s in self.result.metrics.items() if name.startswith(prefix)}
 
     def span(self, pool: str, name: str, step: int) -> Span:
-        """Returns the engine's work on the command, for the timeline."""
+        """Returns the engine's work on the command as a `Span` of the timeline."""
         return Span(pool, name, step, self.started_s, self.finished_s)
 
 
 class ReconnectDeadline:
-    """The time until which calls of an unreachable or busy worker are repeated.
+    """The time until which calls to an unreachable or busy worker are repeated.
 
-    It is `timeout_s` after the first failure since the worker's last sign of life.
+    It is `timeout_s` seconds after the first failed call since the worker last answered.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -86,11 +86,11 @@ class ReconnectDeadline:
         self._ends_at: float | None = None
 
     def clear(self) -> None:
-        """Notes a sign of life: the next failure is the first one again."""
+        """Records that the worker has answered: the next failed call starts the timeout anew."""
         self._ends_at = None
 
     def has_passed(self) -> bool:
-        """Notes a failure; returns True if the failures since the last sign of life have lasted for the timeout."""
+        """Records a failed call; returns True if calls have failed for the whole timeout without any answer."""
         now = time.monotonic()
         if self._ends_at is None:
             self._ends_at = now + self._timeout_s
@@ -98,13 +98,13 @@ class ReconnectDeadline:
 
 
 async def repeat_until_answered(attempt: Callable[[], Awaitable[T]], deadline: ReconnectDeadline, place: Place) -> T:
-    """Makes a call, and repeats it while the worker is unreachable or busy, until the deadline has passed.
+    """Calls a worker, and repeats the call while the worker is unreachable or busy, until the deadline has passed.
 
-    The pauses between calls of a busy worker grow. The call must be one that may be made twice: a read, or a command
+    The pauses between calls to a busy worker grow. The call must be one that may be made twice: a read, or a command
     with a request id.
 
     Raises:
-        WireError: the worker's answer, or the last failure to reach the worker.
+        WireError: the worker answered with an error, or the last attempt did not reach the worker.
     """
     is_repeated, pause_s = False, _RETRY_PAUSE_S / 2
     while True:
@@ -127,13 +127,13 @@ async def repeat_until_answered(attempt: Callable[[], Awaitable[T]], deadline: R
 
 @dataclass
 class RunningCommand:
-    """A command on its way to its reply.
+    """One command that was sent to a worker and has no reply yet.
 
     Attributes:
-        place: role, step and method.
-        clock_offset_s: the worker's clock minus the controller's.
-        on_part: called with every part that is ready, perhaps several times.
-        last: the newest progress.
+        place: role, step and method of the command, for error messages.
+        clock_offset_s: the worker's clock minus the controller's, in seconds.
+        on_part: called with every part of the output that is ready, perhaps several times.
+        last: the newest progress event.
     """
 
     place: Place
@@ -145,11 +145,11 @@ class RunningCommand:
     last: worker_pb2.Progress | None = None
 
     async def run(self, call: Callable[[], Any]) -> CommandReply:
-        """Sends the request, again after a lost connection, and follows the stream of events that `call` returns.
+        """Sends the command (again after a lost connection) and reads the events that `call` streams, until the reply.
 
         Raises:
             DeadlineExceeded: there was no progress for too long; the error has the last phase.
-            WireError: the worker's answer, or the last failure to reach the worker.
+            WireError: the worker answered with an error, or the last attempt did not reach the worker.
         """
         deadline = ReconnectDeadline(self.limits.reconnect_timeout_s)
         self._hit(".begin")
@@ -171,7 +171,7 @@ class RunningCommand:
         failpoints.hit(f"{self.place.role}.{failpoints.point_of(self.place.method)}{moment}", self.place.step)
 
     async def _follow(self, call: Any, deadline: ReconnectDeadline) -> worker_pb2.CommandResult:
-        """Reads the events of a call up to the result. A cancellation ends the call, but not the worker's command."""
+        """Reads a command's events until the result. Cancellation ends the gRPC call, but not the worker's command."""
         status: worker_pb2.GetStatusResponse | None = None
         reading = asyncio.ensure_future(call.read())
         try:
@@ -201,13 +201,15 @@ class RunningCommand:
                 await reading
 
     async def _check_silence(self, before: worker_pb2.GetStatusResponse | None) -> worker_pb2.GetStatusResponse:
-        """Returns the worker's status after a silence; `before` is the status after the previous silence.
+        """Raises if a command without events is stuck, else returns the worker's status after this silence.
 
-        A command that is queued, or waits for the disk, is silent, too. It may wait as long as the worker works on
-        other commands, that is, as long as the status changes between silences.
+        `before` is the status after the previous silence. A command that is queued, or waits for the disk, is silent,
+        too. It may wait as long as the worker works on other commands, that is, as long as the status changes between
+        silences.
 
         Raises:
-            DeadlineExceeded: the worker does not answer, stands still, or runs this command without progress.
+            DeadlineExceeded: the worker does not answer, its status does not change, or it runs this command without
+                progress.
         """
         now: worker_pb2.GetStatusResponse | None = None
         with suppress(WireError):
@@ -221,10 +223,11 @@ class RunningCommand:
 
 
 def clock_offset_s(worker_s: float, sent_s: float, answered_s: float) -> float:
-    """Returns a worker's clock minus the controller's, in seconds, from the time in the worker's answer to a request.
+    """Estimates a worker's clock minus the controller's, in seconds, from the time in the worker's answer to a request.
 
-    The worker reads its clock between request and answer. If its time lies between their times, too, the clocks may be
-    equal, and the offset is 0. On one machine spans are then compared exactly, however long the answer took.
+    The worker reads its clock between request and answer. If the worker's time lies between the controller's times of
+    the request and the answer, the clocks may be equal, and the offset is 0. On one machine spans are then compared
+    exactly, however long the answer took.
     """
     if sent_s <= worker_s <= answered_s:
         return 0.0
@@ -234,10 +237,10 @@ def clock_offset_s(worker_s: float, sent_s: float, answered_s: float) -> float:
 def _on_our_clock(
     engine: worker_pb2.EngineTime, clock_offset_s: float, sent_s: float, answered_s: float
 ) -> tuple[float, float]:
-    """Returns the start and the end of the engine's work, on the controller's clock.
+    """Converts the start and the end of an engine's work to the controller's clock, in unix seconds.
 
-    The offset is exact to half a round trip only. The times are moved between request and reply, so that calls made
-    one after the other never seem to overlap.
+    The offset is exact to half a round trip only. The times are moved between request and reply, so that calls made one
+    after the other never seem to overlap.
     """
     started_s = engine.started_unix_ns / 1e9 - clock_offset_s
     finished_s = engine.finished_unix_ns / 1e9 - clock_offset_s

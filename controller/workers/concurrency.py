@@ -1,4 +1,4 @@
-"""Calls that run at the same time: the first error is raised itself, and no task is left behind."""
+"""Runs asyncio calls together or in the background; errors are raised unwrapped, and no task is left behind."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -7,7 +7,7 @@ from typing import Any
 
 
 async def gather_calls(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Returns the results of the calls, in order. The first error cancels the other calls, and is raised itself."""
+    """Runs coroutines at the same time; returns results in order. The first error cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]
@@ -20,7 +20,7 @@ async def gather_calls(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
 
 
 async def run_watched(work: Coroutine[Any, Any, Any], watch: Coroutine[Any, Any, Any], *, grace_s: float = 2.0) -> None:
-    """Does the work until it ends, or until the watch raises an error, which is the only end of a watch.
+    """Awaits `work`, but raises if the endless coroutine `watch` raises first, for instance because a process died.
 
     After the watch has raised, the work has `grace_s` seconds to fail by itself, because its error says more.
     """
@@ -37,9 +37,9 @@ async def run_watched(work: Coroutine[Any, Any, Any], watch: Coroutine[Any, Any,
 
 
 class BackgroundTask:
-    """Work in the background, one piece at a time. Its error is raised when it is joined.
+    """Runs one coroutine at a time in the background, and raises the coroutine's error when it is joined.
 
-    `on_done` is called once after each piece of work that has succeeded, when it is joined.
+    `on_done` is called once after each coroutine that has succeeded, when it is joined.
     """
 
     def __init__(self, on_done: Callable[[], None] = lambda: None) -> None:
@@ -48,23 +48,24 @@ class BackgroundTask:
 
     @property
     def is_pending(self) -> bool:
-        """True if work was started and not joined yet."""
+        """True if a coroutine was started and not joined yet."""
         return self._task is not None
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Starts the work; earlier work must have been joined."""
+        """Starts a coroutine in the background; an earlier coroutine must have been joined."""
         assert self._task is None
         self._task = asyncio.create_task(work)
 
     def check(self) -> None:
-        """Joins work that has ended already, and raises its error; does not wait for work that still runs."""
+        """Joins the background coroutine if it has ended, and raises its error; does not wait while it still runs."""
         if self._task is not None and self._task.done():
             self._finish(self._task)
 
     async def join(self, timer: AbstractContextManager[object] | None = None) -> None:
-        """Waits for the work, and raises its error in all callers that wait. The work survives a cancelled wait.
+        """Waits for the background coroutine, and raises its error in all callers that wait.
 
-        `timer` is entered for the wait alone, and left before `on_done` is called.
+        The coroutine survives the cancellation of a caller. `timer` is entered for the wait alone, and left before
+        `on_done` is called.
         """
         if (task := self._task) is not None:
             with timer or nullcontext():
@@ -79,7 +80,7 @@ class BackgroundTask:
             self._on_done()
 
     async def abandon(self) -> None:
-        """Cancels the work, and ignores its error."""
+        """Cancels the background coroutine, and ignores its error."""
         if (task := self._task) is not None:
             self._task = None
             task.cancel()

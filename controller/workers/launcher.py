@@ -1,8 +1,8 @@
-"""Starts the groups on this machine (`services.launch: local`) and ends them on every exit path.
+"""Starts the worker groups on this machine (`services.launch: local`), and ends them however the controller exits.
 
-Each group is a torchrun process with its own session, CPU/GPU set and thread count. Its standard input is a pipe to
-which only the controller writes. Torchrun passes the pipe on to every rank, and a rank exits when the pipe has ended.
-Therefore the groups end even if the controller is killed.
+Each group is a torchrun process with its own session, CPU/GPU set and thread count. The group's standard input is a
+pipe to which only the controller writes. Torchrun passes the pipe on to every rank, and a rank exits when the pipe has
+ended. Therefore the groups end even if the controller is killed.
 """
 
 import asyncio
@@ -49,9 +49,10 @@ _BAD_INPUT = re.compile(r"^error: (.*)$", re.MULTILINE)
 
 
 class GroupFailed(Exception):
-    """A group has ended, or did not come up; the message names the rank and shows the last lines of its log.
+    """A worker group has ended, or did not start in time; the message names the rank and has the last lines of its log.
 
     Attributes:
+        role: the role of the group.
         is_bad_input: True if the rank refused its input (a config key, a model folder).
         was_killed: True if a signal has ended the rank.
     """
@@ -63,7 +64,7 @@ class GroupFailed(Exception):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address and the processes of a group, which its rank 0 has announced."""
+    """The address and the processes of a started worker group, as its rank 0 has announced them in a file."""
 
     role: RoleName
     address: str
@@ -72,7 +73,7 @@ class Endpoint:
 
 
 class LocalGroup:
-    """One torchrun group on this machine.
+    """One worker group on this machine: a torchrun process and its ranks.
 
     Args:
         config, config_file: the resolved configuration of the run, and its file, which the ranks read.
@@ -102,7 +103,7 @@ class LocalGroup:
 
     @property
     def has_ended(self) -> bool:
-        """True if torchrun has exited, or was never started."""
+        """True if the group's torchrun process has exited, or was never started."""
         return self._process is None or self._process.returncode is not None
 
     @property
@@ -115,7 +116,7 @@ class LocalGroup:
         return [rank for rank in self._ranks if is_running(rank)]
 
     async def start(self) -> Endpoint:
-        """Starts the group if it does not run, and waits until its rank 0 takes calls; GroupFailed if it never does."""
+        """Starts the group unless it runs, and waits until its rank 0 takes calls; GroupFailed if it never does."""
         if self.has_ended:
             await self._start_torchrun()
         if self.endpoint is None:
@@ -162,7 +163,7 @@ class LocalGroup:
         return Endpoint(**json.loads(announcement))
 
     def _failure(self, what: str) -> GroupFailed:
-        """Returns the error with the sentence of a rank that refused its input, else with the last lines of its log."""
+        """Makes the error of a failed group: the sentence of a rank that refused its input, else its last log lines."""
         output = _read(self._torchrun_log)
         exit_code = self._process.returncode if self._process else None
         if exit_code == BAD_INPUT_EXIT and (sentences := _BAD_INPUT.findall(output)):
@@ -181,7 +182,7 @@ class LocalGroup:
         )
 
     async def oom_kill(self) -> str | None:
-        """Returns torchrun's words about a rank that the kernel has killed for want of memory; None without one."""
+        """Returns torchrun's message about a rank that the kernel killed because memory ran out; None without one."""
         if num_oom_kills() == self._num_oom_kills or not self.is_gone:
             return None
         await self._ended_within(CULPRIT_TIMEOUT_S)
@@ -189,7 +190,7 @@ class LocalGroup:
         return f"{self.role} {culprit[1]}" if culprit and culprit[3] else None
 
     async def stop(self) -> None:
-        """Ends the group: first by SIGTERM, then by the end of its standard input, then by SIGKILL."""
+        """Ends the group's processes: first by SIGTERM, then by closing their standard input, then by SIGKILL."""
         if self._process is None:
             return
         if not self.has_ended:
@@ -204,7 +205,7 @@ class LocalGroup:
         await self.discard()
 
     async def discard(self) -> None:
-        """Ends the rest of a lost group at once by SIGKILL. The group has nothing to save, and may be frozen."""
+        """Ends the remaining processes of a lost group by SIGKILL, because they have nothing to save and may hang."""
         victims = self.kill()
         if not await self._ended_within(KILL_TIMEOUT_S):
             pid = self._process.pid if self._process else None
@@ -214,7 +215,7 @@ class LocalGroup:
         self._process, self.endpoint, self._ranks = None, None, []
 
     def kill(self) -> list[psutil.Process]:
-        """Sends SIGKILL to torchrun and all of its ranks that still run, without waiting; returns these processes."""
+        """Sends SIGKILL to the group's torchrun and ranks that still run, without waiting; returns these processes."""
         ranks = self._living_ranks()
         return kill(ranks) if self._process is None or self.has_ended else kill_tree(self._process.pid, ranks)
 
@@ -233,11 +234,12 @@ def _read(path: Path) -> str:
 
 
 class LocalLauncher:
-    """All groups of a run on this machine. The arguments are those of `LocalGroup`.
+    """Starts and ends all worker groups of a run on this machine. The arguments are those of `LocalGroup`.
 
     Attributes:
-        tokens: the tokens that the groups ask of callers: the argument `tokens`, or a token made for this run. The run
-            folder has the made token in services/token, for its owner alone, as long as the groups run.
+        tokens: the bearer tokens that the groups demand of callers: the argument `tokens`, or a token made for this
+            run. As long as the groups run, the made token is in services/token in the run folder, readable by its owner
+            alone.
     """
 
     def __init__(
@@ -257,7 +259,7 @@ class LocalLauncher:
         self._shared_devices = config.shared_devices
 
     async def start(self) -> dict[RoleName, Endpoint]:
-        """Starts every group that does not run, and waits until all answer; returns their endpoints by role."""
+        """Starts every group that does not run, waits until all take calls, and returns their endpoints by role."""
         if self._shared_devices:
             log.warning("several groups use the GPUs %s: they share memory and compute", list(self._shared_devices))
         if self._token_file is not None:
@@ -266,16 +268,16 @@ class LocalLauncher:
         return dict(zip(self.groups, endpoints, strict=True))
 
     async def discard(self, roles: Iterable[str]) -> None:
-        """Ends the rest of lost groups; the next `start` starts them again."""
+        """Kills what is left of the lost groups of these roles; the next `start` starts them again."""
         await asyncio.gather(*(group.discard() for role, group in self.groups.items() if role in roles))
 
     async def stop(self) -> None:
-        """Ends every group."""
+        """Ends every worker group (SIGTERM first, SIGKILL last), and removes the token file."""
         await asyncio.gather(*(group.stop() for group in self.groups.values()))
         self._remove_token_file()
 
     def kill(self) -> None:
-        """Ends every group at once."""
+        """Kills every worker group at once by SIGKILL, and removes the token file."""
         for group in self.groups.values():
             group.kill()
         self._remove_token_file()

@@ -1,4 +1,4 @@
-"""The rules of recovery: the errors after which a run goes on, how often, and when an update is repeated."""
+"""Decides after which errors of worker groups a run goes on, how often it may, and when a failed update is repeated."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -32,10 +32,11 @@ MAX_REPLAYS = 2
 
 
 class RestartBudget:
-    """The recoveries that are left: `max_restarts` in a row without a step that was never done before.
+    """Counts the recoveries of a run: at most `max_restarts` in a row without a step that was never done before.
 
-    The pause before the first recovery is `backoff_s`; it doubles with each further one. After the kernel has killed a
-    rank for want of memory, there is only one recovery: the rank would need the same memory again.
+    The pause before the first recovery is `backoff_s` seconds; the pause doubles with each further one. After the
+    kernel has killed a rank because memory ran out, there is only one recovery: the rank would need the same memory
+    again.
     """
 
     def __init__(self, max_restarts: int, backoff_s: float) -> None:
@@ -45,7 +46,7 @@ class RestartBudget:
         self._best_step = 0
 
     def take(self, last_step: int, *, is_oom_kill: bool = False) -> float | str:
-        """Takes one recovery after `last_step`; returns the pause before it in seconds, or why none is left."""
+        """Counts one recovery after `last_step`; returns the pause before it in seconds, or why none is allowed."""
         if last_step > self._best_step:
             self._best_step, self._num_taken, self._num_oom_kills = last_step, 0, 0
         self._num_oom_kills += is_oom_kill
@@ -61,7 +62,7 @@ class RestartBudget:
 
 
 def ends_by_restart(error: Exception, *, was_connected: bool, has_lost_group: bool) -> bool:
-    """Returns True if the run can go on after an error of a group, from the last common checkpoint.
+    """Returns True if the run can go on after this error of a group, by a restart from the last common checkpoint.
 
     Before all groups were connected once, only a group that was killed is started again: a group that fails by itself
     would fail again. Later, the same input has worked before. After the loss of a group, the error may come from
@@ -75,12 +76,12 @@ def ends_by_restart(error: Exception, *, was_connected: bool, has_lost_group: bo
 
 
 async def replay_if_clean(client: WorkerClient, base_step: int, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Makes an update. Repeats the update if it failed before its first optimizer step and its group can go on.
+    """Makes an update; repeats an update that failed before its first optimizer step if its group still takes commands.
 
     `attempt` sends the rows and the update, under the same request id each time. The other role is not disturbed.
 
     Raises:
-        Dirty: the update failed after an optimizer step; only a checkpoint brings the group back.
+        Dirty: the update failed after an optimizer step; only a checkpoint restores the group.
         WireError: the update failed too often, or the group is lost.
     """
     for num_replays in range(MAX_REPLAYS + 1):

@@ -1,9 +1,9 @@
-"""The client of the reward group, which hosts frozen models alone."""
+"""The gRPC client with which the controller calls the reward group, which hosts only frozen models."""
 
 from controller.workers.client import WorkerClient
 
 
 class RewardClient(WorkerClient):
-    """The client of the reward group. It has only the RPCs of every worker, no checkpoints, and no step."""
+    """The controller's gRPC client of the reward group, which has neither checkpoints nor a step."""
 
     role = "reward"

@@ -1,4 +1,4 @@
-"""A span: one piece of work of a pool, in the timeline of a run."""
+"""Spans, which are pieces of work of a pool in the timeline of a run, and the time in which spans keep a pool busy."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Parts = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """One piece of work of a pool (actor, critic, controller or reward) for a step; times are unix seconds.
+    """One piece of work of a pool (actor, critic, controller, scoring or reward) for a step; times are unix seconds.
 
     The span of a service is the work of its engine. For a checkpoint this is the snapshot, without the writing in the
     background. A validation and a checkpoint belong to the step whose weights they use, a restore to the restored step.
@@ -37,7 +37,7 @@ class Span:
 
 
 def busy_s(spans: Iterable[Span], started_s: float, finished_s: float) -> float:
-    """Returns the seconds of the interval in which at least one span runs."""
+    """Returns how many seconds of the interval from `started_s` to `finished_s` are covered by at least one span."""
     busy, reached = 0.0, started_s
     for span in sorted(spans, key=lambda span: span.started_s):
         start, end = max(span.started_s, reached), min(span.finished_s, finished_s)

@@ -1,4 +1,4 @@
-"""The worker groups of a run: they are started, greeted, restored to one step, watched, and started again."""
+"""Starts and connects all worker groups of a run, watches them, restores them to one step, and recovers lost groups."""
 
 import asyncio
 import os
@@ -31,13 +31,13 @@ MIN_GRACE_S = 10.0
 
 @dataclass(frozen=True)
 class Workers:
-    """The clients of a run's groups. An estimator without values has no critic.
+    """The gRPC clients of all worker groups of a run. An estimator without values has no critic.
 
     Attributes:
-        trained: the groups that train and save a model, actor first.
-        clients: all groups, actor first.
-        reference: the group that hosts the reference; None if KL is not used.
-        reward_model: the group that hosts the reward model; None if there is no reward model.
+        trained: the clients of groups that train and save a model, actor first.
+        clients: the clients of all groups, actor first.
+        reference: the client of the group that hosts the reference model; None if KL is not used.
+        reward_model: the client of the group that hosts the reward model; None if there is no reward model.
     """
 
     actor: ActorClient
@@ -51,7 +51,7 @@ class Workers:
     def of(
         cls, config: Config, actor: ActorClient, critic: CriticClient | None, reward: RewardClient | None = None
     ) -> Self:
-        """Returns the groups, with the hosts of the frozen models that the configuration names."""
+        """Makes a `Workers` of the clients; finds the hosts of the frozen models in the configuration."""
         hosts: dict[RoleName | None, WorkerClient | None] = {"actor": actor, "critic": critic, "reward": reward}
         trained = [client for client in (actor, critic) if client is not None]
         clients = [client for client in hosts.values() if client is not None]
@@ -60,7 +60,7 @@ class Workers:
 
 
 class WorkerGroups:
-    """The owner of the channels to the groups and, if `services.launch` is local, of their processes.
+    """Owns the gRPC channels to all worker groups and, if `services.launch` is local, the groups' processes.
 
     `config` is resolved by the run folder; the ranks read it from `config_file`.
     """
@@ -98,7 +98,7 @@ class WorkerGroups:
         return [] if self._workers is None else self._workers.trained
 
     async def connect(self) -> Workers:
-        """Starts the groups that do not run, and greets all groups.
+        """Starts the groups that do not run, and makes a handshake with every group; returns the clients.
 
         Raises:
             GroupFailed: a group that was started here did not come up.
@@ -135,7 +135,7 @@ class WorkerGroups:
         self._was_connected = True
 
     def can_recover(self, error: Exception) -> bool:
-        """Returns True if the run can go on after this error, from the last common checkpoint."""
+        """Returns True if the run can go on after this error, from the last checkpoint that all roles have."""
         return ends_by_restart(error, was_connected=self._was_connected, has_lost_group=bool(self._gone_roles()))
 
     def _gone_roles(self) -> set[str]:
@@ -144,12 +144,12 @@ class WorkerGroups:
         return {role for role, group in groups.items() if group.is_gone}
 
     async def oom_kill(self) -> str | None:
-        """Returns the rank of a group started here that the kernel has killed for want of memory, else None."""
+        """Names a rank of a group started here that the kernel killed because memory ran out; None without one."""
         groups = self._launcher.groups.values() if self._launcher else ()
         return next(filter(None, await asyncio.gather(*(group.oom_kill() for group in groups))), None)
 
     async def watch(self) -> NoReturn:
-        """Watches the groups until one has ended, which would else be noticed only by the next call; never returns.
+        """Polls the groups until one has ended, so that the loss is noticed before the next call; never returns.
 
         Raises:
             Unavailable: a group that was started here has ended, or one of its ranks has.
@@ -160,7 +160,7 @@ class WorkerGroups:
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def recover(self, error: Exception) -> None:
-        """Ends the rest of lost groups that were started here, so that `connect` starts them again.
+        """Ends what is left of lost groups that were started here, so that `connect` starts these groups again.
 
         A group is lost if `error` names it, if it or one of its ranks has ended, or if it does not answer. The other
         groups keep running, with their models loaded.
@@ -180,10 +180,10 @@ class WorkerGroups:
         await self._launcher.discard(lost)
 
     async def restore(self, step: int, manifests: Mapping[str, Manifest]) -> list[Span]:
-        """Brings every trained role to the pair checkpoint of `step`, at the same time; 0 is the initial model.
+        """Makes every trained role load the checkpoint of `step`, at the same time; step 0 is the initial model.
 
         Returns:
-            The spans of the loads. A role that was at this step already does not load.
+            The spans of the loads. A role that is still at its initial model does not load it again.
 
         Raises:
             DamagedCheckpoint: a part is not as it was written, or gives other weights than were saved.
@@ -210,18 +210,18 @@ class WorkerGroups:
         return [reply.span(role, "load_checkpoint", step) for role, reply in replies.items()]
 
     async def weights_digests(self) -> dict[str, str]:
-        """Returns the sha256 of each trained role's weights, by role."""
+        """Asks every trained role for the sha256 of its weights; returns the digests by role."""
         digests = await gather_calls(*(client.compute_weights_digest() for client in self.trained))
         return {client.role: digest for client, digest in zip(self.trained, digests, strict=True)}
 
     async def close(self) -> None:
-        """Closes the channels and ends the groups that were started here."""
+        """Closes the gRPC channels and ends the groups that were started here."""
         await self._close_channels()
         if self._launcher:
             await self._launcher.stop()
 
     def kill(self) -> None:
-        """Ends the groups that were started here at once, without waiting."""
+        """Kills the groups that were started here, without waiting."""
         if self._launcher:
             self._launcher.kill()
 
@@ -240,9 +240,9 @@ def configured_addresses(config: Config) -> dict[RoleName, str]:
 
 
 async def _load(clients: Iterable[WorkerClient], step: int) -> list[CommandReply]:
-    """Loads the checkpoint in all clients at the same time, and waits for all loads, also after an error.
+    """Makes all clients load the checkpoint at the same time, and waits for all loads, also after an error.
 
-    The caller may move the files after an error, so that no load may still run. The loss of a group comes before a
+    The caller may move the files after an error, so that no load may still run. The loss of a group is raised before a
     damaged file: the group that comes back reads the file again.
     """
     loads = [asyncio.create_task(client.load_checkpoint(step)) for client in clients]
