@@ -1,1 +1,1 @@
-"""One step: its rollouts, the calls that compute with them, and the context that they share."""
+"""One PPO step as the controller runs it: its rollouts, the calls to the workers, and the context that they share."""

@@ -1,4 +1,4 @@
-"""The calls of one step: which worker, which slot, which columns; each call is timed and recorded."""
+"""The calls of one PPO step to the worker groups: which group computes which columns of which slot, timed by call."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,7 +19,7 @@ from splitppo.batch import Batch
 
 
 class StepCalls:
-    """The calls of one step, in the order of the dataflow. The first call is `rollouts.generate`.
+    """The calls of one PPO step to the worker groups, in the order of the dataflow. `rollouts.generate` is the first.
 
     All calls can be started together: a call that needs rollouts waits for them. The other groups compute for each part
     of the rollouts. The actor generates the rollouts, and computes for all of them together. Every call returns its
@@ -43,7 +43,7 @@ class StepCalls:
         self._actor_has_columns = asyncio.Event()  # the critic's are sent afterwards, while the actor works
 
     async def greedy_scores(self) -> Float32s | None:
-        """Returns the score of a greedy response to each prompt, [P], without any penalty for its length.
+        """Samples and scores a greedy response to each prompt; returns the scores, [P], without any penalty for length.
 
         The actor samples the responses. Returns None if the estimator needs no such scores.
         """
@@ -53,7 +53,7 @@ class StepCalls:
         return await self._greedy.scores()
 
     async def old_log_probs(self) -> Batch:
-        """Returns the log-probs of the responses under the policy and the rollout backend, as far as they are needed.
+        """Gets the responses' log-probs under the policy and the rollout backend, as far as the algorithm needs them.
 
         With `bypass_mode` the policy's log-probs are computed only in steps that check them.
         """
@@ -66,7 +66,7 @@ class StepCalls:
         return await self._actor.get_batch(self.rollouts.slot, ["rollout_log_probs"])
 
     async def ref_log_probs(self) -> Batch:
-        """Returns the log-probs of the responses under the reference; no column if KL is not used.
+        """Computes the responses' log-probs under the reference model; returns no column if KL is not used.
 
         services/roles/frozen_models.py has the models that are not trained: a reference or a reward model.
         """
@@ -78,13 +78,13 @@ class StepCalls:
         return await self._compute_on_critic(host, "ref", host.compute_ref_log_probs, "ref_log_probs")
 
     async def values(self) -> Batch:
-        """Returns the critic's values of the states before each response token; no column without a critic."""
+        """Makes the critic compute the values of the states before each response token; no column without a critic."""
         if self._critic is None:
             return self._no_columns
         return await self._compute_on_critic(self._critic, "values", self._critic.compute_values, "values")
 
     async def scores(self) -> Scores:
-        """Returns a score for each response, with the penalty of overlong responses; see `PartCalls.scores`."""
+        """Scores each response, with the penalty of overlong responses; see `PartCalls.scores`."""
         self._record.scores = await self._part_calls.scores()
         return self._record.scores
 
@@ -110,7 +110,7 @@ class StepCalls:
         await measuring
 
     async def update_critic(self, experience: Experience) -> None:
-        """Makes one update of the value model, if there is a critic. Its columns are sent while the actor works."""
+        """Makes one update of the value model, if there is one. Its columns are sent while the actor works."""
         critic = self._critic
         if critic is None:
             return
@@ -124,7 +124,7 @@ class StepCalls:
     async def _update(
         self, client: ActorClient | CriticClient, send: Callable[[], Awaitable[None]], update: Compute
     ) -> None:
-        """Sends the columns and updates. Repeats both if the update has failed without a change of the weights.
+        """Sends the columns and updates the model. Repeats both if the update failed without a change of the weights.
 
         If the group is lost, the error ends `Trainer.fit`, and `Session._train_recovering` (controller/session.py)
         restores both models to their last common checkpoint.
@@ -140,7 +140,7 @@ class StepCalls:
         self._record.add_reply(client.role, name, reply)
 
     async def _compute_on_actor(self, name: str, compute: Compute, columns: Sequence[str]) -> Batch:
-        """Returns columns that the actor computes for all responses together, after it has sampled all of them."""
+        """Makes the actor compute columns for all responses together, once all are sampled; returns the columns."""
         await self._sampled_last.on_actor.wait()
         with self._record.timed(name):
             reply = await compute(self.rollouts.slot, base_step=self.step.base_step)
@@ -148,20 +148,20 @@ class StepCalls:
         return await self._actor.get_batch(self.rollouts.slot, columns)
 
     async def _compute_on_critic(self, host: WorkerClient, name: str, compute: Compute, column: str) -> Batch:
-        """Returns a column that the critic's group computes from prompts and responses, for one part after another."""
+        """Makes the critic's group compute a column from prompts and responses, one part after another; returns it."""
         send = partial(self._critic_rows.send, host)
         return await self._part_calls.compute_column(host, name, send, compute, column)
 
 
 class RowsSentOnce:
-    """Sends each part to the critic's group once: values and reference log-probs are computed from the same rows."""
+    """Sends each part of the rollouts to the critic's group once, though values and reference log-probs need it."""
 
     def __init__(self) -> None:
         self._sent: set[int] = set()
         self._sending = asyncio.Lock()
 
     async def send(self, host: WorkerClient, part: RolloutPart) -> None:
-        """Sends prompts and responses of a part, or waits until another call has sent them."""
+        """Sends prompts and responses of one part to the critic's group, or waits until another call has sent them."""
         async with self._sending:
             if part.slot.part not in self._sent:
                 await host.put_batch(part.slot, part.rollouts)

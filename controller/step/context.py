@@ -1,4 +1,4 @@
-"""The context of one step: its configuration, and the objects that all of its calls share."""
+"""The context of one PPO step: the step's configuration, and the objects that all calls of the step share."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from splitppo.config import Config
 
 @dataclass(frozen=True, eq=False)
 class StepContext:
-    """One step, as one argument of all code that makes rollouts or computes with them.
+    """Everything that code needs which makes rollouts for one PPO step or computes with them, as one argument.
 
     Rollouts of the next step may be sampled while this step trains (`rollout.staleness` 1). They have a context of
     their own, with the weights of this step.
@@ -38,10 +38,10 @@ class StepContext:
 
     @property
     def number(self) -> int:
-        """The number of this step, from 1."""
+        """The number of this PPO step, from 1."""
         return self.record.step
 
     @property
     def base_step(self) -> int:
-        """The step whose weights the workers have while they compute for this step."""
+        """The number of the step whose weights the workers have while they compute for this step."""
         return self.number - 1 - self.num_ahead

@@ -1,4 +1,4 @@
-"""The rollouts of a step: still to be sampled, sampled in the step before, or kept out of more by dynamic sampling.
+"""Makes the rollouts that a PPO step learns from, also by dynamic sampling, which drops groups whose samples are alike.
 
 Dynamic sampling draws and answers prompts until the step has enough groups whose samples differ. Every generation is
 scored before the next one is drawn. The kept groups depend on the weights. The next prompts and seeds depend only on
@@ -27,11 +27,12 @@ from splitppo.v1.batch_pb2 import SLOT_KIND_EXPERIENCE, Slot
 
 
 class StepRollouts:
-    """Draws the prompts of each step, and makes the rollouts that the step learns from.
+    """Draws the prompts of each PPO step, and makes the rollouts that the step learns from.
 
     Attributes:
         prompts: the order of the prompts.
-        file_of_next: makes the content of the file with the next step's rollouts, if they are there: `RolloutsAhead`.
+        file_of_next: makes the content of the file with the next step's rollouts, if they are finished:
+            `RolloutsAhead`.
 
     Raises:
         GroupsRanOut: too few groups have samples that differ.
@@ -44,19 +45,19 @@ class StepRollouts:
         self._generations_per_epoch = prompts.num_steps(1)
 
     async def draw(self, step: StepContext, first_draw: int) -> PendingRollouts:
-        """Returns the rollouts of a step, whose first batch of prompts has the number `first_draw`."""
+        """Makes the rollouts of a step; `first_draw` is the number of the step's first batch of prompts."""
         if step.config.algorithm.filter_groups.enable:
             return KeptRollouts(step, *await self._differing(step, first_draw))
         return SampledRollouts.of_step(step, self._next_prompts(step, first_draw))
 
     async def look_ahead(self, step: StepContext, config: Config, end: RunEnd, first_draw: int) -> None:
-        """Samples the rollouts of the next step, if the weights of `step` sample them; here they do not."""
+        """Does nothing here; in `RolloutsAhead`, samples the rollouts of the next step by the weights of `step`."""
 
     def check_next(self) -> None:
-        """Raises the error that kept `look_ahead` from filling the next step."""
+        """Does nothing here; in `RolloutsAhead`, raises the error that kept `look_ahead` from filling the next step."""
 
     async def finish(self, step: StepContext, first_draw: int) -> FinishedRollouts:
-        """Samples and scores the rollouts of a step by the weights that the actor has, greedy rollouts included."""
+        """Samples and scores the rollouts of a step with the actor's present weights, greedy rollouts included."""
         config, greedy_scores = step.config, None
         if config.algorithm.filter_groups.enable:
             groups, answered = await self._differing(step, first_draw)
@@ -69,20 +70,20 @@ class StepRollouts:
         return FinishedRollouts(origin, groups, answered, greedy_scores)
 
     async def _differing(self, step: StepContext, first_draw: int) -> tuple[Groups, Sequence[Answered]]:
-        """Returns the groups that dynamic sampling keeps, and all that was drawn for them."""
+        """Runs dynamic sampling; returns the groups that the step learns from, and all prompts drawn for them."""
         with step.record.timed("dynamic_sampling"):
             groups = await self._fill(step, first_draw)
             step.record.metrics |= groups.metrics()
             return groups.first(), groups.answered
 
     def _next_prompts(self, step: StepContext, draw: int) -> PromptBatch:
-        """Returns the batch of prompts with this number. A step belongs to the data epoch of its last batch."""
+        """Returns the batch of prompts with the number `draw`. A step belongs to the data epoch of its last batch."""
         prompts = self.prompts.batch_at(draw)
         step.record.epoch = self.prompts.epoch_of(draw)
         return prompts
 
     async def _fill(self, step: StepContext, first_draw: int) -> KeptGroups:
-        """Samples and scores candidates until `data.train_batch_size` groups have samples that differ."""
+        """Samples and scores generations of prompts until `data.train_batch_size` groups have samples that differ."""
         config, filters = step.config, step.config.algorithm.filter_groups
         num_prompts, per_epoch = config.data.train_batch_size, self._generations_per_epoch
         groups = KeptGroups(filters, num_prompts, step.number, generations_per_epoch=per_epoch)
@@ -93,7 +94,7 @@ class StepRollouts:
         return groups
 
     async def _generation(self, step: StepContext, draw: int, number: int, earlier: NDArray[np.int64]) -> Groups:
-        """Samples and scores candidates for a batch of prompts: generation `number` of the step, from 1."""
+        """Samples and scores responses to one batch of prompts: generation `number` (from 1) of the step."""
         config, prompts, filters = step.config, self._next_prompts(step, draw), step.config.algorithm.filter_groups
         candidates = SampledRollouts.of_candidates(step, prompts, generation=number, earlier=earlier)
         num_examine = config.reward.num_examine if number == 1 else 0
@@ -103,7 +104,7 @@ class StepRollouts:
 
 
 class KeptRollouts:
-    """The rollouts that a step has kept. They are sampled and scored already, and a single part (`PendingRollouts`)."""
+    """Rollouts of a step that were sampled and scored before, as a `PendingRollouts` with a single part."""
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class KeptRollouts:
         self.order = np.arange(groups.rollouts.num_rows)
 
     async def generate(self) -> Batch:
-        """Puts the rollouts into the slot in which the actor leaves rollouts without dynamic sampling."""
+        """Puts the kept rollouts into the actor's slot for the step, and returns prompts and responses."""
         with self._step.record.timed("gen"):
             await self._step.workers.actor.put_batch(self.slot, self._rollouts)
         self.on_actor.set()

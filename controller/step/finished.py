@@ -1,7 +1,8 @@
-"""The finished rollouts of a step, sampled before the step begins, and their file in a checkpoint.
+"""The finished rollouts of a step, sampled before the step begins, and the file that stores them in a checkpoint.
 
-The file is safetensors: arrays under the names of their columns, and one of bytes with JSON for all else. The prompts
-are in the data files; their rows are written, and their tokens, which show if a file has changed.
+The file is safetensors: arrays under the names of their columns, and one array of bytes with JSON for everything else.
+The file has no texts of prompts, because these are in the data files. It has their row indices, and their tokens, which
+show if a data file has changed.
 """
 
 import json
@@ -31,13 +32,13 @@ _OTHERS = "json"  # what is no array, as bytes
 
 @dataclass(frozen=True)
 class Origin:
-    """Where finished rollouts come from.
+    """The step that finished rollouts belong to, and the weights and prompts that they were sampled from.
 
     Attributes:
-        step: the step that learns from them.
-        policy_version: the step whose weights have sampled them.
-        epoch: the data epoch of their prompts, from 0.
-        metrics: what was measured while they were sampled.
+        step: the step that learns from the rollouts.
+        policy_version: the step whose weights have sampled the rollouts.
+        epoch: the data epoch of the prompts, from 0.
+        metrics: what was measured while the rollouts were sampled.
     """
 
     step: int
@@ -48,13 +49,13 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class FinishedRollouts:
-    """Everything that a step learns from, but for what its own weights compute.
+    """The sampled and scored rollouts of one step: all that the step learns from, except what its own weights compute.
 
     Attributes:
-        origin: their step, and the weights that have sampled them.
+        origin: the step of the rollouts, and the weights that have sampled them.
         groups: prompts, rollouts and scores, by prompt, then sample.
-        answered: every batch of prompts that was drawn for them, with the scores of its responses.
-        greedy_scores: [num_prompts], where they are the baseline; else None.
+        answered: every batch of prompts that was drawn for the step, with the scores of its responses.
+        greedy_scores: [num_prompts], where the estimator needs them as a baseline; else None.
     """
 
     origin: Origin
@@ -63,7 +64,7 @@ class FinishedRollouts:
     greedy_scores: Float32s | None = None
 
     def serialise(self) -> bytes:
-        """Returns the content of their file."""
+        """Converts the rollouts into the content of a safetensors file."""
         groups, scores = self.groups, self.groups.scores
         arrays: dict[str, NDArray[Any]] = {"row_indices": groups.prompts.row_indices}
         for name, column in groups.rollouts.columns.items():
@@ -91,10 +92,10 @@ class FinishedRollouts:
 
     @classmethod
     def parse(cls, content: bytes, table: PromptBatch) -> Self:
-        """Returns what `serialise` has made the content of; `table` has the training prompts.
+        """Parses a file that `serialise` has made, and returns the rollouts; `table` has the training prompts.
 
         Raises:
-            ConfigError: another version has written it, or the training prompts have changed since.
+            ConfigError: another version has written the file, or the training prompts have changed since.
         """
         try:
             arrays = load(content)

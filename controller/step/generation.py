@@ -1,4 +1,4 @@
-"""Generation: the actor answers a batch of prompts, in parts that are handed on while others are generated."""
+"""Samples responses on the actor in parts; finished parts are handed on while others are generated."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -22,7 +22,7 @@ from splitppo.v1.batch_pb2 import SLOT_KIND_CANDIDATES, SLOT_KIND_EXPERIENCE, SL
 
 
 class SampledRollouts:
-    """Rollouts that the actor samples, in parts; see `PendingRollouts`.
+    """The responses that the actor samples for a batch of prompts, in parts; a `PendingRollouts`.
 
     Only calls that compute row by row work on parts. `in_order` puts their results into the order of the prompts.
     """
@@ -62,7 +62,7 @@ class SampledRollouts:
 
     @classmethod
     def of_step(cls, step: StepContext, prompts: PromptBatch) -> Self:
-        """Returns the responses to the prompts of a step: `rollout.n` per prompt, in `rollout.stream_groups` parts."""
+        """Makes the rollouts of a step: `rollout.n` responses per prompt, in `rollout.stream_groups` parts."""
         num_parts = step.config.rollout.stream_groups
         assert num_parts != "auto", "load resolves it"
         return cls(step, prompts, Slot(kind=SLOT_KIND_EXPERIENCE, step=step.number), num_parts=num_parts)
@@ -71,7 +71,7 @@ class SampledRollouts:
     def of_candidates(
         cls, step: StepContext, prompts: PromptBatch, *, generation: int, earlier: NDArray[np.int64]
     ) -> Self:
-        """Returns the responses to the prompts of a generation (from 1). The step keeps some of them.
+        """Makes the rollouts of one generation (from 1) of dynamic sampling; the step keeps some of them.
 
         `earlier` are the row indices of the step's earlier generations. A prompt that is among them gets other seeds.
         """
@@ -80,11 +80,11 @@ class SampledRollouts:
 
     @classmethod
     def greedy(cls, step: StepContext, prompts: PromptBatch) -> Self:
-        """Returns the greedy response to each prompt of a step, which always has the most likely token."""
+        """Makes the greedy rollouts of a step: one response per prompt, always with the most likely token."""
         return cls(step, prompts, Slot(kind=SLOT_KIND_GREEDY, step=step.number), is_greedy=True)
 
     async def generate(self) -> Batch:
-        """Samples the responses; returns prompts and the columns, ordered by prompt, then sample."""
+        """Makes the actor sample the responses; returns prompts and columns, ordered by prompt, then sample."""
         with self._record.timed(self._timing):
             await self._actor.put_batch(self.slot, self._seeded)
             reply, *parts = await gather_calls(self._sample(), *map(self._fetch, range(len(self._slots))))
@@ -94,7 +94,7 @@ class SampledRollouts:
         return rollouts
 
     async def parts(self) -> AsyncIterator[RolloutPart]:
-        """Yields the parts that have rows. The cancellation of a waiting caller does not disturb other callers."""
+        """Yields the parts that have rows as they arrive. A cancelled caller does not disturb other callers."""
         for fetched in self._fetched:
             part = await asyncio.shield(fetched)
             if len(part.places):

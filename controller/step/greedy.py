@@ -1,4 +1,4 @@
-"""Greedy rollouts: the most likely response to each prompt, whose score is a baseline (ReMax)."""
+"""Samples and scores greedy rollouts: the most likely response to each prompt, whose score is ReMax's baseline."""
 
 from controller.data.prompts import PromptBatch
 from controller.ppo.masked_stats import Float32s
@@ -8,10 +8,10 @@ from controller.step.parts import PartCalls, PendingRollouts
 
 
 class GreedyRollouts:
-    """A greedy rollout of each prompt of a step, whatever its length.
+    """The greedy responses to the prompts of a step, one per prompt, and their scores.
 
     Attributes:
-        rollouts: the responses, on their way.
+        rollouts: the responses, which may not be sampled yet.
     """
 
     def __init__(self, step: StepContext, prompts: PromptBatch) -> None:
@@ -19,7 +19,7 @@ class GreedyRollouts:
         self._step = step
 
     async def scores(self) -> Float32s:
-        """Returns [num_prompts], the scores of the greedy rollouts, without any penalty."""
+        """Samples the greedy responses and scores them without any penalty; returns the scores, [num_prompts]."""
         _, greedy = await PartCalls(self._step, self.rollouts, is_baseline=True).generate_and_score()
         self._step.record.metrics["critic/greedy_score/mean"] = float(greedy.scores.mean())
         return greedy.scores

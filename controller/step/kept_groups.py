@@ -1,4 +1,4 @@
-"""The decisions of dynamic sampling: the groups that are kept, and when a step is full or cannot be filled.
+"""Decides for dynamic sampling which groups a step keeps, when the step has enough of them, and when it must give up.
 
 Yu et al., 2025 (DAPO), section 3.2: a group whose samples all have the same score has no advantage, so that the policy
 learns nothing from it. P prompts, n samples of each.
@@ -22,29 +22,29 @@ _NUM_NAMED_VALUES = 4
 
 
 class GroupsRanOut(Exception):
-    """A step cannot be filled with groups whose samples differ; the message is one sentence."""
+    """Dynamic sampling found too few groups whose samples differ to fill a step; the message is one sentence."""
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """P prompts with P x n rollouts and their scores before any penalty, ordered by prompt, then sample."""
+    """P prompts with P x n rollouts and the rollouts' scores before any penalty, ordered by prompt, then sample."""
 
     prompts: PromptBatch
     rollouts: Batch
     scores: Scores
 
     def take(self, places: NDArray[np.int64]) -> "Groups":
-        """Returns the groups of the prompts at these places."""
+        """Returns the groups of the prompts at these indices of the batch."""
         num_samples = self.rollouts.num_rows // self.prompts.num_prompts
         rows = (places[:, None] * num_samples + np.arange(num_samples)).reshape(-1)
         return Groups(self.prompts.take(places), self.rollouts.take(rows), self.scores.take(rows))
 
 
 class KeptGroups:
-    """The groups that a step keeps of its generations, until there are `num_prompts`; further groups are cut off.
+    """The groups that a step keeps from its generations of dynamic sampling, until there are `num_prompts` of them.
 
-    `generations_per_epoch` generations draw each prompt once. `answered` has all prompts that were drawn, with the
-    scores of their responses.
+    Groups beyond `num_prompts` are not used. `generations_per_epoch` generations draw each prompt once. `answered` has
+    all prompts that were drawn, with the scores of their responses.
     """
 
     def __init__(self, config: FilterGroupsConfig, num_prompts: int, step: int, *, generations_per_epoch: int) -> None:
@@ -59,24 +59,24 @@ class KeptGroups:
 
     @property
     def is_full(self) -> bool:
-        """True if the step has as many groups as it learns from."""
+        """True if enough groups are kept for the step."""
         return self._num_kept >= self._num_prompts
 
     @property
     def num_generations(self) -> int:
-        """The number of generations that were drawn."""
+        """The number of generations that were drawn for the step."""
         return len(self.answered)
 
     @property
     def drawn_rows(self) -> NDArray[np.int64]:
-        """The row indices of all prompts that were drawn so far."""
+        """The row indices of all prompts that were drawn for the step so far."""
         return np.concatenate([NO_ROWS, *(prompts.row_indices for prompts, _ in self.answered)])
 
     def add(self, groups: Groups) -> None:
-        """Keeps the groups of a generation whose samples differ in the metric.
+        """Keeps those groups of a generation whose samples differ in the metric; counts the others.
 
         Raises:
-            ConfigError: the scorer has no such field.
+            ConfigError: the scorer returns no such field.
         """
         values_Pn = metric_values(groups.scores, self._config.metric).reshape(groups.prompts.num_prompts, -1)
         # The standard deviation would not do: for equal numbers it need not be exactly 0.
@@ -87,10 +87,11 @@ class KeptGroups:
         self._num_barren = self._num_barren + 1 if is_alike_P.all() else 0
 
     def check(self) -> None:
-        """Checks that the step may draw another generation.
+        """Checks that the step may draw another generation of prompts.
 
         Raises:
-            GroupsRanOut: the step has drawn as many as it may, or a whole data epoch without any group to keep.
+            GroupsRanOut: the step has drawn as many generations as it may, or a whole data epoch without any group to
+                keep.
         """
         limit, key = self._config.max_num_gen_batches, "algorithm.filter_groups.max_num_gen_batches"
         if limit and self.num_generations >= limit:
@@ -112,7 +113,7 @@ class KeptGroups:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Returns train/num_gen_batches and training/filter_groups/..., over all groups that were drawn."""
+        """Returns the metrics train/num_gen_batches and training/filter_groups/... of all groups that were drawn."""
         groups, num_drawn = "training/filter_groups", self._num_kept + self._num_dropped
         return {
             "train/num_gen_batches": float(self.num_generations),
@@ -124,7 +125,7 @@ class KeptGroups:
         }
 
     def first(self) -> Groups:
-        """Returns the groups that the step learns from: the first `num_prompts` in the order of drawing."""
+        """Returns the groups that the step learns from: the first `num_prompts` kept ones, in the order of drawing."""
         kept = Groups(
             PromptBatch.join([groups.prompts for groups in self._kept]),
             concatenate([groups.rollouts for groups in self._kept]),
@@ -142,10 +143,10 @@ class KeptGroups:
 
 
 def metric_values(scores: Scores, metric: str) -> Float64s:
-    """Returns [P x n], the numbers by which the samples of a group are compared.
+    """Returns the number of each sample by which dynamic sampling compares the samples of a group, [P x n] float64.
 
     The value of a response whose scorer failed is 0. If a scorer returns no "acc", for instance because it returns a
-    plain number, its score counts, like in validation.
+    plain number, the response's score counts, like in validation.
 
     Raises:
         ConfigError: a scorer returns no such numeric field, or a number in it that is not finite.

@@ -1,4 +1,4 @@
-"""The check that the rollout backend computes the same log-probs of sampled tokens as the trainer."""
+"""Checks that the rollout backend and the trainer compute the same log-probs of the sampled tokens."""
 
 import logging
 from collections.abc import Mapping
@@ -16,7 +16,10 @@ class RolloutMismatch(Exception):
 
 @dataclass(frozen=True)
 class LogProbCheck:
-    """Compares log-probs every `rollout.check_freq` steps, and in the first step after a start, resume or recovery."""
+    """Compares the rollout backend's log-probs with the trainer's every `rollout.check_freq` steps.
+
+    The first step after a start, resume or recovery is compared, too.
+    """
 
     config: RolloutConfig
     first_step: int
@@ -27,7 +30,7 @@ class LogProbCheck:
         return check_freq > 0 and (step == self.first_step or step % check_freq == 0)
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Checks the difference in the metrics of a step, if a check is due and the step has tokens.
+        """Checks the difference of log-probs in the metrics of a step, if the check is due and the step has tokens.
 
         Raises:
             RolloutMismatch: the largest difference is over `rollout.max_log_prob_diff`, or not a number.

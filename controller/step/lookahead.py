@@ -1,4 +1,4 @@
-"""Rollouts one step ahead: what a step learns from was sampled before the update of the step before it."""
+"""Samples rollouts one step ahead: a step learns from rollouts sampled before the update of the step before."""
 
 import logging
 import time
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 
 class RolloutsAhead(StepRollouts):
-    """The rollouts of each step under `rollout.staleness` 1.
+    """Makes the rollouts of each step one step ahead, before the update of the step before it (`rollout.staleness` 1).
 
     v_k are the weights after the update of step k, v_0 the initial ones. Step k learns from rollouts of v_{k-2}, step 1
     from those of v_0. They are sampled by these weights whatever is fast or slow, never by the newest ones there are.
 
-    The finished rollouts of the step that comes next belong to the checkpoint of this one.
+    A checkpoint of a step also stores the finished rollouts of the next step.
     """
 
     def __init__(self, prompts: PromptSource, finished: FinishedRollouts | None) -> None:
@@ -32,7 +32,7 @@ class RolloutsAhead(StepRollouts):
         self._ran_out: GroupsRanOut | None = None
 
     async def draw(self, step: StepContext, first_draw: int) -> KeptRollouts:
-        """Returns the rollouts that were sampled for this step; a step for which there are none samples them itself."""
+        """Returns the rollouts that were sampled for this step; samples them now if there are none."""
         self.check_next()
         finished = self._next
         self._keep(None)
@@ -48,10 +48,10 @@ class RolloutsAhead(StepRollouts):
         return KeptRollouts(step, finished.groups, finished.answered, finished.greedy_scores)
 
     async def look_ahead(self, step: StepContext, config: Config, end: RunEnd, first_draw: int) -> None:
-        """Samples the rollouts of the step after `step`, by the weights that `step` updates later.
+        """Samples the rollouts of the step after `step`, with the weights from before the update of `step`.
 
-        `first_draw` is the number of the first batch of prompts of `step`. If the next step cannot be filled, its own
-        `draw` raises.
+        `first_draw` is the number of the first batch of prompts of `step`. If the next step cannot be filled, the
+        `draw` of that step raises the error.
         """
         number, first_draw = step.number + 1, first_draw + self._num_draws
         if not end.has_step(number, first_draw):
@@ -65,7 +65,7 @@ class RolloutsAhead(StepRollouts):
         step.record.add_work_of(record)
 
     def check_next(self) -> None:
-        """See `StepRollouts.check_next`; a run that stops here says so, too."""
+        """Raises the GroupsRanOut error of the last `look_ahead`, if it could not fill the next step."""
         if self._ran_out is not None:
             raise self._ran_out
 
@@ -74,7 +74,9 @@ class RolloutsAhead(StepRollouts):
 
 
 def step_rollouts(config: Config, prompts: PromptSource, stored: bytes | None) -> StepRollouts:
-    """Returns what makes the rollouts of a run; `stored` is the file of finished ones in the checkpoint, if it has one.
+    """Makes the object that makes the rollouts of each step, according to `rollout.staleness`.
+
+    `stored` is the checkpoint's file with finished rollouts, or None.
 
     Raises:
         ConfigError: the file cannot be used.

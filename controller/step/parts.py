@@ -1,4 +1,4 @@
-"""Rollouts that are not complete yet, and the calls that compute for each part of them as soon as it has arrived."""
+"""Rollouts whose responses arrive in parts, and the calls that score or compute each part as soon as it has arrived."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -25,14 +25,14 @@ Compute = Callable[..., Awaitable[CommandReply]]
 
 @dataclass(frozen=True, eq=False)
 class RolloutPart:
-    """Responses that have ended one after another, and are handed on together.
+    """Some responses of a batch that have ended one after another, and are handed on together.
 
     Attributes:
         slot: the slot in which the workers keep the rows: a part of the batch's slot, or the whole slot if this is the
             only part.
-        places: [num_rows] ascending, the places of the rows in the batch, which is ordered by prompt, then sample.
+        places: [num_rows] ascending, the indices of the rows in the batch, which is ordered by prompt, then sample.
         prompts: the prompt of each row.
-        rollouts: prompts and responses; with `places` if there are other parts.
+        rollouts: prompts and responses; with the column `places` if there are other parts.
     """
 
     slot: Slot
@@ -42,7 +42,7 @@ class RolloutPart:
 
 
 class PendingRollouts(Protocol):
-    """The responses to a batch of prompts, before all of them have arrived; complete rollouts are a `Batch`.
+    """The responses to a batch of prompts while they are still arriving; complete rollouts are a `Batch`.
 
     Attributes:
         slot: the slot in which the workers keep the responses.
@@ -60,30 +60,30 @@ class PendingRollouts(Protocol):
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """[num_rows], the place of each row of the batch in its parts one after the other; set after `generate`."""
+        """[num_rows], for each row of the batch its index in the joined parts; known after `generate`."""
 
     async def generate(self) -> Batch:
         """Puts the responses into the actor's slot; returns prompts and responses, ordered by prompt, then sample."""
 
     def parts(self) -> AsyncIterator[RolloutPart]:
-        """Yields the parts that have rows, one after the other, each as soon as it has arrived."""
+        """Yields the parts of the rollouts that have rows, one after the other, each as soon as it has arrived."""
 
     def answered(self, scores_B: Float32s) -> Sequence[Answered]:
-        """Returns each batch of prompts that was drawn, with the scores of its responses.
+        """Returns each batch of prompts that was drawn for the step, with the scores of its responses.
 
         `scores_B` are the scores of the step's rows.
         """
 
 
 def in_order(parts: Sequence[Batch], order: NDArray[np.int64]) -> Batch:
-    """Returns the rows of all parts in the order of the prompts; `order` is that of `PendingRollouts`."""
+    """Joins the rows of all parts, and sorts them into the order of the prompts by `order` of `PendingRollouts`."""
     joined = concatenate(parts)
     return joined if len(parts) == 1 else joined.take(order)
 
 
 @dataclass(eq=False)
 class PartCalls:
-    """The calls for each part of pending rollouts. Every call returns its rows in the order of the prompts.
+    """Scores each part of pending rollouts, or has a column computed for it; returns rows in the order of the prompts.
 
     Attributes:
         is_baseline: True if the rollouts are only the baseline of others (ReMax).
@@ -110,7 +110,7 @@ class PartCalls:
         compute: Compute,
         column: str,
     ) -> Batch:
-        """Returns a column that `host` computes for each part as soon as the rows of the part have been sent.
+        """Sends each part to the group `host`, which computes a column for it at once; returns the column of all rows.
 
         The critic's group computes after its update of the step before. The rows are sent during that update.
         """
@@ -127,12 +127,12 @@ class PartCalls:
         return in_order(columns, self.rollouts.order)
 
     async def generate_and_score(self) -> tuple[Batch, Scores]:
-        """Returns the rollouts and their scores: `generate` and `scores`, part by part."""
+        """Generates the rollouts and scores them part by part; returns the rollouts and their scores."""
         rollouts, scores = await run_calls(self.step.config.run.schedule, self.rollouts.generate, self.scores)
         return rollouts, scores
 
     async def scores(self) -> Scores:
-        """Returns a score for each response, by the reward functions and by the reward model if there is one.
+        """Scores each response by the reward functions, and by the reward model if there is one.
 
         Responses that have a score already are not scored again.
         """
@@ -144,7 +144,7 @@ class PartCalls:
         return add_model_scores(scores, of_model, coefs.coef_of, rule_coef=coefs.rule_coef)
 
     async def _rule_scores(self) -> Scores:
-        """Returns the score of each response by the reward functions, with the penalty of overlong responses."""
+        """Scores each response by the reward functions, with the penalty of overlong responses."""
         config, earlier = self.step.config, self.rollouts.scores
         reward, limit = config.reward, config.data.max_response_length
         parts: list[Scores] = []
@@ -168,7 +168,7 @@ class PartCalls:
             return await self.step.scorer.score(part.prompts, part.rollouts, num_examine=num_examine)
 
     async def _model_scores(self, host: WorkerClient) -> Float32s:
-        """Returns the reward model's score of each response. Texts are encoded again, in the tokens of that model."""
+        """Scores each response by the reward model, whose tokenizer encodes the texts anew; returns [B] float32."""
         earlier = self.rollouts.scores
         if earlier is not None and earlier.model_scores is not None:
             return earlier.model_scores
