@@ -1,1 +1,1 @@
-"""The files from which a run is resumed: its folder, state and checkpoints."""
+"""The run folder, the controller's state and the checkpoints, from which a training run is resumed."""

@@ -1,4 +1,4 @@
-"""Pair checkpoints: one part per trained role, and the controller's own state.
+"""Reads, commits and removes pair checkpoints: one part per trained role, and the state of the controller.
 
     checkpoints/global_step_N/{actor,critic}/   written by the services, in the background, manifest.json last
     checkpoints/global_step_N/controller.json   step, KL coefficient, validation before the run, totals
@@ -48,7 +48,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 class ControllerPart(BaseModel):
-    """The controller's part of a checkpoint: its state, and the metrics of the step."""
+    """The content of controller.json in a checkpoint: the controller's state, and the metrics of the step."""
 
     state: RunState
     metrics: Mapping[str, float]
@@ -56,7 +56,7 @@ class ControllerPart(BaseModel):
 
 @dataclass(frozen=True)
 class CommitMarker(SealedFile):
-    """The file that makes a checkpoint count: it has the step, and the digests of the other files.
+    """The file COMMITTED, which makes a checkpoint valid: it has the step, and the digests of the other files.
 
     Attributes:
         state: size and sha256 of the controller's part, controller.json.
@@ -76,10 +76,10 @@ class CommitMarker(SealedFile):
 
 
 class CheckpointStore:
-    """The checkpoints folder of a run.
+    """The folder `checkpoints` of a run, with all of the run's pair checkpoints.
 
     Attributes:
-        run_id: the id of the run, which its checkpoints bear; empty for readers that do not run.
+        run_id: the id of the run, which is written into its checkpoints; empty for readers that are no run.
     """
 
     def __init__(self, path: Path, run_id: str = "") -> None:
@@ -88,11 +88,11 @@ class CheckpointStore:
         self._adopted: tuple[int, Path] | None = None
 
     def folder(self, step: int) -> Path:
-        """Returns the folder of the checkpoint of `step`."""
+        """Returns the path of the folder for the checkpoint of `step`, whether it exists or not."""
         return self.path / f"{PREFIX}{step}"
 
     def steps(self) -> list[int]:
-        """Returns the committed steps, oldest first."""
+        """Returns the steps that have a committed checkpoint, oldest first."""
         return [step for step, folder in sorted(self._folders().items()) if (folder / MARKER).exists()]
 
     def incomplete_steps(self) -> list[int]:
@@ -104,23 +104,23 @@ class CheckpointStore:
         return {int(number): folder for number, folder in folders.items() if _NUMBER.fullmatch(number)}
 
     def latest_step(self) -> int:
-        """Returns the newest committed step, 0 if there is none."""
+        """Returns the step of the newest committed checkpoint, 0 if there is no checkpoint."""
         return max(self.steps(), default=0)
 
     def way_to_other_keys(self) -> str:
-        """Returns the end of a sentence about keys that a resumed run cannot change: the overrides of a new run."""
+        """Words the advice for keys that a resumed run cannot change: the overrides that start a new run."""
         start = f" run.resume={self.folder(step)}" if (step := self.latest_step()) else ""
         return f"a resumed run keeps these keys, a new run may change them: run.dir=NEW{start}"
 
     def last_good(self) -> str:
-        """Returns the end of a sentence: the checkpoint from which a run that has to stop can go on."""
+        """Words the end of an error sentence: the checkpoint from which a run that has to stop can go on."""
         step = self.latest_step()
         if step == 0:
             return "there is no earlier checkpoint, the run would start again at step 0"
         return f"the last good checkpoint is {self.folder(step)}, which is untouched"
 
     def check(self, step: int, folder: Path | None = None) -> dict[str, Manifest]:
-        """Returns the manifests of a checkpoint by role, after comparison with the commit marker.
+        """Checks a checkpoint's files against its commit marker; returns the manifests of the roles' parts.
 
         The controller's part is compared, too. The services compare the files that the manifests name when they load
         them. `folder` is that of another run's checkpoint.
@@ -148,7 +148,7 @@ class CheckpointStore:
         return bool(self.run_id) and marker.run_id not in ("", self.run_id)
 
     def newest_whole_step(self) -> int:
-        """Returns the newest step whose checkpoint passes `check`, 0 if there is none; sets newer ones aside."""
+        """Finds the newest checkpoint that passes `check`, and renames damaged newer ones; returns its step or 0."""
         while step := self.latest_step():
             try:
                 self.check(step)
@@ -158,7 +158,7 @@ class CheckpointStore:
         return step
 
     def load(self, step: int) -> ControllerPart:
-        """Returns the controller's part; ConfigError if its content is not valid, for instance of another version."""
+        """Parses the controller's part of a checkpoint; ConfigError if it is not valid, e.g. of another version."""
         folder = self.folder(step)
         try:
             return ControllerPart.model_validate_json((folder / STATE).read_bytes())
@@ -169,9 +169,9 @@ class CheckpointStore:
             raise ConfigError(f"the checkpoint {folder} cannot be used, {why}") from error
 
     def rollouts(self, step: int) -> bytes | None:
-        """Returns the finished rollouts of the step after `step`, as they were committed; None if there are none.
+        """Reads the finished rollouts of the step after `step` from its checkpoint; None if the checkpoint has none.
 
-        Rollouts of another run count as none: its prompts, its rewards and its sampling may be others.
+        Rollouts of another run count as none: that run's prompts, rewards and sampling may be others.
         """
         has_rollouts = CommitMarker.read(self.folder(step) / MARKER).rollouts is not None
         return (self.folder(step) / ROLLOUTS).read_bytes() if has_rollouts else None
@@ -205,7 +205,7 @@ class CheckpointStore:
         best: int | None = None,
         rollouts: bytes | None = None,
     ) -> None:
-        """Makes the checkpoint of `step` count, after every role's part is durable.
+        """Commits the checkpoint of `step` after every role's part is durable: writes controller.json, then the marker.
 
         Afterwards only the newest `keep` checkpoints remain, and that of step `best`. `manifests` has the sha256 of
         each role's manifest; `rollouts` are the finished rollouts of the next step.
@@ -227,7 +227,7 @@ class CheckpointStore:
         self.remove_leftovers()
 
     def _mark_best(self, step: int | None) -> None:
-        """Makes `best` a link to the checkpoint of `step`, or removes it if there is no such checkpoint."""
+        """Makes `best` a link to the checkpoint of `step`, or removes the link if there is no such checkpoint."""
         link, new_link = self.path / "best", self.path / ".best.tmp"
         if step not in self.steps():
             link.unlink(missing_ok=True)
@@ -237,7 +237,7 @@ class CheckpointStore:
         new_link.replace(link)
 
     def remove_leftovers(self) -> list[int]:
-        """Removes uncommitted files, and returns the steps of half pairs. No save may run at this time."""
+        """Removes uncommitted checkpoints and temporary files; returns their steps. No save may run meanwhile."""
         halves = self.incomplete_steps()
         for step in halves:
             shutil.rmtree(self.folder(step), ignore_errors=True)
@@ -246,7 +246,7 @@ class CheckpointStore:
         return halves
 
     def forget_after(self, step: int) -> None:
-        """Removes checkpoints of later steps: a run that resumes from `step` writes them again."""
+        """Removes the checkpoints of steps after `step`: a run that resumes from `step` writes them again."""
         for later in self._folders():
             if later > step:
                 self._remove(later)
@@ -254,12 +254,12 @@ class CheckpointStore:
             (self.path / "best").unlink(missing_ok=True)
 
     def _remove(self, step: int) -> None:
-        """Removes a checkpoint, its marker first: an interrupted removal leaves no checkpoint that looks whole."""
+        """Removes a checkpoint, its marker first: after an interrupted removal no checkpoint looks whole."""
         (self.folder(step) / MARKER).unlink(missing_ok=True)
         shutil.rmtree(self.folder(step), ignore_errors=True)
 
     def adopt(self, folder: Path) -> int:
-        """Returns the step of the checkpoint that `run.resume` names; copies that of another run into this run.
+        """Copies the checkpoint that `run.resume` names into this run, unless it is there already; returns its step.
 
         The copy consists of hard links if possible.
 
@@ -289,7 +289,7 @@ class CheckpointStore:
         self._mark_adopted(folder, step)
 
     def _mark_adopted(self, folder: Path, step: int) -> None:
-        """Writes the marker of an adopted checkpoint: it belongs to this run now, and names the folder it came from."""
+        """Writes the marker of an adopted checkpoint, with this run's id and the folder that it came from."""
         marker = CommitMarker.read(folder / MARKER)
         origin = f"{folder.resolve()}, run {marker.run_id or 'unknown'}"
         rollouts = marker.rollouts if marker.run_id == self.run_id else None

@@ -1,4 +1,4 @@
-"""The writer of pair checkpoints, which works while the run goes on."""
+"""Writes pair checkpoints in the background, while training goes on."""
 
 import asyncio
 import logging
@@ -25,12 +25,14 @@ class CheckpointFailed(OSError):
 
 @dataclass(eq=False)
 class CheckpointWriter(BackgroundTask):
-    """Saves all roles in the background, one checkpoint at a time. An abandoned checkpoint lacks its commit marker.
+    """Makes all trained roles save a checkpoint in the background, one checkpoint at a time.
+
+    A checkpoint that is abandoned halfway lacks its commit marker.
 
     Attributes:
         clients: the clients of all trained roles, which save at the same time unless the schedule is serial.
-        on_saved: called with the spans of the engines when all parts are durable, before the checkpoint counts.
-        on_commit: called with the step when its checkpoint counts.
+        on_saved: called with the spans of the engines when all parts are durable, before the checkpoint is committed.
+        on_commit: called with the step when its checkpoint is committed.
 
     Raises (from `begin`, `join` or `check`):
         CheckpointFailed: the storage of the checkpoint before has failed; any other error of that checkpoint as it is.
@@ -47,7 +49,7 @@ class CheckpointWriter(BackgroundTask):
         super().__init__()
 
     def is_due(self, state: RunState, *, is_last: bool) -> bool:
-        """Returns True if `state.step` is saved.
+        """Returns True if a checkpoint must be saved after the step `state.step`.
 
         These are every `checkpoint.save_freq`-th step, the last step with `save_last`, and the best step so far.
         """
@@ -62,10 +64,11 @@ class CheckpointWriter(BackgroundTask):
         metrics: Awaitable[Mapping[str, float]],
         rollouts: Callable[[], bytes] | None = None,
     ) -> None:
-        """Starts the checkpoint of `state.step`, after the checkpoint before is written.
+        """Starts to write the checkpoint of `state.step` in the background, after the checkpoint before is written.
 
         The metrics of the step, which exist when its updates are committed, are stored, too: a resumed run may have to
-        write their line. `rollouts` makes the content of the file with finished rollouts of the next step.
+        write the step's line in metrics.jsonl. `rollouts` makes the content of the file with finished rollouts of the
+        next step.
         """
         await self.join()
         self.start(self._write(state, metrics, rollouts))
@@ -100,7 +103,7 @@ class CheckpointWriter(BackgroundTask):
         manifests: Mapping[str, str],
         rollouts: Callable[[], bytes] | None,
     ) -> None:
-        """Commits the checkpoint. A cancellation waits for the end of the commit, whose thread cannot be stopped."""
+        """Commits the checkpoint in a thread. A cancellation waits for that thread, because it cannot be stopped."""
         part, keep, best = state.model_dump(mode="json"), self.config.checkpoint.keep, state.best_step
 
         def commit() -> None:

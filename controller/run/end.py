@@ -1,4 +1,4 @@
-"""The end of a run: its last step, or the last prompts of its epochs."""
+"""Decides where a run ends: after its last step, or with the last prompts of its epochs."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -10,7 +10,9 @@ from splitppo.config import Config
 
 @dataclass(frozen=True)
 class RunEnd:
-    """The end of a run; computed once, because a user's sampler may need long to count the batches of its epochs.
+    """The last step and the last batch of prompts of a run.
+
+    It is computed once, because a user's sampler may need long to count the batches of its epochs.
 
     Attributes:
         last_step: the last step of this process.
@@ -25,7 +27,7 @@ class RunEnd:
 
     @classmethod
     def of(cls, config: Config, prompts: PromptSource) -> Self:
-        """Returns the end of a run with this configuration and these prompts."""
+        """Computes the end of a run from its configuration and its prompts."""
         total_steps, epochs = config.run.total_steps, config.run.total_epochs
         assert total_steps is not None, "Inputs.with_last_step has set it"
         return cls(config.last_step, total_steps, None if epochs is None else prompts.num_steps(epochs))
@@ -35,5 +37,5 @@ class RunEnd:
         return step <= self.total_steps and (self.last_draw is None or first_draw <= self.last_draw)
 
     def is_reached(self, state: RunState) -> bool:
-        """Returns True if nothing is left to do after the step of `state`."""
+        """Returns True if this process has nothing left to train after the step of `state`."""
         return state.step >= self.last_step or (self.last_draw is not None and state.draw >= self.last_draw)

@@ -1,7 +1,7 @@
-"""The run folder: the controller that owns it, and the configuration that it belongs to.
+"""Locks the folder of a run for one controller at a time, and checks and stores the run's configuration in it.
 
-One controller at a time holds the folder, by a file lock. Each start raises the epoch, which every call carries as a
-fencing token: workers refuse the calls of a controller that has lost the folder.
+Each start of a controller raises the epoch, which every call carries as a fencing token: workers refuse the calls of a
+controller that no longer has the folder.
 """
 
 import errno
@@ -37,10 +37,10 @@ _MAX_EPOCH = 2**63 - 1  # on the wire
 
 
 def read_epoch(record: Path) -> tuple[str, int]:
-    """Returns run id and epoch from a file controller.epoch.
+    """Parses the run id and the epoch, the number of the last start, from a file controller.epoch.
 
     Raises:
-        ConfigError: the file does not hold both. A new file would not do: workers refuse an epoch that goes back.
+        ConfigError: the file lacks one of them. A new file would not do: workers refuse an epoch that goes back.
     """
     content = record.read_bytes()
     with suppress(ValueError, TypeError, KeyError):
@@ -65,7 +65,7 @@ def is_held(run_dir: Path) -> bool:
 
 
 def _hold(lock_file: TextIO) -> bool:
-    """Takes the lock of a controller, after calls of `is_held` have ended; returns False if a controller has it."""
+    """Locks the run folder for a controller, after calls of `is_held` have ended; returns False if another has it."""
     deadline = time.monotonic() + _MAX_QUESTION_S
     while not try_lock(lock_file):
         if time.monotonic() > deadline or not try_lock(lock_file, shared=True):  # a controller excludes also this lock
@@ -76,10 +76,10 @@ def _hold(lock_file: TextIO) -> bool:
 
 
 class RunFolder:
-    """The folder of one run, which this context manager holds.
+    """The folder of one run; as a context manager it locks the folder for this controller.
 
-    Inside the context, the controller has resolved its `auto` values in `config`, and `changes` has a line for each key
-    that has another value than at the last start.
+    Inside the context, `config` has the values that the controller has chosen for keys with `auto`, and `changes` has a
+    line for each key that has another value than at the last start.
 
     Raises:
         ConfigError: another controller runs in the folder; the folder belongs to another config; the folder has a run
@@ -113,17 +113,17 @@ class RunFolder:
         self.release()
 
     def release(self) -> None:
-        """Releases the lock and removes the nonce. The next controller removes a nonce that is left over."""
+        """Unlocks the run folder and removes this start's nonce file. The next controller removes nonces left over."""
         with self._lock, suppress(OSError):
             (self.path / self.lease.nonce).unlink(missing_ok=True)
 
     def put_config_back(self) -> None:
-        """Stores the configuration of the last start again, for a start that does nothing."""
+        """Writes the configuration of the last start into config.yaml again, for a start that does nothing."""
         if self._config_before:
             write_atomically(self.config_file, self._config_before)
 
     def resolve(self) -> Config:
-        """Returns the configuration with which a run would start; the folder need not be held.
+        """Returns the configuration with which the run would start now, with `auto` resolved; needs no lock.
 
         Raises:
             ConfigError: the run could not start: its folder cannot be made or written, or `run.resume` names no
@@ -168,7 +168,7 @@ class RunFolder:
         write_atomically(self.config_file, dump_config(self.config))
 
     def _used(self, stored: Any) -> Config | None:
-        """Returns the configuration of the run in the folder, with the defaults of keys that its version did not have.
+        """Parses the stored configuration of the folder's run, with defaults for keys that its version did not have.
 
         Returns None without a run, or if this version refuses a key of the run's version: then no value is kept.
         """
@@ -177,7 +177,7 @@ class RunFolder:
         return None
 
     def _stored(self) -> Any:
-        """Returns the stored configuration of the run in the folder; None if no step was recorded or saved."""
+        """Reads config.yaml of the run in the folder as a mapping; None if no step was recorded or saved."""
         lines, _ = (read_metrics(self.path / name) for name in (METRICS_FILE, SAMPLES_FILE))
         has_history = bool(lines or self.checkpoints.steps())
         if not has_history or not self.config_file.exists():
@@ -192,7 +192,7 @@ class RunFolder:
         return with_renamed_keys(stored)
 
     def _take_lease(self) -> Caller:
-        """Returns the names of this start, with the epoch raised by 1. The run id is made once per folder."""
+        """Writes this start's lease (run id, epoch raised by 1, nonce), and returns it. A folder keeps its run id."""
         record = self.path / "controller.epoch"
         run_id, epoch = secrets.token_hex(8), 0
         if record.exists():
@@ -205,7 +205,7 @@ class RunFolder:
         return lease
 
     def write_processes(self, clients: Iterable[WorkerClient]) -> None:
-        """Writes processes.json: every process of every group, with its pid, host and address."""
+        """Writes processes.json: every process of every group, with role, rank, pid, host and address."""
         columns = ("role", "rank", "pid", "host", "address", "instance_id")
         rows = [
             (client.role, process.rank, process.pid, process.host, client.address, client.worker.instance_id)
@@ -218,7 +218,7 @@ class RunFolder:
 
 
 def _differences(stored: Any, resolved: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yields (key, stored value, new value) for every key that differs."""
+    """Yields (dotted key, stored value, new value) for every key in which two configurations differ."""
     if isinstance(stored, dict) and isinstance(resolved, dict):
         for key in {**stored, **resolved}:
             yield from _differences(stored.get(key), resolved.get(key), f"{path}.{key}".lstrip("."))

@@ -1,4 +1,4 @@
-"""The way back to a checkpoint that is not damaged: both roles always go to the same step."""
+"""Restores all roles to one undamaged checkpoint, after a group was lost or at the start of a run."""
 
 import logging
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class RestorePoint:
-    """The checkpoint to which the run goes back next.
+    """The checkpoint from which the run starts, or to which it goes back after the loss of a group.
 
     Until every role has been restored once, this is the checkpoint from which the run starts (`run.resume`). Later
     checkpoints of an earlier start may still lie in the folder. They do not count, also if a group is lost at this
@@ -61,12 +61,12 @@ class RestorePoint:
         self.rollouts = self._store.rollouts(self.step) if self.step else None
 
     async def restore(self, groups: WorkerGroups) -> Sequence[Span]:
-        """Brings every role to the checkpoint, or to the newest whole one before it; removes later checkpoints.
+        """Makes every role load this checkpoint, or the newest whole one before it; removes later checkpoints.
 
-        A damaged checkpoint is set aside with a warning. If no checkpoint is left, the roles load their initial models.
+        A damaged checkpoint is renamed with a warning. If no checkpoint is left, the roles load their initial models.
 
         Returns:
-            The spans of the loads.
+            The spans of the loads, for the timeline.
 
         Raises:
             ConfigError: the checkpoint is of another model, or its controller's part cannot be used, or `run.resume`

@@ -1,4 +1,4 @@
-"""The state of the controller itself, which is stored with every pair checkpoint and restored from it."""
+"""The controller's own state (step, coefficients, totals, validation), which every checkpoint stores."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -15,7 +15,7 @@ from splitppo.config import Config
 
 
 class RunState(BaseModel):
-    """The state of a run after a step. It is immutable: each step makes a new state."""
+    """The controller's state after a step of the run. It is immutable: each step makes a new state."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,7 +41,7 @@ class RunState(BaseModel):
 
     @classmethod
     def initial(cls, config: Config) -> Self:
-        """Returns the state before the first step."""
+        """Returns the state of a run before its first step."""
         return cls(step=0, kl_coef=config.algorithm.kl_coef)
 
     def config_at_step(self, config: Config) -> Config:
@@ -57,7 +57,7 @@ class RunState(BaseModel):
         return config.model_copy(update={"algorithm": algorithm, "actor": actor})
 
     def after(self, record: StepRecord, config: Config, num_draws: int, sampler: Mapping[str, Any] | None) -> Self:
-        """Returns the state after the updates of a step: coefficients move, totals grow, the prompts go on.
+        """Returns the state after the updates of a step: new adaptive coefficients, totals and position in the prompts.
 
         `num_draws` batches of prompts were drawn for the step.
         """
@@ -86,25 +86,25 @@ class RunState(BaseModel):
         return self.step + self.refills
 
     def normalization(self, config: Config) -> Normalization:
-        """Returns the normalization of the next step, with the statistics of the steps before."""
+        """Returns the normalization of scores and returns in the next step, from the statistics of earlier steps."""
         normalize_values = config.uses_critic and config.critic.normalize_values
         return Normalization(config.reward.shaping, normalize_values, self.running)
 
     def at_step(self, step: int) -> Self:
-        """Returns this state with `step` as the step in work."""
+        """Returns a copy of this state with `step` as the step in work."""
         return self.model_copy(update={"step": step})
 
     def is_sampled_alike(self, config: Config) -> bool:
-        """Returns True if the latest validation drew its responses as `config` does, or nobody noted how it did."""
+        """Returns True if the latest validation sampled responses by the keys of `config`, or by unknown keys."""
         return self.validation_sampling in (None, _sampling(config))
 
     def validated(self, step: int, validation: ValidationResult, config: Config) -> Self:
-        """Returns the state after a validation of the policy of `step`, which is compared with those before.
+        """Returns the state after a validation of the policy of `step`: new accuracy, best step, and stagnation count.
 
-        The accuracy of step 0 goes if the responses are drawn in another way now: the two cannot be compared.
+        The accuracy of step 0 is dropped if the responses are sampled in another way now: the two cannot be compared.
 
         Raises:
-            ConfigError: a metric that is asked for is none of validation's.
+            ConfigError: the configuration names a metric that validation does not have.
         """
         before = self.validation_before if self.is_sampled_alike(config) else None
         metric, mode, metrics = config.checkpoint.best_metric, config.checkpoint.best_mode, validation.metrics
@@ -121,14 +121,14 @@ class RunState(BaseModel):
 
     @property
     def best_step(self) -> int | None:
-        """The step of the checkpoint that is kept as the best; None if there is none."""
+        """The step with the best validation, whose checkpoint is kept; None if there is none."""
         return self.best.step if self.best else None
 
     def has_stagnated(self, config: Config) -> bool:
-        """Returns True if the run ends early after this step."""
+        """Returns True if the run must end early, because validation has not improved (`evaluation.early_stop`)."""
         return self.stagnation is not None and self.stagnation.ends(config.evaluation.early_stop)
 
 
 def _sampling(config: Config) -> Mapping[str, float]:
-    """Returns the keys by which the responses of a validation are drawn."""
+    """Returns the configuration keys by which the responses of a validation are sampled, with their values."""
     return config.evaluation.model_dump(include={"n", "temperature", "top_p", "top_k"})

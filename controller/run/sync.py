@@ -1,4 +1,4 @@
-"""`python -m controller sync RUN_DIR`: sends trackers the steps that they lack, after the run has ended."""
+"""The command `python -m controller sync RUN_DIR`: sends trackers the steps that they lack, after the run has ended."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from splitppo.machine.process_tree import kill_tree
 
 
 def sync(run_dir: Path, names: Sequence[str], timeout_s: float) -> str | None:
-    """Sends the steps, samples and report of a run folder to the trackers that lack them.
+    """Sends the steps, samples and report of a run folder to the trackers (W&B, MLflow, ...) that lack them.
 
     Args:
         run_dir: the run folder; the command writes into `trackers/` and `logs/`, clients write into folders of theirs.
