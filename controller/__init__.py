@@ -1,1 +1,1 @@
-"""The asyncio process that drives the PPO dataflow. No torch."""
+"""The controller: one asyncio process without torch, which drives PPO by calls to the worker groups."""

@@ -27,7 +27,7 @@ except ModuleNotFoundError as missing:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted.
+    """Runs a command of the controller; returns the exit status: 0 completed, 1 failed, 2 bad input, 130 interrupted.
 
     `arguments` are those of the command line by default. The command `splitppo`, which a wheel installs, calls `main`.
     """
@@ -65,7 +65,7 @@ def _parser(command: str, description: str) -> argparse.ArgumentParser:
 
 
 def _run(arguments: list[str]) -> int:
-    """Trains, or checks the inputs of the training: what `python -m controller` does without a command."""
+    """Trains, or with `--check` only checks the inputs: what `python -m controller` does without a command."""
     parser = _parser("", str(__doc__))
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML configuration of the run")
     parser.add_argument(
@@ -83,7 +83,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _check(config: Config, *, with_defaults: bool) -> int:
-    """Checks all inputs that can be checked without a group; prints the resolved configuration and its plans."""
+    """Checks all inputs of a run that need no worker group; prints the resolved configuration and its plans."""
     from controller.memory.gpus import check_devices, visible_gpus
     from controller.memory.plan import memory_plan
     from controller.preflight import check_rewards, load_inputs
@@ -106,7 +106,7 @@ def _check(config: Config, *, with_defaults: bool) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    """Runs `plan`; returns 0. A folder or a number that cannot be used is a ConfigError."""
+    """Runs `plan`, which predicts the time of a step; returns 0. An unusable folder or number is a ConfigError."""
     parser = _parser("plan", "Predicts the step of other layouts.")
     parser.add_argument(
         "run_dir", type=Path, nargs="+", metavar="RUN_DIR", help="run folder; more of them: other numbers of devices"
@@ -135,14 +135,14 @@ def _sync(arguments: list[str]) -> int:
 
 
 def _doctor(arguments: list[str]) -> int:
-    """Runs `doctor`; returns 0 if the run is healthy, 1 if something is wrong, 2 for an unusable configuration."""
+    """Runs `doctor`, which diagnoses a run; returns 0 if it is healthy, 1 if not, 2 for an unusable configuration."""
     from controller.doctor.command import doctor
 
     return doctor(arguments)
 
 
 def _from_verl(arguments: list[str]) -> int:
-    """Runs `from-verl`; returns 0, 1 if the user must decide something first, 2 for input that cannot be used."""
+    """Runs `from-verl`, which translates a verl run; returns 0, 1 if the user must decide first, 2 for bad input."""
     from controller.from_verl.command import from_verl
 
     return from_verl(arguments)

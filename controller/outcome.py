@@ -1,4 +1,4 @@
-"""The end of a run: its last sentence, summary.json, report.png and the exit status."""
+"""Ends a run: writes its last sentence, summary.json and report.png, and decides the exit status of the process."""
 
 import logging
 import signal
@@ -27,7 +27,7 @@ EXIT_STATUS: dict[ExitReason, int] = {"completed": 0, "failed": 1, "bad_input": 
 
 
 class RunOutcome:
-    """The end of a run: its exit status, and the files that it leaves behind.
+    """How a run ends: the reason, the exit status, and the files summary.json and report.png.
 
     Attributes:
         reason: why the run ends; "failed" until another reason is certain.
@@ -47,7 +47,7 @@ class RunOutcome:
         self._started_s = time.monotonic()
 
     def fail(self, error: Exception) -> None:
-        """Notes an error that ends the run, and tells the user."""
+        """Records an error that ends the run as the reason of its end, and prints one sentence for the user."""
         if isinstance(error, ConfigError) or (isinstance(error, GroupFailed) and error.is_bad_input):
             self.reason = "bad_input"
         else:
@@ -58,9 +58,10 @@ class RunOutcome:
     def finish(
         self, trainer: Trainer | None, recorder: Recorder, restored: RunState, *, with_report: bool = True
     ) -> None:
-        """Writes the last lines, the summary and the report, once. If they cannot be written, the run has failed.
+        """Shows the result of a run, and writes summary.json and report.png, once.
 
-        `restored` is the state from which the run went on. `trainer` is None if no step was begun.
+        If the summary cannot be written, the run has failed. `restored` is the state from which the run went on.
+        `trainer` is None if no step was begun.
         """
         config, folder = self._folder.config, self._folder.path
         if trainer is None and self.reason == "bad_input":  # a refused start changes nothing
@@ -100,7 +101,7 @@ class RunOutcome:
         self._display.finish(self.summary)
 
     def exit_status(self) -> int:
-        """Returns the exit status of the process. A run under `evaluation.min_accuracy` has failed."""
+        """Returns the exit status of the process. A run below `evaluation.min_accuracy` has failed."""
         if self.reason == "interrupted":
             return 128 + (self.signal or signal.SIGINT)
         minimum = self._folder.config.evaluation.min_accuracy
@@ -121,7 +122,7 @@ class RunOutcome:
             self._explain(error)
 
     def _explain(self, error: Exception) -> None:
-        """Writes one sentence for the user; the traceback is in the log file of the group that the sentence names.
+        """Prints and logs one sentence about an error; the traceback is in the log file of the group that it names.
 
         Storage that has failed once fails again while the run is closed. The user reads only the first sentence.
         """
@@ -137,5 +138,5 @@ class RunOutcome:
 
 
 def sentence(error: Exception) -> str:
-    """Returns an error's message with its notes."""
+    """Joins an exception's message and its notes (`add_note`) into one sentence."""
     return "; ".join([str(error), *getattr(error, "__notes__", ())])

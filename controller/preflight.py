@@ -1,4 +1,4 @@
-"""The inputs of a run, loaded and checked before any group is started: models, tokenizer, prompts, their rewards."""
+"""Loads and checks the inputs of a run before any worker group is started: models, tokenizers, prompts, rewards."""
 
 import logging
 import re
@@ -42,11 +42,11 @@ class Inputs:
 
     @property
     def data_sources(self) -> frozenset[str]:
-        """The data sources of all prompts."""
+        """The data sources of all prompts for training and validation."""
         return self.prompts.table.data_sources | (self.val_prompts.data_sources if self.val_prompts else frozenset())
 
     def with_last_step(self, config: Config) -> Config:
-        """Returns `config` with the `run.total_steps` at which the run ends, by that key or by `run.total_epochs`."""
+        """Sets `run.total_steps` in a copy of `config` to the run's last step, also if `run.total_epochs` limits it."""
         run = config.run
         if run.total_epochs is None:
             return config
@@ -59,7 +59,7 @@ class Inputs:
 
 
 def check_config(config: Config) -> None:
-    """Checks what the configuration names outside of itself, and how its numbers fit together.
+    """Checks how the numbers of a configuration fit together, and the files and packages that the configuration names.
 
     Raises:
         ConfigError: numbers do not divide or fit; an estimator fails on three tokens; certificates or tokens cannot be
@@ -76,7 +76,7 @@ def check_config(config: Config) -> None:
 
 
 def load_inputs(config: Config) -> Inputs:
-    """Reads the models' sizes, the tokenizers and the prompts that the configuration names, and checks them.
+    """Loads the models' sizes, the tokenizers and the prompts that a configuration names, and checks them.
 
     Raises:
         ConfigError: something is missing, cannot be read or does not fit together.
@@ -114,7 +114,7 @@ def load_inputs(config: Config) -> Inputs:
 
 
 def _check_filter_metric(config: Config, data_sources: Iterable[str]) -> None:
-    """Refuses a metric of dynamic sampling that no built-in scorer gives; a user's function is asked by the run."""
+    """Checks that built-in scorers give the metric of dynamic sampling; ConfigError if not. A user's may give it."""
     filters = config.algorithm.filter_groups
     for source in sorted(data_sources) if filters.enable and not filters.compares_scores else ():
         fields = numeric_fields(config.reward, source)
@@ -126,7 +126,7 @@ def _check_filter_metric(config: Config, data_sources: Iterable[str]) -> None:
 
 
 def _check_test_cases(config: RewardConfig, rows: Iterable[PromptRow]) -> None:
-    """Checks that every row whose answers are run as programs has test cases; ConfigError if one has none."""
+    """Checks that every prompt row whose answers are run as programs has test cases; ConfigError if one has none."""
     for row in rows:
         if runs_code(config, row.data_source):
             try:
@@ -136,7 +136,7 @@ def _check_test_cases(config: RewardConfig, rows: Iterable[PromptRow]) -> None:
 
 
 def _prompt_source(config: Config, table: PromptBatch) -> PromptSource:
-    """Returns the order of the training prompts: a user's sampler, after a trial, or a function of seed and epoch."""
+    """Makes the order of the training prompts: a user's sampler, after a trial, or a function of seed and epoch."""
     data, seed = config.data, config.run.seed
     if data.sampler.class_path is not None:
         SampledPrompts(table, data, seed=seed).check_repeats()
@@ -146,7 +146,7 @@ def _prompt_source(config: Config, table: PromptBatch) -> PromptSource:
 
 
 def check_validation_metrics(config: Config, data_sources: frozenset[str]) -> None:
-    """Checks the validation metrics that the configuration names, as far as possible before the first validation.
+    """Checks that validation will give the metrics that the configuration names, as far as this is known in advance.
 
     Raises:
         ConfigError: nothing is validated, or no validation prompt has the data source of the metric, or a prompt has
@@ -173,13 +173,13 @@ def check_validation_metrics(config: Config, data_sources: frozenset[str]) -> No
 
 
 async def check_rewards(config: Config, inputs: Inputs) -> None:
-    """Starts the processes that score, and ends them again; ConfigError if they cannot start a user's function."""
+    """Starts the scoring processes as a trial, and ends them; ConfigError if they cannot start a user's function."""
     async with RewardManager(config.reward, inputs.scored_sources(config.reward)):
         pass
 
 
 def _with_functions(val_prompts: PromptBatch, config: Config) -> PromptBatch | None:
-    """Returns the validation prompts whose data source has a reward function; None if there are none.
+    """Keeps the validation prompts whose data source has a reward function; returns None if no prompt is left.
 
     A reward model does not validate.
     """
@@ -194,7 +194,7 @@ def _with_functions(val_prompts: PromptBatch, config: Config) -> PromptBatch | N
 
 
 def check_models(config: Config) -> int | None:
-    """Checks the models, and returns the size of the vocabulary of actor and critic.
+    """Checks the models of the run, and returns the size of the vocabulary that actor and critic share, in tokens.
 
     Returns None if the size is not known: groups that somebody else starts may have their models elsewhere.
 
@@ -220,7 +220,7 @@ def check_models(config: Config) -> int | None:
 
 
 def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any]) -> Mapping[str, int]:
-    """Returns the integers of a model's config.json and its text_config; ConfigError if rows are too long for it."""
+    """Reads the integers of a model's config.json by name; ConfigError if prompts and responses are too long for it."""
     entries = {**read_description(model, key), **override}
     _check_weights(model, key)
     sizes = {name: value for name, value in entries.items() if isinstance(value, int)}
@@ -235,14 +235,14 @@ def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any
 
 
 def _check_weights(model: str, key: str) -> None:
-    """Checks the weights in a local folder; ConfigError if they are missing or torn. Those of the hub come later."""
+    """Checks the weights in a local model folder; ConfigError if they are missing or torn. Hub models pass."""
     folder = Path(model).expanduser()
     if folder.is_dir() and not read_tensor_shapes(folder, key):
         raise ConfigError(f"{key}: {folder} has no weights: expected {EXPECTED}")
 
 
 def _check_vllm(config: Config, actor: Mapping[str, int]) -> None:
-    """Checks what vLLM would refuse only after the whole group has started; ConfigError if it would."""
+    """Raises ConfigError for settings that vLLM would refuse for this actor only after the whole group has started."""
     vllm = config.rollout.vllm
     positions = actor.get("max_position_embeddings")
     if positions is not None and vllm.max_model_len is not None and vllm.max_model_len > positions:

@@ -1,4 +1,4 @@
-"""The schedules: they differ only in the calls of a step that may run at the same time.
+"""The schedules serial, gather and overlap, which decide only which calls of a step may run at the same time.
 
 serial   every call after the other.
 gather   independent calls overlap; both updates run at the same time, and the step waits for both.
@@ -13,7 +13,7 @@ from splitppo.config import Schedule
 
 
 async def run_calls(schedule: Schedule, *calls: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Runs independent calls and returns their results in order; at the same time unless the schedule is serial.
+    """Awaits independent coroutines, one by one (serial) or together (gather, overlap); returns results in order.
 
     The first call that fails cancels the others, and its own error is raised.
     """

@@ -1,4 +1,4 @@
-"""One run of the controller from start to exit: it sets up, trains, recovers, and leaves a summary on every way out."""
+"""Runs one controller process: sets up, trains, recovers after lost groups, and writes a summary on every way out."""
 
 import asyncio
 import logging
@@ -49,14 +49,14 @@ _LIMITS = ("total_steps", "total_epochs", "stop_after_step")
 
 
 def run_session(config: Config) -> int:
-    """Runs `config` to its end and returns the exit status; ConfigError if its folder cannot be used."""
+    """Trains by `config` to the end of the run; returns the exit status. ConfigError if the run folder is unusable."""
     with RunFolder(config) as folder:
         failpoints.arm(config.debug, folder.path, "controller")
         return int(uvloop.run(Session(folder).run()))
 
 
 class Session:
-    """Owns everything that one controller process opens, and closes it on every exit path."""
+    """One start of a controller: opens a run's groups, trackers, display and records, and closes them on every exit."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._config = config = folder.config
@@ -73,7 +73,7 @@ class Session:
         self._phase: Literal["preparing", "training", "closing"] = "preparing"
 
     async def run(self) -> int:
-        """Trains and returns the exit status. In every case the groups are ended and summary.json is written."""
+        """Trains, and returns the exit status. In every case the groups are ended and summary.json is written."""
         task = asyncio.current_task()
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -97,7 +97,7 @@ class Session:
         return self._outcome.exit_status()
 
     def _interrupt(self, number: signal.Signals, task: asyncio.Task[object]) -> None:
-        """Handles a signal: the first lets the running step be finished and saved, the second leaves at once."""
+        """Handles SIGINT or SIGTERM: the first lets the running step end and be saved, the second exits at once."""
         if self._outcome.signal is not None or self._phase == "closing":
             self._leave_at_once()
         self._outcome.signal, self._outcome.reason = number, "interrupted"
@@ -118,7 +118,7 @@ class Session:
             os._exit(self._outcome.exit_status())
 
     async def _train(self) -> None:
-        """Reads what the run needs, then trains on from the step at which it resumes."""
+        """Loads and checks what the run needs, then trains from the step at which the run resumes."""
         config, folder = self._config, self._folder
         point = RestorePoint(config, folder.checkpoints)
         self._restored = point.state
@@ -142,7 +142,7 @@ class Session:
             await self._train_recovering(point, inputs, scorer)
 
     def _is_completed(self, inputs: Inputs) -> bool:
-        """Returns True if an earlier start of this run has done the last step, and its summary says so."""
+        """Returns True if an earlier start of this run has done the last step, and summary.json says so."""
         config, state = self._config, self._restored
         summary = Summary.read(self._folder.path / "summary.json")
         if config.evaluation.val_only or summary is None or not summary.finished:
@@ -164,7 +164,7 @@ class Session:
         return True
 
     async def _train_recovering(self, point: RestorePoint, inputs: Inputs, scorer: Scorer) -> None:
-        """Trains. After the loss of a group, trains again from the newest whole checkpoint."""
+        """Trains to the end; after the loss of a group, trains again from the newest whole checkpoint."""
         services = self._config.services
         budget = RestartBudget(services.max_restarts, services.restart_backoff_s)
         while True:
@@ -185,7 +185,7 @@ class Session:
                 await asyncio.sleep(pause_s)
 
     async def _train_from(self, point: RestorePoint, inputs: Inputs, scorer: Scorer) -> None:
-        """Connects, restores both roles and the records to one checkpoint, and trains on to the end."""
+        """Connects the groups, restores both roles and the records to one checkpoint, and trains to the end."""
         config, folder, recorder = self._config, self._folder, self._recorder
         workers = await self._groups.connect()
         folder.write_processes(workers.clients)
@@ -225,7 +225,7 @@ class Session:
 
 
 def _log_way_back(step: int, lost_step: int, incomplete_step: int) -> None:
-    """Logs the cost of a recovery: from `lost_step`, which was in work, back to the checkpoint of `step`."""
+    """Logs how many steps a recovery repeats: from the checkpoint of `step` to `lost_step`, which was in work."""
     why = f": the checkpoint of step {incomplete_step} was not complete" if incomplete_step > step else ""
     start = f"the checkpoint of step {step}" if step else "step 0, the initial models"
     log.warning("back to %s%s; steps made again: %d", start, why, lost_step - step)

@@ -1,4 +1,4 @@
-"""The PPO dataflow, and nothing else.
+"""The PPO algorithm as a dataflow of calls, and nothing else.
 
     prompts -> generate -> { old/ref log-probs | values | scores } -> advantages -> { update actor | update critic }
 
@@ -29,7 +29,7 @@ from splitppo.config import Config
 
 @dataclass(eq=False)
 class Trainer:
-    """Drives the workers through the steps of a run. `state` is that of the step in work, or of the last step done."""
+    """Runs the PPO steps of a run. `state` belongs to the step in work, or to the last step that was done."""
 
     config: Config
     workers: Workers
@@ -53,11 +53,11 @@ class Trainer:
         return self.end.is_reached(self.state)
 
     def stop(self) -> None:
-        """Lets `fit` save and return after the step in work."""
+        """Makes `fit` save a checkpoint and return after the step in work."""
         self.is_stopping = True
 
     async def fit(self) -> None:
-        """Trains up to the last step; validates and saves on the way."""
+        """Trains up to the last step of the run; validates and saves checkpoints when they are due."""
         if self.state.step == 0 or self.config.evaluation.val_only:
             await self.evaluate_if_due()
         while not (self.is_stopping or self.has_ended):
@@ -77,7 +77,7 @@ class Trainer:
         await self.checkpoints.join()
 
     async def train_step(self) -> None:
-        """Makes one PPO step."""
+        """Makes one PPO step: draws prompts, collects the experience, updates both models, and makes the next state."""
         config, record = self.state.config_at_step(self.config), self.recorder.begin(self.state.step)
         step = StepContext(config, self.workers, self.scorer, self.log_prob_check, record, self.join_critic)
         calls = StepCalls(step, await self.rollouts.draw(step, self.state.draw))
@@ -89,7 +89,7 @@ class Trainer:
         self.state = self.state.after(record, self.config, len(drawn), self.rollouts.prompts.state_after(drawn))
 
     async def collect(self, calls: StepCalls) -> Experience:
-        """Returns the experience that the updates learn from. Each call starts as soon as its input has arrived."""
+        """Makes the experience that both updates learn from. Each call starts as soon as its input has arrived."""
         rollouts, greedy, old, ref, values, scores = await run_calls(
             self.schedule,
             calls.rollouts.generate,  # hands on the responses that have ended, part by part
@@ -128,12 +128,12 @@ class Trainer:
             await self.critic_update.join(self.recorder.current.timed("stall_critic"))
 
     async def abandon(self) -> None:
-        """Stops waiting for what runs in the background; the workers finish their commands nevertheless."""
+        """Stops waiting for background checkpoints and updates; the workers finish their commands nevertheless."""
         await self.checkpoints.abandon()
         await self.critic_update.abandon()
 
     async def evaluate_if_due(self) -> None:
-        """Validates the policy that the step has made."""
+        """Validates the policy of the last step, if a validation is due; records the result."""
         if self.evaluator.is_due(step := self.state.step, is_last=self.has_ended):
             validation = await self.evaluator.evaluate(step)
             is_own = step != self.state.validated_step or self.state.is_sampled_alike(self.config)

@@ -299,7 +299,7 @@ class CheckpointStore:
 
 
 def named_step(folder: Path) -> int:
-    """Returns the step of the checkpoint that `run.resume` names; ConfigError if the folder is no complete one."""
+    """Parses the step from the checkpoint folder that `run.resume` names; ConfigError unless it is complete."""
     prefix, _, number = folder.resolve().name.partition(PREFIX)
     is_complete = (folder / MARKER).exists() and (folder / STATE).exists()
     if prefix or not _NUMBER.fullmatch(number) or not is_complete:

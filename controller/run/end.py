@@ -33,7 +33,7 @@ class RunEnd:
         return cls(config.last_step, total_steps, None if epochs is None else prompts.num_steps(epochs))
 
     def has_step(self, step: int, first_draw: int) -> bool:
-        """Returns True if the run has this step, in whichever process; its first batch has the number `first_draw`."""
+        """Returns True if the run has this step, in any process; `first_draw` numbers the step's first prompt batch."""
         return step <= self.total_steps and (self.last_draw is None or first_draw <= self.last_draw)
 
     def is_reached(self, state: RunState) -> bool:

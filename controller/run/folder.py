@@ -56,7 +56,7 @@ def read_epoch(record: Path) -> tuple[str, int]:
 
 
 def is_held(run_dir: Path) -> bool:
-    """Returns True if a controller holds the folder now. A controller that starts meanwhile waits for the answer."""
+    """Returns True if a controller has locked the run folder. A controller that starts now waits for the answer."""
     try:
         with (run_dir / _LOCK_FILE).open() as lock_file:
             return not try_lock(lock_file, shared=True)

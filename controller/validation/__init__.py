@@ -1,1 +1,1 @@
-"""Validation: responses to held-out prompts, their metrics, the best step, and early stopping."""
+"""Validation: the policy answers held-out prompts; metrics, best step and early stopping follow from the scores."""

@@ -1,4 +1,4 @@
-"""Validation: the policy answers held-out prompts, the rewards score the answers."""
+"""Validates the policy: the actor answers held-out prompts, and the reward functions score the answers."""
 
 import time
 from collections import defaultdict
@@ -17,7 +17,7 @@ from splitppo.v1.batch_pb2 import SLOT_KIND_EVALUATION, Slot
 
 @dataclass(eq=False)
 class Evaluator:
-    """Validates the policy that the actor holds; `prompts` is None if there are no validation prompts."""
+    """Validates the policy with the actor's weights; `prompts` is None if there are no validation prompts."""
 
     config: Config
     actor: ActorClient
@@ -25,7 +25,7 @@ class Evaluator:
     scorer: Scorer
 
     def is_due(self, step: int, *, is_last: bool) -> bool:
-        """Returns True before the run, every `evaluation.test_freq` steps and after the last step of the run.
+        """Returns True if a validation is due: before the run, every `evaluation.test_freq` steps, after the last step.
 
         With `val_only` a validation is due at any step.
         """
@@ -39,7 +39,7 @@ class Evaluator:
         return is_last or (evaluation.test_freq > 0 and step % evaluation.test_freq == 0)
 
     async def evaluate(self, step: int) -> ValidationResult:
-        """Answers every validation prompt by the policy of `step`, which must be committed, and scores the answers."""
+        """Samples and scores answers to every validation prompt by the policy of `step`, which must be committed."""
         assert self.prompts is not None
         started_s = time.perf_counter()
         evaluation = self.config.evaluation

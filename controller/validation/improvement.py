@@ -1,4 +1,4 @@
-"""Comparison of a validation with earlier ones, for the best checkpoint and for early stopping."""
+"""Compares a validation with earlier ones, to find the best step and to stop a run early that no longer improves."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from splitppo.config.sections.evaluation import EarlyStopConfig, MetricMode
 
 
 class Best(BaseModel):
-    """The best validation of a run, among the steps that have a checkpoint."""
+    """The step with the best validation of a run, among the steps that have a checkpoint, and its value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -24,9 +24,10 @@ class Best(BaseModel):
     def after(
         cls, before: Self | None, metric: str, mode: MetricMode, step: int, metrics: Mapping[str, float]
     ) -> Self | None:
-        """Returns the best validation after that of `step`. An earlier best by another metric or mode does not count.
+        """Returns the best validation after that of `step` was compared with `before`, the best one so far.
 
-        Step 0 cannot be the best, because it has no checkpoint.
+        An earlier best by another metric or mode does not count. Step 0 cannot be the best, because it has no
+        checkpoint.
         """
         value = _value(metrics, metric, "checkpoint.best_metric")
         comparable = before if before is not None and (before.metric, before.mode) == (metric, mode) else None
@@ -36,7 +37,7 @@ class Best(BaseModel):
 
 
 class Stagnation(BaseModel):
-    """The number of validations in a row that were no better than the best one before them."""
+    """Counts the validations in a row whose metric was no better than the best one before them (early stopping)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,7 +48,7 @@ class Stagnation(BaseModel):
 
     @classmethod
     def after(cls, before: Self | None, config: EarlyStopConfig, metrics: Mapping[str, float]) -> Self | None:
-        """Returns the count with one more validation; None if early stopping is off. Another metric starts at 0."""
+        """Returns the count after one more validation; None without early stopping. Another metric starts at 0."""
         if config.metric is None:
             return None
         value = _value(metrics, config.metric, "evaluation.early_stop.metric")
@@ -59,7 +60,7 @@ class Stagnation(BaseModel):
 
     @property
     def reason(self) -> str:
-        """The reason why the run ends early, in one sentence."""
+        """The reason why the run ends early, as one sentence for the log."""
         best = "" if self.best is None else f", which was {self.best:g} before"
         count = "one validation" if self.num_validations == 1 else f"{self.num_validations} validations in a row"
         return f"stopped early: {count} gave no better {self.metric}{best}"

@@ -1,4 +1,4 @@
-"""Metrics of a validation: means per data source, and best, worst and majority of n responses by bootstrap.
+"""Computes validation metrics: means per data source, and best, worst and majority of n responses by bootstrap.
 
 The bootstrap draws the same random numbers as verl's, so that both report the same figures for the same scores.
 """
@@ -19,9 +19,10 @@ _BOOTSTRAP_SEED = 42
 
 
 def accuracy_by_source(scores: Scores) -> Accuracy:
-    """Returns the mean of "acc" over responses, overall and per data source; of the reward for a source without "acc".
+    """Computes the accuracy over all responses and per data source, as an `Accuracy`.
 
-    A response whose scorer failed has no "acc" and counts as 0.
+    It is the mean of the scorer's field "acc"; for a data source without "acc", the mean of the reward. A response
+    whose scorer failed has no "acc" and counts as 0.
 
     Raises:
         ValueError: there is no response.
@@ -40,10 +41,11 @@ def accuracy_by_source(scores: Scores) -> Accuracy:
 
 
 def validation_metrics(scores: Scores) -> dict[str, float]:
-    """Returns val/accuracy, val-core/<source>/<acc or reward>/mean@N, and val-aux/... for all other figures.
+    """Computes the metrics val/accuracy, val-core/<source>/<acc or reward>/mean@N, and val-aux/... from scores.
 
-    Figures are taken per prompt, then averaged over the prompts of a data source. n is 2, 4, ... and N. The variable
-    that counts is "acc", or the reward without it. A majority is that of the field "pred".
+    Figures are taken per prompt, then averaged over the prompts of a data source. n is 2, 4, ... and N, the number of
+    responses per prompt. The variable in val-core is "acc", or the reward without "acc". A majority is that of the
+    field "pred".
     """
     core = _core_variables(scores)
     prompts: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
@@ -61,7 +63,7 @@ def validation_metrics(scores: Scores) -> dict[str, float]:
 
 
 def _variables(scores: Scores) -> list[dict[str, Any]]:
-    """Returns the fields that the scorer filled in and "reward", for each response."""
+    """Returns for each response a dict of the scorer's fields that are not None, and of its score under "reward"."""
     return [
         {**{name: value for name, value in extra.items() if value is not None}, "reward": score}
         for extra, score in zip(scores.extra, scores.scores.tolist(), strict=True)
@@ -76,7 +78,7 @@ def _core_variables(scores: Scores) -> dict[str, str]:
 
 
 def _prompt_metrics(answers: Sequence[Mapping[str, Any]], variable: str, missing: float | None) -> dict[str, float]:
-    """Returns all figures of one prompt and variable; `missing` is the value of responses without a number."""
+    """Computes mean, std, best, worst, majority of a variable over one prompt's responses; `missing` fills in gaps."""
     values = [(answer.get(variable, missing), answer.get("pred")) for answer in answers]
     numbers = [(float(value), pred) for value, pred in values if is_numeric(value)]
     if (num_samples := len(numbers)) == 0:
@@ -100,12 +102,12 @@ def _prompt_metrics(answers: Sequence[Mapping[str, Any]], variable: str, missing
 
 @lru_cache
 def _bootstrap_indices(num_samples: int, n: int) -> NDArray[np.int64]:
-    """Returns [_NUM_BOOTSTRAPS, n] draws with replacement, the same for every prompt."""
+    """Draws [_NUM_BOOTSTRAPS, n] sample indices with replacement, the same for every prompt."""
     return np.random.RandomState(_BOOTSTRAP_SEED).randint(0, num_samples, size=(_NUM_BOOTSTRAPS, n))
 
 
 def _majority(pred_N: NDArray[np.int64], drawn_Kn: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the first sample with the most frequent answer of each draw; of equally frequent answers the first."""
+    """Returns for each draw the first sample with the most frequent answer; of equally frequent answers the first."""
     drawn_preds_Kn = pred_N[drawn_Kn]
     votes_Kn = (drawn_preds_Kn[:, :, None] == drawn_preds_Kn[:, None, :]).sum(axis=2)
     return np.take_along_axis(drawn_Kn, votes_Kn.argmax(axis=1)[:, None], axis=1)[:, 0]

@@ -1,4 +1,4 @@
-"""The result of a validation, which the run state, the summary and the record of the step take up."""
+"""The result of one validation of the policy, for the run's state, its summary and the record of the step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from controller.workers.span import Span
 
 
 class Accuracy(BaseModel):
-    """The accuracies of one validation, each in [0, 1]."""
+    """The accuracies of one validation, overall and per data source, each in [0, 1]."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -20,7 +20,7 @@ class Accuracy(BaseModel):
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """The result of one validation: metrics val-core/... and val-aux/..., all scores, spans of actor and scorers.
+    """The result of one validation: accuracy, metrics val/..., val-core/... and val-aux/..., scores, timings, spans.
 
     `timings_s` has the seconds of the whole validation under "testing", and the timings of the engine, e.g.
     "update_weights".
