@@ -1,1 +1,1 @@
-"""Scores of responses: the step from text to numbers, and adjustments of the numbers."""
+"""Scores responses: from token ids to numbers by reward functions, and adjustments of these numbers."""

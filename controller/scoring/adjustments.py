@@ -1,6 +1,6 @@
-"""Adjustments of scores, from arrays to arrays: truncation, overlong penalty, the reward model's share.
+"""Adjusts the scores of responses: marks truncated ones, penalizes overlong ones, and adds the reward model's scores.
 
-float32 in and out, float64 inside.
+Pure functions on arrays; float32 in and out, float64 inside.
 """
 
 from collections.abc import Callable
@@ -19,15 +19,17 @@ Lengths = NDArray[np.integer[Any]]
 
 
 def mark_truncated(scores: Scores, lengths_B: Lengths, max_response_length: int) -> Scores:
-    """Marks the truncated responses: those of the greatest length that neither EOS nor a stop text has ended."""
+    """Marks truncated responses in `Scores`: those of the greatest length that no EOS and no stop text has ended."""
     is_truncated_B = (lengths_B >= max_response_length) & ~(scores.has_eos | scores.has_stopped)
     return replace(scores, is_truncated=is_truncated_B)
 
 
 def overlong_penalties(buffer: OverlongBuffer, lengths_B: Lengths, max_response_length: int) -> Float64s:
-    """Returns [B]: from 0 at `buffer.len` tokens before the limit, down to -penalty_factor at the limit.
+    """Computes the penalty of each overlong response, [B] float64, between 0 and -penalty_factor.
 
-    penalty = min(0, -penalty_factor * (length - (max_response_length - len)) / len)
+    It falls linearly from 0 at `buffer.len` tokens before the limit to -penalty_factor at the limit.
+
+        penalty = min(0, -penalty_factor * (length - (max_response_length - len)) / len)
     """
     assert buffer.len is not None, "the configuration refuses an enabled buffer without a length"
     num_exceeding_B = np.maximum(lengths_B - (max_response_length - buffer.len), 0)
@@ -35,7 +37,10 @@ def overlong_penalties(buffer: OverlongBuffer, lengths_B: Lengths, max_response_
 
 
 def subtract_overlong(scores: Scores, buffer: OverlongBuffer, lengths_B: Lengths, max_response_length: int) -> Scores:
-    """Adds the (negative) penalties of long responses; with `buffer.log` also fields `overlong_reward`, `overlong`."""
+    """Lowers the scores of overlong responses by their penalties.
+
+    With `buffer.log` the fields `overlong_reward` and `overlong` are added to the scorer's fields, too.
+    """
     if not buffer.enable:
         return scores
     penalties_B = overlong_penalties(buffer, lengths_B, max_response_length)
@@ -50,7 +55,7 @@ def subtract_overlong(scores: Scores, buffer: OverlongBuffer, lengths_B: Lengths
 def add_model_scores(
     scores: Scores, model_scores_B: Float32s, coef_of: Callable[[str], float], *, rule_coef: float = 1.0
 ) -> Scores:
-    """Combines the scores of the scorers with those of the reward model.
+    """Combines the reward functions' scores with those of the reward model, [B] float32, into one score per response.
 
         score = rule_coef * score of the scorers + penalties + coef(data source) * model score
 
@@ -74,6 +79,6 @@ def add_model_scores(
 
 
 def without_model_scores(scores: Scores) -> Scores:
-    """Returns the scorers' part of the scores and of the token scores; 0 for a data source without a scorer."""
+    """Removes the reward model's part from scores and token scores; a data source without a scorer then has score 0."""
     rule_scores_B = np.where(np.isnan(scores.rule_scores), np.float32(0.0), scores.rule_scores)
     return replace(scores, scores=rule_scores_B, token_scores=scores.rule_token_scores)

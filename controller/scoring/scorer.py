@@ -1,4 +1,4 @@
-"""The step from token ids to scores: responses are decoded without their prompts, and the rewards score them.
+"""Turns the token ids of responses into scores: decodes the responses, and calls the reward functions.
 
 For the reward model, responses and prompts are encoded again; a service computes its scores.
 """
@@ -22,12 +22,12 @@ from splitppo.batch import Batch, Column
 
 
 class ScoringFailed(Exception):
-    """Too many responses have no score; the message is one sentence."""
+    """Scorers failed for too many responses; the message is one sentence."""
 
 
 @dataclass(eq=False)
 class Scorer:
-    """Scores the responses to a batch of prompts.
+    """Decodes the responses to a batch of prompts, and scores them by the reward functions.
 
     Attributes:
         tokenizer: decodes the responses.
@@ -43,18 +43,18 @@ class Scorer:
 
     @property
     def max_reward_length(self) -> int | None:
-        """The length in tokens of the longest row that the reward model reads; None: no limit, or no reward model."""
+        """The longest row, in tokens, that the reward model reads; None without a limit or a reward model."""
         return None if self.reward_tokenizer is None else self.reward_tokenizer.max_length
 
     async def reward_rows(self, prompts: PromptBatch, rollouts: Batch) -> Batch:
-        """Returns the column reward_tokens for the reward model, a row per response; `prompts` has one per response."""
+        """Encodes prompts and responses as the reward model's column reward_tokens; `prompts` has one per response."""
         assert self.reward_tokenizer is not None
         texts = self.tokenizer.decode_batch(rollouts["responses"].rows())
         asked = [row.prompt for row in prompts.rows]
         return await asyncio.to_thread(self.reward_tokenizer.encode, asked, texts)
 
     async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> Scores:
-        """Scores the column responses; `prompts` has one per response.
+        """Scores every row of the column responses by its reward function, as `Scores`; `prompts` has one per response.
 
         The first `num_examine` responses of each data source are logged. For a data source without a reward function
         the score is 0, and the reward model alone decides.
@@ -95,7 +95,7 @@ class Scorer:
 
 
 def check_failures(scores: Scores, max_error_rate: float, whose: str) -> None:
-    """Checks that scorers failed for at most this share of the responses; `whose` names them, e.g. "step 3".
+    """Checks that scorers failed for at most this share of the responses, which `whose` names, e.g. "step 3".
 
     Raises:
         ScoringFailed: scorers failed for more responses.
