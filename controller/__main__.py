@@ -121,7 +121,7 @@ def _plan(arguments: list[str]) -> int:
 
 
 def _sync(arguments: list[str]) -> int:
-    """Runs `sync`; returns 0, or 1 if something could not be sent. An unusable folder or tracker is a ConfigError."""
+    """Runs `sync`, which sends trackers missing steps; returns 0, or 1 if some were not sent; may raise ConfigError."""
     parser = _parser("sync", "Sends trackers what they lack.")
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run folder")
     parser.add_argument("--to", nargs="+", default=[], metavar="TRACKER", help="default: the trackers of the run")

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tokenizers of policy and reward model, and the prompts for training and, where there are any, validation."""
+    """The loaded inputs of a run: tokenizers of policy and reward model, prompts for training and maybe validation."""
 
     tokenizer: Tokenizer
     prompts: PromptSource

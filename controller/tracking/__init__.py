@@ -1,1 +1,1 @@
-"""The record of a run: metrics, timeline, logs, display, plots."""
+"""Records a run: metrics, timeline, log files, terminal display, plots, and external trackers such as W&B."""

@@ -1,4 +1,4 @@
-"""The display for the user: lines about finished work, and on a terminal a live panel below them."""
+"""Shows the progress of a run to the user: lines of text, and on a terminal a live panel below them."""
 
 import os
 import sys
@@ -31,13 +31,13 @@ _KL = {"actor/reward_kl_penalty": "KL", "actor/kl_loss": "KL", "actor/ppo_kl": "
 
 
 def open_display(stream: TextIO | None = None) -> "Display":
-    """Returns the display for a stream (default stdout), with a panel if the stream is a terminal."""
+    """Makes the display of a run for a stream (default stdout), with a live panel if the stream is a terminal."""
     console = _Console(file=sys.stdout if stream is None else stream, highlight=False)
     return Display(console, has_panel=console.is_terminal and not console.is_dumb_terminal)
 
 
 class Display:
-    """The progress of a run on the screen. The run reports events; the display decides how they look."""
+    """Shows the progress of a run on the screen. The run reports events; the display decides how they look."""
 
     def __init__(self, console: Console, *, has_panel: bool) -> None:
         self._console = console
@@ -53,7 +53,7 @@ class Display:
         self._accuracy: float | None = None
 
     def start(self, plan: str, config: Config, *, step: int = 0) -> None:
-        """Shows the models, the algorithm and the plan; `step` is the step from which the run goes on."""
+        """Shows models, algorithm and plan at the start of a run; `step` is the step from which the run goes on."""
         self._step, self._last_step = step, config.last_step
         self._phases = dict.fromkeys(config.roles, ("", 0, 0))
         self._title = f"SplitPPO · {config.run.name} · {config.run.schedule}"
@@ -65,14 +65,14 @@ class Display:
             self._live.start(refresh=True)
 
     def phase(self, pool: str, name: str, done: int, total: int) -> None:
-        """Shows the work of a pool on the panel; an empty name means that the pool is idle."""
+        """Shows on the panel what a pool works on, `done` of `total`; an empty name means that the pool is idle."""
         is_new = self._phases.get(pool, ("", 0, 0))[0] != name
         self._phases[pool] = (name, done, total)
         if is_new or time.monotonic() - self._drawn_s >= _REFRESH_S:
             self._refresh()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows a finished step with those of its metrics that the display knows."""
+        """Shows that a step is finished, with the few metrics that the display knows."""
         self._step, self._metrics = step, metrics
         if "critic/score/mean" in metrics:
             self._rewards.append(metrics["critic/score/mean"])
@@ -88,14 +88,14 @@ class Display:
             self.line(f"step {step}/{self._last_step}  " + "  ".join(map(" ".join, figures)))
 
     def validation(self, step: int, accuracy: Accuracy) -> None:
-        """Shows a validation of the policy of this step."""
+        """Shows the accuracy of a validation of the policy of this step, with each data source if there are several."""
         self._accuracy = accuracy.overall
         sources = sorted(accuracy.by_source.items()) if len(accuracy.by_source) > 1 else []
         parts = "".join(f"  {source} {value:.3f}" for source, value in sources)
         self.line(f"validation after step {step}: accuracy {accuracy.overall:.3f}{parts}", style="bold green")
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Shows a few rollouts, which are rows of `sample_rows`."""
+        """Shows a few prompts and responses of a step with their scores; `samples` has rows of `sample_rows`."""
         for number, sample in enumerate(samples, start=1):
             style = "green" if sample["score"] > 0 else "red"
             texts = {name: str(sample[name]).strip() for name in ("prompt", "response", "ground_truth")}
@@ -104,11 +104,11 @@ class Display:
             self.line(sample_text(heading, shown), style=style)
 
     def line(self, text: str, style: str = "") -> None:
-        """Shows one line, e.g. of the log."""
+        """Shows one line of text, e.g. a message of the log."""
         self._console.print(Text(text, style), soft_wrap=True)
 
     def finish(self, summary: Summary) -> None:
-        """Shows the end of the run; ends the display."""
+        """Shows the results at the end of a run (accuracies, steps, times), and closes the display."""
         self.close()
         start = summary.this_start
         behind = f" from step {start.resumed_at_step} on" if start.resumed_at_step else ""
@@ -122,7 +122,7 @@ class Display:
         )
 
     def close(self) -> None:
-        """Gives the terminal back; may be called more than once."""
+        """Stops the live panel and restores the terminal; may be called more than once."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -133,7 +133,7 @@ class Display:
             self._live.refresh()
 
     def _figures(self, accuracy: float | None) -> list[tuple[str, str]]:
-        """Returns the few numbers that a user follows, by name, as far as the step has them."""
+        """Returns (name, formatted number) pairs for the user: reward, accuracy, KL, speed, ETA, as far as known."""
         metrics = self._metrics
         kl_label, kl = next(((_KL[name], metrics[name]) for name in _KL if name in metrics), ("KL", None))
         num_tokens, step_s = metrics.get("perf/total_num_tokens"), metrics.get("perf/time_per_step")
@@ -168,7 +168,7 @@ class Display:
 
 
 class _Console(Console):
-    """A console that falls silent if its reader goes away; the run goes on, and its log files have all lines."""
+    """A rich console that prints no more once its reader has closed the pipe; the run and its log files go on."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -193,7 +193,7 @@ def _header(plan: str, config: Config, step: int) -> list[str]:
 
 
 def _price_of_a_loss(config: Config, step: int) -> str:
-    """Returns the cost of a lost group: the way back to the last checkpoint, or to the start of this process."""
+    """Says in one sentence how many steps the run repeats after the loss of a worker group."""
     save_freq = config.checkpoint.save_freq
     first = step + save_freq - step % save_freq if save_freq > 0 else None
     if first is None or first >= config.last_step:
@@ -202,7 +202,7 @@ def _price_of_a_loss(config: Config, step: int) -> str:
 
 
 def _result_rows(summary: Summary) -> list[tuple[str, str, str, str]]:
-    """Returns rows of held-out accuracy: head, data sources if there are several, overall; [] without a validation."""
+    """Makes a table of validation accuracies: head, data sources if several, overall; [] without a validation."""
     old, new = (
         {} if part is None else {**part.by_source, "overall": part.overall}
         for part in (summary.validation.before, summary.validation.after)
@@ -218,7 +218,7 @@ def _result_rows(summary: Summary) -> list[tuple[str, str, str, str]]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Returns values as bars of eight heights between their minimum and maximum; an empty text for a single value."""
+    """Draws values as a text of bars of eight heights from their minimum to their maximum; "" for a single value."""
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)
@@ -227,7 +227,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns text with all control characters as escapes except line breaks: it cannot move the cursor."""
+    """Escapes all control characters of a text except line breaks, so that the text cannot move the cursor."""
     return "".join(
         char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
     )

@@ -1,4 +1,4 @@
-"""The controller's log: a file in the run folder, and lines of the display, which never break its panel."""
+"""Sets up the controller's log: a file in the run folder, and lines of the display, which never break its panel."""
 
 import logging
 from pathlib import Path
@@ -17,7 +17,7 @@ class _DisplayHandler(logging.Handler):
 
 
 def log_to(run_dir: Path, display: Display) -> None:
-    """Sends log lines from INFO on to `logs/controller_0.log` and to the display, and nowhere else."""
+    """Sends log records from INFO on to `logs/controller_0.log` and to the display, and nowhere else."""
     handlers: list[logging.Handler] = [
         logging.FileHandler(run_dir / "logs" / "controller_0.log", encoding="utf-8", errors="backslashreplace"),
         _DisplayHandler(display),

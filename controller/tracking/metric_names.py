@@ -1,4 +1,4 @@
-"""The names of all metrics, with unit and meaning. A name that is not declared here is an error.
+"""Declares the names of all metrics, with unit and meaning; a metric that is not declared here is an error.
 
 `{a,b}` in a name stands for each of its words, `<x>` for any text. Names never change, because dashboards use them.
 """
@@ -182,7 +182,7 @@ _DECLARED = re.compile("|".join(_NAMES), re.DOTALL)
 
 
 def check_declared(names: Iterable[str]) -> None:
-    """Raises ValueError if one of the names is not declared."""
+    """Checks that every metric name is declared in the table of metrics; ValueError if one is not."""
     for name in names:
         if not _DECLARED.fullmatch(name):
             raise ValueError(f"metric {name!r} is not declared in controller/tracking/metric_names.py")

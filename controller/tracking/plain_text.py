@@ -1,4 +1,4 @@
-"""Tables and numbers as plain text."""
+"""Formats tables, numbers of bytes and times as plain text."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def columns(rows: Iterable[Sequence[str]], *, gap: int) -> list[str]:
-    """Returns a line for each row, with `gap` blanks between aligned columns; all rows have the same length."""
+    """Formats a table as one line of text per row, with `gap` blanks between aligned columns; rows are equally long."""
     table = list(rows)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
@@ -15,7 +15,7 @@ def columns(rows: Iterable[Sequence[str]], *, gap: int) -> list[str]:
 
 
 def size(num_bytes: float) -> str:
-    """Returns a number of bytes in the unit in which it is below 1000, e.g. "1.5 GiB"."""
+    """Formats a number of bytes in the unit in which the number is below 1000, e.g. "1.5 GiB"."""
     unit = 0
     while num_bytes >= 1000 and unit < len(_SIZES) - 1:
         num_bytes, unit = num_bytes / 1024, unit + 1
@@ -23,5 +23,5 @@ def size(num_bytes: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Returns a time in seconds, or in milliseconds if it is below a second."""
+    """Formats a time given in seconds as seconds, or as milliseconds if it is below a second, e.g. "1.50 s"."""
     return f"{seconds:.2f} s" if abs(seconds) >= 1.0 else f"{seconds * 1e3:.2f} ms"

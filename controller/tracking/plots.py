@@ -1,4 +1,4 @@
-"""`report.png`: the curves of a run, and the timeline of the pools during one of its steps."""
+"""Draws `report.png`: the curves of a run's metrics, and the timeline of the pools during one step."""
 
 import io
 import math
@@ -55,7 +55,7 @@ _CHARACTER_WIDTH = 0.0072  # share of the timeline's width
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves that share axes.
+    """One chart of the report: curves of metrics over steps that share axes.
 
     Attributes:
         title, unit: the texts above the chart and beside its value axis.
@@ -106,7 +106,7 @@ def render_report(metrics: Sequence[Mapping[str, Any]], spans: Sequence[Span], *
 
 
 def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """Returns the charts for which there are metrics."""
+    """Makes the charts of the report from the lines of metrics.jsonl; charts without data are left out."""
 
     def curves(labels: Mapping[str, str]) -> dict[str, list[tuple[int, float]]]:
         points = {
@@ -138,7 +138,7 @@ def charts_of(metrics: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def step_to_show(spans: Sequence[Span]) -> int | None:
-    """Returns the step with neighbours whose calls take nearest to the median time; None without a step."""
+    """Chooses the step for the timeline: one with neighbours, nearest to the median duration; None without a step."""
     calls: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if span.is_call:
@@ -155,7 +155,7 @@ def step_to_show(spans: Sequence[Span]) -> int | None:
 
 
 def times_of(spans: Sequence[Span], step: int) -> tuple[float, float, float]:
-    """Returns the start of a step, the end of the last work for it, and the start of the next step, unix seconds.
+    """Returns the start of a step, the end of the last work for it, and the start of the next step, in unix seconds.
 
     If the run paused after the step, or ended with it, the third time is the end of the step.
     """
@@ -166,7 +166,7 @@ def times_of(spans: Sequence[Span], step: int) -> tuple[float, float, float]:
 
 
 def _own(spans: Sequence[Span], step: int) -> list[Span]:
-    """Returns a step's calls, validation and checkpoint, without its restore, which may come much later."""
+    """Returns the spans of a step's calls, validation and checkpoint, not of its restore, which may come much later."""
     return [span for span in spans if span.step == step and span.name != "load_checkpoint"]
 
 
@@ -236,7 +236,7 @@ def _draw_timeline(axes: Any, spans: Sequence[Span]) -> None:
 
 
 def _draw_span(axes: Any, row: int, span: Span, step: int, times: tuple[float, float, float]) -> None:
-    """Draws a bar, and its name if that fits; `times`: the step's start, the first and the last moment of the plot."""
+    """Draws a span as a bar, and its name if it fits; `times`: the step's start, the plot's first and last moment."""
     start, left, right = times
     begin, end = max(span.started_s, left), min(span.finished_s, right)
     (label, colour, is_dark), own = PHASES[span.name], span.step == step

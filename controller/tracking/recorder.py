@@ -1,4 +1,4 @@
-"""The recorder of a run: it collects spans, timings and metrics of each step, and writes each step's line once."""
+"""Collects spans, timings and metrics of each step of a run, and writes each step's line of metrics.jsonl once."""
 
 import asyncio
 import time
@@ -21,12 +21,12 @@ from splitppo.config import Config
 
 
 class Recorder:
-    """Writes metrics, samples, trace, rollouts and display of a run. At most two steps are open (`overlap`)."""
+    """Records the steps of a run: metrics, samples, trace, rollouts, display. At most two are open (`overlap`)."""
 
     def __init__(
         self, config: Config, run_dir: Path, display: Display, on_line: Callable[[], None] = lambda: None
     ) -> None:
-        """Calls `on_line` whenever metrics.jsonl was opened or has another line."""
+        """Makes a recorder that calls `on_line` whenever metrics.jsonl was opened or has another line."""
         self._config = config
         self._run_dir = run_dir
         self._display = display
@@ -53,7 +53,7 @@ class Recorder:
         metrics: Mapping[str, float] | None,
         spans: Sequence[Span] = (),
     ) -> None:
-        """Opens the files, without the steps after the restored `step` (0: without any step), and drops open steps.
+        """Opens the run's files without steps after the restored `step` (0: without any step), and drops open steps.
 
         The traffic of `clients` is counted. `spans` are those of the restore. `metrics` are those of the restored step
         in its checkpoint; they are written if the run was killed before it had written their line.
@@ -80,18 +80,18 @@ class Recorder:
         self._on_line()
 
     def begin(self, step: int, *, epoch: int = 0) -> StepRecord:
-        """Opens and returns the record of a step; `epoch` is its data epoch, from 0."""
+        """Opens the record of a step and returns it; `epoch` is the step's data epoch, from 0."""
         record = StepRecord(step, time.time(), epoch=epoch, traffic=self._traffic())
         self._open.append(record)
         return record
 
     @property
     def current(self) -> StepRecord:
-        """The record of the step that began last."""
+        """The record of the step that was begun last."""
         return self._open[-1]
 
     def hold(self, step: int) -> asyncio.Future[Mapping[str, float]]:
-        """Keeps back the line of a step, and later lines, until `release`; the future has the metrics of the step.
+        """Delays the line of a step, and later lines, in metrics.jsonl until `release`; the future gets the metrics.
 
         A reader of the line of a checkpointed step can rely on the checkpoint. `step` must not be complete yet.
         """
@@ -99,26 +99,26 @@ class Recorder:
         return self._blocked_metrics
 
     def release(self, step: int) -> None:
-        """Writes the line of a step that was kept back, and later lines."""
+        """Writes the line of a step that `hold` has delayed, and later lines, into metrics.jsonl."""
         if step == self._blocked_step:
             self._blocked_step = -1
         self._publish()
 
     def release_all(self) -> None:
-        """Writes the lines that still wait for a checkpoint, at the end of a run."""
+        """Writes the lines of metrics.jsonl that still wait for a checkpoint, at the end of a run."""
         self.release(self._blocked_step)
 
     def add_spans(self, spans: Sequence[Span]) -> None:
-        """Adds spans to the timeline that belong to no open step."""
+        """Adds spans that belong to no open step to the timeline file."""
         self._trace.add(spans)
 
     def close(self, record: StepRecord) -> None:
-        """Ends the step's own time, and counts its traffic."""
+        """Ends the time of a step's own work, and counts the bytes that were moved for the step."""
         record.ended_s = time.time()
         record.traffic = self._traffic() - record.traffic
 
     def add_validation(self, step: int, validation: ValidationResult, *, split: str = "val") -> None:
-        """Adds a validation to the line and the spans of its step; that of step 0 has a line of its own.
+        """Adds a validation's metrics and spans to its step's record; that of step 0 gets a line of its own.
 
         `split` is the name of the folder of its rollouts.
         """
@@ -137,7 +137,7 @@ class Recorder:
             self.add_spans(validation.spans)
 
     def complete_oldest(self) -> None:
-        """Completes the step that was opened first, whose updates are done: writes its spans, and makes its line."""
+        """Completes the step that was opened first, whose updates are done: writes its spans, samples and metrics."""
         record = self._open.popleft()
         self._trace.add(record.spans)
         metrics = {
@@ -160,7 +160,7 @@ class Recorder:
             self._blocked_metrics.set_result(metrics)
 
     def _publish(self) -> None:
-        """Writes and shows all lines before the step that is kept back."""
+        """Writes to metrics.jsonl, and shows, all finished lines up to the step whose line is delayed."""
         while self._unpublished and self._unpublished[0][0] != self._blocked_step:
             step, metrics = self._unpublished.popleft()
             self._log(step, metrics)
@@ -171,7 +171,7 @@ class Recorder:
         self._on_line()
 
     def _samples_of(self, scores: Scores) -> list[dict[str, Any]]:
-        """Returns the first `tracking.num_samples` rollouts."""
+        """Returns the first `tracking.num_samples` responses of a step as rows with texts and score."""
         return list(islice(sample_rows(scores), self._config.tracking.num_samples))
 
     def _write_samples(

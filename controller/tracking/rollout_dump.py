@@ -1,4 +1,4 @@
-"""Rollouts with their scores as rows of JSONL: all of a step (`tracking.dump_rollouts`), or a few samples."""
+"""Converts scored rollouts into rows of JSONL: all rollouts of a step (`tracking.dump_rollouts`), or a few samples."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,25 +10,25 @@ from splitppo.atomic_write import write_atomically
 
 
 def write_rollouts(folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes all rollouts of a step to `{step}.jsonl`, one JSON object per response."""
+    """Writes all rollouts of a step to the file `{step}.jsonl`, one JSON object per response."""
     write_atomically(folder / f"{step}.jsonl", b"".join(map(json_line, rows)))
 
 
 def cut_back(rollouts: Path, restored_step: int) -> None:
-    """Removes the files of later steps from all folders in `<run.dir>/rollouts`."""
+    """Removes the rollout files of steps after the restored step from all folders in `<run.dir>/rollouts`."""
     for file in rollouts.glob("*/*.jsonl"):
         if file.stem.isdigit() and int(file.stem) > restored_step:
             file.unlink()
 
 
 def sample_rows(scores: Scores) -> Iterator[dict[str, Any]]:
-    """Yields data source, texts and score of every response."""
+    """Yields for every response a dict of data source, prompt, response, ground truth and score."""
     for source, text, score in zip(scores.data_sources, scores.texts, scores.scores.tolist(), strict=True):
         yield {"data_source": source, **vars(text), "score": score}
 
 
 def rollout_rows(scores: Scores) -> Iterator[dict[str, Any]]:
-    """Yields the row of every response in the rollout files: `sample_rows`, parts of the score, the scorer's fields."""
+    """Yields each response's row in the rollout files: `sample_rows`, parts of the score, the scorer's fields."""
     columns: dict[str, list[Any]] = {}
     if scores.model_scores is not None:
         columns |= {"rule_score": scores.rule_scores.tolist(), "model_score": scores.model_scores.tolist()}

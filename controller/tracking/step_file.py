@@ -1,4 +1,4 @@
-"""Files with one line of JSON per step: `metrics.jsonl` and `samples.jsonl`.
+"""Reads and appends the files with one line of JSON per step: `metrics.jsonl` and `samples.jsonl`.
 
 A run that restores a step removes the lines of later steps, so that each file has every step once. A full disk ends the
 run, because report, summary and trackers are made from these lines.
@@ -23,14 +23,14 @@ SAMPLE_COLUMNS = ("split", "data_source", "prompt", "response", "ground_truth", 
 
 
 class StepFile:
-    """One JSON object per line and step: {"step": 3, name: value, ...}; numbers that are not finite become null.
+    """A file of one JSON line per step: {"step": 3, name: value, ...}; numbers that are not finite become null.
 
     Attributes:
         last_step: the step of the last line, -1 if there is no line.
     """
 
     def __init__(self, path: Path, restored_step: int = sys.maxsize) -> None:
-        """Opens an existing file; removes later steps, and a last line that a crash has torn.
+        """Opens an existing file; removes steps after `restored_step`, and a last line that a crash has cut off.
 
         A `restored_step` of -1 removes all steps. If lines are removed, another file takes the place of this file, so
         that a reader notices it.
@@ -47,7 +47,7 @@ class StepFile:
         self.last_step: int = kept[-1]["step"] if kept else -1
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Appends the line of a step, which is on disk on return; ValueError if the step is not after the last one."""
+        """Appends the line of a step and waits until it is on disk; ValueError if the step is not after the last."""
         if step <= self.last_step:
             raise ValueError(f"{self._path.name}: step {step} comes after step {self.last_step}")
         with self._path.open("ab") as file:
@@ -58,7 +58,9 @@ class StepFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of such a file, without a torn last line; null becomes None. Without a file returns [].
+    """Reads metrics.jsonl or samples.jsonl; returns one dict per step, [] without a file.
+
+    A last line that is cut off is left out; null becomes None.
 
     Raises:
         ConfigError: a line is broken, or steps do not rise; the message names file and line.
@@ -78,14 +80,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def check_step(row: dict[str, Any], place: str) -> dict[str, Any]:
-    """Returns the same row; ValueError with its `place` if the row has no integer under "step"."""
+    """Checks that a row has an integer under "step", and returns the row; else ValueError that begins with `place`."""
     if not isinstance(row.get("step"), int):
         raise ValueError(f"{place}: expected an integer under step, got {row.get('step')!r}")
     return row
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
-    """Returns a line of strict JSON: non-finite numbers become null, arrays become lists, other types their text."""
+    """Converts a mapping to a line of strict JSON: NaN and infinity become null, arrays lists, other types text."""
     text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str)
     return text.encode(errors="backslashreplace") + b"\n"  # half a character is an escape of JSON
 

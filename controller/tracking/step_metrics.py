@@ -1,4 +1,4 @@
-"""The metrics of a step from its arrays, timings and spans; controller/tracking/metric_names.py declares their names.
+"""Computes the metrics of a step from arrays, timings and spans; metric_names.py declares the names of the metrics.
 
 B responses, T response tokens, right-padded. A metric over nothing (no token, no response) is left out.
 """
@@ -25,7 +25,7 @@ _UPDATES = ("update_actor", "update_critic")
 
 
 def learning_metrics(experience: Experience) -> dict[str, float]:
-    """Returns critic/...: scores, rewards, advantages and returns, and the critic's values if there is a critic.
+    """Computes critic/...: mean, max and min of scores, rewards, advantages, returns, and values if there is a critic.
 
     Scores and rewards are those of all responses. The other metrics are over the tokens that are learned from.
     """
@@ -45,12 +45,12 @@ def learning_metrics(experience: Experience) -> dict[str, float]:
 
 
 def _where(mask_N: Mask, values_N: Floats) -> Floats:
-    """Returns the values inside the mask; the same array, not a copy, if the mask has all values."""
+    """Selects the values where the mask is True; returns the same array, not a copy, if the mask is True everywhere."""
     return values_N if mask_N.all() else values_N[mask_N]
 
 
 def explained_variance(values_N: Floats, returns_N: Floats) -> float:
-    """Returns 1 - var(returns - values) / (var(returns) + 1e-5): 1 for a perfect critic, <= 0 for a useless one."""
+    """Computes 1 - var(returns - values) / (var(returns) + 1e-5): 1 for perfect values, <= 0 for useless ones."""
     residual = variance(np.subtract(returns_N, values_N, dtype=np.float64))
     return 1.0 - residual / (variance(returns_N) + 1e-5)
 
@@ -58,7 +58,7 @@ def explained_variance(values_N: Floats, returns_N: Floats) -> float:
 def length_metrics(
     prompt_lengths_B: Counts, response_lengths_B: Counts, has_eos_B: Mask, limits: DataConfig
 ) -> dict[str, float]:
-    """Returns prompt_length/..., response_length/... and response/...; `has_eos_B`: the responses that end with EOS."""
+    """Computes prompt_length/..., response_length/... and response/...; `has_eos_B`: responses that end with EOS."""
     if not len(response_lengths_B):
         return {}
     lengths = {
@@ -79,7 +79,7 @@ def length_metrics(
 
 
 def balance_metrics(lengths_B: Counts, num_ranks: int) -> dict[str, float]:
-    """Returns global_seqlen/...: prompt and response tokens per rank, for rows in their order and for balanced rows."""
+    """Computes global_seqlen/...: prompt and response tokens per rank, for rows in order and for balanced rows."""
     in_order_R = [int(part.sum()) for part in np.array_split(lengths_B, num_ranks)]
     costs_B = attention_cost(lengths_B.astype(np.int32))
     balanced_R = [int(lengths_B[rows].sum()) for rows in partition(costs_B, num_ranks)]
@@ -94,7 +94,7 @@ def balance_metrics(lengths_B: Counts, num_ranks: int) -> dict[str, float]:
 
 
 def reward_extra_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Returns reward_extra/...: the numeric fields that scorers returned, without None and text."""
+    """Computes reward_extra/...: mean, max, min of each numeric field of the scorers' dicts, without None and text."""
     metrics: dict[str, float] = {}
     for field, values in extra.items():
         metrics |= _mean_max_min(f"reward_extra/{field}", np.array([float(v) for v in values if is_numeric(v)]))
@@ -102,20 +102,20 @@ def reward_extra_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]
 
 
 def code_limit_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Returns reward/code_over_...: the number of code answers over each limit; {} if no response is a code answer."""
+    """Computes reward/code_over_...: how many programs exceeded each limit; {} if no response is a program."""
     if CODE_LIMIT not in extra:
         return {}
     return {f"reward/code_over_{limit.value}": float(extra[CODE_LIMIT].count(limit.value)) for limit in Limit}
 
 
 def symbolic_metrics(extra: Mapping[str, Sequence[Any]]) -> dict[str, float]:
-    """Returns reward/symbolic_...: the number of answers that sympy did not compare in time, or was not asked for."""
+    """Computes reward/symbolic_...: how many answers sympy did not compare in time, or was not asked to compare."""
     outcomes = extra.get(SYMBOLIC, ())
     return {f"reward/symbolic_{outcome.value}": float(outcomes.count(outcome.value)) for outcome in Outcome}
 
 
 def reward_model_metrics(scores: Scores) -> dict[str, float]:
-    """Returns reward/rule/... and reward/model/...: the two parts of the scores; {} without a reward model."""
+    """Computes reward/rule/... and reward/model/... from the two parts of the scores; {} without a reward model."""
     if scores.model_scores is None:
         return {}
     has_rule_B = ~np.isnan(scores.rule_scores)
@@ -128,7 +128,7 @@ def reward_model_metrics(scores: Scores) -> dict[str, float]:
 def timing_metrics(
     timings_s: Mapping[str, float], *, num_response_tokens: int, num_tokens: int, step_s: float, num_ranks: int
 ) -> dict[str, float]:
-    """Returns timing_s/..., timing_per_token_ms/... and perf/... from the times of a step's parts and its wall time.
+    """Computes timing_s/..., timing_per_token_ms/... and perf/... from the seconds of a step's parts and of the step.
 
     `num_tokens` counts tokens of prompts and responses, `num_ranks` the processes (GPUs) of all pools.
     """
@@ -145,7 +145,7 @@ def timing_metrics(
 
 
 def overlap_metrics(spans: Sequence[Span], *, step: int, started_s: float, step_s: float) -> dict[str, float]:
-    """Returns overlap/...: the share of a step in which the pools worked at the same time, or were idle.
+    """Computes overlap/...: the shares of a step's time in which the pools worked at the same time, or were idle.
 
         efficiency = (t_actor + t_critic - t_wall) / min(t_actor, t_critic), in [0, 1]
 
@@ -175,7 +175,7 @@ def overlap_metrics(spans: Sequence[Span], *, step: int, started_s: float, step_
 
 
 def _mean_max_min(name: str, values: NDArray[Any]) -> dict[str, float]:
-    """Returns mean, max and min under `name`; {} without values."""
+    """Computes mean, max and min of values as metrics `name`/mean, /max and /min; {} without values."""
     if not values.size:
         return {}
     return {

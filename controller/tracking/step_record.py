@@ -1,4 +1,4 @@
-"""The record of one step while it runs, and the metrics line that it becomes."""
+"""Collects what happens in one step while it runs, and makes the step's metrics line of it."""
 
 import time
 from collections import Counter, defaultdict
@@ -31,7 +31,7 @@ from splitppo.config import Config
 
 @dataclass
 class StepRecord:
-    """The record of one step while it runs. Times are unix seconds of the controller's clock.
+    """What is recorded of one PPO step while it runs. Times are unix seconds of the controller's clock.
 
     Attributes:
         started_s, ended_s: the step's own time, without validation and checkpoints; ended_s is None while it runs.
@@ -57,7 +57,7 @@ class StepRecord:
 
     @property
     def step_s(self) -> float:
-        """The wall time of the step so far."""
+        """The wall time of the step so far, in seconds."""
         return (time.time() if self.ended_s is None else self.ended_s) - self.started_s
 
     @property
@@ -67,12 +67,12 @@ class StepRecord:
 
     @cached_property
     def learning(self) -> dict[str, float]:
-        """The metrics critic/... of the experience. They take passes over every token, while the engines work."""
+        """The metrics critic/... of the experience, computed once, from every token, while the engines work."""
         return learning_metrics(self.experience)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Adds the time of a block to the timing of that name."""
+        """Measures the wall time of a `with` block, and adds it to the step's timing `name`, in seconds."""
         started_s = time.perf_counter()
         try:
             yield
@@ -81,19 +81,19 @@ class StepRecord:
 
     @contextmanager
     def span(self, pool: str, name: str) -> Iterator[None]:
-        """Records a block of the controller's own work, or of its reward workers, on the timeline."""
+        """Records the time of a `with` block as a span of the timeline: work of the controller or its scorers."""
         started_s = time.time()
         yield
         self.spans.append(Span(pool, name, self.step, started_s, time.time()))
 
     def add_work_of(self, other: "StepRecord") -> None:
-        """Takes over the spans and times of work that was done in this step for another one."""
+        """Adds the spans and times of another step's record, whose work was done during this step."""
         self.spans += other.spans
         for name, seconds in other.timings_s.items():
             self.timings_s[name] += seconds
 
     def add_reply(self, pool: str, name: str, reply: CommandReply, *, parts: Parts = ()) -> None:
-        """Adds the work of an engine for this step: its span, its metrics, and the times that it has measured."""
+        """Adds an engine's work on a command to the record: its span, its metrics, and the times that it measured."""
         self.spans.append(replace(reply.span(pool, name, self.step), parts=parts))
         metrics = reply.result.metrics.items()
         self.metrics |= {metric: value for metric, value in metrics if not metric.startswith("timing_s/")}
@@ -102,7 +102,7 @@ class StepRecord:
 
 
 def metrics_line(record: StepRecord, spans: Sequence[Span], config: Config) -> dict[str, float]:
-    """Returns all metrics of a closed step whose updates are done; `spans` has all spans since the step began."""
+    """Computes all metrics of a step that is closed and updated; `spans` has all spans since the step began."""
     experience, scores = record.experience, record.scores
     extra, failures = scores.extra_columns, Counter(scores.failures)
     prompt_lengths, response_lengths = (experience.batch[name].lengths for name in ("prompts", "responses"))

@@ -1,4 +1,4 @@
-"""The end of a run in numbers: `summary.json`, written on every exit but SIGKILL."""
+"""The content of `summary.json`, a run's results in numbers, which is written on every exit but SIGKILL."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ class _Part(BaseModel):
 
 
 class Validation(_Part):
-    """Held-out accuracy of the initial policy (step 0) and of the last one; null if it was not measured.
+    """Held-out accuracy of the initial policy (step 0) and of the last policy; null if it was not measured.
 
     The accuracy of the initial policy is null, too, if its responses were sampled in another way than the last ones.
     """
@@ -29,7 +29,7 @@ class Validation(_Part):
 
 
 class Overlap(_Part):
-    """The overlap of the two pools' work, mean over all steps of the run."""
+    """How much the work of actor and critic pool overlapped in time, mean over all steps of the run."""
 
     efficiency: float = Field(description="share of the shorter update that was hidden behind the longer one")
     bubble_actor: float = Field(description="share of step time in which the actor pool was idle")
@@ -37,7 +37,7 @@ class Overlap(_Part):
 
     @classmethod
     def over(cls, lines: Sequence[Mapping[str, Any]]) -> Self | None:
-        """Returns the mean over the lines of metrics.jsonl in which both roles were updated; None without one."""
+        """Averages overlap/... over the lines of metrics.jsonl in which both roles were updated; None without one."""
         rows = [line for line in lines if line.get("overlap/efficiency") is not None]
         if not rows:
             return None
@@ -45,14 +45,14 @@ class Overlap(_Part):
 
 
 class WeightsDigests(_Part):
-    """The sha256 of each role's weights; null if there is no such role, or it could not be asked."""
+    """The sha256 of the actor's and the critic's weights; null without such a role, or if it could not be asked."""
 
     actor: str | None = None
     critic: str | None = None
 
 
 class ThisStart(_Part):
-    """The part of the run in one controller process."""
+    """The part of a run that one controller process has done: its first step and its wall time."""
 
     resumed_at_step: int = Field(ge=0, description="step from which the process went on; 0: the initial models")
     wall_s: float = Field(ge=0.0, description="seconds, start to exit")
@@ -77,12 +77,12 @@ class Summary(_Part):
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Returns the summary in a file; None if there is no file, or it cannot be read."""
+        """Parses a summary.json file; returns None if there is no file, or it cannot be read."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except (OSError, ValidationError):
             return None
 
     def write(self, path: Path) -> None:
-        """Writes the summary atomically."""
+        """Writes the summary to a file as JSON, atomically."""
         write_atomically(path, self.model_dump_json(indent=2) + "\n")

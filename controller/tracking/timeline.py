@@ -1,4 +1,4 @@
-"""The timeline of a run: the work of each pool, in Chrome's trace event format, which Perfetto shows.
+"""Writes and reads `trace.json`, the timeline of the pools' work, in Chrome's trace event format, for Perfetto.
 
 `trace.json` is one JSON array with one event per line, so that a step is appended without another write of the rest. An
 interrupted write does no harm, because in this format the end of the array may be missing.
@@ -30,17 +30,17 @@ _REMEMBERED_SPANS = 256
 
 
 class Trace:
-    """The file with all spans of a run, also of earlier starts. Only the latest spans are in memory."""
+    """The trace file with all spans of a run, also of earlier starts. Only the latest spans are in memory."""
 
     def __init__(self, path: Path, *, restored_step: int) -> None:
-        """Opens the file without the steps after the restored step; -1 removes all steps."""
+        """Opens the trace file and removes spans of steps after the restored step; -1 removes all spans."""
         self._path = path
         self._lanes: dict[str, list[list[tuple[float, float]]]] = defaultdict(list)
         events = [*_PROCESSES, *(self._event(span) for span in read_trace(path) if span.step <= restored_step)]
         write_atomically(path, "[\n" + ",\n".join(map(json.dumps, events)) + _TAIL)
 
     def add(self, spans: Sequence[Span]) -> None:
-        """Appends spans, in one write."""
+        """Appends spans to the trace file, in one write."""
         if not spans:
             return
         events = "".join(",\n" + json.dumps(self._event(span)) for span in spans)
@@ -75,7 +75,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> list[Span]:
-    """Returns the spans of a trace file, without torn lines and lines of other content; [] without a file."""
+    """Parses the spans of a trace file, without torn lines and lines of other content; [] without a file."""
     if not path.exists():
         return []
     spans = []
@@ -87,7 +87,7 @@ def read_trace(path: Path) -> list[Span]:
 
 
 def _span_of(event: Any) -> Span:
-    """Returns the span of an event; an error if the event has not the keys of a span."""
+    """Converts an event of the trace format to a `Span`; an error if the event lacks the keys of a span."""
     POOLS.index(event["cat"])
     start_s, duration_s, args = event["ts"] / 1e6, event["dur"] / 1e6, event["args"]
     return Span(event["cat"], event["name"], int(args["step"]), start_s, start_s + duration_s, args.get("parts", ()))

@@ -1,1 +1,1 @@
-"""Trackers: TensorBoard, W&B, MLflow, SwanLab, trackio, fed from the run folder by a process of their own."""
+"""External trackers (TensorBoard, W&B, MLflow, SwanLab, trackio); a separate process feeds them from the run folder."""

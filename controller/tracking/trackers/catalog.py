@@ -1,10 +1,10 @@
-"""The trackers by name. A tracker's client is imported only when the tracker is connected."""
+"""Makes the connection to a tracker by the tracker's name; its client package is imported only then."""
 
 from controller.tracking.trackers.protocol import Run, Tracker
 
 
 def connect(name: str, run: Run, sent_step: int) -> Tracker:
-    """Returns a new connection to the tracker of this name; raises the errors of its client.
+    """Connects to the tracker of this name, and returns the connection; raises the errors of the tracker's client.
 
     `sent_step` is the last step that the tracker was sent, -1 if none.
     """

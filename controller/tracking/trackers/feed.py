@@ -1,4 +1,4 @@
-"""Feeds one tracker from the run folder: every step once, in order, whatever fails on the way.
+"""Sends the steps of a run folder to one tracker: every step once, in order, whatever fails on the way.
 
 metrics.jsonl is the queue: memory stays small however long a server is away, and no step is lost with a process.
 `trackers/NAME.json` has the last step that was sent. A tracker that knows its last step overrides this file.
@@ -32,7 +32,7 @@ Connect = Callable[[str, Run, int], Tracker]
 
 @dataclass(frozen=True)
 class Cursor:
-    """The position of one tracker; immutable. A move is on disk when `moved` returns.
+    """How far one tracker was fed: the last step that was sent; immutable. A change is on disk when `moved` returns.
 
     Attributes:
         path: the file of the position.
@@ -48,14 +48,14 @@ class Cursor:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Returns the position in the file; the start if there is no file, or it cannot be read."""
+        """Reads a tracker's position from its file; the start if there is no file, or it cannot be read."""
         try:
             return cls(path, **json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return cls(path)
 
     def moved(self, **changes: Any) -> Self:
-        """Returns the position with `changes`, after it is stored."""
+        """Stores a tracker's position with `changes` in its file, and returns the new position."""
         moved = replace(self, **changes)
         fields = asdict(moved)
         del fields["path"]
@@ -64,7 +64,7 @@ class Cursor:
 
 
 class Feed:
-    """The feed of one tracker, in a thread of its own, which calls `run`.
+    """Sends a run's steps to one tracker, in a thread of its own, which calls `run`.
 
     Attributes:
         name: the tracker's name.
@@ -107,7 +107,7 @@ class Feed:
                 self._is_ending.wait(POLL_INTERVAL_S)
 
     def _send_new(self) -> None:
-        """Sends the steps that are written and were not sent."""
+        """Sends the tracker the steps in metrics.jsonl that it was not sent yet."""
         while (row := self._lines.peek()) is not None:
             if self._tracker is None:
                 self._tracker = self._connected()
@@ -125,7 +125,7 @@ class Feed:
             log.info("tracker %s is back, and has every step up to %d", self.name, self._cursor.step)
 
     def _connected(self) -> Tracker:
-        """Returns a new connection, and goes back to the beginning of the files; only missing steps are sent again."""
+        """Connects to the tracker, and goes back to the beginning of the files; only missing steps are sent again."""
         tracker = self._connect(self.name, self._run, self._cursor.step)
         if tracker.last_step is not None:
             self._cursor = self._cursor.moved(step=tracker.last_step)
@@ -134,7 +134,7 @@ class Feed:
         return tracker
 
     def _samples_of(self, step: int) -> list[list[Any]]:
-        """Returns the samples of a step in samples.jsonl, which are written before the metrics of the step."""
+        """Reads the samples of a step from samples.jsonl, where they are written before the metrics of the step."""
         while (row := self._samples.peek()) is not None and row["step"] < step:
             self._samples.take()
         if row is None or row["step"] != step:
@@ -142,7 +142,7 @@ class Feed:
         return [[sample[column] for column in SAMPLE_COLUMNS] for sample in row["samples"]]
 
     def _finish(self) -> None:
-        """Sends the report if it is a new one, and ends the connection."""
+        """Sends report.png to the tracker if it is a new one, and ends the connection."""
         report = self._run.folder / "report.png"
         if self._cursor.step >= 0 and report.exists():
             sha256 = hashlib.sha256(report.read_bytes()).hexdigest()
@@ -155,14 +155,14 @@ class Feed:
         self.is_done = True
 
     def _has_failed(self) -> bool:
-        """Returns True if the run has failed: its summary says so, or is older than the last step."""
+        """Returns True if the run has failed: summary.json says so, or is older than the last step."""
         summary, lines = self._run.folder / "summary.json", self._run.folder / METRICS_FILE
         if not summary.exists() or summary.stat().st_mtime_ns < lines.stat().st_mtime_ns:
             return True
         return json.loads(summary.read_text(encoding="utf-8")).get("exit_reason") in ("failed", "bad_input")
 
     def _drop(self, error: Exception) -> None:
-        """Gives up the connection, and logs the first failure of an outage."""
+        """Drops the tracker's connection after an error, and logs the first failure of an outage."""
         self._tracker = None
         if not self._is_failing:
             self._is_failing = True

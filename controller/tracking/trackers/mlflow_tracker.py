@@ -1,4 +1,4 @@
-"""The tracker MLflow, at the server that `MLFLOW_TRACKING_URI` names."""
+"""Sends the steps of a run to the tracker MLflow, at the server that `MLFLOW_TRACKING_URI` names."""
 
 import json
 import logging
@@ -25,10 +25,10 @@ _MAX_PARAMS, _MAX_PARAM_LENGTH = 100, 500  # the limits of one request, and of a
 
 
 class MlflowTracker(Tracker):
-    """One MLflow run over all starts, which its tag identifies; the experiment is the project."""
+    """One MLflow run over all starts of a run, found by a tag with the run id; the experiment is the project."""
 
     def __init__(self, run: Run) -> None:
-        """Finds the run at the server, or makes it; an error if the server does not answer."""
+        """Finds the run at the MLflow server, or makes it; an error if the server does not answer."""
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # the feed repeats requests
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
         self._client = MlflowClient()
@@ -50,7 +50,7 @@ class MlflowTracker(Tracker):
         self._log_file(run.folder / "config.yaml")
 
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
-        """Sends the samples as a table, then the step in one request, which the server takes whole or not at all."""
+        """Sends samples as a table, then a step's metrics in one request, of which the server takes all or nothing."""
         if samples:
             table = json.dumps({"columns": SAMPLE_COLUMNS, "data": samples}, ensure_ascii=False)
             self._store(lambda: self._client.log_text(self._run_id, table, f"samples/step_{step:06}.json"))
@@ -59,11 +59,11 @@ class MlflowTracker(Tracker):
         self._client.log_batch(self._run_id, [Metric(name, value, now_ms, step) for name, value in values.items()])
 
     def log_report(self, step: int, report: Path) -> None:  # noqa: ARG002
-        """Sends the report among the run's files."""
+        """Sends report.png as a file of the MLflow run."""
         self._log_file(report)
 
     def close(self, *, has_failed: bool) -> None:
-        """Marks the run as ended."""
+        """Marks the MLflow run as finished or failed."""
         self._client.set_terminated(self._run_id, "FAILED" if has_failed else "FINISHED")
 
     def _log_file(self, file: Path) -> None:
@@ -71,7 +71,7 @@ class MlflowTracker(Tracker):
             self._store(lambda: self._client.log_artifact(self._run_id, str(file)))
 
     def _store(self, send: Callable[[], None]) -> None:
-        """Sends a file. If the server answers but its storage of files fails, later files are left out."""
+        """Sends a file to MLflow. If the server answers but its storage of files fails, later files are left out."""
         if not self._takes_files:
             return
         try:
@@ -83,5 +83,5 @@ class MlflowTracker(Tracker):
 
 
 def _name(name: str) -> str:
-    """Returns a name that MLflow allows; @ becomes _at_, as in verl."""
+    """Replaces the characters that MLflow does not allow in a name; @ becomes _at_, as in verl."""
     return re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"), flags=re.ASCII)

@@ -1,4 +1,4 @@
-"""The controller's side of the tracker process: it starts the process, reads its messages, and waits for its end.
+"""Starts the process that feeds the trackers, forwards its messages to the log, and waits for its end.
 
 Trackers run in a process and not in a thread: whatever a client imports, prints, repeats or waits for costs the steps
 no time, and the process can be ended. It ends with the controller, when its standard input is closed.
@@ -32,7 +32,7 @@ _MODULE = "controller.tracking.trackers"
 
 
 class TrackerProcess:
-    """Feeds the run's trackers while the controller runs; does nothing without trackers."""
+    """The process that feeds a run's trackers while the controller runs; does nothing without trackers."""
 
     def __init__(self, config: Config, run_dir: Path, run_id: str) -> None:
         self._config = config.tracking
@@ -43,7 +43,7 @@ class TrackerProcess:
         self._next_start_s = 0.0
 
     def wake(self) -> None:
-        """Starts the process if it does not run. The pause before another start grows."""
+        """Starts the tracker process if it does not run. The pause before another start grows."""
         if not self._config.trackers or (self._process is not None and self._process.poll() is None):
             return
         if time.monotonic() < self._next_start_s:
@@ -61,7 +61,7 @@ class TrackerProcess:
         self._listener.start()
 
     def finish(self) -> None:
-        """Waits until everything is sent, for at most `tracking.flush_timeout_s`; then the process ends."""
+        """Waits until all steps are sent, for at most `tracking.flush_timeout_s`; then the tracker process ends."""
         if self._process is None:
             return
         if self._end() not in (0, 1):  # the process was lost; another one sends the rest
@@ -71,7 +71,7 @@ class TrackerProcess:
         self._process = None
 
     def _end(self) -> int:
-        """Waits for the end of the process; returns its exit status, 1 if it had to be killed."""
+        """Closes the tracker process's input and waits for its end; returns its exit status, 1 if it was killed."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._listener is not None
@@ -89,13 +89,13 @@ class TrackerProcess:
 
 
 def run_of(config: Config, run_dir: Path, run_id: str) -> Run:
-    """Returns the run as its trackers show it."""
+    """Makes the description of a run that its trackers show, as a `Run`."""
     tree = yaml.safe_load(dump_config(config))
     return Run(run_id, config.run.name, config.tracking.project, run_dir.absolute(), tree)
 
 
 def start(config: TrackingConfig, run: Run, *, output: int | None = subprocess.PIPE) -> subprocess.Popen[str]:
-    """Starts the process in a session of its own, which Ctrl-C does not reach, and writes the run to it."""
+    """Starts the tracker process in a session of its own, which Ctrl-C does not reach, and sends it the run."""
     file = run.folder / "logs" / "trackers.log"
     file.parent.mkdir(exist_ok=True)
     with file.open("a") as errors:
@@ -133,14 +133,14 @@ def check_trackers(config: TrackingConfig) -> None:
 
 
 def _command(config: TrackingConfig, command: str, arguments: Sequence[str]) -> list[str]:
-    """Returns the command line. For another Python our modules come last, so that it keeps its own packages."""
+    """Returns the process's command line. For another Python our modules come last, so that its own packages win."""
     find_ours = f"sys.path.append({_ROOT!r})" if config.python else f"sys.path.insert(0, {_ROOT!r})"
     start = f"import runpy, sys; {find_ours}; runpy.run_module({_MODULE!r}, run_name='__main__')"
     return [str(config.python or sys.executable), "-c", start, command, *arguments]
 
 
 def _wait(process: subprocess.Popen[str], timeout_s: float) -> int:
-    """Returns the exit status of a process; logs a line if it takes long; TimeoutExpired after `timeout_s`."""
+    """Waits for a process and returns its exit status; logs a line if it is slow; TimeoutExpired after `timeout_s`."""
     try:
         return process.wait(min(_SILENT_S, timeout_s))
     except subprocess.TimeoutExpired:
@@ -149,7 +149,7 @@ def _wait(process: subprocess.Popen[str], timeout_s: float) -> int:
 
 
 def _listen(lines: IO[str]) -> None:
-    """Writes the messages of the process into the controller's log."""
+    """Writes the messages of the tracker process into the controller's log."""
     for line in lines:
         level, _, text = line.rstrip("\n").partition(" ")
         log.log(logging.getLevelNamesMapping().get(level, logging.INFO), "%s", text)

@@ -1,4 +1,4 @@
-"""The interface of trackers, and the run as they show it."""
+"""The interface that every tracker implements, and the description of a run that trackers show."""
 
 import json
 import textwrap
@@ -13,7 +13,7 @@ _MAX_REASON = 300  # characters
 
 @dataclass(frozen=True)
 class Run:
-    """The run as trackers show it.
+    """A training run as its trackers show it.
 
     Attributes:
         id: 16 hexadecimal digits, the same over all starts of the run.
@@ -29,18 +29,18 @@ class Run:
     config: Mapping[str, Any]
 
     def line(self) -> str:
-        """Returns the run as one line of JSON, which the tracker process reads."""
+        """Converts the run to one line of JSON, which the tracker process reads."""
         return json.dumps(asdict(self), default=str) + "\n"
 
     @classmethod
     def parse(cls, line: str) -> Self:
-        """Returns the run that a line holds."""
+        """Parses the line of JSON that `line` has made, and returns the run."""
         fields = json.loads(line)
         return cls(**fields | {"folder": Path(fields["folder"])})
 
 
 def reason_of(error: Exception) -> str:
-    """Returns the message of a tracker's error on one line: as many whole sentences as fit into 300 characters."""
+    """Shortens the message of a tracker's error to one line: as many whole sentences as fit into 300 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     if len(text) <= _MAX_REASON:
         return text
@@ -59,16 +59,16 @@ class Tracker(ABC):
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
-        """Sends a step. All metrics are finite; `samples` has rows of SAMPLE_COLUMNS, often none."""
+        """Sends a step to the tracker. All metrics are finite; `samples` has rows of SAMPLE_COLUMNS, often none."""
 
     @abstractmethod
     def log_report(self, step: int, report: Path) -> None:
-        """Sends report.png, which was drawn after this step."""
+        """Sends the tracker the file report.png, which was drawn after this step."""
 
     def rewind(self) -> bool:
-        """Removes every step, because the run repeats some; returns False if the tracker cannot remove steps."""
+        """Removes every step at the tracker, because the run repeats some; returns False if it cannot remove steps."""
         return False
 
     @abstractmethod
     def close(self, *, has_failed: bool) -> None:
-        """Delivers the data that the client still has, and ends the connection."""
+        """Delivers the data that the tracker's client still has, and ends the connection."""

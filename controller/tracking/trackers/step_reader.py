@@ -1,4 +1,4 @@
-"""The reader of a file of steps that another process writes at the same time."""
+"""Reads a JSONL file of steps (metrics.jsonl, samples.jsonl) while another process writes it."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from splitppo.jsonl import json_object
 
 
 class StepReader:
-    """The complete lines of a StepFile, one after another, from the first line again after the file was replaced."""
+    """Reads complete lines of a StepFile one after another; begins again at the first line if the file was replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -19,7 +19,7 @@ class StepReader:
         self.inode = 0  # the inode of the file; 0 before a file is open
 
     def peek(self) -> dict[str, Any] | None:
-        """Returns the next line, which stays the next one until `take`; None if no further line is written yet.
+        """Parses and returns the next line, the same one until `take` is called; None if no further line is written.
 
         Raises:
             ValueError: the line is broken; the message names file and line. The file is then read from the beginning.
@@ -29,7 +29,7 @@ class StepReader:
         return self._row
 
     def take(self) -> None:
-        """Passes over the line that `peek` has returned."""
+        """Moves past the line that `peek` has returned."""
         self._row = None
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class StepReader:
         return None
 
     def _reopened(self) -> bool:
-        """Opens the file if another file has taken the place of the open one; returns True then."""
+        """Opens the file at the path unless it is the file that is open already; returns True if it has opened one."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:

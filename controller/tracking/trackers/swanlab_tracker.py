@@ -1,4 +1,4 @@
-"""The tracker SwanLab, online or offline, by its own variables and login (`SWANLAB_MODE`, `SWANLAB_API_KEY`, ...)."""
+"""Sends a run's steps to the tracker SwanLab, online or offline (`SWANLAB_MODE`, `SWANLAB_API_KEY` or a login)."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ _ID_LENGTH = 21  # SwanLab takes no other length
 
 
 class SwanlabTracker(Tracker):
-    """One SwanLab experiment over all starts; offline each start leaves a folder in `<run.dir>/swanlog`."""
+    """One SwanLab experiment over all starts of a run; offline each start leaves a folder in `<run.dir>/swanlog`."""
 
     def __init__(self, run: Run) -> None:
-        """Starts the experiment, or continues it."""
+        """Starts the SwanLab experiment, or continues it."""
         self._run = swanlab.init(
             project=run.project,
             experiment_name=run.name,
@@ -29,18 +29,18 @@ class SwanlabTracker(Tracker):
         )
 
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
-        """Passes a step to SwanLab, each sample as a text."""
+        """Passes a step's metrics to SwanLab, and each sample as a text."""
         values: dict[str, Any] = dict(metrics)
         if samples:
             values["samples"] = [swanlab.Text(_text(row)) for row in samples]
         self._run.log(values, step=step)
 
     def log_report(self, step: int, report: Path) -> None:
-        """Sends the report as an image."""
+        """Sends report.png to SwanLab as an image."""
         self._run.log({"report": swanlab.Image(str(report))}, step=step)
 
     def close(self, *, has_failed: bool) -> None:  # noqa: ARG002
-        """Waits until everything is uploaded, or written if SwanLab is offline."""
+        """Waits until everything is uploaded to SwanLab, or written to disk if it is offline."""
         self._run.finish()
 
 

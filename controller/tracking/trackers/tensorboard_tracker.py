@@ -1,4 +1,4 @@
-"""The tracker TensorBoard: event files in `<run.dir>/tensorboard`."""
+"""Writes a run's steps for the tracker TensorBoard, as event files in `<run.dir>/tensorboard`."""
 
 import itertools
 import os
@@ -23,7 +23,7 @@ _NUMBERS = itertools.count()  # the event files of this process
 
 
 class TensorBoardTracker(Tracker):
-    """Scalars, a table of samples, and the report, by TensorBoard's own writer, because tensorboardX loads torch."""
+    """Writes scalars, samples and the report by TensorBoard's own writer, because tensorboardX loads torch."""
 
     def __init__(self, run: Run, sent_step: int) -> None:
         """Opens a new event file beside those of earlier starts; readers drop the steps after `sent_step` in these."""
@@ -36,7 +36,7 @@ class TensorBoardTracker(Tracker):
         self._drop_from(sent_step + 1)
 
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
-        """Writes one scalar per metric, and the samples as a text in Markdown."""
+        """Writes a step as one TensorBoard scalar per metric, and the samples as a text in Markdown."""
         values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
         if samples:
             text = TensorProto(dtype=DT_STRING, string_val=[_markdown(samples).encode()])
@@ -46,19 +46,19 @@ class TensorBoardTracker(Tracker):
         self._write(step=step, summary=Summary(value=values))
 
     def log_report(self, step: int, report: Path) -> None:
-        """Writes the report as an image."""
+        """Writes report.png as a TensorBoard image."""
         png = report.read_bytes()
         width, height = struct.unpack(">II", png[16:24])  # the first chunk of a PNG has its size
         image = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=4)
         self._write(step=step, summary=Summary(value=[Summary.Value(tag="report", image=image)]))
 
     def rewind(self) -> bool:
-        """Tells readers to drop every step."""
+        """Writes an event by which TensorBoard's readers drop every step."""
         self._drop_from(0)
         return True
 
     def close(self, *, has_failed: bool) -> None:  # noqa: ARG002
-        """Closes the file."""
+        """Closes the event file."""
         self._file.close()
 
     def _drop_from(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""The tracker trackio: a local database, or the server that `TRACKIO_SERVER_URL` or `TRACKIO_SPACE_ID` names."""
+"""Sends a run's steps to the tracker trackio: a local database, or `TRACKIO_SERVER_URL` or `TRACKIO_SPACE_ID`."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from controller.tracking.trackers.protocol import Run, Tracker
 
 
 class TrackioTracker(Tracker):
-    """One trackio run over all starts. trackio identifies runs by name; the name has the beginning of the run id."""
+    """One trackio run over all starts of a run. Its name, by which trackio finds it, begins with the run's name."""
 
     def __init__(self, run: Run) -> None:
-        """Starts the run, or continues it."""
+        """Starts the trackio run, or continues it."""
         name = f"{run.name}-{run.id[:8]}"
         is_remote = os.environ.get("TRACKIO_SERVER_URL") or os.environ.get("TRACKIO_SPACE_ID")
         if not is_remote:
@@ -33,7 +33,7 @@ class TrackioTracker(Tracker):
         )
 
     def log(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sequence[Any]]) -> None:
-        """Passes a step to trackio, which writes it in the background."""
+        """Passes a step's metrics and samples to trackio, which writes them in the background."""
         values: dict[str, Any] = dict(metrics)
         if samples:
             rows = [[*map(str, row[:-1]), row[-1]] for row in samples]
@@ -41,9 +41,9 @@ class TrackioTracker(Tracker):
         self._run.log(values, step=step)
 
     def log_report(self, step: int, report: Path) -> None:
-        """Sends the report as an image."""
+        """Sends report.png to trackio as an image."""
         self._run.log({"report": trackio.Image(str(report))}, step=step)
 
     def close(self, *, has_failed: bool) -> None:  # noqa: ARG002
-        """Waits until everything is written."""
+        """Waits until trackio has written everything."""
         self._run.finish()

@@ -1,4 +1,4 @@
-"""The tracker Weights & Biases, online or offline, by its own variables and login (`WANDB_MODE`, `WANDB_API_KEY`)."""
+"""Sends a run's steps to the tracker Weights & Biases, online or offline (`WANDB_MODE`, `WANDB_API_KEY` or a login)."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -40,16 +40,16 @@ class WandbTracker(Tracker):
             self._add(step, "samples", lambda: wandb.Table(list(SAMPLE_COLUMNS), rows))
 
     def log_report(self, step: int, report: Path) -> None:
-        """Adds the report to the last step."""
+        """Adds report.png to the last step of the W&B run."""
         self._add(step, "report", lambda: wandb.Image(str(report)))
 
     def _add(self, step: int, name: str, make: Callable[[], Any]) -> None:
-        """Adds a table or an image to a step. If the server does not take it, a warning is logged."""
+        """Adds a table or an image to a step in W&B. If the server does not take it, a warning is logged."""
         try:
             self._run.log({name: make()}, step=step)
         except Exception as error:  # noqa: BLE001 - an error type of the client
             log.warning("tracker wandb has no %s of step %d: %s", name, step, reason_of(error))
 
     def close(self, *, has_failed: bool) -> None:
-        """Waits until everything is uploaded, or written if W&B is offline."""
+        """Waits until everything is uploaded to W&B, or written to disk if it is offline."""
         self._run.finish(exit_code=int(has_failed))
