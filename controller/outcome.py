@@ -122,9 +122,10 @@ class RunOutcome:
             self._explain(error)
 
     def _explain(self, error: Exception) -> None:
-        """Prints and logs one sentence about an error; the traceback is in the log file of the group that it names.
+        """Prints and logs one sentence about an error that ends the run.
 
-        Storage that has failed once fails again while the run is closed. The user reads only the first sentence.
+        The traceback is in the log file of the group that the sentence names. Storage that has failed once fails again
+        while the run is closed. The user reads only the first sentence.
         """
         if isinstance(error, OSError) and not isinstance(error, CheckpointFailed):
             error.add_note(self._folder.checkpoints.last_good())

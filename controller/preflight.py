@@ -114,7 +114,10 @@ def load_inputs(config: Config) -> Inputs:
 
 
 def _check_filter_metric(config: Config, data_sources: Iterable[str]) -> None:
-    """Checks that built-in scorers give the metric of dynamic sampling; ConfigError if not. A user's may give it."""
+    """Checks that built-in scorers give the metric by which dynamic sampling compares samples; ConfigError if not.
+
+    What a user's function gives is seen only in the run.
+    """
     filters = config.algorithm.filter_groups
     for source in sorted(data_sources) if filters.enable and not filters.compares_scores else ():
         fields = numeric_fields(config.reward, source)
@@ -235,7 +238,7 @@ def _read_sizes(config: Config, model: str, key: str, override: Mapping[str, Any
 
 
 def _check_weights(model: str, key: str) -> None:
-    """Checks the weights in a local model folder; ConfigError if they are missing or torn. Hub models pass."""
+    """Checks the weights in a local model folder; ConfigError if missing or torn. Models of the hub are not checked."""
     folder = Path(model).expanduser()
     if folder.is_dir() and not read_tensor_shapes(folder, key):
         raise ConfigError(f"{key}: {folder} has no weights: expected {EXPECTED}")

@@ -237,7 +237,7 @@ class CheckpointStore:
         new_link.replace(link)
 
     def remove_leftovers(self) -> list[int]:
-        """Removes uncommitted checkpoints and temporary files; returns their steps. No save may run meanwhile."""
+        """Removes uncommitted checkpoints, whose steps it returns, and temporary files. No save may run meanwhile."""
         halves = self.incomplete_steps()
         for step in halves:
             shutil.rmtree(self.folder(step), ignore_errors=True)
@@ -282,7 +282,7 @@ class CheckpointStore:
         return step
 
     def _copy(self, folder: Path, step: int) -> None:
-        """Replaces the checkpoint of `step` by a copy. The marker comes last: an interrupted copy never looks whole."""
+        """Replaces the checkpoint of `step` by a copy, marker last, so that an interrupted copy never looks whole."""
         self._remove(step)
         target, without_marker = self.folder(step), shutil.ignore_patterns(MARKER)
         shutil.copytree(folder, target, ignore=without_marker, copy_function=_link_or_copy, dirs_exist_ok=True)

@@ -149,7 +149,7 @@ class RunFolder:
             raise ConfigError(f"run.dir: cannot use the run folder {self.path}: {reason}{where}") from error
 
     def _check_config(self) -> None:
-        """Resolves and stores the configuration; ConfigError if the folder has a run with another configuration."""
+        """Resolves `auto` and writes config.yaml; ConfigError if the folder has a run with another configuration."""
         stored = self._stored()
         used = self._used(stored)
         self.config = resolve_run(self.config, used, permitted_cores())

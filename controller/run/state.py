@@ -45,7 +45,7 @@ class RunState(BaseModel):
         return cls(step=0, kl_coef=config.algorithm.kl_coef)
 
     def config_at_step(self, config: Config) -> Config:
-        """Returns the configuration of the step in work: with the values of its phase and of adaptive coefficients."""
+        """Returns the configuration of the step in work, with the values of its phase and the adaptive coefficients."""
         config = config.at_step(self.step)
         algorithm, actor = config.algorithm, config.actor
         if algorithm.kl_ctrl == "adaptive":
@@ -82,7 +82,7 @@ class RunState(BaseModel):
 
     @property
     def draw(self) -> int:
-        """The number of a batch of prompts: the first one of the step in work, else the last one that was drawn."""
+        """The number of a batch of prompts: the first batch of the step in work, else the last batch that was drawn."""
         return self.step + self.refills
 
     def normalization(self, config: Config) -> Normalization:

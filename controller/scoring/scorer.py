@@ -47,14 +47,14 @@ class Scorer:
         return None if self.reward_tokenizer is None else self.reward_tokenizer.max_length
 
     async def reward_rows(self, prompts: PromptBatch, rollouts: Batch) -> Batch:
-        """Encodes prompts and responses as the reward model's column reward_tokens; `prompts` has one per response."""
+        """Encodes prompts and responses as the column reward_tokens for the reward model; one prompt per response."""
         assert self.reward_tokenizer is not None
         texts = self.tokenizer.decode_batch(rollouts["responses"].rows())
         asked = [row.prompt for row in prompts.rows]
         return await asyncio.to_thread(self.reward_tokenizer.encode, asked, texts)
 
     async def score(self, prompts: PromptBatch, rollouts: Batch, *, num_examine: int) -> Scores:
-        """Scores every row of the column responses by its reward function, as `Scores`; `prompts` has one per response.
+        """Scores each response of a batch by its reward function, as `Scores`; `prompts` has one prompt per response.
 
         The first `num_examine` responses of each data source are logged. For a data source without a reward function
         the score is 0, and the reward model alone decides.

@@ -135,5 +135,5 @@ class KeptRollouts:
         yield RolloutPart(self.slot, self.order, asked, self._rollouts.select(("prompts", "responses")))
 
     def answered(self, scores_B: Float32s) -> Sequence[Answered]:  # noqa: ARG002 - of PendingRollouts
-        """Returns the prompts of every generation, with the scores that were compared, before any penalty."""
+        """Returns the prompts of every generation of the step, with the scores that were compared, before penalties."""
         return self._answered

@@ -38,7 +38,7 @@ class SampledRollouts:
         columns: Sequence[str] = ("responses",),
         is_greedy: bool = False,
     ) -> None:
-        """Takes `earlier` for `PromptBatch.to_batch`, and the `columns` to fetch. One sample per prompt if greedy."""
+        """Prepares sampling; `earlier` goes to `PromptBatch.to_batch`, `columns` are fetched, greedy has one sample."""
         self._actor, self._record, self._base_step = step.workers.actor, step.record, step.base_step
         sampling, num_samples = sampling_params(step.config.rollout, step.config.data), step.config.rollout.n
         if is_greedy:

@@ -61,7 +61,7 @@ class Trace:
         }
 
     def _lane(self, span: Span) -> int:
-        """Returns the first line of the pool that is free during the span: events on one line must not overlap."""
+        """Returns the number of the pool's first row in the timeline that is free: events in a row must not overlap."""
         time, lanes = (span.started_s, span.finished_s), self._lanes[span.pool]
         for number, lane in enumerate(lanes, start=1):
             place = bisect(lane, time)

@@ -11,7 +11,7 @@ from splitppo.config.sections.evaluation import EarlyStopConfig, MetricMode
 
 
 class Best(BaseModel):
-    """The step with the best validation of a run, among the steps that have a checkpoint, and its value."""
+    """The step with the best validation among the steps that have a checkpoint, and the metric's value at that step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,7 +48,7 @@ class Stagnation(BaseModel):
 
     @classmethod
     def after(cls, before: Self | None, config: EarlyStopConfig, metrics: Mapping[str, float]) -> Self | None:
-        """Returns the count after one more validation; None without early stopping. Another metric starts at 0."""
+        """Returns the `Stagnation` after one more validation; None without early stopping. A new metric starts at 0."""
         if config.metric is None:
             return None
         value = _value(metrics, config.metric, "evaluation.early_stop.metric")

@@ -151,7 +151,7 @@ class WorkerClient:
         await self._channel.close(None)
 
     async def handshake(self, timeout_s: float) -> worker_pb2.HandshakeResponse:
-        """Makes the worker accept this controller as its caller as soon as it can be reached; returns its answer.
+        """Makes the worker accept this controller as its caller once it is reachable; returns the worker's answer.
 
         Raises:
             Unavailable: the worker could not be reached in time; the message names the address.

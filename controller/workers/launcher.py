@@ -108,7 +108,7 @@ class LocalGroup:
 
     @property
     def is_gone(self) -> bool:
-        """True if the group cannot answer any more: torchrun has exited, or one of the announced ranks has ended."""
+        """True if the worker group cannot answer any more: torchrun or one of the announced ranks has ended."""
         num_ranks = len(self.endpoint.processes) if self.endpoint else 0
         return self.has_ended or len(self._living_ranks()) < num_ranks
 

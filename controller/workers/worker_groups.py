@@ -89,12 +89,12 @@ class WorkerGroups:
 
     @property
     def clients(self) -> Sequence[WorkerClient]:
-        """The clients of the connected workers, actor first."""
+        """The gRPC clients of the connected worker groups, actor first."""
         return [] if self._workers is None else self._workers.clients
 
     @property
     def trained(self) -> Sequence[WorkerClient]:
-        """The clients of the connected workers that train a model, actor first."""
+        """The gRPC clients of the connected worker groups that train a model, actor first."""
         return [] if self._workers is None else self._workers.trained
 
     async def connect(self) -> Workers:
@@ -139,7 +139,7 @@ class WorkerGroups:
         return ends_by_restart(error, was_connected=self._was_connected, has_lost_group=bool(self._gone_roles()))
 
     def _gone_roles(self) -> set[str]:
-        """Returns the roles of groups that were started here and have ended, whole or in one rank."""
+        """Returns the roles of worker groups that were started here and have ended, whole or in one rank."""
         groups = self._launcher.groups if self._launcher else {}
         return {role for role, group in groups.items() if group.is_gone}
 
@@ -231,7 +231,7 @@ class WorkerGroups:
 
 
 def configured_addresses(config: Config) -> dict[RoleName, str]:
-    """Returns the addresses of groups that are started elsewhere; ConfigError if the configuration lacks one."""
+    """Returns the addresses of worker groups that are started elsewhere, by role; ConfigError if one is missing."""
     addresses = {role: config.services.of(role).address for role in config.roles}
     for role, address in addresses.items():
         if not address:

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
 
 
 def feed(run: Run, names: Sequence[str], flush_timeout_s: float) -> int:
-    """Feeds these trackers until standard input has ended; returns 0 if each tracker got everything, else 1."""
+    """Sends a run's steps to these trackers until standard input has ended; returns 0 if all got everything, else 1."""
     folder, is_ending = run.folder, threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever stops all processes of a run stops the controller, too
         signal.signal(number, signal.SIG_IGN)

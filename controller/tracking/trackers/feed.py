@@ -72,7 +72,7 @@ class Feed:
     """
 
     def __init__(self, name: str, run: Run, connect: Connect, is_ending: threading.Event) -> None:
-        """Takes `connect(name, run, last sent step)`, and an event that is set when no more lines will be written."""
+        """Makes a feed: `connect(name, run, last sent step)` connects, `is_ending` is set after the last line."""
         self.name = name
         self.is_done = False
         self._run = run
@@ -85,7 +85,7 @@ class Feed:
         self._is_failing = False
 
     def run(self) -> None:
-        """Sends all steps, also future ones, until the run has ended and all is sent; repeats whatever fails."""
+        """Sends the tracker all steps, also future ones, until the run has ended; repeats whatever fails."""
         pause_s, self._cursor = FIRST_PAUSE_S, Cursor.load(self._cursor.path)
         while not self.is_done:
             is_ending = self._is_ending.is_set()

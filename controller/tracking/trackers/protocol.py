@@ -49,7 +49,7 @@ def reason_of(error: Exception) -> str:
 
 
 class Tracker(ABC):
-    """The connection of a run to one tracker. An error of the client ends the connection; the feed makes another one.
+    """The connection of a run to one tracker, e.g. W&B. A client's error ends the connection; the feed makes another.
 
     Attributes:
         last_step: the tracker's last step when the connection was made, -1 if none; None if the tracker does not know.

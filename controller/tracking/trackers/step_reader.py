@@ -33,7 +33,7 @@ class StepReader:
         self._row = None
 
     def close(self) -> None:
-        """Closes the file; the next `peek` begins with its first line."""
+        """Closes the file of steps; the next `peek` begins with the first line of the file."""
         if self._file is not None:
             self._file.close()
         self._file, self._row, self._number, self.inode = None, None, 0, 0
