@@ -13,7 +13,7 @@ from controller.tracking.trackers.protocol import Run, Tracker
 
 
 class TrackioTracker(Tracker):
-    """One trackio run over all starts of a run. Its name, by which trackio finds it, begins with the run's name."""
+    """One trackio run over all starts, found by its name: `run.name` and the first 8 digits of the run id."""
 
     def __init__(self, run: Run) -> None:
         """Starts the trackio run, or continues it."""
