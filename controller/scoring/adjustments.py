@@ -25,9 +25,9 @@ def mark_truncated(scores: Scores, lengths_B: Lengths, max_response_length: int)
 
 
 def overlong_penalties(buffer: OverlongBuffer, lengths_B: Lengths, max_response_length: int) -> Float64s:
-    """Computes the penalty of each overlong response, [B] float64, between 0 and -penalty_factor.
+    """Computes the penalty of each response for being overlong, [B] float64, from -penalty_factor to 0.
 
-    It falls linearly from 0 at `buffer.len` tokens before the limit to -penalty_factor at the limit.
+    The penalty falls linearly from 0 at `buffer.len` tokens before the limit to -penalty_factor at the limit.
 
         penalty = min(0, -penalty_factor * (length - (max_response_length - len)) / len)
     """
