@@ -1,4 +1,4 @@
-"""Configuration of a run: its sections, loading with overrides, the batch plan, digests."""
+"""The configuration of a run: its sections, loading from YAML with overrides, the plan of batches, digests of keys."""
 
 from splitppo.config.load import dump_config, load_config
 from splitppo.config.schema import Config

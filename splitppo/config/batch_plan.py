@@ -1,7 +1,4 @@
-"""The resolved batch plan: prompts, rows and mini-batches of a step.
-
-Sizes that do not divide are refused.
-"""
+"""Checks that the batch sizes of a configuration divide and fit, and describes the batches of a step as text."""
 
 from splitppo.batch import MAX_BATCH_ROWS
 from splitppo.config.schema import Config
@@ -10,10 +7,10 @@ from splitppo.config_error import ConfigError
 
 
 def batch_plan(config: Config) -> str:
-    """Returns the batches of a step as text: a line for the step, for dynamic sampling, and for each trained role.
+    """Describes the batches of one step as text, one line each: the step, dynamic sampling, and every trained role.
 
     Raises:
-        ConfigError: numbers do not divide or fit; the sentence has both, and the key to change.
+        ConfigError: two batch sizes do not divide or fit; the sentence has both, and the key to change.
     """
     _check_rollout(config)
     if config.rollout.backend == "vllm":

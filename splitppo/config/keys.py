@@ -1,4 +1,4 @@
-"""The marks of every key (`Key`), and questions that they answer, e.g. whether a resumed run may change a key."""
+"""Collects the marks (`Key`) of every configuration key, and answers e.g. whether a resumed run may change a key."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
@@ -10,7 +10,7 @@ from splitppo.config.section import Key, Section
 
 
 def _marks(section: type[Section], path: str, around: Key) -> Iterator[tuple[str, Key]]:
-    """Yields the marks of a section, of its sections and of its keys, by path."""
+    """Yields (path, marks) of a section, of its inner sections and of its keys; a key inherits what it does not set."""
     yield path, around
     for name, field in section.model_fields.items():
         own = next((mark for mark in field.metadata if isinstance(mark, Key)), Key())
@@ -26,12 +26,12 @@ KEYS: Mapping[str, Key] = dict(_marks(Config, "", Key(may_change=False)))
 
 
 def may_change(path: str) -> bool:
-    """Returns True if a resumed run may have another value at `path`, which may lie inside the value of a key."""
+    """Returns True if a resumed run may have another value at this dotted path, a key or a place inside its value."""
     while path not in KEYS:
         path = path.rpartition(".")[0]
     return bool(KEYS[path].may_change)
 
 
 def step_work(config: Config) -> Mapping[str, Any]:
-    """Returns the keys, with their values, that decide what a step computes, on whatever machine."""
+    """Returns the configuration keys, with their values, that decide what a step computes, on whatever machine."""
     return {path: attrgetter(path)(config) for path, key in KEYS.items() if key.is_work}

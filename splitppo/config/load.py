@@ -1,6 +1,6 @@
-"""Reads a configuration: YAML, then `a.b=c` overrides, then validation, open keys and rules between sections.
+"""Reads a configuration: YAML, then `a.b=c` overrides, then types, open keys, and rules between sections.
 
-Every mistake is answered with one sentence.
+Every mistake of the user becomes one sentence in a ConfigError.
 """
 
 import difflib
@@ -37,9 +37,10 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), *, is_stored: bool = False) -> Config:
-    """Reads `path`, applies `key.path=value` overrides (values are YAML) and validates.
+    """Reads a YAML configuration file, applies overrides `key.path=value` (values are YAML), and checks the result.
 
-    With `is_stored` the file is that of a run folder, which an older version may have written.
+    With `is_stored` the file is a copy in a run folder. An older version may have written it, so old names of keys are
+    accepted.
 
     Raises:
         ConfigError: the file cannot be read, a key is unknown, or a value does not fit.
@@ -60,9 +61,9 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, is_stored: bool = 
 
 
 def validate(tree: Any, source: str, overrides: Sequence[str] = ()) -> Config:
-    """Returns the configuration of a plain tree; all open keys (`OPEN_KEYS`) are resolved.
+    """Checks a configuration that is given as nested dicts, and returns a `Config` whose open keys are resolved.
 
-    The `overrides` are in the tree already.
+    The dicts contain the `overrides` already; here they serve to name the origin of a mistake.
 
     Raises:
         ConfigError: it has a sentence for each mistake, which names `source`, or the override that made the mistake.
@@ -83,9 +84,11 @@ def validate(tree: Any, source: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _origin(path: str, sentence: str, source: str, overrides: Sequence[str]) -> str:
-    """Returns the last override that gives the key at `path`, or a key below it that the sentence names; else `source`.
+    """Finds the origin of a mistake: the last override that gives the key at `path`, or else `source`, e.g. a file.
 
-    `path` is empty for a rule between sections. Below an unknown key every override counts.
+    An override of a key below `path` also counts if the sentence of the mistake names that key.
+
+    `path` is empty for a rule between sections. For an unknown key every override below it counts.
     """
     for override in reversed(overrides):
         key = override.partition("=")[0]
@@ -97,9 +100,9 @@ def _origin(path: str, sentence: str, source: str, overrides: Sequence[str]) -> 
 
 
 def dump_config(config: Config, *, with_defaults: bool = True) -> str:
-    """Returns the resolved configuration as YAML, which `load_config` reads back to an equal configuration.
+    """Returns the resolved configuration as YAML text, which `load_config` reads back to an equal configuration.
 
-    Without `with_defaults`, only the given keys that differ from their defaults, without derived values.
+    Without `with_defaults`, the text has only keys that the user has given and that differ from their defaults.
     """
     tree = config.model_dump(mode="json", exclude_defaults=not with_defaults, exclude_unset=not with_defaults)
     tree = tree if with_defaults else _without_empty_sections(tree)
@@ -112,7 +115,10 @@ def _without_empty_sections(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_renamed_keys(stored: Any) -> Any:
-    """Returns a stored configuration with today's names of keys: `actor.loss_mode` is now in `actor.policy_loss`."""
+    """Returns a stored configuration (nested dicts) in which keys with former names have the names of today.
+
+    Only `actor.loss_mode` was renamed: it is now `actor.policy_loss.loss_mode`.
+    """
     actor = stored.get("actor") if isinstance(stored, dict) else None
     if not isinstance(actor, dict) or "loss_mode" not in actor or "policy_loss" in actor:
         return stored
@@ -145,7 +151,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def _sentences(error: ValidationError) -> Iterator[tuple[str, str]]:
-    """Yields (path of the key, sentence) for every mistake that pydantic has found."""
+    """Yields (dotted path of the key, sentence for the user) for every mistake that pydantic has found."""
     for item in error.errors(include_url=False):
         path = ".".join(map(str, item["loc"]))
         if item["type"] == "extra_forbidden":
@@ -178,7 +184,7 @@ _IN_YAML = {
 
 
 def _suggestion(location: Sequence[int | str]) -> str:
-    """Returns the end of a sentence on an unknown key: the nearest key of the same section, else all keys of it."""
+    """Returns the end of the sentence about an unknown key: the most similar key of its section, or all keys there."""
     section: Any = Config
     for part in location[:-1]:
         if isinstance(part, int):  # an entry of a list

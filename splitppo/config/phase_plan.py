@@ -1,4 +1,4 @@
-"""The resolved phases of a run: the loss, entropy bonus and KL of its steps."""
+"""Describes the phases of a run as text: the loss, the entropy bonus and the KL coefficients in which steps."""
 
 from itertools import groupby
 
@@ -6,7 +6,10 @@ from splitppo.config.schema import Config
 
 
 def phase_plan(config: Config) -> list[str]:
-    """Returns a line for each phase that the run reaches, and for the steps between phases; nothing without phases."""
+    """Returns a line of text for each phase that the run reaches, and for each span of steps between phases.
+
+    The list is empty if the configuration has no phases.
+    """
     if not config.algorithm.phases:
         return []
     groups = groupby(range(1, config.last_step + 1), config.algorithm.phase_number)

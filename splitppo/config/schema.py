@@ -1,7 +1,7 @@
-"""The configuration tree: one YAML file for each run, read by every process.
+"""The whole tree of configuration keys as pydantic models; every process of a run reads the same YAML file.
 
-Every model is frozen and refuses unknown keys. Field names are verl's if verl has a name for the thing. `load` reads
-the file, resolves the keys that are left open, and checks the rules between sections.
+Every model is frozen and refuses unknown keys. A key has the name that verl gives it, if verl has such a key. `load`
+reads the file, resolves the keys that are left open, and checks the rules between sections.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ _MODEL = Key(may_change=False, shapes_worker=True, is_work=False)
 
 
 class Config(Section):
-    """The whole configuration of a run."""
+    """The whole configuration of a run, with one attribute for each section of the YAML file."""
 
     run: Annotated[RunConfig, _FREE]
     data: Annotated[DataConfig, _WORK]
@@ -51,20 +51,20 @@ class Config(Section):
 
     @property
     def last_step(self) -> int:
-        """The step at which this process stops, once `run.total_steps` is known."""
+        """The number of the last step that this start of the run does; `run.total_steps` must be resolved."""
         assert self.run.total_steps is not None
         return min(self.run.total_steps, self.run.stop_after_step or self.run.total_steps)
 
     @property
     def uses_critic(self) -> bool:
-        """True if there is a critic group: the estimator needs values."""
+        """True if the run has a worker group for a critic, because the estimator of advantages needs values."""
         return "values_BT" in self.algorithm.needs
 
     def at_step(self, step: int) -> Self:
-        """Returns the configuration of a single step.
+        """Returns the configuration that applies in one step: with the values of the phase that the step belongs to.
 
-        The sections have the overrides of the step's phase, and no other phase is left. The warm-up of the critic may
-        have a lambda of its own.
+        In `algorithm.phases` only this phase is left. During the warm-up of the critic, `lam_critic` is
+        `lam_critic_warmup` if that is set.
         """
         number = self.algorithm.phase_number(step)
         config = self.in_phase(self.algorithm.phases[number - 1] if number else None)
@@ -74,7 +74,7 @@ class Config(Section):
         return config.changed("algorithm", {"lam_critic": lam})
 
     def in_phase(self, phase: Phase | None) -> Self:
-        """Returns this configuration with the overrides of `phase` applied; without a phase, with none."""
+        """Returns this configuration with the values that `phase` overrides; None: the values outside of all phases."""
         if not self.algorithm.phases:
             return self
         config = self.changed("algorithm", {"phases": () if phase is None else (phase,)})
@@ -84,64 +84,64 @@ class Config(Section):
 
     @property
     def in_every_phase(self) -> tuple[Self, ...]:
-        """The configurations outside of all phases and in each phase."""
+        """The configurations that occur in the run: first that outside of all phases, then that of each phase."""
         return (self.in_phase(None), *(self.in_phase(phase) for phase in self.algorithm.phases))
 
     @property
     def uses_reference(self) -> bool:
-        """True if there is a reference: a KL is used in the reward or in the loss, in any phase."""
+        """True if the run needs a reference model, because a KL is used in the reward or in the loss, in any phase."""
         return any(config.algorithm.use_kl_in_reward or config.actor.use_kl_loss for config in self.in_every_phase)
 
     @property
     def reference_host(self) -> RoleName | None:
-        """The role whose group holds the reference; None where there is no reference."""
+        """The role whose worker group holds the frozen reference model; None if the run needs no reference model."""
         if not self.uses_reference:
             return None
         return "critic" if self.placement.reference == "critic" else "actor"
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """True if a step (of a phase) needs `old_log_probs` that the rollout backend does not provide.
+        """True if some step needs old log-probs (of the policy before the update) that the trainer has to compute.
 
-        With one mini-batch and one epoch the update is on-policy: its own log-probs are the old ones. Then only the KL
-        in the reward, rollout correction, responses of older weights and losses that select tokens need old log-probs.
-        With bypass_mode they are the rollout backend's.
+        With one mini-batch and one epoch the update is on-policy: the log-probs of the update are the old ones. Then
+        only the KL in the reward, rollout correction, responses of older weights and losses that select tokens need old
+        log-probs. With `bypass_mode` the rollout backend's log-probs are the old ones, and the trainer computes none.
         """
         return any(_needs_old_log_probs(config) for config in self.in_every_phase)
 
     @property
     def reward_model_host(self) -> RoleName | None:
-        """The role whose group holds the reward model; None where there is no reward model."""
+        """The role whose worker group holds the reward model; None if the run has no reward model."""
         if not self.reward_model.model:
             return None
         return "reward" if self.placement.reward_model == "reward" else "critic"
 
     @property
     def trained_roles(self) -> tuple[TrainedRoleName, ...]:
-        """The roles whose group trains a model and saves it."""
+        """The roles whose worker groups train a model and save it in checkpoints."""
         return ("actor", "critic") if self.uses_critic else ("actor",)
 
     @property
     def roles(self) -> tuple[RoleName, ...]:
-        """The roles that have a group."""
+        """The roles of this run that have a worker group: actor, and critic and reward if they have one."""
         return (*self.trained_roles, "reward") if self.reward_model_host == "reward" else self.trained_roles
 
     @property
     def groups(self) -> Mapping[RoleName, ServiceConfig]:
-        """The place of every group, by role."""
+        """The settings of each worker group (number of ranks, GPUs, cores, addresses), by role."""
         return {role: self.services.of(role) for role in self.roles}
 
     def trained_model_of(self, role: TrainedRoleName) -> TrainedModelConfig:
-        """Returns the section of the model that a role's group trains."""
+        """Returns the configuration section of the model that a role trains: `actor` or `critic`."""
         return self.critic if role == "critic" else self.actor
 
     def model_of(self, role: RoleName) -> ComputedModelConfig:
-        """Returns the section of the model that the group of a role exists for."""
+        """Returns the configuration section of a role's main model: `actor`, `critic` or `reward_model`."""
         return self.reward_model if role == "reward" else self.trained_model_of(role)
 
     @property
     def shared_devices(self) -> tuple[int, ...]:
-        """The GPUs of this machine that more than one group uses."""
+        """The indices of the GPUs that several worker groups use; empty if the controller does not start the groups."""
         if self.services.launch == "external":
             return ()
         counts = Counter(device for group in self.groups.values() for device in set(group.devices))

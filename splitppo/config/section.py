@@ -1,4 +1,4 @@
-"""The base class of all sections, the marks of keys, and types of values that several sections have."""
+"""The base class of all configuration sections, the marks of keys (`Key`), and types of values for several sections."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
@@ -22,11 +22,12 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 @dataclass(frozen=True)
 class Key:
-    """The marks of a key: facts about it for its readers, as metadata of its field. None: the mark of its section
-    counts.
+    """The marks of one configuration key: facts about the key, stored as metadata of its pydantic field.
+
+    A mark that is None has the value that the section of the key has.
 
     Attributes:
-        may_change: a resumed run may have another value.
+        may_change: a resumed run may have another value of the key.
         shapes_worker: the computation or the learning of a worker depends on the key, so it is part of `worker_digest`.
         is_work: the computation of a step depends on the key, on whatever machine; the planner compares runs by it.
     """
@@ -42,7 +43,7 @@ IS_WORK = Key(is_work=True)
 
 
 class Section(BaseModel):
-    """A section of the configuration: it cannot be changed, and refuses unknown keys."""
+    """The base class of all configuration sections: a frozen pydantic model that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -52,15 +53,16 @@ class Section(BaseModel):
         return self
 
     def _check_keys(self) -> None:
-        """Checks what must hold between the keys of this section.
+        """Checks what must hold between the values of the keys of this section; raises ValueError if it does not hold.
 
-        A ValueError that begins with the name of a key and a colon is reported as a mistake in that key.
+        If the sentence of the ValueError begins with the name of a key and a colon, the mistake is reported for that
+        key.
         """
 
     def changed(self, path: str, values: Mapping[str, Any]) -> Self:
-        """Returns a copy with other values in the section at `path` ("" is this one).
+        """Returns a copy of this section in which the section at `path` ("" is this section) has other values.
 
-        The values are not checked, and do not count as given by the user.
+        The new values are not checked. They do not count as given by the user.
         """
         name, _, rest = path.partition(".")
         copy = self.model_copy(update={name: getattr(self, name).changed(rest, values)} if path else values)
@@ -69,13 +71,13 @@ class Section(BaseModel):
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Returns a question in brackets about the choice nearest to `name`; nothing if none is near."""
+    """Returns " (did you mean CHOICE?)" with the choice most similar to `name`; "" if no choice is similar."""
     close = difflib.get_close_matches(name, [*choices], n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def expected(description: str, fits: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """Returns a validator that refuses every value for which `fits` returns False."""
+    """Returns a pydantic validator that raises ValueError("expected DESCRIPTION") for values that `fits` refuses."""
 
     def check(value: Any) -> Any:
         if not fits(value):
@@ -86,7 +88,7 @@ def expected(description: str, fits: Callable[[Any], bool]) -> Callable[[Any], A
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Returns True for an integer or a float, which true and false are not."""
+    """Returns True if the value is an int or a float; a bool does not count."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -1,8 +1,8 @@
-"""Compute threads of each rank if `services.*.threads` is `auto`, and a warning if there are more threads than cores.
+"""Chooses the compute threads of each rank if `services.*.threads` is `auto`, and warns of more threads than cores.
 
-The number depends on configuration, device type and permitted cores, never on measured load: the cores are divided
-between the ranks that may compute on them. The controller and the scoring processes (`reward.num_workers`) are not
-counted.
+The number of threads depends on configuration, device type and permitted cores, never on measured load: the cores are
+divided between the ranks that may compute on them. The controller and the scoring processes (`reward.num_workers`) are
+not counted.
 """
 
 from collections import Counter
@@ -21,8 +21,9 @@ R = TypeVar("R", bound=str)  # a role, or any other name of a group of this mach
 
 
 def threads_of_groups(groups: Mapping[R, ServiceConfig], cores: PermittedCores) -> dict[R, int]:
-    """Returns the threads of each rank, by role: an equal share of every core that it may use, in whole threads, at
-    least 1.
+    """Returns the compute threads of each rank, by role: an equal share of every core that the rank may use.
+
+    A share is a whole number of threads, at least 1, and at most MAX_GPU_THREADS for a rank with a GPU.
     """
     ranks_on: Counter[int] = Counter()
     for group in groups.values():
@@ -36,19 +37,23 @@ def threads_of_groups(groups: Mapping[R, ServiceConfig], cores: PermittedCores) 
 
 
 def threads_of_rank(service: ServiceConfig, num_ranks: int, cores: PermittedCores) -> int:
-    """Returns the threads of each of a group's `num_ranks` ranks on this machine, if there is no other group."""
+    """Returns the compute threads of each of `num_ranks` ranks of a worker group that is alone on this machine."""
     if service.threads != "auto":
         return service.threads
     return threads_of_groups({"": service.model_copy(update={"num_processes": num_ranks})}, cores)[""]
 
 
 def crowding(config: Config, cores: PermittedCores) -> str | None:
-    """Returns a sentence if the groups of a resolved `config` have more threads than the controller has cores."""
+    """Returns a warning if the worker groups of a resolved `config` have more threads than permitted cores.
+
+    Returns None if there are enough cores, or if the controller does not start the groups itself (`services.launch:
+    external`).
+    """
     return None if config.services.launch == "external" else _crowding(config.groups, cores)
 
 
 def crowding_of_group(role: str, service: ServiceConfig, num_ranks: int, cores: PermittedCores) -> str | None:
-    """Returns the warning of `crowding` for the `num_ranks` ranks of a single group on this machine."""
+    """Returns a warning if `num_ranks` ranks of one worker group have more threads than permitted cores, or None."""
     threads = threads_of_rank(service, num_ranks, cores)
     return _crowding({role: service.model_copy(update={"num_processes": num_ranks, "threads": threads})}, cores)
 

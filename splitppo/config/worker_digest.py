@@ -1,4 +1,7 @@
-"""The digest of the keys that shape a worker: if digests are equal, controller and worker have the same model."""
+"""Computes the digest of the configuration keys that shape a worker's model.
+
+If the controller's digest equals the worker's, both have the same model, training settings and sampling settings.
+"""
 
 import hashlib
 import json
@@ -9,12 +12,15 @@ from splitppo.config.section import RoleName
 
 
 def worker_digest(config: Config, role: RoleName) -> str:
-    """Returns the sha256 over `worker_sections`; the length of a run, addresses and schedule do not change it."""
+    """Computes the sha256 (hex) of the configuration keys that shape the models of a role, see `worker_sections`.
+
+    The length of a run, addresses and the schedule do not change the digest.
+    """
     return hashlib.sha256(json.dumps(worker_sections(config, role), sort_keys=True).encode()).hexdigest()
 
 
 def worker_sections(config: Config, role: RoleName) -> dict[str, object]:
-    """Returns the sections that shape what the models of a role compute and learn, as JSON has them."""
+    """Returns the settings that decide what the models of a role compute and learn, as JSON values by key."""
     sections: dict[str, object] = {}
     if role != "reward":
         sections = {
@@ -36,6 +42,6 @@ def worker_sections(config: Config, role: RoleName) -> dict[str, object]:
 
 
 def _shaping(config: Config, section: str) -> dict[str, object]:
-    """Returns the keys of a section without those that only the controller reads."""
+    """Returns the keys and values of one section without the keys that only the controller reads."""
     tree: dict[str, object] = getattr(config, section).model_dump(mode="json")
     return {name: value for name, value in tree.items() if KEYS[f"{section}.{name}"].shapes_worker}

@@ -1,1 +1,1 @@
-"""Rules that must hold between the sections of a configuration."""
+"""Rules that must hold between keys of different sections of a configuration."""

@@ -1,4 +1,4 @@
-"""Rules of losses and coefficients: phases, the entropy bonus, rollout correction."""
+"""Rules between keys about the loss: phases, the entropy bonus, rollout correction."""
 
 from pydantic import ValidationError
 
@@ -6,7 +6,7 @@ from splitppo.config.schema import Config
 
 
 def phases_count(config: Config) -> None:
-    """Checks that the sections are valid in each phase, and that a phase uses every coefficient that it sets."""
+    """Checks that sections stay valid with the values of each phase, and that a phase uses the coefficients it sets."""
     for number, phase in enumerate(config.algorithm.phases):
         key = f"algorithm.phases.{number}"
         in_phase = config.in_phase(phase)
@@ -24,7 +24,7 @@ def phases_count(config: Config) -> None:
 
 
 def adaptive_entropy_begins_within_its_bounds(config: Config) -> None:
-    """Checks that the first weight of an adaptive entropy bonus lies within its bounds."""
+    """Checks that `actor.entropy_coeff` lies within the bounds of `algorithm.adaptive_entropy`, if that is used."""
     adaptive, coeff = config.algorithm.adaptive_entropy, config.actor.entropy_coeff
     low, high = adaptive.min_entropy_coeff, adaptive.max_entropy_coeff
     is_used = any(phase.algorithm.adaptive_entropy.enable for phase in config.in_every_phase)
@@ -36,7 +36,7 @@ def adaptive_entropy_begins_within_its_bounds(config: Config) -> None:
 
 
 def loss_type_is_the_actors_loss(config: Config) -> None:
-    """Checks that `actor.policy_loss` is the loss that `rollout_correction` asks for, also in each phase."""
+    """Checks that `actor.policy_loss` does not contradict `algorithm.rollout_correction`, also not in any phase."""
     correction, policy_loss = config.algorithm.rollout_correction, config.actor.policy_loss
     is_reinforce = correction.loss_type == "reinforce"
     if is_reinforce and (policy_loss.loss_mode, policy_loss.reinforce_is) != ("reinforce", correction.rollout_is):

@@ -1,10 +1,10 @@
-"""Rules of groups and devices: every model has a group, and no two groups have the same GPU."""
+"""Rules between keys about worker groups and GPUs: every model has a group, and no two groups share a GPU."""
 
 from splitppo.config.schema import Config
 
 
 def frozen_models_have_a_group(config: Config) -> None:
-    """Checks that the groups of the reference and of the reward model are started."""
+    """Checks that reference and reward model are not placed in the critic's group if the run has no critic."""
     hosts = {"reference": config.placement.reference, "reward_model": config.reward_model_host}
     for model, other in (("reference", "actor"), ("reward_model", "reward")):
         if hosts[model] == "critic" and not config.uses_critic:
@@ -15,7 +15,7 @@ def frozen_models_have_a_group(config: Config) -> None:
 
 
 def groups_share_no_gpu(config: Config) -> None:
-    """Checks that groups have GPUs of their own, unless they may share them."""
+    """Checks that no GPU belongs to two worker groups, unless `services.allow_shared_devices` is true."""
     if config.services.allow_shared_devices:
         return
     for shared in config.shared_devices[:1]:

@@ -1,10 +1,10 @@
-"""Rules of prompts, responses and scores: the needs of estimators, dynamic sampling, validation and penalties."""
+"""Rules between keys about prompts, responses and scores: what estimators, dynamic sampling and validation need."""
 
 from splitppo.config.schema import Config
 
 
 def groups_have_several_samples(config: Config) -> None:
-    """Checks that there are several samples of a prompt if the estimator compares them."""
+    """Checks that `rollout.n` is at least 2 if the estimator of advantages compares the responses to one prompt."""
     if "groups_B" in config.algorithm.needs and config.rollout.n < 2:
         raise ValueError(
             f"algorithm.adv_estimator {config.algorithm.adv_estimator} compares the samples of a prompt: expected"
@@ -13,7 +13,7 @@ def groups_have_several_samples(config: Config) -> None:
 
 
 def greedy_scores_compare_with_rewards(config: Config) -> None:
-    """Checks that rewards have the scale of the greedy scores that are subtracted from them."""
+    """Checks that rewards are not whitened if the estimator subtracts the score of a greedy response from them."""
     if config.algorithm.needs_greedy_scores and config.reward.shaping.whiten_rewards:
         raise ValueError(
             f"algorithm.adv_estimator {config.algorithm.adv_estimator} subtracts the score of a greedy response from"
@@ -22,7 +22,7 @@ def greedy_scores_compare_with_rewards(config: Config) -> None:
 
 
 def validation_has_prompts(config: Config) -> None:
-    """Checks that there are validation prompts if a key needs validation."""
+    """Checks that `data.val_files` is set if another key needs a validation."""
     needs = {
         "evaluation.val_only": config.evaluation.val_only,
         "evaluation.early_stop.metric": config.evaluation.early_stop.metric,
@@ -33,9 +33,7 @@ def validation_has_prompts(config: Config) -> None:
 
 
 def dynamic_sampling_fits(config: Config) -> None:
-    """Checks that `algorithm.filter_groups` fits the numbers of prompts that are drawn, answered and sent on at a
-    time.
-    """
+    """Checks that `algorithm.filter_groups` fits `rollout.n`, `rollout.stream_groups` and the numbers of prompts."""
     data, rollout, filters = config.data, config.rollout, config.algorithm.filter_groups
     if not filters.enable:
         if data.gen_batch_size not in (None, data.train_batch_size):
@@ -64,7 +62,7 @@ def dynamic_sampling_fits(config: Config) -> None:
 
 
 def staleness_is_corrected(config: Config) -> None:
-    """Checks that responses of older weights are corrected for, and used as such."""
+    """Checks that `rollout.staleness` 1 has rollout correction, and no key that needs current responses."""
     rollout, correction = config.rollout, config.algorithm.rollout_correction
     if not rollout.staleness:
         return
@@ -87,7 +85,7 @@ def staleness_is_corrected(config: Config) -> None:
 
 
 def overlong_buffer_fits(config: Config) -> None:
-    """Checks that the overlong penalty begins within the longest response."""
+    """Checks that the span of the penalty for long responses is not longer than `data.max_response_length`."""
     buffer, limit = config.reward.overlong_buffer, config.data.max_response_length
     if buffer.enable and buffer.len is not None and buffer.len > limit:
         raise ValueError(

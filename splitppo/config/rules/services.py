@@ -1,4 +1,4 @@
-"""Rules of addresses: groups that span several machines, and addresses that services may use (docs/hosts.md)."""
+"""Rules between keys about addresses: worker groups on several machines, ports, TLS and loopback (docs/hosts.md)."""
 
 from collections.abc import Iterable, Iterator
 from typing import get_args
@@ -9,7 +9,7 @@ from splitppo.config.subsections.security import is_loopback
 
 
 def machines_of_a_group_meet(config: Config) -> None:
-    """Checks that a group of several machines is started on each of them, and has a place where they meet."""
+    """Checks that a group on several machines is started externally and has a `master_addr` that all can reach."""
     for role, service in config.groups.items():
         section = f"services.{role}"
         several = f"because {section}.nnodes is {service.nnodes}"
@@ -29,7 +29,7 @@ def machines_of_a_group_meet(config: Config) -> None:
 
 
 def ports_are_apart(config: Config) -> None:
-    """Checks that no two groups listen on the same address."""
+    """Checks that no two worker groups have the same address (host and port) to listen on."""
     taken: dict[str, str] = {}  # the key that has an address, by address
     for role, service in config.groups.items():
         addresses = {}
@@ -44,7 +44,7 @@ def ports_are_apart(config: Config) -> None:
 
 
 def failpoints_stay_on_this_machine(config: Config) -> None:
-    """Checks that no service with failpoints can be reached from another machine."""
+    """Checks that `debug.failpoints` is empty if other machines can reach a service."""
     for key, address in _reachable_from_elsewhere(config, get_args(RoleName)) if config.debug.failpoints else ():
         raise ValueError(
             f"debug.failpoints is for tests on one machine: expected a loopback address in {key}, got {address!r};"
@@ -53,7 +53,7 @@ def failpoints_stay_on_this_machine(config: Config) -> None:
 
 
 def plaintext_stays_on_this_machine(config: Config) -> None:
-    """Checks that services are called from other machines with TLS only."""
+    """Checks that TLS is on if a service listens on, or is called at, an address that is not loopback."""
     for key, address in _reachable_from_elsewhere(config, config.roles) if not config.services.security.tls else ():
         if key.endswith("bind") or config.services.launch == "external":
             raise ValueError(
@@ -64,7 +64,7 @@ def plaintext_stays_on_this_machine(config: Config) -> None:
 
 
 def _reachable_from_elsewhere(config: Config, roles: Iterable[RoleName]) -> Iterator[tuple[str, str]]:
-    """Yields the (key, address) of each service that other machines can reach."""
+    """Yields (key, address) for each key `bind` or `address` of these roles that is not a loopback address."""
     for role in roles:
         service = config.services.of(role)
         for key, address in {"bind": service.bind, "address": service.address or "localhost:0"}.items():

@@ -1,4 +1,4 @@
-"""All rules between sections, in the order in which they are checked."""
+"""The list of all rules between sections of a configuration, in the order in which they are checked."""
 
 from splitppo.config.rules import learning, placement, sampling, services
 from splitppo.config.schema import Config
@@ -23,6 +23,9 @@ RULES = (
 
 
 def check_rules(config: Config) -> None:
-    """Checks all rules; a ValueError for the first rule that does not hold names the keys."""
+    """Checks all rules between sections of a configuration; raises ValueError for the first rule that does not hold.
+
+    The sentence of the ValueError names the keys.
+    """
     for rule in RULES:
         rule(config)

@@ -1,1 +1,1 @@
-"""The sections of the YAML file, one module for each."""
+"""The sections of the YAML configuration file as pydantic models, one module for each section."""

@@ -1,4 +1,4 @@
-"""The section `algorithm`: advantages, the KL penalty in the reward, rollout correction, dynamic sampling, phases."""
+"""The configuration section `algorithm`: advantages, KL in the reward, rollout correction, dynamic sampling, phases."""
 
 from typing import Annotated, Literal
 
@@ -74,27 +74,27 @@ class RolloutCorrectionConfig(Section):
 
     @property
     def weight_bounds(self) -> tuple[float | None, float]:
-        """The (lower, upper) bounds of importance weights; without a lower bound, larger weights are truncated."""
+        """The (lower, upper) bounds of importance weights; lower is None if larger weights are truncated to upper."""
         return parse_weight_bounds(self.rollout_is_threshold)
 
     @property
     def rejections(self) -> tuple[Rejection, ...]:
-        """The criteria that a token must pass; without any, nothing is rejected."""
+        """The criteria of `rollout_rs` that a token or response must pass; empty if nothing is rejected."""
         return parse_rejections(self.rollout_rs, self.rollout_rs_threshold)
 
     @property
     def bypasses(self) -> bool:
-        """True if the rollout backend's log-probs are the old log-probs; loading resolves `auto`."""
+        """True if the rollout backend's log-probs are used as old log-probs; False for an unresolved `auto`."""
         return self.bypass_mode is True
 
     @property
     def is_active(self) -> bool:
-        """True if tokens are weighted or rejected before the update; with bypass_mode the update itself does that."""
+        """True if tokens are weighted or rejected before the update; with bypass_mode the update does that itself."""
         return not self.bypasses and (self.rollout_is is not None or self.rollout_rs is not None)
 
 
 class AlgorithmConfig(EstimatorConfig):
-    """Advantages, the KL penalty in the reward, rollout correction, dynamic sampling and phases."""
+    """The settings of advantages, the KL penalty in the reward, rollout correction, dynamic sampling and phases."""
 
     use_kl_in_reward: bool = False
     """If true, kl_coef * KL(policy, reference) is subtracted from the reward of every token."""
@@ -137,5 +137,5 @@ class AlgorithmConfig(EstimatorConfig):
             )
 
     def phase_number(self, step: int) -> int:
-        """Returns the number of the phase that a step belongs to, from 1; 0 if it belongs to none."""
+        """Returns the number (from 1) of the entry of `phases` that a step belongs to; 0 if it belongs to none."""
         return next((number for number, phase in enumerate(self.phases, start=1) if phase.holds_at(step)), 0)

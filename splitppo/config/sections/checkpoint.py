@@ -1,4 +1,4 @@
-"""The section `checkpoint`: when checkpoints are written, and how many are kept."""
+"""The configuration section `checkpoint`: when checkpoints are written, and how many are kept."""
 
 from pydantic import Field
 
@@ -7,7 +7,7 @@ from splitppo.config.sections.evaluation import MetricMode, ValidationMetric
 
 
 class CheckpointConfig(Section):
-    """Checkpoints of actor and critic, which are always written together."""
+    """The settings of checkpoints: when they are written and kept. Actor and critic are always written together."""
 
     save_freq: int = Field(-1, ge=-1)
     """The number of steps from one checkpoint to the next. -1: no checkpoint before the last step."""

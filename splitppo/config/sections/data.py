@@ -1,4 +1,4 @@
-"""The section `data`: files of prompts, their order, and the lengths of prompts and responses."""
+"""The configuration section `data`: files of prompts, order of prompts, and lengths of prompts and responses."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ _Paths = Annotated[tuple[str, ...], OneOrMany]
 
 
 class _ClassInFile(Section):
-    """A class of the user: its file and its name are given together or not at all."""
+    """Base of sections that name a class of the user: file and class name are given together or not at all."""
 
     def _check_keys(self) -> None:
         if len({value is None for _, value in self}) > 1:
@@ -40,7 +40,7 @@ class SamplerConfig(_ClassInFile):
 
 
 class DataConfig(Section):
-    """Prompts: their files, how many of them a step takes, and how long they may be."""
+    """The settings of prompts: their files, how many of them a step takes, and how long they may be."""
 
     train_files: _Paths = Field(min_length=1)
     """The parquet or JSONL files with the training prompts: one path or a list."""
@@ -119,15 +119,15 @@ class DataConfig(Section):
 
     @property
     def draw_key(self) -> str:
-        """The key that says how many prompts are drawn at a time."""
+        """The dotted name of the configuration key that says how many prompts are drawn from the data at a time."""
         return "data.train_batch_size" if self.gen_batch_size is None else "data.gen_batch_size"
 
     @property
     def draw_size(self) -> int:
-        """The number of prompts drawn at a time: for a step, or for a generation with algorithm.filter_groups."""
+        """The number of prompts drawn at a time: for a step, or with algorithm.filter_groups for one generation."""
         return self.train_batch_size if self.gen_batch_size is None else self.gen_batch_size
 
     @property
     def longest_row(self) -> int:
-        """The number of tokens of the longest prompt together with the longest response."""
+        """The largest number of tokens in a prompt and its response together."""
         return self.max_prompt_length + self.max_response_length

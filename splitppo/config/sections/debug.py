@@ -1,6 +1,6 @@
-"""The section `debug`: failpoints, and forced lengths of responses.
+"""The configuration section `debug`: failpoints, and forced lengths of responses, for tests and benchmarks.
 
-At a failpoint a test kills, stops, holds or fails a process.
+At a failpoint, a named point in the code, a test makes a process die, stop, fail or wait.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ Point = Annotated[str, AfterValidator(_check_point)]
 
 
 class Moment(Section):
-    """A point that a process passes in its work on a step."""
+    """A failpoint's wait target: a named point in the code that another process passes in its work on one step."""
 
     point: Point
     """The name of the point."""
@@ -65,7 +65,7 @@ class Moment(Section):
 
 
 class Failpoint(Section):
-    """An action of a process that reaches a point. A failpoint fires once in a run folder."""
+    """An action for tests, e.g. SIGKILL, of a process that reaches a named point; done once in a run folder."""
 
     rank: int = Field(0, ge=0)
     """The rank of the group in which the failpoint fires. The controller has rank 0."""

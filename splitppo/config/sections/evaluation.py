@@ -1,4 +1,4 @@
-"""The section `evaluation`: validation on held-out prompts, and early stop."""
+"""The configuration section `evaluation`: validation on held-out prompts, and early stop."""
 
 from typing import Annotated, Literal
 
@@ -46,7 +46,7 @@ class EarlyStopConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Validation: the policy answers the prompts of data.val_files."""
+    """The settings of validation, in which the policy answers the prompts of data.val_files."""
 
     test_freq: int = Field(-1, ge=-1)
     """The number of steps from one validation to the next. -1: only before the first step and after the last step."""

@@ -1,4 +1,4 @@
-"""The sections `actor` and `critic`, and the keys that all models have in common."""
+"""The configuration sections `actor` and `critic`, and the base class with the keys that all models have in common."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,12 +13,12 @@ LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean
 
 
 def is_dropout(name: str) -> bool:
-    """Returns True for an attribute of a model's config that is a rate of dropout."""
+    """Returns True if this name of an attribute in a model's config.json is that of a dropout rate."""
     return name.endswith(("dropout", "_pdrop", "dropout_prob"))
 
 
 class ComputedModelConfig(Section):
-    """The keys that trained and frozen models have in common: model, precision, micro-batches."""
+    """The settings that trained and frozen models have in common: model, precision, micro-batches."""
 
     model: Annotated[str, IS_WORK] = Field(min_length=1)
     """The model: a local folder, or a name on the Hugging Face hub."""
@@ -48,7 +48,7 @@ class ComputedModelConfig(Section):
 
 
 class TrainedModelConfig(ComputedModelConfig):
-    """The keys that actor and critic have in common: optimizer and batches."""
+    """The settings that actor and critic have in common: optimizer and batches."""
 
     lr: LearningRate
     lr_schedule: Literal["constant", "cosine", "linear"] = "constant"
@@ -109,7 +109,7 @@ class TrainedModelConfig(ComputedModelConfig):
 
 
 class ActorConfig(TrainedModelConfig):
-    """The policy and its loss."""
+    """The settings of the actor: the policy model, its optimizer and its loss."""
 
     lr: LearningRate = 1e-6
     clip_ratio: float = Field(0.2, gt=0.0, lt=1.0)
@@ -156,17 +156,17 @@ class ActorConfig(TrainedModelConfig):
 
     @property
     def clip_low(self) -> float:
-        """The distance below 1 at which the probability ratio is clipped."""
+        """The distance below 1 at which the policy loss clips the probability ratio."""
         return self.clip_ratio if self.clip_ratio_low is None else self.clip_ratio_low
 
     @property
     def clip_high(self) -> float:
-        """The distance above 1 at which the probability ratio is clipped."""
+        """The distance above 1 at which the policy loss clips the probability ratio."""
         return self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
 
 
 class CriticConfig(TrainedModelConfig):
-    """The value model and its loss."""
+    """The settings of the critic: the value model, its optimizer and its loss."""
 
     model: Annotated[str, IS_WORK] = ""
     """The model that the critic starts from: a local folder, or a name on the Hugging Face hub. Empty: actor.model."""

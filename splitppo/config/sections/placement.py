@@ -1,4 +1,4 @@
-"""The section `placement`: the groups that host the models that are not trained."""
+"""The configuration section `placement`: the worker groups that host the frozen models (reference, reward model)."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ RewardModelHost = Literal["critic", "reward", "auto"]
 
 
 class PlacementConfig(Section):
-    """The groups that host the frozen models.
+    """The worker groups that host the frozen models: the reference model and the reward model.
 
     With equal numbers of ranks, the numbers that a model computes are the same in every group.
     """

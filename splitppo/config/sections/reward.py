@@ -1,4 +1,4 @@
-"""The section `reward`: the scorers of responses, and what they need."""
+"""The configuration section `reward`: which scorers score a response, and the settings of the scorers."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from splitppo.config.subsections.reward_shaping import RewardShapingConfig
 
 
 class Term(Section):
-    """A scorer of a data source, and its weight in the score."""
+    """One scorer of a data source, and the weight of its score in the weighted sum."""
 
     name: str
     """The name of the scorer: a data_source with a built-in scorer, custom (your own function), or judge."""
@@ -34,7 +34,7 @@ Terms = Annotated[tuple[Term, ...], AfterValidator(_each_once)]
 
 
 class OverlongBuffer(Section):
-    """Penalty for long responses (Yu et al., 2025, DAPO, eq. 13).
+    """A penalty on the score of long responses (Yu et al., 2025, DAPO, eq. 13).
 
     The score falls linearly over the last `len` tokens before data.max_response_length.
     """
@@ -58,7 +58,7 @@ class OverlongBuffer(Section):
 
 
 class RewardConfig(Section):
-    """Scoring of responses: by functions in processes of their own, by a judge, or by several of them together."""
+    """The settings of scoring: by functions in processes of their own, by a judge, or by several together."""
 
     scorers: dict[str, Terms] = Field(default_factory=dict)
     """The scorers of each data_source, and under `default` those of all others: [{name, weight}, ...]. The score is

@@ -1,4 +1,4 @@
-"""The section `reward_model`: a frozen sequence classifier that scores responses, in addition to the scorers."""
+"""The configuration section `reward_model`: a frozen sequence classifier that scores responses beside the scorers."""
 
 from pathlib import Path
 from typing import Annotated
@@ -43,7 +43,7 @@ class RewardModelConfig(ComputedModelConfig):
             raise ValueError(f"coef: expected an entry {DEFAULT_COEF!r} beside those of data sources, got {named}")
 
     def coef_of(self, data_source: str) -> float:
-        """Returns the weight of the reward model's score for a response of this data source."""
+        """Returns the number that multiplies the reward model's score of a response of this data source."""
         if isinstance(self.coef, dict):
             return self.coef.get(data_source, self.coef[DEFAULT_COEF])
         return self.coef

@@ -1,4 +1,4 @@
-"""The section `rollout`: how responses are sampled, and by which engine."""
+"""The configuration section `rollout`: how responses are sampled, and by which engine."""
 
 from typing import Annotated, Literal
 
@@ -11,7 +11,7 @@ MIN_TEMPERATURE = 0.01
 
 
 class VllmConfig(Section):
-    """The vLLM engine in the processes of the actor, used with rollout.backend vllm.
+    """The settings of the vLLM engine in the processes of the actor, used with rollout.backend vllm.
 
     The names of the keys are those of vLLM and verl.
     """
@@ -51,7 +51,7 @@ class VllmConfig(Section):
 
 
 class RolloutConfig(Section):
-    """Sampling of responses in training, and the engine that samples."""
+    """The settings of sampling responses in training, and the engine that samples."""
 
     backend: Literal["hf", "vllm"] = "hf"
     """The engine that samples. hf: the policy of the trainer itself. vllm: vLLM with a copy of the policy's weights."""

@@ -1,4 +1,4 @@
-"""The section `run`: folder, seed, length and schedule of a run."""
+"""The configuration section `run`: folder, seed, length and schedule of a training run."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ Schedule = Literal["serial", "gather", "overlap"]
 
 
 class RunConfig(Section):
-    """The run as a whole: its folder, its length, its schedule."""
+    """The settings of a training run as a whole: its folder, its length, its schedule."""
 
     dir: Path
     """The folder of the run. It lies on storage that the controller and all ranks share."""

@@ -1,4 +1,4 @@
-"""The section `services`: the groups, where they run, and the limits of their calls."""
+"""The configuration section `services`: where the worker groups run, and the limits of calls to them."""
 
 from typing import Annotated, Literal
 
@@ -11,7 +11,7 @@ _Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], OneOrMany]
 
 
 class ServiceConfig(Section):
-    """The place of a group: machines, devices, cores, addresses."""
+    """The settings of one worker group: its number of ranks, machines, GPUs, cores and addresses."""
 
     num_processes: PositiveInt = 1
     """The number of ranks of the group, on all its machines."""
@@ -55,12 +55,12 @@ class ServiceConfig(Section):
 
     @property
     def num_local_processes(self) -> int:
-        """The number of ranks on each machine."""
+        """The number of ranks that the worker group has on each of its machines."""
         return self.num_processes // self.nnodes
 
 
 class ServicesConfig(Section):
-    """The groups, and how the controller reaches them."""
+    """The settings of all worker groups, and how the controller starts and calls them."""
 
     launch: Literal["local", "external"] = "local"
     """The program that starts the groups. local: the controller, on its own machine. external: another one, and the
@@ -115,6 +115,6 @@ class ServicesConfig(Section):
             )
 
     def of(self, role: RoleName) -> ServiceConfig:
-        """Returns the place of the group of a role."""
+        """Returns the settings of the worker group of a role (number of ranks, GPUs, cores, addresses)."""
         service: ServiceConfig = getattr(self, role)
         return service

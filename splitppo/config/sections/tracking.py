@@ -1,4 +1,4 @@
-"""The section `tracking`: trackers, samples and rollouts that a run records beside metrics.jsonl."""
+"""The configuration section `tracking`: what a run records beside metrics.jsonl: trackers, samples, rollouts."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
 
 
 class TrackingConfig(Section):
-    """Records of a run beside metrics.jsonl: trackers, samples, rollouts."""
+    """The settings of what a run records beside metrics.jsonl: trackers, samples, rollouts."""
 
     trackers: Annotated[
         tuple[TrackerName, ...],

@@ -1,1 +1,1 @@
-"""Sections inside sections of the YAML file."""
+"""The sections inside other sections of the YAML configuration file, as pydantic models."""

@@ -1,4 +1,4 @@
-"""The section `reward.code`: the sandboxes in which code answers run."""
+"""The configuration section `reward.code`: limits of the sandboxes in which a policy's programs are tested."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from splitppo.config.section import FIXED, NumberOrAuto, PositiveInt, Section
 
 
 class CodeConfig(Section):
-    """Code answers: programs that run in sandboxes against the test cases of their rows."""
+    """Code answers: programs in responses, which run in sandboxes against test cases of the data set."""
 
     continuous: Annotated[bool, FIXED] = False
     """If true, the score is the share of the tests that pass. If false, it is 1 if all tests pass, else 0."""

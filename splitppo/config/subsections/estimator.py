@@ -1,4 +1,4 @@
-"""The estimator of advantages and its settings, which are keys of the section `algorithm`."""
+"""The keys of the configuration section `algorithm` that choose the estimator of advantages and set it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,22 +90,22 @@ class EstimatorConfig(Section):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The names of what the estimator takes: those in NEEDS, or the parameters of the user's function."""
+        """The names of the inputs that the estimator of advantages takes, e.g. "values_BT"; see NEEDS and INPUTS."""
         return NEEDS[self.adv_estimator] if self.custom_path is None else self._custom_inputs
 
     @property
     def needs_greedy_scores(self) -> bool:
-        """True if the estimator needs the score of a greedy rollout of each prompt."""
+        """True if the estimator of advantages needs the score of a greedy response to each prompt (ReMax)."""
         return "greedy_scores_B" in self.needs
 
 
 def _custom_parameters(path: Path, name: str) -> Parameters:
-    """Returns the parameters of a user's estimator.
+    """Reads the names of the parameters of a user's estimator function from its Python file.
 
     The file is read and not run, because every process reads the configuration.
 
     Raises:
-        ValueError: the file cannot be read, has no such function, or the function needs what no estimator is given.
+        ValueError: the file cannot be read or has no such function, or the function needs an input not in INPUTS.
     """
     try:
         functions = read_functions(path)

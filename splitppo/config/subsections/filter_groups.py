@@ -1,4 +1,4 @@
-"""The section `algorithm.filter_groups`: dynamic sampling."""
+"""The configuration section `algorithm.filter_groups`: dynamic sampling."""
 
 from pydantic import Field
 
@@ -29,5 +29,5 @@ class FilterGroupsConfig(Section):
 
     @property
     def compares_scores(self) -> bool:
-        """True if samples are compared by their score, of which the score of a reward model is a part."""
+        """True if the samples of a prompt are compared by their score, to which a reward model contributes."""
         return self.metric in SCORE_METRICS

@@ -1,4 +1,4 @@
-"""The section `reward.judge`: a language model behind an OpenAI-compatible API, which marks responses."""
+"""The configuration section `reward.judge`: a language model behind an OpenAI-compatible API marks responses."""
 
 import re
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""The sections `algorithm.adaptive_entropy` and `algorithm.phases`.
+"""The configuration sections `algorithm.adaptive_entropy` and `algorithm.phases`.
 
-An entry of phases replaces values of other sections for some steps. `Config.at_step` puts the values of the phase of a
-step into the sections, `RunState.config_at_step` those that the controllers of coefficients have reached.
+An entry of phases replaces values of other sections for some steps. `Config.at_step` puts the values of a step's phase
+into the sections; `RunState.config_at_step` adds the values that adaptive coefficients have reached.
 """
 
 import math
@@ -98,21 +98,21 @@ class Phase(Section):
 
     @property
     def steps(self) -> str:
-        """The steps of the phase as text: first and last step."""
+        """The first and the last step of the phase as text: "steps 1 to 10", or "steps 1 to the last"."""
         return f"steps {self.from_step} to {'the last' if self.to_step is None else self.to_step}"
 
     @property
     def label(self) -> str:
-        """The name of the phase, or without a name its steps."""
+        """The name of the phase, or if it has no name its steps as text."""
         return self.name or self.steps
 
     def holds_at(self, step: int) -> bool:
-        """Returns True if a step belongs to the phase."""
+        """Returns True if the step lies in this phase, from `from_step` to `to_step`."""
         return self.from_step <= step and (self.to_step is None or step <= self.to_step)
 
     @property
     def changes(self) -> Mapping[str, Mapping[str, Any]]:
-        """The values that the phase changes, by the path of their section."""
+        """The configuration values that the phase overrides, by the dotted path of their section, then by key."""
         given = {name: value for name, value in self.model_dump(exclude_none=True).items() if value != "adaptive"}
         actor, algorithm = ("entropy_coeff", "use_kl_loss", "kl_loss_coef"), ("use_kl_in_reward", "kl_coef")
         changes = {
@@ -128,7 +128,7 @@ class Phase(Section):
 
 
 def check_apart(phases: Sequence[Phase]) -> None:
-    """Checks that no step belongs to two phases; ValueError names both."""
+    """Checks that no step belongs to two phases; raises ValueError with the steps of both phases."""
     for (number, first), (later, second) in combinations(enumerate(phases), 2):
         if first.holds_at(second.from_step) or second.holds_at(first.from_step):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The section `actor.policy_loss`: the loss of the policy, and the settings of single losses beside the clip range."""
+"""The configuration section `actor.policy_loss`: the name of the policy loss, and the settings of single losses."""
 
 from pathlib import Path
 from typing import Literal
@@ -91,24 +91,24 @@ class PolicyLossConfig(Section):
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """True if the loss reads old log-probs even if the policy has not changed since it sampled."""
+        """True if the loss reads old log-probs even if the policy has not changed since it sampled the responses."""
         return self.loss_mode in COVARIANCE_LOSSES
 
     @property
     def reinforce_bounds(self) -> tuple[float | None, float]:
-        """The (lower, upper) bounds of the weights of reinforce.
+        """The (lower, upper) bounds of the importance weights in the loss `reinforce`.
 
-        Without a lower bound, larger weights are truncated.
+        Lower is None if larger weights are truncated to the upper bound.
         """
         return parse_weight_bounds(self.reinforce_is_threshold)
 
     @property
     def rejections(self) -> tuple[Rejection, ...]:
-        """The criteria that a token must pass to have a policy loss."""
+        """The criteria that a token must pass to have a policy loss; empty if no token is rejected."""
         return parse_rejections(self.rollout_rs, self.rollout_rs_threshold)
 
     def check_loss_mode(self, name: str) -> None:
-        """Checks that a loss can have the name `name`; ValueError lists the known names, and the nearest one."""
+        """Checks that `name` is a built-in loss, or may be a function of `custom_path`; else raises ValueError."""
         if name in LOSS_MODES or (self.custom_path is not None and name.isidentifier()):
             return
         raise ValueError(
@@ -117,9 +117,9 @@ class PolicyLossConfig(Section):
         )
 
     def check_file(self) -> None:
-        """Checks that the file of custom_path defines the function loss_mode, unless that is built in.
+        """Checks that the Python file `custom_path` defines the function that `loss_mode` names.
 
-        The file is read and not run.
+        A built-in loss is not looked for. The file is read and not run. Raises ConfigError.
         """
         name, path = self.loss_mode, self.custom_path
         if name in LOSS_MODES or path is None:

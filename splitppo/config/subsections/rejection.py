@@ -1,4 +1,4 @@
-"""The thresholds of `algorithm.rollout_correction`: statistics that reject with their bounds, and bounds of weights."""
+"""Parses the thresholds of `algorithm.rollout_correction`: bounds of importance weights, criteria of rejection."""
 
 import math
 from dataclasses import dataclass
@@ -15,9 +15,10 @@ REJECTION_OPTIONS = (
 
 @dataclass(frozen=True)
 class Rejection:
-    """A statistic of REJECTION_OPTIONS, and its range in nats, outside of which tokens or responses are rejected.
+    """One criterion of rollout correction: a statistic of log-ratios, and its accepted range in nats.
 
-    Only k1 has a lower bound.
+    `option` is one of REJECTION_OPTIONS: outside of its range it rejects tokens, or whole responses. Only statistics of
+    k1 have a lower bound.
     """
 
     option: str
@@ -34,10 +35,10 @@ class Rejection:
 
 
 def parse_rejections(rollout_rs: str | None, thresholds: str | float | None) -> tuple[Rejection, ...]:
-    """Returns the criteria of a comma-separated list of REJECTION_OPTIONS; a response or token must pass all of them.
+    """Parses a comma-separated list of REJECTION_OPTIONS and its thresholds into criteria, all of which must be passed.
 
-    `thresholds` are one threshold for all criteria, or one for each. For k1, whose statistic is the log of a ratio, a
-    threshold bounds the ratio.
+    `thresholds` is one threshold for all criteria, or one for each, with commas between them. For k1, whose statistic
+    is the log of a probability ratio, the threshold bounds the ratio itself.
 
     Raises:
         ValueError: a name is unknown or given twice, or the thresholds do not fit the names.
@@ -66,7 +67,9 @@ def parse_rejections(rollout_rs: str | None, thresholds: str | float | None) -> 
 
 
 def parse_weight_bounds(threshold: str | float) -> tuple[float | None, float]:
-    """Returns the (lower, upper) bounds of importance weights; without a lower bound larger weights are truncated.
+    """Parses the threshold of importance weights, "upper" or "lower_upper", and returns (lower or None, upper).
+
+    If lower is None, larger weights are truncated to upper; else weights outside of the bounds become 0.
 
     Raises:
         ValueError: `threshold` is neither one number nor two.
@@ -88,7 +91,7 @@ WeightBounds = Annotated[str | float, AfterValidator(_checked_weight_bounds)]
 
 
 def _numbers(bounds: str) -> list[float]:
-    """Returns the numbers between underscores; nothing if one of them is not a number."""
+    """Parses the numbers between underscores in a text such as "0.5_2.0"; returns [] if one of them is not a number."""
     try:
         return [float(number) for number in bounds.split("_")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""The key `debug.response_lengths`: rules that give every sampling seed a length of its response."""
+"""The configuration key `debug.response_lengths`: forces the length of each response, drawn by its sampling seed."""
 
 from math import exp
 from statistics import NormalDist
@@ -13,7 +13,7 @@ _DOMAIN = 0x6C656E67  # makes these draws independent of other draws with the sa
 
 
 class UniformLengths(Section):
-    """Uniform lengths: every length from `low` to `high` is equally likely."""
+    """Uniformly distributed response lengths: every number of tokens from `low` to `high` is equally likely."""
 
     kind: Literal["uniform"]
     low: PositiveInt
@@ -27,12 +27,12 @@ class UniformLengths(Section):
             raise ValueError(f"low must not exceed high, got {self.low} and {self.high}")
 
     def of(self, seed: int) -> int:
-        """Returns the number of tokens of the response that is sampled with a seed."""
+        """Returns the number of tokens that a response with this sampling seed must have."""
         return self.low + int(_uniform(seed) * (self.high - self.low + 1))
 
 
 class LogNormalLengths(Section):
-    """Lengths with a long tail: `median` * exp(`sigma` * z) tokens with a standard normal z, from 1 to `max`."""
+    """Response lengths with a long tail: `median` * exp(`sigma` * z) tokens, z standard normal, from 1 to `max`."""
 
     kind: Literal["log_normal"]
     median: float = Field(ge=1.0)
@@ -45,7 +45,7 @@ class LogNormalLengths(Section):
     """The largest number of tokens; longer lengths are cut to it."""
 
     def of(self, seed: int) -> int:
-        """Returns the number of tokens of the response that is sampled with a seed."""
+        """Returns the number of tokens that a response with this sampling seed must have."""
         drawn = self.median * exp(self.sigma * NormalDist().inv_cdf(_uniform(seed)))
         return max(1, min(self.max, round(drawn)))
 
@@ -54,5 +54,5 @@ ResponseLengths = Annotated[UniformLengths | LogNormalLengths, Field(discriminat
 
 
 def _uniform(seed: int) -> float:
-    """Returns a number in (0, 1) that depends on an int64 seed only."""
+    """Returns a pseudo-random number in (0, 1) that depends on an int64 seed only."""
     return (int(np.random.PCG64([_DOMAIN, seed % 2**64]).random_raw()) // 2**12 + 0.5) / 2**52

@@ -1,4 +1,4 @@
-"""The section `reward.shaping`: changes to scores in training."""
+"""The configuration section `reward.shaping`: changes to the scores of responses in training."""
 
 from pydantic import Field
 

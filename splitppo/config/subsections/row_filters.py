@@ -1,4 +1,4 @@
-"""The keys `data.filters` and `data.val_filters`: conditions on the columns of a data file."""
+"""The configuration keys `data.filters` and `data.val_filters`: conditions on the columns of a data file."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ _Plain = str | bool | int | float
 
 
 class ValueRange(Section):
-    """The numbers from `min` to `max`, both included; null is no bound."""
+    """A condition on a column of a data file: numbers from `min` to `max`, both included; null is no bound."""
 
     min: float | None = None
     max: float | None = None
@@ -21,7 +21,10 @@ Condition = ValueRange | tuple[_Plain, ...]
 
 
 def passes(value: object, condition: Condition) -> bool:
-    """Returns True if a column's value lies in the range, or is one of the values; true and 1 are different values."""
+    """Returns True if a column's value meets a condition: it lies in the range, or is one of the values.
+
+    A bool is never equal to a number here: true and 1 are different values.
+    """
     if isinstance(condition, ValueRange):
         if not is_number(value):
             return False
@@ -31,8 +34,9 @@ def passes(value: object, condition: Condition) -> bool:
 
 
 def _by_column(filters: Any) -> Any:
-    """Returns `{extra_info.level: [3]}` for `{extra_info: {level: 3}}`; a mapping of `min` and `max` alone is a
-    range.
+    """Flattens nested conditions to dotted columns: `{extra_info: {level: 3}}` becomes `{extra_info.level: (3,)}`.
+
+    A mapping of `min` and `max` alone is a range and stays a mapping.
     """
     return dict(_columns(filters)) if isinstance(filters, Mapping) else filters
 

@@ -1,4 +1,4 @@
-"""The section `services.security`: who may call a service, and how the wire is encrypted.
+"""The configuration section `services.security`: who may call a service, and whether gRPC uses TLS.
 
 The section holds paths and names, never a secret.
 """
@@ -15,7 +15,7 @@ _HOST_AND_PORT = re.compile(r"(\[(?P<v6>[^\[\]]+)\]|(?P<host>[^:\[\]]+)):\d+")
 
 
 class SecurityConfig(Section):
-    """Mutual TLS and a bearer token.
+    """The settings of mutual TLS and bearer tokens between controller and services.
 
     Without TLS, services are served and called on loopback addresses only.
     """
@@ -58,7 +58,7 @@ class SecurityConfig(Section):
             raise ValueError("token_file and token_env are both given, expected one of them")
 
     def tls_files(self, role: str) -> tuple[Path, Path, Path] | None:
-        """Returns (ca_file, cert_file, key_file) of the process of a role; None without TLS."""
+        """Returns the paths (ca_file, cert_file, key_file) for the process of a role; None without TLS."""
         if self.ca_file is None or self.cert_file is None or self.key_file is None:
             return None
         # One file serves every process: {role} is replaced in the paths of certificates and keys.
@@ -67,7 +67,7 @@ class SecurityConfig(Section):
 
 
 def is_loopback(address: str) -> bool:
-    """Returns True if only this machine can reach `address` (host:port). Of all names, only localhost counts."""
+    """Returns True if only this machine can reach `address` (host:port). Of host names, only localhost counts."""
     match = _HOST_AND_PORT.fullmatch(address)
     if match is None:
         return False
