@@ -1,1 +1,1 @@
-"""The scorers of responses, the manager that asks them, and the processes that they run in."""
+"""Scoring of responses: the scorers, the manager that asks them, and the processes in which they run."""

@@ -1,4 +1,4 @@
-"""The messages between the controller and a scoring process: a length, then that many bytes.
+"""Messages over a socket between the controller and a scoring process; each is its length, then its bytes.
 
 Scoring processes import this module, so it imports nothing heavy.
 """
@@ -15,23 +15,23 @@ LENGTH_BYTES = 8
 
 
 def framed(content: bytes) -> bytes:
-    """Returns the bytes of a message: its length, then its content."""
+    """Returns a message for the socket: the content's length in LENGTH_BYTES big-endian bytes, then the content."""
     return len(content).to_bytes(LENGTH_BYTES) + content
 
 
 def shared_number(descriptor: int) -> c_int:
-    """Returns an integer in shared memory: a change in one process is seen in the other.
+    """Maps a C int in shared memory: a change in one process is seen in the other processes that mapped the same file.
 
-    `descriptor` is of a file in memory (memfd) that holds one C int.
+    `descriptor` is that of a file in memory (memfd) that contains one C int.
     """
     return c_int.from_buffer(mmap.mmap(descriptor, sizeof(c_int)))
 
 
 class Channel:
-    """The scoring process's end of the connection to the controller: receives requests and sends answers.
+    """The scoring process's end of its socket to the controller: receives requests and sends answers.
 
     Attributes:
-        controller_pid: the process at the other end.
+        controller_pid: the process id of the controller, at the other end.
     """
 
     def __init__(self, connection: socket.socket, controller_pid: int) -> None:
@@ -40,11 +40,11 @@ class Channel:
         self._messages = connection.makefile("rwb")
 
     def fileno(self) -> int:
-        """Returns the descriptor of the connection; poll reports a hang-up when the controller is gone."""
+        """Returns the file descriptor of the socket; poll reports a hang-up on it when the controller is gone."""
         return self._connection.fileno()
 
     def receive(self) -> bytes:
-        """Waits for the next request and returns it. EOFError if the controller has closed the connection."""
+        """Waits for the next request of the controller and returns its bytes; EOFError if the socket was closed."""
         return self._read(int.from_bytes(self._read(LENGTH_BYTES)))
 
     def _read(self, num_bytes: int) -> bytes:
@@ -54,16 +54,16 @@ class Channel:
         return content
 
     def send(self, content: bytes) -> None:
-        """Sends one message to the controller."""
+        """Sends one message to the controller, its length first."""
         self._messages.write(framed(content))
         self._messages.flush()
 
 
 def work(serve: str, descriptor: int, controller_pid: int) -> None:
-    """Runs the main function of a process until the controller is gone.
+    """Runs `serve`, the main function of a child process of the controller, until the controller is gone.
 
-    `serve` names this function, as "module:function". Its arguments are the channel and those that the controller sends
-    first, pickled.
+    `serve` is "module:function". The function is called with a `Channel` and with the pickled arguments in the
+    controller's first message.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor), controller_pid)

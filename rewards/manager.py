@@ -1,4 +1,4 @@
-"""Scores responses: asks the scorers of each sample's data source and adds up their scores."""
+"""Scores the responses of a batch: asks the scorers of each sample's data source, and adds up their scores."""
 
 import asyncio
 import logging
@@ -26,16 +26,16 @@ log = logging.getLogger(__name__)
 
 
 class RewardManager:
-    """Asks the scorers of each sample's data source; an async context manager that starts and ends all that scores.
+    """Scores responses with the scorers of their data sources; an async context manager for all scoring processes.
 
     Args:
-        answers_file: the file that stores a judge's answers; None: they are stored while the run lasts.
+        answers_file: the file that stores a judge's answers; None: they are stored in memory while the process lives.
 
     Attributes:
-        data_sources: the data sources whose samples it can score.
+        data_sources: the data sources whose samples can be scored here.
 
     Raises:
-        ConfigError: a data source has no scorer; on entering: a source of scores cannot be started.
+        ConfigError: a data source has no scorer; on entering: scoring cannot be started.
     """
 
     def __init__(self, config: RewardConfig, data_sources: Iterable[str], answers_file: Path | None = None) -> None:
@@ -46,7 +46,7 @@ class RewardManager:
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Starts the sources of scores."""
+        """Starts what the scorers need: scoring processes, sandboxes, the connection to a judge."""
         async with AsyncExitStack() as starting:
             for source in dict.fromkeys(self._sources.values()):
                 await starting.enter_async_context(source)
@@ -57,10 +57,10 @@ class RewardManager:
         await self._open.aclose()
 
     async def score(self, samples: Sequence[Sample], *, num_examine: int = 0) -> list[Scored]:
-        """Returns one result per sample, in their order, and logs the first `num_examine` of each data source.
+        """Scores samples, one result per sample in the same order; logs the first `num_examine` of each data source.
 
         Raises:
-            RuntimeError, OSError: a source of scores cannot go on, for a reason outside its scorers.
+            RuntimeError, OSError: scoring cannot go on, for a reason outside the scorers.
         """
         terms = [self._terms[sample.data_source] for sample in samples]
         asked = [replace(sample, scorer=term.name) for sample, own in zip(samples, terms, strict=True) for term in own]
@@ -75,7 +75,7 @@ class RewardManager:
         return results
 
     async def _ask(self, samples: Sequence[Sample]) -> list[Scored]:
-        """Returns the result of each sample from its scorer; the sources of scores work at the same time."""
+        """Scores each sample with its one scorer; functions, sandboxes and judge work at the same time."""
         places: dict[ScoreSource, list[int]] = defaultdict(list)
         for place, sample in enumerate(samples):
             places[self._sources[sample.scorer]].append(place)
@@ -87,7 +87,7 @@ class RewardManager:
 
 
 def weighted_sum(terms: Sequence[Term], results: Sequence[Scored]) -> Scored:
-    """Returns the weighted sum of the results of a sample's scorers.
+    """Adds up the results of several scorers for one sample, each multiplied by the weight of its scorer.
 
         score = sum of weight * score over the terms; scores of tokens and steps are multiplied likewise
 
@@ -112,7 +112,7 @@ def weighted_sum(terms: Sequence[Term], results: Sequence[Scored]) -> Scored:
 
 
 def _sources(config: RewardConfig, scorers: Collection[str], answers_file: Path | None) -> dict[str, ScoreSource]:
-    """Returns the source of scores of each scorer, by the scorer's name."""
+    """Makes the objects that score (processes, sandboxes, judge) and returns the one of each scorer, by scorer name."""
     code = frozenset(filter(is_code, scorers))
     functions = tuple(sorted(name for name in scorers if name != JUDGE and name not in code))
     sources: dict[str, ScoreSource] = {}

@@ -1,4 +1,4 @@
-"""A scoring process, seen from the controller: it answers within a time limit, or it is killed."""
+"""A child process that scores, seen from the controller: it answers within a time limit, or it is killed."""
 
 import asyncio
 import os
@@ -19,21 +19,21 @@ _EXIT_LIMIT_S = 1.0  # until a process that has closed its socket is gone
 
 
 class ProcessEnded(Exception):
-    """A process ended before it answered; the message is the end of a sentence that begins with "it"."""
+    """A scoring process ended before it answered; the message completes the sentence "it ..."."""
 
 
 class WorkerProcess:
-    """Starts a process when it is needed, and kills it when it does not answer; then another one can be started.
+    """Starts a child process that answers requests, and kills it if it does not answer; then another can be started.
 
     Each process has a socket of its own, so a process that is stopped in the middle of a message disturbs no other. All
     methods must be called in the thread of the event loop, because a process may end with the thread that started it.
 
     Args:
-        serve: the function that the process runs, see `channel.work`. Its first message is its report.
-        arguments: the arguments of this function, behind the channel.
+        serve: "module:function", the function that the process runs, see `channel.work`. Its first message is a report.
+        arguments: the arguments of this function after the channel.
         shared_fds: descriptors that the process inherits, by the same numbers.
         decode: turns the bytes of a message into a value.
-        start_limit_s: seconds until the report.
+        start_limit_s: the largest number of seconds from the start to the report.
 
     Attributes:
         is_loaded: True from the report to the end of the process.
@@ -57,7 +57,7 @@ class WorkerProcess:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def start(self) -> None:
-        """Starts the process, which then loads its modules; does not wait for its report."""
+        """Starts the child process and sends its arguments; does not wait for its first message, the report."""
         ours, theirs = socket.socketpair()
         with theirs:
             call = f"from rewards.channel import work; work({self._serve!r}, {theirs.fileno()}, {os.getpid()})"
@@ -73,7 +73,10 @@ class WorkerProcess:
         self._streams[1].write(framed(pickle.dumps(self._arguments)))
 
     async def load(self) -> Any:
-        """Starts the process if it does not run, and returns its report. TimeoutError or ProcessEnded without one."""
+        """Starts the child process if it does not run, and returns its first message, the report.
+
+        Raises TimeoutError or ProcessEnded if the report does not come.
+        """
         if self._process is None:
             await self.start()
         report = await self._answer(self._start_limit_s)
@@ -81,13 +84,17 @@ class WorkerProcess:
         return report
 
     async def ask(self, request: object, limit_s: float) -> Any:
-        """Returns the answer to a request. TimeoutError or ProcessEnded without one; the process is then gone."""
+        """Sends a request to the child process and returns the answer; waits at most `limit_s` seconds.
+
+        Raises TimeoutError or ProcessEnded if no answer comes; the process is then gone.
+        """
         return await self._answer(limit_s, await asyncio.to_thread(pickle.dumps, request))
 
     async def end(self, limit_s: float = 0.0) -> int | None:
-        """Closes the socket, waits `limit_s` for the process to end, then kills it and all others in its session.
+        """Closes the socket, waits `limit_s` seconds for the child process to end, then kills it and its whole session.
 
-        Returns the exit code of a process that has ended by itself, else None. A stopped process is killed, too.
+        Returns the exit code if the process has ended by itself, else None. A process that a signal has stopped is
+        killed, too.
         """
         process, self._process = self._process, None
         if self._streams is not None:
@@ -107,7 +114,7 @@ class WorkerProcess:
         return process.returncode if has_ended else None
 
     async def _answer(self, limit_s: float, request: bytes | None = None) -> Any:
-        """Sends a request, if there is one, and returns the next message; ends the process if none comes."""
+        """Sends a request, if any, and returns the next message of the process; kills the process if none comes."""
         try:
             async with asyncio.timeout(limit_s):
                 if self._streams is None:  # `end` was called meanwhile
@@ -126,7 +133,10 @@ class WorkerProcess:
 
 
 def _ends_within(pid: int, limit_s: float) -> bool:
-    """Returns True if a child process ends within the limit. It stays a zombie, so no other process gets its pid."""
+    """Waits up to `limit_s` seconds for a child process to end; returns True if it has ended.
+
+    The ended process stays a zombie, so no other process gets its pid.
+    """
     descriptor, poller = os.pidfd_open(pid), select.poll()
     try:
         poller.register(descriptor, select.POLLIN)
@@ -136,7 +146,7 @@ def _ends_within(pid: int, limit_s: float) -> bool:
 
 
 def _how_it_ended(exit_code: int | None) -> str:
-    """Returns the end of a sentence about a process that gave no answer; None: it has not ended by itself."""
+    """Describes how a process without an answer ended, as the end of a sentence; exit code None: it still ran."""
     if exit_code is None:
         return "does not answer any more"
     if exit_code >= 0:

@@ -1,4 +1,4 @@
-"""Runs scoring functions, built-in ones and the user's, in processes of their own.
+"""Runs scoring functions, built-in ones and the user's, in a pool of child processes.
 
 A process whose call hangs is killed. A call that hangs or ends its process costs only its own sample.
 """
@@ -33,7 +33,7 @@ _MAX_STARTS = 3  # processes in a row that did not begin a chunk
 
 
 class ScoringProcess(WorkerProcess):
-    """A process that runs `rewards.scoring_process.serve`.
+    """A child process that runs `rewards.scoring_process.serve`, with a shared number that shows its current call.
 
     Attributes:
         position: an integer in shared memory, written by the process. Its `value` is the number of the call that the
@@ -50,13 +50,15 @@ class ScoringProcess(WorkerProcess):
         super().__init__(serve, setup, fd, shared_fds=[fd], decode=pickle.loads, start_limit_s=start_limit_s)
 
     async def run(self, samples: Sequence[Sample], limit_s: float, *, may_give_up: bool) -> list[Scored]:
-        """Returns the results of the first samples, at least one; starts the process first if it does not run.
+        """Scores samples in the process; returns the results of the first samples, at least one.
 
-        `limit_s` is for the calls, not for the start. `Scorers.score` explains `may_give_up`.
+        Starts the process first if it does not run.
+
+        `limit_s` limits the calls, in seconds, and not the start. `Scorers.score` explains `may_give_up`.
 
         Raises:
             BatchFailed: see `Scorers.score`.
-            TimeoutError, ProcessEnded: the process is gone; `position` is the call that it was working on.
+            TimeoutError, ProcessEnded: the process is gone; `position` is the number of the call that was running.
             ChildProcessError: the scorers cannot be loaded any more.
         """
         self.position.value = NOT_BEGUN
@@ -69,10 +71,10 @@ class ScoringProcess(WorkerProcess):
 
 
 class ScoringProcesses:
-    """The source of scores for scoring functions; an async context manager that starts and ends their processes.
+    """A pool of processes that call scoring functions; an async context manager that starts and ends the processes.
 
-    Samples are sent in chunks. If a process hangs or ends, the call that it was working on has failed, and the other
-    calls of the chunk are made again. So a scorer may be called twice for a sample, and should have no side effects.
+    Samples are sent in chunks. If a process hangs or ends, its current call has failed, and the other calls of the
+    chunk are made again. So a scorer may be called twice for a sample, and should have no side effects.
 
     Raises:
         ConfigError: on entering: the user's function cannot be loaded.
@@ -86,7 +88,7 @@ class ScoringProcesses:
         self._is_open = True
 
     async def __aenter__(self) -> Self:
-        """Loads the scorers in one process, then starts the other processes."""
+        """Loads the scoring functions in one process, then starts the other processes."""
         first, *others = self._processes
         try:
             self._loaded = await first.load()
@@ -105,12 +107,12 @@ class ScoringProcesses:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Ends all processes, also in the middle of a call."""
+        """Ends all scoring processes, also in the middle of a call."""
         self._is_open = False
         await asyncio.gather(*(process.end() for process in self._processes))
 
     async def score(self, samples: Sequence[Sample]) -> list[Scored]:
-        """Returns one result per sample, in their order.
+        """Scores samples in the processes of the pool and returns one result per sample, in the same order.
 
         Raises:
             ChildProcessError: scoring processes do not stay alive, for a reason outside the scorers.
@@ -128,12 +130,12 @@ class ScoringProcesses:
         return [by_place[place] for place in range(len(samples))]
 
     def _as_it_travels(self, sample: Sample) -> Sample:
-        """Returns the sample without the fields that its function does not take."""
+        """Returns a sample without the fields that its scoring function does not take, so that fewer bytes are sent."""
         takes_spans = sample.scorer in self._loaded.take_token_spans
         return replace(sample, prompt="", messages=(), token_spans=tuple(sample.token_spans) if takes_spans else ())
 
     def _chunks(self, places: Sequence[int], scorer: str) -> Iterator[Sequence[int]]:
-        """Splits samples into chunks: one per process for a batched scorer, several per process for others."""
+        """Splits sample indices into chunks: one per process for a batched scorer, several per process for others."""
         if scorer in self._loaded.batched:
             size = math.ceil(len(places) / len(self._processes))
         else:
@@ -141,7 +143,10 @@ class ScoringProcesses:
         return (places[start : start + size] for start in range(0, len(places), size))
 
     async def _score_chunk(self, samples: Sequence[Sample], budget: SymbolicBudget) -> list[Scored]:
-        """Returns one result per sample. Each attempt gives at least one result; the other samples are tried again."""
+        """Scores a chunk of samples in one process at a time, and tries samples without a result again.
+
+        Each attempt gives at least one result. If a call for several samples failed, each sample is scored alone.
+        """
         results: dict[int, Scored] = {}
         while left := [index for index in range(len(samples)) if index not in results]:
             process = await self._free.get()
@@ -158,7 +163,7 @@ class ScoringProcesses:
     async def _run(
         self, process: ScoringProcess, samples: list[Sample], budget: SymbolicBudget
     ) -> dict[int, Scored] | None:
-        """Returns the results of the first samples, or the failure of one call, by their position in `samples`.
+        """Scores samples in one process; returns the first results, or that of a failed call, by index in `samples`.
 
         Returns None if a call for several samples failed and which of them caused it is not known. A process that did
         not begin is replaced and asked again, because no scorer has seen the samples.

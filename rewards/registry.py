@@ -1,4 +1,4 @@
-"""The built-in scorer of each data source, and the user's scorer from a file.
+"""The tables of built-in scorers by data source, and the loading of scoring functions, also the user's.
 
 Scoring processes import this module, so it imports a scorer only when it is asked for.
 """
@@ -73,7 +73,11 @@ REFUSED: Mapping[str, str] = {
 
 
 def covering(data_source: str, names: Collection[str]) -> str | None:
-    """Returns the name that covers a data source: its own, or that of the longest part it begins with, else None."""
+    """Finds the name in `names` that covers a data source: the source's own, or that of its longest leading part.
+
+    "math" covers "math/algebra", and "aime*" covers all that begin with "aime". Returns None if no name covers the
+    source.
+    """
     candidate, separator = data_source, "/"
     while separator:
         if candidate in names:
@@ -85,10 +89,11 @@ def covering(data_source: str, names: Collection[str]) -> str | None:
 
 
 def scorer_name(data_source: str) -> str:
-    """Returns the key of SCORERS that covers a data source.
+    """Finds the built-in scorer of a data source and returns its key in SCORERS.
 
     Raises:
-        ValueError: none does; the message names the nearest and all keys, and says what to do instead.
+        ValueError: no scorer covers the data source; the message names all keys of SCORERS and
+            says what to do instead.
     """
     if name := covering(data_source, SCORERS):
         return name
@@ -104,13 +109,13 @@ def scorer_name(data_source: str) -> str:
 
 
 def is_code(name: str) -> bool:
-    """Returns True if this scorer runs programs against test cases."""
+    """Returns True if the scorer of this name runs programs against test cases."""
     return SCORERS.get(name) == CODE
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A scoring function, how it is called, and its arguments besides the fields of a sample."""
+    """A scoring function, how to call it (one sample or many, with token spans), and its extra arguments."""
 
     function: ComputeScore
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -119,18 +124,20 @@ class Scorer:
 
     @property
     def is_async(self) -> bool:
-        """True if a call returns an awaitable."""
+        """True if a call of the scoring function returns an awaitable."""
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(self.function.__call__)  # type: ignore[operator]
 
 
 def load_scorer(name: str) -> Scorer:
-    """Imports the built-in scorer of this name, a key of SCORERS."""
+    """Imports the built-in scoring function of this name, a key of SCORERS, and returns it as a `Scorer`."""
     function: ComputeScore = pkgutil.resolve_name(SCORERS[name])
     return Scorer(function, takes_token_spans=TOKEN_SPANS in inspect.signature(function).parameters)
 
 
 def load_custom_scorer(path: Path, name: str, kwargs: Mapping[str, Any]) -> Scorer:
-    """Imports the user's file and returns its scoring function, which is batched if it has an argument `solution_strs`.
+    """Imports the user's file, checks the parameters of the scoring function, and returns it as a `Scorer`.
+
+    The function is batched if it has a parameter `solution_strs`.
 
     Raises:
         ValueError: the file cannot be imported or has no function of this name; or the function does not take the

@@ -1,4 +1,4 @@
-"""The input and the output of a scorer.
+"""The input of a scorer (`Sample`) and its output (`Scored`).
 
 Scoring processes import this module, so it imports nothing heavy.
 """
@@ -15,7 +15,7 @@ Step = tuple[int, int, float]  # a span and its score
 
 @dataclass(frozen=True)
 class Sample:
-    """A response to score, with its row of the data set."""
+    """A response that a scorer is asked about, with the fields of its row of the data set."""
 
     data_source: str  # selects the scorer
     response: str  # decoded, without the prompt and without special tokens
@@ -28,13 +28,13 @@ class Sample:
 
 
 def sample_text(heading: str, fields: Mapping[str, Any]) -> str:
-    """Returns a sample as the log and the display show it: the heading, then the fields, indented."""
+    """Formats a sample for the log and the display: the heading, then one indented line for each field."""
     lines = (f"{name}: {f'{value:g}' if isinstance(value, float) else value}" for name, value in fields.items())
     return "\n".join([heading, *("  " + line.replace("\n", "\n    ") for line in lines)])
 
 
 class Failure(Enum):
-    """The reason why a scorer gave no score, as metrics name it. A wrong response is no failure: its score is 0."""
+    """The reason why a scorer gave no score, as metrics name it; a wrong response is no failure: it scores 0."""
 
     ERROR = "errors"  # the scorer raised, or returned something that is no finite score
     TIMEOUT = "timeouts"  # the scorer took longer than its time limit
@@ -45,12 +45,12 @@ class Failure(Enum):
 
 @dataclass(frozen=True)
 class Scored:
-    """The result of a scorer for one response.
+    """The result of a scorer for one response: its scores, further fields, and the failure if there was one.
 
     Attributes:
         score: the score of the response as a whole; 0 after a failure.
         extra: the other fields of the scorer's dict.
-        failure, message: the reason why there is no score, and a sentence about it.
+        failure, message: the reason why there is no score, and a sentence about this reason.
         token_scores: one further score for each response token, or empty.
         step_scores: further scores of spans of the response, or empty.
     """
@@ -64,5 +64,5 @@ class Scored:
 
     @property
     def total(self) -> float:
-        """The sum of the score and of all scores of tokens and steps."""
+        """The sum of the response's score and of all scores of its tokens and steps."""
         return self.score + math.fsum(self.token_scores) + math.fsum(score for _, _, score in self.step_scores)

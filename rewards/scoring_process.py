@@ -1,4 +1,4 @@
-"""The work of a scoring process: it loads the scorers once, then scores chunks of samples.
+"""The code of a scoring process: it loads the scoring functions once, then scores chunks of samples.
 
 The controller and each scoring process import this module, so it imports nothing heavy.
 """
@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 @dataclass(frozen=True)
 class ScorerSetup:
-    """The scorers that a process has to load, and the time limit of their calls."""
+    """What a scoring process has to load: names of scorers and the user's file; and the time limit of a call."""
 
     names: tuple[str, ...]  # every scorer that may be asked
     timeout_s: float  # seconds for one call
@@ -42,10 +42,10 @@ class ScorerSetup:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """The result of loading the scorers.
+    """The first message of a scoring process: whether its scorers were loaded, and how they are called.
 
     Attributes:
-        error: why they cannot be loaded, or empty.
+        error: the reason why the scorers cannot be loaded, or empty.
         batched: the scorers that take several samples in one call.
         take_token_spans: the scorers that take the spans of the response tokens.
     """
@@ -56,14 +56,14 @@ class LoadReport:
 
 
 class BatchFailed(Exception):
-    """A call for several samples failed; which of them caused it is not known."""
+    """A call of a scorer for several samples failed; which sample caused the failure is not known."""
 
 
 class Scorers:
-    """The scorers of this process, loaded once.
+    """The scoring functions of a scoring process, loaded once.
 
     Args:
-        position: the number of the call that the process is working on; the controller reads it in shared memory.
+        position: is set to the number of the current call; the controller reads it in shared memory.
 
     Raises:
         ValueError: the user's function cannot be loaded.
@@ -78,7 +78,7 @@ class Scorers:
             self._by_name[CUSTOM] = load_custom_scorer(setup.custom_path, setup.custom_name, setup.custom_kwargs)
 
     def report(self) -> LoadReport:
-        """Returns the names of the batched scorers, and of those that take token spans."""
+        """Returns a `LoadReport` with the names of the batched scorers, and of the scorers that take token spans."""
         scorers = self._by_name.items()
         return LoadReport(
             batched=frozenset(name for name, scorer in scorers if scorer.is_batched),
@@ -86,11 +86,12 @@ class Scorers:
         )
 
     def score(self, samples: Sequence[Sample], *, may_give_up: bool) -> list[Scored]:
-        """Scores samples of one scorer and returns the results of the first ones, at least one.
+        """Scores samples of one scorer and returns the results of the first samples, at least one.
 
-        Calls run one after the other. They end when a slice of time is over, so this takes at most a slice and one
-        call, or when a symbolic comparison has given up; without `may_give_up` no such comparison begins. The calls of
-        an async scorer run together, each with its own time limit. A batched scorer gets all samples in one call.
+        Calls run one after the other. No further call begins when a slice of time is over, so this takes at most a
+        slice and one call, or when a symbolic comparison has given up; without `may_give_up` no such comparison begins.
+        The calls of an async scorer run together, each with its own time limit. A batched scorer gets all samples in
+        one call.
 
         Raises:
             BatchFailed: a call for several samples failed. A call for one sample has a result with a failure instead.
@@ -133,7 +134,7 @@ class Scorers:
         return [_checked(result, sample, scorer) for result, sample in zip(returned, samples, strict=True)]
 
     def _call_batch(self, samples: Sequence[Sample], scorer: Scorer) -> list[Any]:
-        """Calls a batched scorer and returns its results. TypeError or ValueError if they are not one per sample."""
+        """Calls a batched scorer once for all samples; TypeError or ValueError without one result per sample."""
         rows = [_fields(scorer, sample) for sample in samples]
         columns = {BATCH_ARGUMENTS.get(name, name): [row[name] for row in rows] for name in rows[0]}
         returned = scorer.function(**columns, **scorer.kwargs)
@@ -181,7 +182,7 @@ def _call(scorer: Scorer, sample: Sample) -> Any:
 
 
 def _fields(scorer: Scorer, sample: Sample) -> dict[str, Any]:
-    """Returns the arguments of a scorer for one sample, by name."""
+    """Returns the keyword arguments of a scoring function for one sample, without those of the configuration."""
     values = sample.data_source, sample.response, sample.ground_truth, sample.extra_info
     fields = dict(zip(ARGUMENTS, values, strict=True))
     return fields | {TOKEN_SPANS: sample.token_spans} if scorer.takes_token_spans else fields
@@ -195,7 +196,7 @@ def _checked(result: Any, sample: Sample, scorer: Scorer) -> Scored:
 
 
 def timed_out(timeout_s: float) -> Scored:
-    """Returns the result of a call that took longer than `timeout_s`."""
+    """Returns the result, with a failure, of a scorer's call that took longer than `timeout_s` seconds."""
     return Scored(0.0, failure=Failure.TIMEOUT, message=f"took longer than {timeout_s:g} s")
 
 
@@ -204,7 +205,7 @@ def _failed(error: BaseException) -> Scored:
 
 
 def _scored(result: Any, sample: Sample, scorer: Scorer) -> Scored:
-    """Converts the value that a scorer returned. TypeError or ValueError if it is no score."""
+    """Converts the value that a scoring function returned to a `Scored`; TypeError or ValueError if it is no score."""
     fields = dict(result) if isinstance(result, Mapping) else {"score": result}
     if "score" not in fields:
         raise ValueError(f"the scorer's dict has no 'score', only {', '.join(map(str, fields)) or 'nothing'}")
@@ -219,7 +220,10 @@ def _scored(result: Any, sample: Sample, scorer: Scorer) -> Scored:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a bool, number, string or None (also from a scalar of numpy or torch); anything else as text."""
+    """Converts a value of the user's to a plain bool, number, string or None; anything else becomes text.
+
+    Scalars of numpy and torch become numbers of Python.
+    """
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     for kind in (bool, int, float, str):
@@ -229,7 +233,7 @@ def _plain(value: Any) -> Any:
 
 
 def _end_with(controller_pid: int) -> None:
-    """Makes the kernel kill this process when the controller ends, for whatever reason."""
+    """Makes the kernel kill this process when the controller ends, for whatever reason; uses prctl."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != controller_pid:
         os._exit(1)

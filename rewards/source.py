@@ -1,4 +1,4 @@
-"""A source of scores: the scoring processes, and whatever else answers for a scorer."""
+"""The interface of everything that scores samples: scoring processes, sandboxes for code, a judge."""
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -8,17 +8,17 @@ from rewards.samples import Sample, Scored
 
 
 class ScoreSource(AbstractAsyncContextManager["ScoreSource"], Protocol):
-    """Scores samples; a context manager, entered once and open while the run lasts.
+    """The interface of an object that scores samples; an async context manager, open while the run lasts.
 
-    Leaving it ends everything that it has started, also in the middle of a call.
+    Leaving the context ends all processes and calls that the object has started, also in the middle of a call.
 
     Raises:
-        ConfigError: on entering: something that it needs is missing; one sentence.
+        ConfigError: on entering: something that scoring needs is missing; one sentence.
     """
 
     async def score(self, samples: Sequence[Sample]) -> list[Scored]:
-        """Returns one result per sample, in their order; a sample that cannot be scored has a result with a failure.
+        """Scores samples and returns one result per sample, in the same order; a sample without a score has a failure.
 
-        `sample.scorer` is the name of the scorer that is asked. Several calls may be under way at once.
+        `sample.scorer` is the name of the scorer that is asked. Several calls of this method may run at the same time.
         """
         ...

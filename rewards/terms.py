@@ -1,4 +1,4 @@
-"""The scorers that make the score of a data source, and their weights."""
+"""Finds the scorers whose weighted sum is the score of a data source, and checks that they can be used."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,9 +15,10 @@ DEFAULT = "default"
 
 
 def terms_of(config: RewardConfig, data_source: str) -> tuple[Term, ...]:
-    """Returns the scorers of a data source: those in `reward.scorers`, else the user's function, else the built-in one.
+    """Finds the scorers of a data source, with their weights: from `reward.scorers`, the user's function, or built-in.
 
-    In `reward.scorers` a name also covers its parts, as in the registry. ValueError if there is no scorer.
+    The first of these three that has scorers for the data source counts. In `reward.scorers` a name also covers its
+    parts, as in `registry.covering`. Raises ValueError if the data source has no scorer.
     """
     if (name := covering(data_source, config.scorers)) is not None:
         return config.scorers[name]
@@ -27,7 +28,7 @@ def terms_of(config: RewardConfig, data_source: str) -> tuple[Term, ...]:
 
 
 def check_scorers(config: RewardConfig, data_sources: Iterable[str]) -> None:
-    """Checks that every data source has a scorer, and that the scorers have what they need.
+    """Checks that every data source has a scorer, and that the scorers have the files, URL and API key they need.
 
     Raises:
         ConfigError: a data source has no scorer (the message says what to do); `reward.scorers` names an unknown
@@ -48,7 +49,7 @@ def check_scorers(config: RewardConfig, data_sources: Iterable[str]) -> None:
 
 
 def scored_sources(config: RewardConfig, data_sources: Iterable[str]) -> frozenset[str]:
-    """Returns those of the data sources that have a scorer."""
+    """Returns those of the given data sources that have a scorer."""
     scored = set()
     for data_source in data_sources:
         with suppress(ValueError):
@@ -63,7 +64,10 @@ def runs_code(config: RewardConfig, data_source: str) -> bool:
 
 
 def numeric_fields(config: RewardConfig, data_source: str) -> tuple[str, ...] | None:
-    """Returns the names of the numeric fields of a score, `acc` included; None if a user's function chooses them."""
+    """Returns the names of the numeric fields in a data source's results; None if a user's function chooses them.
+
+    The field `acc` is always among the names.
+    """
     terms = terms_of(config, data_source)
     if any(term.name == CUSTOM for term in terms):
         return None

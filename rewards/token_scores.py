@@ -1,7 +1,7 @@
-"""Scores of tokens and of steps inside a response, in addition to its score as a whole.
+"""Reads and combines scores of tokens and of steps (spans of characters) inside a response.
 
-A step is a span [start, end) of characters in the decoded response. Scoring processes import this module, so it imports
-nothing heavy.
+These scores add to the score of the response as a whole. A step is a span [start, end) of characters in the decoded
+response. Scoring processes import this module, so it imports nothing heavy.
 """
 
 import math
@@ -16,9 +16,10 @@ _LARGEST = 3.4028234e38  # the largest number of float32; scores are converted t
 
 
 def finite_number(value: Any, expected: str) -> float:
-    """Returns a scorer's value as a number. TypeError or ValueError if it is none, or not finite in float32.
+    """Converts a value that a scorer returned to a float that float32 can represent.
 
-    The error says what was `expected`.
+    Raises TypeError or ValueError if the value is no number, or not finite in float32. The error says what was
+    `expected`.
     """
     if isinstance(value, str | bytes):  # float() would take some of them
         raise TypeError(f"the scorer returned {value[:60]!r}, expected {expected}")
@@ -32,9 +33,9 @@ def finite_number(value: Any, expected: str) -> float:
 
 
 def read_token_scores(value: Any, num_tokens: int | None) -> tuple[float, ...]:
-    """Returns the numbers of a scorer's field `token_scores`, one per response token; none if the field is None.
+    """Checks a scorer's field `token_scores` and returns one number per response token; () if the field is None.
 
-    `num_tokens` is None if the scorer does not take the tokens. TypeError or ValueError if the field is anything else.
+    `num_tokens` is None if the scorer does not take token spans. TypeError or ValueError if the field is anything else.
     """
     if value is None:
         return ()
@@ -47,7 +48,7 @@ def read_token_scores(value: Any, num_tokens: int | None) -> tuple[float, ...]:
 
 
 def read_step_scores(value: Any, num_characters: int) -> tuple[Step, ...]:
-    """Returns the steps of a scorer's field `step_scores`, [[start, end, score], ...]; none if the field is None.
+    """Checks a scorer's field `step_scores`, [[start, end, score], ...], and returns the steps; () if it is None.
 
     TypeError or ValueError if the field is anything else, or a step lies outside the `num_characters` of the response.
     """
@@ -67,9 +68,9 @@ def read_step_scores(value: Any, num_characters: int) -> tuple[Step, ...]:
 
 
 def place_steps(scored: Scored, token_spans: Sequence[Span]) -> Scored:
-    """Moves the score of each step to the token that holds the last character of the step.
+    """Moves the score of each step to the response token that contains the last character of the step.
 
-    `token_spans` are the spans of the response tokens, in order and without gaps.
+    `token_spans` are the character spans of the response tokens, in order and without gaps. The result has no steps.
     """
     if not scored.step_scores:
         return scored
@@ -81,7 +82,7 @@ def place_steps(scored: Scored, token_spans: Sequence[Span]) -> Scored:
 
 
 def weighted_tokens(weights: Sequence[float], results: Sequence[Scored]) -> tuple[float, ...]:
-    """Returns the sum of weight * token_scores over the results that have token scores."""
+    """Adds up the token scores of several results, each times its weight; results without token scores are skipped."""
     weighted = [
         [weight * score for score in scored.token_scores]
         for weight, scored in zip(weights, results, strict=True)
@@ -91,7 +92,7 @@ def weighted_tokens(weights: Sequence[float], results: Sequence[Scored]) -> tupl
 
 
 def weighted_steps(weights: Sequence[float], results: Sequence[Scored]) -> tuple[Step, ...]:
-    """Returns the steps of all results, with each score multiplied by the weight of its result."""
+    """Returns the steps of several results together, with each score multiplied by the weight of its result."""
     return tuple(
         (start, end, weight * score)
         for weight, scored in zip(weights, results, strict=True)

@@ -1,1 +1,1 @@
-"""Runs code answers in sandboxes against their test cases."""
+"""Scores code answers: runs the programs of responses in sandboxes against test cases."""

@@ -1,4 +1,4 @@
-"""The command that starts a sandbox, with the files that it sees and the user that it runs as.
+"""Builds the bubblewrap command that starts a sandbox: the files that the sandbox sees, and its user.
 
 A sandbox has namespaces of its own for mounts, processes, network, IPC and host name. It sees the interpreter, its
 standard library and the shared libraries, read-only, an empty /tmp in memory, and nothing else: no /proc, no shell, no
@@ -38,31 +38,34 @@ HINT = "docs/deployment.md says what a sandbox needs; reward.code.unsafe=true ru
 
 
 class NoSandbox(Exception):
-    """No sandbox can be started here; the message gives the reason."""
+    """Raised if no sandbox can be started on this machine; the message gives the reason."""
 
 
 def is_root() -> bool:
-    """Returns True if this process runs as root of the machine, not as root of a user namespace."""
+    """Returns True if this process runs as root of the machine; root of a user namespace does not count."""
     return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
 
 
 def own_uid(number: int, pid: int | None = None) -> int:
-    """Returns the uid for sandbox `number` of a process, by default this one; 0 if this is not root: none is needed."""
+    """Returns the uid under which sandbox `number` of a process runs; 0 if this is not root, since no uid is needed.
+
+    The process is `pid`, by default this one.
+    """
     return _FIRST_UID + ((pid or os.getpid()) % 100_000 * 1000 + number % 1000) if is_root() else 0
 
 
 def interpreter() -> str:
-    """Returns the path of this interpreter without its virtual environment; it runs the programs."""
+    """Returns the path of this Python interpreter outside of its virtual environment; it runs programs in sandboxes."""
     return os.path.realpath(sys.executable)
 
 
 def python_command(guest: str = str(GUEST)) -> list[str]:
-    """Returns the command that runs inside a sandbox."""
+    """Returns the command that starts the Python script `guest` inside a sandbox."""
     return [interpreter(), *_PYTHON_FLAGS, guest]
 
 
 def isolated(hostname: str = "sandbox") -> list[str]:
-    """Returns the start of a command for a program without network, other processes, files and capabilities.
+    """Returns the first part of a bubblewrap command: without network, other processes, files and capabilities.
 
     Raises:
         NoSandbox: bubblewrap is not installed.
@@ -74,7 +77,7 @@ def isolated(hostname: str = "sandbox") -> list[str]:
 
 
 def sandbox_command(seccomp_fd: int) -> list[str]:
-    """Returns the command that starts the guest in a sandbox. `seccomp_fd` holds the filter of system calls.
+    """Returns the bubblewrap command that starts guest.py in a sandbox with the system call filter in `seccomp_fd`.
 
     Raises:
         NoSandbox: bubblewrap is not installed.
@@ -89,7 +92,7 @@ def sandbox_command(seccomp_fd: int) -> list[str]:
 
 @cache
 def _view() -> tuple[str, ...]:
-    """Returns the options of bubblewrap for the files that a sandbox sees."""
+    """Returns the options of bubblewrap that decide which files a sandbox sees."""
     options: list[str] = []
     for place in _of_python():
         options += [*_folders_above(place), "--ro-bind", place, place]
@@ -101,7 +104,7 @@ def _view() -> tuple[str, ...]:
 
 
 def shared_libraries() -> Iterator[str]:
-    """Yields the options of bubblewrap for the shared libraries; a link of this machine is a link in the sandbox."""
+    """Yields the options of bubblewrap that show the shared libraries; a symbolic link stays a link in the sandbox."""
     for place in _SHARED_LIBRARIES:
         yield from _folders_above(place)
         if Path(place).is_symlink():
@@ -111,7 +114,7 @@ def shared_libraries() -> Iterator[str]:
 
 
 def _of_python() -> Iterator[str]:
-    """Yields the paths of the interpreter, its standard library, and libpython if the interpreter needs it."""
+    """Yields the paths that Python needs: interpreter, standard library, and libpython if the interpreter loads it."""
     yield interpreter()
     yield from dict.fromkeys(os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
     library = Path(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("LDLIBRARY") or "")
@@ -120,6 +123,9 @@ def _of_python() -> Iterator[str]:
 
 
 def _folders_above(place: str) -> Iterator[str]:
-    """Yields the options that make the folders above a path; without them bubblewrap's are for root alone."""
+    """Yields the options of bubblewrap that make the folders above a path, readable for all users.
+
+    Folders that bubblewrap makes by itself can be read by root alone.
+    """
     for folder in reversed(Path(place).parents[:-1]):
         yield from ("--perms", "0755", "--dir", str(folder))

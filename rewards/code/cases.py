@@ -1,4 +1,4 @@
-"""The test cases of a row, the program in a response, and the comparison of its output with what is expected."""
+"""Parses the test cases of a data set row, finds the program in a response, and compares outputs."""
 
 import json
 import math
@@ -26,10 +26,10 @@ _EXPECTED = 'expected JSON {"inputs": [...], "outputs": [...]}, {"functional": "
 
 @dataclass(frozen=True)
 class Cases:
-    """The tests of one row.
+    """The test cases of one row of the data set.
 
     Attributes:
-        inputs: one entry per test: text for stdin, the list of arguments for call, statements for asserts.
+        inputs: one entry per test: text for kind stdin, the list of arguments for call, statements for asserts.
         expected: the right output of each test: text for stdin, a JSON value for call; empty for asserts.
         fn_name: the function that is called, for call.
     """
@@ -41,14 +41,14 @@ class Cases:
 
     @cached_property
     def max_output_bytes(self) -> int:
-        """The size in bytes above which no output of a test can be right, whatever white space it has."""
+        """The size in bytes above which an output cannot be right in any of the tests, whatever white space it has."""
         if self.kind == "call":
             return _JSON_FACTOR * max(len(json.dumps(value)) for value in self.expected) + _SLACK_BYTES
         sizes = (len(text.encode(errors="replace")) for text in self.expected)
         return _TEXT_FACTOR * max(sizes, default=0) + _SLACK_BYTES
 
     def is_passed(self, index: int, output: bytes, nonce: str) -> bool:
-        """Returns True if the output passes test number `index`. The output of asserts that hold is the nonce."""
+        """Returns True if an output is right for test number `index`; for asserts the right output is the nonce."""
         text = output.decode(errors="replace")
         if self.kind == "asserts":
             return text == nonce
@@ -61,13 +61,13 @@ class Cases:
 
 
 def parse_cases(ground_truth: Any) -> Cases:
-    """Returns the tests in a row's `reward_model.ground_truth`, which is JSON or already parsed.
+    """Parses the test cases in a row's `reward_model.ground_truth`, which is JSON or already parsed.
 
     Accepts {"inputs", "outputs"} with or without "fn_name" (APPS, TACO, PRIME), {"functional": code}, {"assert_case":
     [code, ...]}, and a list of asserts.
 
     Raises:
-        ValueError: it is none of these; one sentence.
+        ValueError: the ground truth has none of these forms; one sentence.
     """
     tests = ground_truth
     if isinstance(tests, str | bytes):
@@ -85,7 +85,7 @@ def parse_cases(ground_truth: Any) -> Cases:
 
 
 def _pairs(tests: Mapping[str, Any]) -> Cases:
-    """Returns the tests that are pairs of an input and an output."""
+    """Parses test cases given as lists `inputs` and `outputs`; ValueError if the lists do not fit together."""
     inputs, outputs, fn_name = tests["inputs"], tests.get("outputs"), tests.get("fn_name") or ""
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
         raise ValueError(f"{_EXPECTED} with as many outputs as inputs and at least one, got {tests!r:.80}")
@@ -100,7 +100,7 @@ def _pairs(tests: Mapping[str, Any]) -> Cases:
 
 
 def _arguments(entry: Any) -> list[Any]:
-    """Returns the arguments of one call, given as lines of JSON or as a list."""
+    """Parses the arguments of one function call, given as lines of JSON or as a list."""
     if isinstance(entry, str):
         return [json.loads(line) for line in entry.split("\n")]
     if not isinstance(entry, list):
@@ -113,9 +113,10 @@ def _lines(entry: Any) -> str:
 
 
 def program_of(response: str) -> str | None:
-    """Returns the last fenced block of Python, else the last fenced block, else all; None if that is empty.
+    """Finds the program in a response: the last fenced block of Python, else the last fenced block, else all text.
 
-    Text between <think> and </think> is left out. A block that is not closed goes to the end of the response.
+    Text between <think> and </think> is left out. A block that is not closed goes to the end of the response. Returns
+    None if the program is empty.
     """
     end = max((match.end() for match in _END_OF_THOUGHTS.finditer(response)), default=0)
     answer = _THOUGHTS.sub("", response[:end]) + response[end:]
@@ -126,7 +127,7 @@ def program_of(response: str) -> str | None:
 
 
 def is_same_text(output: str, expected: str) -> bool:
-    """Returns True if two outputs are equal line by line, except for white space and the spelling of decimals.
+    """Compares an output with the expected output line by line; white space and the spelling of decimals do not count.
 
     If the expected word is a decimal such as 0.50 or 1e-3, a number within 1e-5 of it, relatively, is equal to it. If
     the expected decimal is 0.0, a number within 1e-8 of it is equal.
@@ -154,13 +155,16 @@ def _is_same_word(word: str, expected: str) -> bool:
 
 
 def is_same_value(value: Any, expected: Any) -> bool:
-    """Returns True if a call returned the expected value, or the entry of an expected list of one entry (APPS)."""
+    """Returns True if a call's return value equals the expected JSON value, or the only entry of an expected list.
+
+    Data sets in the form of APPS put the expected value into a list of one entry.
+    """
     stands_for = expected[0] if isinstance(expected, list) and len(expected) == 1 else expected
     return _is_same_json(value, expected) or _is_same_json(value, stands_for)
 
 
 def _is_same_json(value: Any, expected: Any) -> bool:
-    """Returns True if two JSON values are equal; 1 equals 1.0, but not true."""
+    """Returns True if two JSON values are equal; 1 equals 1.0, but 1 does not equal true."""
     if isinstance(value, list) and isinstance(expected, list):
         return len(value) == len(expected) and all(map(_is_same_json, value, expected))
     if isinstance(value, dict) and isinstance(expected, dict):

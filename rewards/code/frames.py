@@ -1,4 +1,4 @@
-"""Reads the answers of a guest: each is a line "STATUS SIZE", then SIZE bytes of output."""
+"""Parses what guest.py writes: each answer is a line "STATUS SIZE", then SIZE bytes of a program's output."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _MAX_HEADER_BYTES = 32
 
 
 class Frames:
-    """Splits the received bytes into answers; never stores an output that is larger than `max_bytes`."""
+    """Parses the byte stream of guest.py into answers; never stores an output that is larger than `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -20,10 +20,10 @@ class Frames:
         self._num_skipped = 0  # bytes still to come of an output that is too large
 
     def feed(self, chunk: bytes) -> Iterator[tuple[str, bytes | None]]:
-        """Yields status and output of each answer that is complete now; the output is None if it is too large.
+        """Takes the next bytes of the stream and yields (status, output) of each answer that is complete now.
 
         Raises:
-            ValueError: the received bytes are no answer.
+            ValueError: the received bytes are no answer of guest.py.
         """
         self._received += chunk
         while True:

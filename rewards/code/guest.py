@@ -1,4 +1,4 @@
-"""The first process of a sandbox. It runs one program on several tests, each in a process of its own.
+"""The first process of a sandbox: runs one program on several tests, each test in a child process.
 
 A sandbox has only the standard library, nothing of SplitPPO. The guest waits for one request, a line of JSON on stdin,
 and ends when it has answered. It writes "started 0" to stdout, then for each test a line "STATUS SIZE" and SIZE bytes
@@ -43,7 +43,7 @@ from math import ceil, comb, factorial, floor, gcd, inf, lcm, log, log2, pi, pro
 
 
 def main() -> None:
-    """Sets the limits of this process, waits for the request, and answers it."""
+    """Reads a request from stdin, runs its tests under limits, and writes status and output of each test to stdout."""
     # A program's signals reach the first process only if this handles them, as Python does with SIGINT.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     limits = json.loads(sys.argv[1])
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _run(request: dict[str, Any], test: Any, limits: dict[str, Any]) -> tuple[str, bytes]:
-    """Runs one test; returns its status and its output."""
+    """Runs one test of the program in a child process; returns the test's status and the output bytes."""
     is_stdin = request["kind"] == "stdin"
     stdin, stdin_writer = os.pipe()
     output_reader, output = os.pipe()
@@ -95,9 +95,9 @@ def _run(request: dict[str, Any], test: Any, limits: dict[str, Any]) -> tuple[st
 
 
 def _exchange(pid: int, stdin: int, output: int, text: bytes, max_bytes: int) -> bytes | None:
-    """Writes `text` to the stdin of a process and returns its output; None if that is more than `max_bytes`.
+    """Writes `text` to the stdin of a child process and returns its output; None if that is over `max_bytes`.
 
-    Returns when the process has ended, even if another process still has its pipes open. Closes `stdin`.
+    Returns when the child process has ended, even if another process still has its pipes open. Closes `stdin`.
     """
     given, left = bytearray(), memoryview(text)
     ended, poller = os.pidfd_open(pid), select.poll()
@@ -129,7 +129,7 @@ def _exchange(pid: int, stdin: int, output: int, text: bytes, max_bytes: int) ->
 
 
 def _confine(stdin: int, output: int, *, is_stdin: bool, limits: dict[str, Any]) -> None:
-    """Puts this process into a session of its own, with only its own pipes and with the limits of the kernel."""
+    """Puts this child process into a session of its own, with its own pipes only and with resource limits."""
     os.setsid()
     nowhere = os.open("/dev/null", os.O_WRONLY)
     os.dup2(stdin, 0)
@@ -145,7 +145,7 @@ def _confine(stdin: int, output: int, *, is_stdin: bool, limits: dict[str, Any])
 
 
 def _be_program(request: dict[str, Any], test: Any, confine: Callable[[], None]) -> NoReturn:
-    """Runs the program and one test in this process, then ends it."""
+    """Runs the program and one test in this child process, sends the result to the parent, and exits."""
     code = 0
     try:
         confine()
@@ -179,7 +179,7 @@ def _be_program(request: dict[str, Any], test: Any, confine: Callable[[], None])
 
 
 def _names_in(code: CodeType) -> set[str]:
-    """Returns the names that statements use, also inside the functions that they define."""
+    """Returns the names that compiled code uses, also inside the functions that it defines."""
     return set(code.co_names).union(*(_names_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
@@ -192,7 +192,10 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _is_anyone_left() -> bool:
-    """Returns True if a process outlives the program outside of its session; it is then a child of this process."""
+    """Returns True if a process that has left the program's session is still alive after the test.
+
+    Such a process is then a child of this process.
+    """
     ends = time.monotonic() + _DAEMON_LIMIT_S
     while time.monotonic() < ends:
         try:

@@ -1,4 +1,4 @@
-"""The limits of a code answer, and their names in its result."""
+"""The resource limits of a code answer: CPU time, memory, processes, files, output."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ CODE_LIMIT = "code_limit"
 
 
 class Limit(Enum):
-    """A limit that a program exceeded. Its value is the field CODE_LIMIT of the result and part of a metric's name."""
+    """A limit that a program exceeded; the value is in the field CODE_LIMIT of a result and in names of metrics."""
 
     TIME = "time"  # CPU time, or time on the clock
     MEMORY = "memory"  # files in /tmp count
@@ -26,11 +26,11 @@ class Limit(Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """The resources that an answer may use, in all its tests and processes together.
+    """The resources that one code answer may use, in all its tests and processes together.
 
     Attributes:
-        cpu_s: user and system time.
-        max_processes: processes and threads at a time.
+        cpu_s: user and system time, in seconds.
+        max_processes: processes and threads at the same time.
     """
 
     cpu_s: float = 10.0
@@ -40,11 +40,11 @@ class Limits:
 
     @property
     def wall_s(self) -> float:
-        """Seconds on the clock: three times the CPU time, since a program may wait and cores may be busy."""
+        """The time limit on the clock in seconds: three times the CPU time, as programs may wait and cores be busy."""
         return 3.0 * self.cpu_s
 
     def of_guest(self, uid: int, *, is_confined: bool) -> dict[str, Any]:
-        """Returns the guest's arguments: its uid, and the limits that the kernel sets for each of its processes."""
+        """Returns the arguments of guest.py: its uid, and the limits that the kernel sets for each of its processes."""
         rlimits = {
             "RLIMIT_AS": self.memory_bytes,
             "RLIMIT_CORE": 0,

@@ -1,8 +1,9 @@
-"""The process that scores code answers, one after the other.
+"""A child process of the controller that scores code answers, one after the other.
 
-The controller starts several. They parse and compare the output of programs and the expected output, so the controller
-does neither. A runner first shows that a sandbox runs a program and can be watched, and reports that in JSON. Then it
-answers each pair of response and ground truth in JSON. It ends with its channel, also in the middle of a program.
+The controller starts several of these processes. They parse test cases and compare outputs, so the controller does
+neither. A runner first shows that a sandbox runs a program and can be watched, and reports that in JSON. Then it
+answers each pair of response and ground truth in JSON. It ends when its socket to the controller is closed, also in the
+middle of a program.
 """
 
 import itertools
@@ -29,7 +30,7 @@ _parsed = lru_cache(maxsize=8)(parse_cases)
 
 
 class Runner:
-    """Runs the program of each response against the test cases of its row; a context manager that ends all sandboxes.
+    """Scores code answers: runs the program of each response in a sandbox against the test cases of its row.
 
     Args:
         is_confined: False runs programs without sandboxes (`reward.code.unsafe`).
@@ -58,7 +59,7 @@ class Runner:
             self._warm.__exit__()
 
     def score(self, response: str, ground_truth: Any) -> dict[str, Any]:
-        """Returns the fields of the response's `Scored`, as JSON values.
+        """Runs the program of a response against its test cases; returns the fields of a `Scored` as JSON values.
 
         Raises:
             NoSandbox: no sandbox can be started any more, whatever the program.
@@ -79,9 +80,10 @@ class Runner:
         return {"score": float(share == 1.0), "extra": extra}
 
     def _run(self, program: str, cases: Cases) -> Outcome:
-        """Runs a program; runs it again if its sandbox ends without an answer.
+        """Runs a program in a sandbox; tries again in another sandbox if the sandbox ends without an answer.
 
-        If no attempt gets an answer although other sandboxes can be started, the program has ended its sandboxes.
+        If no attempt gets an answer although other sandboxes can be started, the program itself has ended the
+        sandboxes.
         """
         for _ in range(_MAX_ATTEMPTS):
             try:
@@ -95,7 +97,7 @@ class Runner:
         return Outcome(limit=Limit.PROCESSES) if outcome.is_started else outcome
 
     def _take(self) -> Sandbox:
-        """Returns a sandbox for one program; the next one starts meanwhile."""
+        """Returns a started sandbox for one program, and starts the next sandbox in the meantime."""
         warm, self._warm = self._warm, None
         self._warm = self._new_sandbox()
         return warm or self._new_sandbox()
@@ -104,7 +106,7 @@ class Runner:
         return Sandbox(self._limits, own_uid(next(self._numbers)), is_confined=self._is_confined)
 
     def _try_out(self) -> None:
-        """Raises NoSandbox, with the reason, if a sandbox does not run a program or cannot be watched."""
+        """Checks that a sandbox can run a program and be watched; raises NoSandbox with the reason if not."""
         program, cases = _TRIAL
         try:
             with self._new_sandbox() as sandbox:
@@ -124,7 +126,7 @@ def _failed(failure: Failure, message: str) -> dict[str, Any]:
 
 
 def serve(channel: Channel, limits: Limits, is_confined: bool, is_continuous: bool) -> None:
-    """Reports that sandboxes work, then answers requests until the controller is gone; for the arguments see `Runner`.
+    """Reports that sandboxes work, then scores code answers until the controller is gone; see `Runner` for arguments.
 
     If a sandbox cannot be started, the last answer is the reason.
     """

@@ -1,7 +1,7 @@
-"""One sandbox: an interpreter that waits for one program, runs it and ends.
+"""One sandbox: a Python interpreter, isolated by bubblewrap, that waits for one program, runs it and ends.
 
-Namespaces and the guest's limits confine a program. They cannot count what all its processes use together, so this
-process measures that, and kills a program that exceeds a limit with all its processes.
+Namespaces and kernel limits confine a program. They cannot count what all its processes use together, so the process
+outside measures that, and kills a program that exceeds a limit with all its processes.
 """
 
 import json
@@ -34,7 +34,7 @@ _EXIT_LIMIT_S = 10.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of running a program.
+    """The result of running one program on its test cases in a sandbox.
 
     Attributes:
         passed: True or False for each test that was run.
@@ -50,9 +50,9 @@ class Outcome:
 
 
 class Sandbox:
-    """An interpreter in a sandbox, started at once, for one program; a context manager that ends all its processes.
+    """A Python interpreter in a sandbox, started at once, for one program; a context manager that ends its processes.
 
-    It ends at the latest with the thread that started it.
+    The sandbox ends at the latest with the thread that started it.
 
     Args:
         uid: the uid that the guest changes to; 0 keeps the user of this process.
@@ -98,7 +98,7 @@ class Sandbox:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends all its processes, and returns when they have ended."""
+        """Ends all processes of the sandbox, and returns when they have ended."""
         if self._is_confined and (children := children_of(self._process.pid)):
             # With the first process of its namespace all others end, and then bubblewrap itself.
             with suppress(ProcessLookupError):
@@ -116,7 +116,7 @@ class Sandbox:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, program: str, cases: Cases, *, runs_all: bool = True, lifeline: int | None = None) -> Outcome:
-        """Runs a program's tests: all of them, or with `runs_all=False` up to the first that fails.
+        """Runs a program on its test cases: on all, or with `runs_all=False` up to the first test that fails.
 
         Raises:
             EOFError: the descriptor `lifeline` is hung up.
@@ -141,7 +141,7 @@ class Sandbox:
         return Outcome(tuple(passed))
 
     def _exchange(self, request: bytes, frames: Frames, lifeline: int | None) -> Iterator[tuple[str, bytes | None]]:
-        """Sends the request to the guest and yields the status and the output of each answer.
+        """Sends a request to guest.py and yields the status and the output of each test.
 
         Raises:
             _Ended: no answer comes any more, or the program has exceeded a limit.
@@ -176,7 +176,7 @@ class Sandbox:
                 self._check(now_s - started_s)
 
     def _check(self, elapsed_s: float) -> None:
-        """Raises _Ended if all processes of the sandbox together exceed a limit."""
+        """Raises _Ended if all processes of the sandbox together exceed a resource limit."""
         limits, usage = self._limits, usage_of(self._process.pid)
         if usage.cpu_s > limits.cpu_s or elapsed_s > limits.wall_s:
             raise _Ended(limit=Limit.TIME)
@@ -189,7 +189,7 @@ class Sandbox:
             raise _Ended(limit=Limit.MEMORY)
 
     def _files(self) -> tuple[int, int]:
-        """Returns the number of files in its /tmp and their bytes, which are memory; zeros before /tmp is mounted."""
+        """Returns the number of files in the sandbox's /tmp and their bytes; (0, 0) before /tmp is mounted."""
         for guest in children_of(self._process.pid) if self._is_confined else ():
             with suppress(OSError):
                 tmp = os.statvfs(f"/proc/{guest}/root/tmp")
@@ -199,7 +199,7 @@ class Sandbox:
         return 0, 0
 
     def _reason(self) -> str:
-        """Returns the stderr of the sandbox, which programs cannot write to, else its exit code."""
+        """Returns the stderr text of an ended sandbox, which programs cannot write to; if it is empty the exit code."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_LIMIT_S)
         os.set_blocking(self._stderr.fileno(), False)
@@ -209,7 +209,7 @@ class Sandbox:
 
 @dataclass(eq=False)
 class _Ended(Exception):
-    """A sandbox gives no further answer: the error, or the limit that its program has exceeded."""
+    """Raised when a sandbox gives no further answer: with the error, or with the limit that its program exceeded."""
 
     error: str = ""
     limit: Limit | None = None

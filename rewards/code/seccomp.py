@@ -1,4 +1,4 @@
-"""The filter of system calls for a sandbox, as a program for the kernel (seccomp, classic BPF).
+"""Builds the filter of system calls for a sandbox, as a program for the kernel (seccomp, classic BPF).
 
 The filter denies: new namespaces and mounts; sockets; shared memory that outlives its mappings, because no process's
 memory shows it; the memory and the limits of other processes; keys, which outlive a program; and large parts of the
@@ -41,7 +41,10 @@ _MACHINES = {"x86_64": (0xC000003E, 56, 9, 302), "aarch64": (0xC00000B7, 220, 22
 
 
 def filter_program(machine: str | None = None) -> bytes:
-    """Returns the filter for a machine, as `platform.machine` names it, by default this one. ValueError if unknown."""
+    """Returns the seccomp filter for a machine type as `platform.machine` names it, by default this machine.
+
+    Raises ValueError for an unknown machine type.
+    """
     machine = machine or platform.machine()
     if machine not in _MACHINES:
         raise ValueError(f"there is no filter of system calls for {machine}, only for {' and '.join(_MACHINES)}")
@@ -69,7 +72,7 @@ def filter_program(machine: str | None = None) -> bytes:
 
 
 def _judge_call(number: int, *steps: bytes) -> list[bytes]:
-    """Returns the steps that judge one system call; it is allowed unless `steps` return another verdict."""
+    """Returns the BPF steps for one system call; it is allowed unless `steps` return another verdict."""
     return [_step(_JUMP_EQUAL, number, otherwise=len(steps) + 1), *steps, _step(_RETURN, _ALLOW)]
 
 
@@ -78,5 +81,5 @@ def _return_if(jump: int, value: int, verdict: int) -> list[bytes]:
 
 
 def _step(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
-    """Returns one step (struct sock_filter); `then` and `otherwise` are the numbers of steps that a jump skips."""
+    """Returns one BPF instruction (struct sock_filter); `then`, `otherwise`: how many instructions a jump skips."""
     return struct.pack("=HBBI", code, then, otherwise, value)

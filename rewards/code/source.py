@@ -1,4 +1,4 @@
-"""The source of scores for code answers: runner processes, each with one answer at a time in a sandbox."""
+"""Scores code answers: a pool of runner processes, each of which runs one program at a time in a sandbox."""
 
 import asyncio
 import json
@@ -24,10 +24,10 @@ _EXIT_LIMIT_S = 10.0
 
 
 class CodeSandboxes:
-    """Runs the program of each response against the test cases of its row.
+    """Scores responses by running their programs against the test cases of their rows, in several processes.
 
-    The score is 1 if all tests pass, else 0; with `reward.code.continuous` it is the share of the tests that pass. It
-    is 0 if the response has no program, or if the program exceeds a limit.
+    The score is 1 if all tests pass, else 0; with `reward.code.continuous` it is the share of the tests that pass. The
+    score is 0 if the response has no program, or if the program exceeds a limit.
 
     Raises:
         ConfigError: on entering: no sandbox can be started here, and `reward.code.unsafe` is not set.
@@ -55,7 +55,7 @@ class CodeSandboxes:
             self._free.put_nowait(runner)
 
     async def __aenter__(self) -> Self:
-        """Starts the runners. Each one shows that a sandbox runs a program and can be watched."""
+        """Starts the runner processes; each one shows that its sandbox runs a program and can be watched."""
         started = await asyncio.gather(*map(self._start, self._runners), return_exceptions=True)
         if error := next(filter(None, started), None):
             await self.__aexit__()
@@ -69,12 +69,12 @@ class CodeSandboxes:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Ends all sandboxes, also in the middle of a program."""
+        """Ends all runner processes and sandboxes, also in the middle of a program."""
         self._is_open = False
         await asyncio.gather(*(runner.end(_EXIT_LIMIT_S) for runner in self._runners))
 
     async def _start(self, runner: WorkerProcess) -> None:
-        """Starts a runner. Raises NoSandbox, with the reason, if it cannot run programs."""
+        """Starts one runner process; raises NoSandbox, with the reason, if the runner cannot run programs."""
         if not self._is_open:
             raise NoSandbox("the run is ending")
         try:
@@ -85,7 +85,7 @@ class CodeSandboxes:
         _checked(report)
 
     async def score(self, samples: Sequence[Sample]) -> list[Scored]:
-        """Returns one result per sample; its field `code_limit` names the limit that the program exceeded, or is None.
+        """Scores code answers; returns one result per sample, whose field `code_limit` is the exceeded limit or None.
 
         Raises:
             RuntimeError: no sandbox can be started any more.
@@ -126,7 +126,7 @@ class CodeSandboxes:
 
 
 def _checked(reply: dict[str, Any]) -> dict[str, Any]:
-    """Returns a runner's reply. Raises NoSandbox if the reply is the reason why it cannot run programs."""
+    """Returns the reply of a runner process; raises NoSandbox if the reply says why it cannot run programs."""
     if reason := reply.get("reason"):
         raise NoSandbox(reason)
     return reply

@@ -1,4 +1,4 @@
-"""Reads from /proc the resources that a process and its descendants use together."""
+"""Measures the resources that a process and its descendants use together, from /proc."""
 
 import os
 from contextlib import suppress
@@ -14,12 +14,12 @@ _STATE, _TIMES, _THREADS, _PAGES = 0, slice(11, 15), 17, 21
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources that a tree of processes uses.
+    """The resources that a process and all its descendants use together.
 
     Attributes:
         num_threads: the threads of all processes that have not ended.
-        memory_bytes: resident memory; memory that processes share counts for each of them.
-        cpu_s: user and system time, also of processes that have ended and were waited for.
+        memory_bytes: resident memory; memory that processes share counts once for each of them.
+        cpu_s: user and system time in seconds, also of processes that have ended and were waited for.
     """
 
     num_threads: int = 0
@@ -28,7 +28,7 @@ class Usage:
 
 
 def children_of(pid: int) -> list[int]:
-    """Returns the pids of the living and ended children of all threads of a process; none if it does not exist."""
+    """Returns the pids of a process's children, living and ended; an empty list if the process does not exist."""
     children: list[int] = []
     with suppress(FileNotFoundError, ProcessLookupError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -37,7 +37,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def usage_of(pid: int) -> Usage:
-    """Returns the resources of a process and its descendants; those that start or end meanwhile may be missing."""
+    """Measures the resources of a process and its descendants; processes that start or end meanwhile may be missing."""
     num_threads, pages, ticks = 0, 0, 0
     pids = [pid]
     for descendant in pids:
