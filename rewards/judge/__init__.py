@@ -1,1 +1,1 @@
-"""The judge: a language model behind an OpenAI-compatible API that scores responses."""
+"""The judge: a language model behind an OpenAI-compatible API, whose marks are scores of responses."""

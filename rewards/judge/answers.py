@@ -1,4 +1,4 @@
-"""Stores the answers of a judge in a file, so that a step that is repeated gets the same answers."""
+"""Stores the answers of a judge in a file, so that a repeated training step gets the same answers."""
 
 import json
 import logging
@@ -10,11 +10,11 @@ log = logging.getLogger(__name__)
 
 
 class Answers:
-    """A judge's answers by the sha256 of their request; a context manager.
+    """A store of a judge's answers, by the sha256 of the request that each answers; a context manager.
 
-    An answer is appended to a JSONL file, `{"request", "answer"}`, as soon as it comes. Memory holds only its place in
-    the file, some 200 bytes. On entering, a line that a crash has left incomplete is cut off, with all lines behind it.
-    Without a file the answers are stored as long as this object exists.
+    An answer is appended to a JSONL file, `{"request", "answer"}`, as soon as it comes. Only the position of the answer
+    in the file stays in memory, some 200 bytes. On entering, a line that a crash has left incomplete is removed from
+    the file, with all lines after it. Without a file the answers are stored as long as this object exists.
 
     Raises:
         OSError: on entering, or later: the file cannot be read or written.
@@ -38,14 +38,14 @@ class Answers:
         os.close(self._descriptor)
 
     def find(self, key: str) -> str | None:
-        """Returns the answer to the request with this sha256 (hexadecimal), or None."""
+        """Reads the stored answer to the request with this sha256 (hexadecimal); None if no answer is stored."""
         if (place := self._places.get(bytes.fromhex(key))) is None:
             return None
         offset, length = place
         return str(json.loads(os.pread(self._descriptor, length, offset))["answer"])
 
     def add(self, key: str, answer: str) -> None:
-        """Stores the answer to the request with this sha256 (hexadecimal)."""
+        """Appends the answer to the request with this sha256 (hexadecimal) to the file."""
         line = json.dumps({"request": key, "answer": answer}).encode() + b"\n"
         written = 0
         while written < len(line):
@@ -69,7 +69,7 @@ class Answers:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """Returns the content of a line, or None if the line is not a complete entry."""
+    """Parses one line of the JSONL file of answers; None if the line is not a complete entry."""
     try:
         content = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:

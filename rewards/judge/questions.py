@@ -1,4 +1,4 @@
-"""Writes the request to a judge about a response, and reads the score in the judge's answer."""
+"""Writes the request to a judge about a response, and reads the score from the judge's answer."""
 
 import json
 import os
@@ -37,7 +37,7 @@ _LIMITS = ("lowest", "highest")
 
 
 class Questions:
-    """Writes the request to a judge about a sample, and reads the score in the answer.
+    """Writes requests to a judge from the Jinja template of the configuration, and reads scores from the answers.
 
     Raises:
         ConfigError: the template cannot be read, is not valid Jinja, or uses an unknown name.
@@ -51,7 +51,7 @@ class Questions:
         self._pattern = re.compile(config.score_pattern)
 
     def ask(self, sample: Sample) -> bytes:
-        """Returns the JSON of the request about a sample. ValueError if the template cannot be filled in."""
+        """Returns the JSON body of a request about a sample; ValueError if the template cannot be filled in."""
         fields = {name: getattr(sample, name) for name in _FIELDS}
         try:
             content = self._template.render(fields | self._limits)
@@ -68,7 +68,10 @@ class Questions:
         ).encode()
 
     def score(self, answer: str) -> Scored:
-        """Returns the score in an answer, in [0, 1], with the field `judge_answer`; a failure if there is no mark."""
+        """Converts the mark in a judge's answer to a score in [0, 1]; the result has a failure if there is no mark.
+
+        The field `judge_answer` of the result is the whole answer.
+        """
         lowest, highest = self._config.score_range
         extra = {"judge_answer": answer}
         marks = self._pattern.findall(answer)
@@ -83,7 +86,10 @@ class Questions:
 
 
 def headers(config: JudgeConfig) -> dict[str, str]:
-    """Returns the headers of every request. ConfigError if the variable of the API key is not set or holds no key."""
+    """Returns the HTTP headers of every request to the judge, with the API key if one is configured.
+
+    Raises ConfigError if the environment variable of the API key is not set or contains no key.
+    """
     content = {"Content-Type": "application/json", "Accept": "application/json"}
     if config.api_key_env is None:
         return content
@@ -95,7 +101,7 @@ def headers(config: JudgeConfig) -> dict[str, str]:
 
 
 def shown(text: str) -> str:
-    """Returns the first 120 characters of a text on one line, quoted."""
+    """Returns the first 120 characters of a text on one line, in quotes, for messages."""
     line = " ".join(text.split())
     return repr(line if len(line) <= 120 else f"{line[:117]}...")
 

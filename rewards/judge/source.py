@@ -1,4 +1,4 @@
-"""The judge as a source of scores: sends requests over HTTP, many at a time, and repeats those that may succeed."""
+"""Asks the judge over HTTP, with many requests at a time, and repeats requests that may still succeed."""
 
 import asyncio
 import hashlib
@@ -26,7 +26,7 @@ _MAX_ANSWER_BYTES = 4 << 20
 
 @dataclass(eq=False)
 class _NoAnswer(Exception):
-    """A request got no answer: the reason, and whether another try may get one."""
+    """Raised when a request to the judge got no answer: with the reason, and whether another try may get one."""
 
     failure: Failure
     message: str
@@ -36,14 +36,14 @@ class _NoAnswer(Exception):
 
 @dataclass
 class _Progress:
-    """Counts of one batch: requests that were sent again, and requests in a row that were given up."""
+    """Counts over one batch of requests to the judge: those sent again, and those in a row that got no answer."""
 
     num_repeated: int = 0
     num_lost: int = 0
 
 
 class Judge:
-    """Asks a language model for a mark of each response; an async context manager that closes the connections.
+    """Scores responses by asking a language model for a mark; an async context manager for the HTTP connections.
 
     An answer of the model is stored in `answers_file`, and its request is not sent again in this run. Failures are not
     stored: after an outage the judge is asked again when the run goes on.
@@ -62,7 +62,7 @@ class Judge:
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Reads the stored answers and makes the HTTP client; sends no request yet."""
+        """Reads the stored answers of the judge and makes the HTTP client; sends no request yet."""
         logging.getLogger("httpx2").setLevel(logging.WARNING)  # below this level it logs every request
         async with AsyncExitStack() as opening:
             opening.enter_context(self._answers)
@@ -77,7 +77,7 @@ class Judge:
         await self._open.aclose()
 
     async def score(self, samples: Sequence[Sample]) -> list[Scored]:
-        """Returns one result per sample, with a score in [0, 1]; samples with the same request share an answer.
+        """Scores samples with the judge and returns one result per sample, with a score in [0, 1].
 
         Raises:
             OSError: an answer cannot be stored.
@@ -92,7 +92,7 @@ class Judge:
         return [by_body[body] if isinstance(body, bytes) else body for body in bodies]
 
     def _body(self, sample: Sample) -> bytes | Scored:
-        """Returns the request about a sample, or a result with a failure if there is none."""
+        """Returns the request body about a sample; a result with a failure if the template cannot be filled in."""
         try:
             return self._questions.ask(sample)
         except ValueError as error:
@@ -110,11 +110,11 @@ class Judge:
         return self._questions.score(answer)
 
     async def _ask(self, key: str, body: bytes, progress: _Progress) -> str:
-        """Returns the answer of the first try that gets one, else raises _NoAnswer.
+        """Sends a request, with repetitions after temporary failures, and returns the model's answer; raises _NoAnswer.
 
-        A request keeps its place among the concurrent ones while it pauses, so a busy judge gets no other one in its
-        place. After as many requests in a row without an answer as may run at a time, the others are not sent: with a
-        judge that hangs, the step would wait for every try of every request.
+        A request that waits for its next try still counts as one of the concurrent requests, so a busy judge gets no
+        other request instead. After as many requests in a row without an answer as may run at a time, the others are
+        not sent: with a judge that hangs, the step would wait for every try of every request.
         """
         config = self._config
         num_tries = 1 + config.retries
@@ -141,7 +141,7 @@ class Judge:
             raise last
 
     async def _request(self, body: bytes) -> str:
-        """Sends a request once and returns the model's text. _NoAnswer without one."""
+        """Sends one HTTP request to the judge and returns the model's text; raises _NoAnswer if no text comes."""
         try:
             url = f"{self._config.url}/chat/completions"
             async with asyncio.timeout(self._config.timeout_s), self._client.stream("POST", url, content=body) as reply:
@@ -157,13 +157,16 @@ class Judge:
 
 
 def retry_pause_s(backoff_s: float, key: str, attempt: int) -> float:
-    """Returns the seconds before the next try: doubled each time, times 0.5 to 1.5, which a hash of the key decides."""
+    """Returns the pause in seconds before the next try of a request: backoff_s * 2^attempt * f, with f in [0.5, 1.5).
+
+    f depends on a hash of the request's key and the attempt.
+    """
     digest = hashlib.sha256(f"{key} {attempt}".encode()).digest()
     return backoff_s * 2.0**attempt * (0.5 + int.from_bytes(digest[:4]) / 2**32)
 
 
 async def _read(response: httpx2.Response) -> str:
-    """Returns the body of a response. _NoAnswer if it has more than _MAX_ANSWER_BYTES bytes."""
+    """Reads the body of the judge's HTTP response; raises _NoAnswer if it has more than _MAX_ANSWER_BYTES bytes."""
     content = bytearray()
     async for chunk in response.aiter_bytes():
         content += chunk
@@ -174,7 +177,7 @@ async def _read(response: httpx2.Response) -> str:
 
 
 def _content(response: httpx2.Response, body: str) -> str:
-    """Returns the model's text in a chat completion of OpenAI's API. _NoAnswer if the body is none."""
+    """Returns the model's text from a chat completion of OpenAI's API; raises _NoAnswer for anything else."""
     if response.status_code != 200:
         message = f"the judge answered HTTP {response.status_code}: {shown(body)}"
         if response.status_code in _TEMPORARY:
@@ -191,5 +194,5 @@ def _content(response: httpx2.Response, body: str) -> str:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Returns the header Retry-After if it is a number of seconds, else 0."""
+    """Parses the HTTP header Retry-After; 0 if it is missing or not a number of seconds."""
     return float(retry_after) if retry_after is not None and retry_after.isdecimal() else 0.0

@@ -1,1 +1,1 @@
-"""The built-in scorers of text, one per kind of data set, and the comparison of mathematical answers."""
+"""The built-in scoring functions for text, one per kind of data set, and the comparison of mathematical answers."""

@@ -1,4 +1,4 @@
-r"""The scorer of MATH (Hendrycks et al., 2021): the content of the last \boxed{...}, compared as mathematics."""
+r"""Scores answers to MATH (Hendrycks et al., 2021): the content of the last \boxed{...}, compared as mathematics."""
 
 # ruff: noqa: ARG001 - the signature is the one that all scorers share
 
@@ -14,13 +14,13 @@ _NOT_EMPTY = re.compile(r"\s*+\S")
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
-    r"""Returns 1 if the last \boxed or \fbox is equivalent to the ground truth (the content of a box), else 0."""
+    r"""Scores a response 1 if its last \boxed or \fbox is equivalent to the ground truth, else 0."""
     answer = last_boxed(solution_str)
     return 0.0 if answer is None else float(is_equivalent(answer, str(ground_truth)))
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Returns the content of the last complete \boxed{...} or \fbox{...}, or None.
+    r"""Returns the content of the last complete \boxed{...} or \fbox{...} in a text; None if there is no box.
 
     A box without braces, as in "\boxed 7", ends at a "$" or at the end of its line.
     """

@@ -1,4 +1,4 @@
-"""The scorer of Search-R1's questions (Jin et al., 2025): the last <answer>, compared with texts as in SQuAD."""
+"""Scores answers to Search-R1's questions (Jin et al., 2025): the last <answer>, compared with texts as in SQuAD."""
 
 # ruff: noqa: ARG001 - the signature is the one that all scorers share
 
@@ -11,7 +11,7 @@ _ARTICLES = frozenset({"a", "an", "the"})
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
-    """Returns 1 if the last <answer> is one of the ground truth's texts, 1/4 if there are too many tags, else 0.
+    """Scores a response 1 if its last <answer> is one of the right texts, 1/4 if it also has too many tags, else 0.
 
     Raises:
         ValueError: the ground truth is not {"target": text or list of texts}.
@@ -27,7 +27,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_
 
 
 def last_answer(text: str) -> str:
-    """Returns the content of the last complete <answer>, or an empty text."""
+    """Returns the content of the last complete <answer>...</answer> in a text; "" if there is none."""
     for part in reversed(text.split("</answer>")[:-1]):
         _, tag, content = part.partition("<answer>")
         if tag:
@@ -36,7 +36,7 @@ def last_answer(text: str) -> str:
 
 
 def normalise(answer: str) -> str:
-    """Returns the lower-case words without punctuation and articles (Rajpurkar et al., 2016).
+    """Normalises an answer as in SQuAD (Rajpurkar et al., 2016): lower case, without punctuation and articles.
 
     The articles stay if there are no other words.
     """

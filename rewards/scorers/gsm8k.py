@@ -1,4 +1,4 @@
-"""The scorer of GSM8K: the last number of a response, compared with the reference as a string."""
+"""Scores answers to GSM8K: the last number of a response, compared with the reference answer as a string."""
 
 # ruff: noqa: ARG001 - the signature is the one that all scorers share
 
@@ -20,7 +20,7 @@ _NUMBER = re.compile(rf"-?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?|\.[0-9]+){
 
 
 def extract_answer(solution_str: str, method: Method = "strict") -> str | None:
-    """Returns the answer in the last 300 characters, without commas and dollar signs, or None.
+    """Finds the answer in the last 300 characters of a response, without commas and dollar signs; None if missing.
 
     The answer is the last number, or expression of numbers, behind "#### " (strict), or the last number (flexible).
     """
@@ -38,7 +38,7 @@ def compute_score(
     method: Method = "strict",
     format_score: float = 0.0,
 ) -> float:
-    """Returns 1 for the right answer, `format_score` for a wrong answer, and 0 if there is none."""
+    """Scores a response 1 for the right number, `format_score` for a wrong number, 0 if it has no number."""
     answer = extract_answer(solution_str, method)
     if answer is None:
         return 0.0
@@ -46,7 +46,7 @@ def compute_score(
 
 
 def compute_flexible_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
-    """Returns 1 if the last number is the right answer, with or without a mark before it, else 0."""
+    """Scores a response 1 if its last number is the right answer, with or without "####" before it, else 0."""
     return compute_score(data_source, solution_str, ground_truth, extra_info, method="flexible")
 
 

@@ -1,4 +1,4 @@
-"""The scorer of HellaSwag: the letter of the chosen ending, behind the last "####" of a response."""
+"""Scores answers to HellaSwag: the letter of the chosen ending, behind the last "####" of a response."""
 
 # ruff: noqa: ARG001 - the signature is the one that all scorers share
 
@@ -10,12 +10,12 @@ _LETTER = re.compile(r"[\s(*\"']*([A-Za-z])(?:[).:]|[\s*\"']*$)", re.MULTILINE)
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
-    """Returns 1 if the letter behind the last "####" is that of ending number `ground_truth` (from 0), else 0."""
+    """Scores a response 1 if its letter behind the last "####" is that of ending `ground_truth` (from 0), else 0."""
     _, marker, answer = solution_str.rpartition("####")
     letter = _LETTER.match(answer) if marker else None
     return float(letter is not None and letter[1].upper() == letter_of(int(ground_truth)))
 
 
 def letter_of(number: int) -> str:
-    """Returns the letter of an ending: A for number 0, B for number 1, and so on."""
+    """Returns the letter of a HellaSwag ending: A for number 0, B for number 1, and so on."""
     return chr(ord("A") + number)

@@ -1,4 +1,4 @@
-r"""The scorer of DAPO's mathematics (Yu et al., 2025): the text behind the last "Answer:", compared as in Minerva.
+r"""Scores answers to DAPO's mathematics (Yu et al., 2025): text behind the last "Answer:", compared as in Minerva.
 
 Strings are compared after the normalisation of Lewkowycz et al. (2022, Minerva, appendix D.1), in verl's form, so both
 report the same scores. There is no symbolic comparison, because the answers of these data sets are integers.
@@ -18,7 +18,7 @@ _NO_ANSWER = "[INVALID]"
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
 ) -> dict[str, float | bool | str]:
-    """Returns score, 1 or -1; acc, True if the answer is right; and pred, the normalised answer for majority votes."""
+    """Scores a response 1 or -1 (`score`), with `acc`, True if right, and `pred`, the normalised answer."""
     answers = _ANSWER.findall(solution_str[-_TAIL_CHARACTERS:])
     pred = normalise(answers[-1] if answers else _NO_ANSWER)
     is_right = pred == normalise(str(ground_truth))
@@ -55,7 +55,7 @@ _REWRITES = (
 
 
 def normalise(answer: str) -> str:
-    """Returns the right-hand side of an answer without articles, units and typesetting."""
+    """Normalises an answer for comparison: only the right-hand side, without articles, units and typesetting."""
     answer = answer.rpartition("=")[2]
     for before, after in (*_REPLACED, *((removed, "") for removed in _REMOVED)):
         answer = answer.replace(before, after)

@@ -1,9 +1,9 @@
-r"""Compares two answers, as they stand in a \boxed{...}, as mathematics.
+r"""Compares two mathematical answers, as they stand in a \boxed{...}.
 
-There are two comparisons, and either suffices: by strings after normalisation, and symbolically by math-verify. First
-come distinctions that both would miss. The symbolic comparison is made only for answers that leave no work
-(rewards/scorers/work_left.py). Units are not compared. Outside the main thread math-verify's own time limits (signal
-alarms) are off.
+There are two comparisons, and one of them is enough: by strings after normalisation, and symbolically by math-verify.
+Before them come checks for differences that both would miss. The symbolic comparison is made only for answers that
+leave no work (rewards/scorers/work_left.py). Units are not compared. Outside the main thread math-verify's own time
+limits (signal alarms) are off.
 """
 
 import logging
@@ -28,7 +28,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def is_equivalent(answer: str, truth: str) -> bool:
-    """Returns True if `answer` is `truth` in any spelling; False also if the comparison takes too long.
+    """Returns True if two answers have the same mathematical value; False also if the comparison takes too long.
 
     If only one of them is an equation, as in "x = 5", its value is compared.
     """
@@ -44,7 +44,7 @@ def is_equivalent(answer: str, truth: str) -> bool:
 
 
 def is_spelt_alike(answer: str, truth: str) -> bool:
-    """Returns True if both normalise to one string that is not empty; "x=5" and "5" do, "x=5" and "y=5" do not."""
+    """Returns True if both answers normalise to the same string, not empty; "x=5" equals "5", but not "y=5"."""
     answer, truth = normalise(answer), normalise(truth)
     if ("=" in answer) != ("=" in truth):
         answer, truth = (re.sub(r"^[a-zA-Z]{1,2}=", "", text) for text in (answer, truth))
@@ -53,7 +53,7 @@ def is_spelt_alike(answer: str, truth: str) -> bool:
 
 @within_budget(_MATH_VERIFY_LIMIT_S)
 def is_equivalent_by_math_verify(answer: str, truth: str) -> bool:
-    """Returns True if math-verify finds both equal; False also if it gives up."""
+    """Returns True if math-verify finds two answers equal; False also if math-verify gives up."""
     if max(len(answer), len(truth)) > _MAX_SYMBOLIC_CHARACTERS:
         return False
     limit_s = _MATH_VERIFY_LIMIT_S if threading.current_thread() is threading.main_thread() else None
@@ -75,7 +75,7 @@ def is_equivalent_by_math_verify(answer: str, truth: str) -> bool:
 
 
 def _number(text: str) -> str | None:
-    """Returns a plain number without unit and commas, or None; math-verify would read "1, 000" as a list."""
+    """Returns an answer's plain number without unit and commas, or None; math-verify would read "1, 000" as a list."""
     plain = normalise(text)
     return plain if "%" not in text and re.fullmatch(r"-?[0-9]+(?:\.[0-9]+)?", plain) else None
 
@@ -90,7 +90,10 @@ _LETTERS = re.compile(r"^([A-Za-z]+)$")
 
 
 def _differ_in_kind(answer: str, truth: str) -> bool:
-    """Returns True if base, half of the day, brackets or letters differ, or only one is an equation without value."""
+    """Returns True if two answers differ in number base, a.m. or p.m., brackets or letters, or one is an equation.
+
+    An equation that names a value, as "x = 5", does not count.
+    """
     plain = normalise(answer), normalise(truth)
     for pattern, texts in ((_BASE, plain), (_HALF_OF_DAY, (answer, truth)), (_BRACKET, plain), (_LETTERS, plain)):
         first, second = (match and match.group(1) for match in map(pattern.search, texts))
@@ -101,7 +104,7 @@ def _differ_in_kind(answer: str, truth: str) -> bool:
 
 
 def _is_same_word(first: str, second: str) -> bool:
-    """Returns True if two words are the same; case counts only in single letters.
+    """Returns True if two words of letters are the same; case counts only in single letters.
 
     Up to three small letters may be a product: "xy" is "yx", but "ACB" is not "ABC".
     """
@@ -111,7 +114,7 @@ def _is_same_word(first: str, second: str) -> bool:
 
 
 def _without_thousands(match: re.Match[str]) -> str:
-    """Returns the text without the commas of thousands; in brackets they stay, as those of a point or a set."""
+    """Removes the commas between thousands from a match; commas in brackets stay, as in a point or a set."""
     return match[0] if match[2] else re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", match[0])
 
 
@@ -141,7 +144,7 @@ _REWRITES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
 
 
 def normalise(answer: str) -> str:
-    """Returns the same text for answers that differ only in typesetting, units or spaces."""
+    """Rewrites an answer so that answers which differ only in typesetting, units or spaces become the same text."""
     for pattern, replacement in _REWRITES:
         answer = re.sub(pattern, replacement, answer)
     return answer

@@ -1,4 +1,4 @@
-r"""The scorer of NuminaMath in PRIME's form (Cui et al., 2025): the last box, or the words behind "the answer is"."""
+r"""Scores NuminaMath in PRIME's form (Cui et al., 2025): the last box, or the words behind "the answer is"."""
 
 # ruff: noqa: ARG001 - the signature is the one that all scorers share
 
@@ -13,13 +13,13 @@ _END_OF_SENTENCE = re.compile(r"\.(?=\s|$)|\n")
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
-    """Returns 1 if the answer is equivalent to the ground truth, else 0."""
+    """Scores a response 1 if its answer is mathematically equivalent to the ground truth, else 0."""
     answer = extract_answer(solution_str)
     return 0.0 if answer is None else float(is_equivalent(answer, str(ground_truth)))
 
 
 def extract_answer(solution_str: str) -> str | None:
-    r"""Returns the content of the last \boxed, else the rest of the sentence behind the last "answer is", else None."""
+    r"""Finds a response's answer: the last \boxed, else the end of the sentence behind "answer is", else None."""
     if (boxed := last_boxed(solution_str)) is not None:
         return boxed
     *_, rest = _ANSWER.split(solution_str)

@@ -1,8 +1,8 @@
-"""Limits the time of comparisons by sympy, which can take minutes for a line that a policy has learned to write.
+"""Limits the time of comparisons by sympy, which can take minutes for one line of a response.
 
-A comparison that takes longer than its limit has given up. Only a few of the answers that are scored together may give
-up; after them the others are compared by their spelling alone. The field SYMBOLIC of a result says so.
-Scoring processes import this module, so it imports nothing heavy.
+A comparison that reaches its time limit gives up. Only a few comparisons of a batch may give up; after them the other
+answers are compared by their spelling alone. The field SYMBOLIC of a result shows which of the two happened. Scoring
+processes import this module, so it imports nothing heavy.
 """
 
 import time
@@ -19,42 +19,42 @@ Comparison = Callable[[str, str], bool]
 
 
 class Outcome(Enum):
-    """The reason why an answer was not compared to the end, as the field SYMBOLIC and metrics name it."""
+    """The reason why sympy did not compare an answer to the end, as the field SYMBOLIC and metrics name it."""
 
     GAVE_UP = "gave_up"
     SKIPPED = "skipped"
 
 
 class SymbolicBudget:
-    """The number of comparisons that may still give up (`num_left`) among answers that are scored together."""
+    """Counts how many comparisons by sympy may still give up in one batch of answers (`num_left`)."""
 
     def __init__(self, num_answers: int) -> None:
         self.num_left = max(_MIN_GIVE_UPS, num_answers // _ANSWERS_PER_GIVE_UP)
 
     def take(self, results: Sequence[Scored]) -> None:
-        """Subtracts the comparisons that gave up."""
+        """Subtracts the number of results whose comparison by sympy gave up from `num_left`."""
         self.num_left -= sum(scored.extra.get(SYMBOLIC) == Outcome.GAVE_UP.value for scored in results)
 
 
 class _Process:
-    """The state of this process: whether comparisons may begin, and the outcome of those of the last call."""
+    """The state of sympy comparisons in this process: whether they may begin, and the outcome in the current call."""
 
     may_give_up = True
     outcome: Outcome | None = None
 
 
 def begin_call(*, may_give_up: bool) -> None:
-    """Clears the outcome of the call before. Without `may_give_up` no comparison begins in this call."""
+    """Begins a scorer's call: clears the outcome of sympy comparisons, and sets whether they may begin in this call."""
     _Process.may_give_up, _Process.outcome = may_give_up, None
 
 
 def outcome_of_call() -> Outcome | None:
-    """Returns the outcome of the comparisons since `begin_call`; None if all came to an end, or there was none."""
+    """Returns the outcome of sympy comparisons since `begin_call`; None if all came to an end, or there was none."""
     return _Process.outcome
 
 
 def within_budget(limit_s: float) -> Callable[[Comparison], Comparison]:
-    """Decorates a comparison that gives up by itself after `limit_s`, and notes its outcome.
+    """Decorates a comparison that gives up by itself after `limit_s` seconds, so that its outcome is recorded.
 
     The comparison returns False if it may not begin.
     """

@@ -1,4 +1,4 @@
-r"""Tells a way of writing a value from a calculation that is still to be done.
+r"""Decides if an answer in LaTeX writes a value, or a calculation that is still to be done.
 
 `\frac{20}{2}` is a way of writing 10; `3+7`, `\binom{5}{2}` and `x+1=11` restate a problem. This is decided before
 anything is computed: by the answer's tokens, and by its sums, products, fractions and powers.
@@ -52,21 +52,21 @@ _NAME = re.compile(r"(?:^|(?<=,))\s*\\?[a-zA-Z]+(?:_\{?\w\}?)?\s*=")
 
 
 def plain_latex(text: str) -> str:
-    """Returns an answer without units, in the LaTeX that the parser reads."""
+    """Rewrites an answer without units, in the LaTeX that math-verify's parser reads."""
     text = re.sub(r"(?<!\\)\\[ ,;:]|~", " ", re.sub(r"\\!|\\?\$", "", text)).rstrip(". ")
     text = re.sub(r"√\s*(\d+)", r"√{\1}", text).replace("√", r"\sqrt ").replace("∞", r"\infty ")
     return str(normalize_latex(_EXPONENT.sub(r"\\times 10^{\1}", _UNIT.sub("", text)), _NORMALISATION))
 
 
 def parsed(latex: str, limit_s: int | None) -> list[Any]:
-    """Returns the sympy expressions of plain LaTeX, hardly computed; empty unless all of the text can be parsed."""
+    """Parses LaTeX into sympy expressions, almost unevaluated; an empty list unless all of the text can be parsed."""
     boxed = f"\\boxed{{{latex}}}"
     is_whole = extract_boxed_content(boxed) == latex.strip()  # no brace of its own ends the box
     return list(parse(boxed, [_LATEX], "no_fallback", "first_match", limit_s)) if is_whole else []
 
 
 def leaves_work(answer: str, truth: str, limit_s: int | None) -> bool:
-    """Returns False if plain LaTeX `answer` writes a value, or a set or relation if the truth is one; else True."""
+    """Returns True unless the LaTeX `answer` writes a value, or a set or relation if the truth is one."""
     if not _is_written_like(answer, truth):
         return True
     left = _operations_left(answer, limit_s)
@@ -83,13 +83,13 @@ def is_name(left_side: str) -> bool:
 
 
 def _value(text: str) -> str:
-    """Returns the right-hand side of an equation like "x = 5", and "3, 4" for "x = 3, x = 4"."""
+    """Returns the right-hand side of an equation: "5" for "x = 5", and "3, 4" for "x = 3, x = 4"."""
     left, equals, right = text.partition("=")
     return _NAME.sub("", right if equals and is_name(left) else text)
 
 
 def _is_written_like(answer: str, truth: str) -> bool:
-    """Returns True if each token of an answer may stand in any value, or stands in the truth."""
+    """Returns True if each LaTeX token of an answer may stand in any value, or stands in the truth."""
     value = _value(truth)
     in_truth = set(_TOKEN.findall((truth if _LETTER.search(value) else value).lower()))
     tokens = _TOKEN.findall(_value(answer))
@@ -104,7 +104,7 @@ def _is_written_like(answer: str, truth: str) -> bool:
 
 
 def _operations_left(latex: str, limit_s: int | None) -> set[str]:
-    """Returns the names of the operations that are left to do; "unknown" if the text cannot be parsed."""
+    """Returns the kinds of operations that a LaTeX answer leaves undone; "unknown" if it cannot be parsed."""
     latex = _MIXED_NUMBER.sub(_improper_fraction, latex)
     # With a point, integers stay apart: "2(5)" would be read as a mixed number and "\frac{20}{2}" reduced.
     expressions = parsed(_INTEGER.sub(r"\g<0>.0", latex), limit_s)
@@ -123,7 +123,7 @@ def _improper_fraction(match: re.Match[str]) -> str:
 
 
 def _walk(node: Any, left: set[str]) -> Any:
-    """Returns the value of a part as far as sympy computes it at once; adds to `left` the operations left in it."""
+    """Computes a part of a sympy expression as far as sympy does at once, and adds the operations left to `left`."""
     if isinstance(node, Float):
         return Rational(str(node))
     if isinstance(node, Symbol):
@@ -157,7 +157,7 @@ def _have_like_terms(parts: Any, values: list[Any]) -> bool:
 
 
 def _terms(part: Any, value: Any) -> set[Any]:
-    r"""Returns each term of a summand without its rational factor: the root of "2\sqrt3", 1 for a rational number."""
+    r"""Returns the terms of a summand without rational factors: the root of "2\sqrt3", 1 for a rational number."""
     if value.is_number:
         value = expand_mul(value)
     elif isinstance(part, Mul) and not (part.args[0] is S.NegativeOne and len(part.args) == 2):
