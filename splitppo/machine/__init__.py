@@ -1,1 +1,1 @@
-"""The machine that a process runs on: its cores, memory, GPUs and processes."""
+"""Reads the state of the machine that a process runs on: its cores, memory, GPUs and processes."""

@@ -1,11 +1,11 @@
-"""Finds the files of this process's cgroups, versions 2 and 1."""
+"""Finds and reads the files of the Linux cgroups of this process, versions 2 and 1."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 
 def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
-    """Yields the folders of this process's cgroup, and of all above it, for `controller` ("cpu", "memory").
+    """Yields the cgroup folders of this process, and of all cgroups above, for `controller` ("cpu", "memory").
 
     A folder that a container cannot see does not exist. `root` is the folder that holds /proc and /sys.
     """
@@ -20,7 +20,7 @@ def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
 
 
 def text_of(file: Path) -> str:
-    """Returns the content of a file; empty if it cannot be read."""
+    """Reads a text file and returns its content; "" if the file cannot be read."""
     try:
         return file.read_text()
     except OSError:

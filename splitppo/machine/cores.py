@@ -1,4 +1,4 @@
-"""The cores that a process may use: its affinity, and the CPU time that its cgroups grant."""
+"""Finds the CPU cores that a process may use: its affinity, and the CPU time that its cgroups grant."""
 
 import os
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from splitppo.machine.cgroups import cgroup_folders, text_of
 
 @dataclass(frozen=True)
 class PermittedCores:
-    """The cores that a process may use.
+    """The CPU cores that a process may use.
 
     Attributes:
-        indices: the cores of its affinity.
-        quota: CPU time that its cgroups grant, in cores; None: no limit.
+        indices: the indices of the cores of the process's affinity.
+        quota: the CPU time that its cgroups grant, as a number of cores; None: no limit.
     """
 
     indices: frozenset[int]
@@ -24,13 +24,13 @@ class PermittedCores:
 
     @property
     def num_whole(self) -> int:
-        """The number of whole cores, at least one."""
+        """The number of whole CPU cores that the process may use, at least 1."""
         num_cores = len(self.indices)
         return num_cores if self.quota is None else min(num_cores, max(1, floor(self.quota)))
 
 
 def permitted_cores(root: Path = Path("/")) -> PermittedCores:
-    """Returns the cores of this process and of all processes that it starts.
+    """Reads the CPU cores that this process, and all processes that it starts, may use.
 
     `root` is the folder that holds /proc and /sys.
     """
@@ -38,7 +38,7 @@ def permitted_cores(root: Path = Path("/")) -> PermittedCores:
 
 
 def _quotas(root: Path) -> Iterator[Fraction]:
-    """Yields the CPU time that each cgroup above this process grants, in cores; cgroup v2 and v1."""
+    """Yields the CPU time that each cgroup of this process grants, as a number of cores; cgroup v2 and v1."""
     for folder in cgroup_folders("cpu", root):
         for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
             numbers = " ".join(text_of(folder / file) for file in files).split()

@@ -1,7 +1,7 @@
-"""The GPUs of this machine and their memory, as NVML reports them.
+"""Reads the GPUs of this machine and their memory from NVML.
 
-NVML answers in its own library: a question to CUDA would make a context, and could break the capture of a graph on
-another thread.
+NVML is used because a call of CUDA would make a CUDA context, and could break the capture of a CUDA graph on another
+thread.
 """
 
 import logging
@@ -13,14 +13,14 @@ log = logging.getLogger(__name__)
 
 
 class GpuMemory(NamedTuple):
-    """The bytes of a GPU; 0 if they are not known."""
+    """The free and the total memory of one GPU, in bytes; 0 if the number is not known."""
 
     free: int = 0
     total: int = 0
 
 
 def total_bytes_of_gpus() -> dict[int, int]:
-    """Returns the memory of each GPU by its index, which is that of nvidia-smi; empty without a driver.
+    """Returns the total memory of each GPU in bytes, by the index that nvidia-smi shows; empty without a driver.
 
     The memory is 0 for a GPU that shares the memory of the machine.
     """
@@ -38,7 +38,7 @@ def total_bytes_of_gpus() -> dict[int, int]:
 
 
 def memory_reader(uuid: str) -> Callable[[], GpuMemory]:
-    """Returns a function that reads the memory of the GPU `GPU-<uuid>` now; it never raises, on any thread."""
+    """Returns a function that reads the memory of the GPU `GPU-<uuid>` each time; it never raises, on any thread."""
     import pynvml
 
     try:

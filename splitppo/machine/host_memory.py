@@ -1,4 +1,4 @@
-"""The main memory that this process may use, and the number of processes that the kernel has killed for want of it."""
+"""Reads the main memory that this process may use, and how many processes the kernel killed for lack of memory."""
 
 import re
 from collections.abc import Iterator
@@ -18,22 +18,23 @@ _LIMITS = (
 
 @dataclass(frozen=True, order=True)
 class HostMemory:
-    """The bytes of the machine, or of the cgroup that leaves fewer."""
+    """The free and total main memory in bytes: of the machine, or of the cgroup that leaves less."""
 
     free: int
     total: int
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory:
-    """Returns the memory that can be had now; `root` is the folder that holds the files of cgroups."""
+    """Reads the main memory that this process can still get, and its total, in bytes.
+
+    `root` is the folder that contains /proc and /sys.
+    """
     machine = psutil.virtual_memory()
     return min([HostMemory(machine.available, machine.total), *_memories_of_cgroups(root)])
 
 
 def num_oom_kills(root: Path = Path("/")) -> int:
-    """Returns the number of processes that the kernel has killed for want of memory, in this cgroup or on the
-    machine.
-    """
+    """Returns how many processes the kernel has killed for lack of memory, in this cgroup or on the machine."""
     files = [
         folder / name for folder in cgroup_folders("memory", root) for name in ("memory.events", "memory.oom_control")
     ]

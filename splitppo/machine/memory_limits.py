@@ -1,4 +1,4 @@
-"""Limits of what the engine and the rollout keep in memory; the memory estimate computes with the same numbers."""
+"""Constants: how much memory engine and rollout use at most; the memory estimate computes with the same numbers."""
 
 # A model with smaller fp32 weights stays unsharded between forward and backward, and its gradient is reduced once per
 # mini-batch: that takes less communication, and memory that such a model can afford.

@@ -1,4 +1,4 @@
-"""Finds and ends a process and all processes that it has started, also stopped ones."""
+"""Finds and kills a process and all processes that it has started, also stopped ones."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ _POLL_INTERVAL_S = 0.02
 
 
 def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
-    """Returns the processes that have these pids now; a later process with the same pid is another process."""
+    """Returns the existing processes with these pids; psutil tells them from later processes with the same pid."""
     processes = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -24,21 +24,21 @@ def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Returns True if a process can be seen and has not ended; a zombie has ended."""
+    """Returns True if a process is visible and has not ended; a zombie counts as ended."""
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return False
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns True if a process with this pid can be seen, and a signal or a debugger has stopped it."""
+    """Returns True if the process with this pid is visible, and a signal or a debugger has stopped it."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """Returns the living processes that a process has started, and those that they have started, parents first."""
+    """Returns all living processes that a process has started, directly or through others; parents come first."""
     # `Process.children` fails if a single process of the machine may not be read (hidepid=1).
     children = defaultdict(list)
     for process in psutil.process_iter(["ppid"]):
@@ -50,10 +50,10 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def kill_tree(pid: int, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """Sends SIGKILL to a child of this process, and to its descendants; returns all of them.
+    """Sends SIGKILL to a child of this process, to the child's descendants and to `others`; returns all of them.
 
-    Nobody has waited for the child yet. The child is killed also if its descendants cannot be found; `others` may have
-    lost their parent already.
+    Nobody has waited for the child yet. The child is killed also if its descendants cannot be found. `others` are
+    processes that may have lost their parent already.
     """
     root = find_processes([pid])
     for process in root:  # stopped first, so that it starts no further process
@@ -68,7 +68,7 @@ def kill_tree(pid: int, others: Iterable[psutil.Process] = ()) -> list[psutil.Pr
 
 
 def kill(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Sends SIGKILL to processes, of which some may have ended already; returns all of them."""
+    """Sends SIGKILL to the given processes, some of which may have ended already; returns all of them."""
     victims = [*processes]
     for victim in victims:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -77,7 +77,7 @@ def kill(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 
 async def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Waits until none of the processes runs; returns those that still run after `timeout_s` seconds."""
+    """Waits up to `timeout_s` seconds until none of the processes runs; returns those that still run."""
     left, deadline = [*processes], time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if not (left := [process for process in left if is_running(process)]):
