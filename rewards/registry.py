@@ -92,8 +92,8 @@ def scorer_name(data_source: str) -> str:
     """Finds the built-in scorer of a data source and returns its key in SCORERS.
 
     Raises:
-        ValueError: no scorer covers the data source; the message names all keys of SCORERS and
-            says what to do instead.
+        ValueError: no scorer covers the data source; the message names the most similar key, all keys of SCORERS, and
+            what to do instead.
     """
     if name := covering(data_source, SCORERS):
         return name
