@@ -1,1 +1,1 @@
-"""The wire: batches, channel and server options, credentials, and errors as gRPC status."""
+"""The gRPC layer of controller and services: batches as messages, channel options, credentials, errors."""

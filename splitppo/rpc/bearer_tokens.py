@@ -1,4 +1,4 @@
-"""Bearer tokens: how a process reads them, how a caller shows one, and how a server checks it."""
+"""Bearer tokens for gRPC calls: reads them, adds one to calls, and checks those of callers."""
 
 import hmac
 import os
@@ -22,19 +22,19 @@ _SCHEME = "Bearer "
 
 @dataclass(frozen=True, repr=False)  # shows no secret
 class BearerTokens:
-    """The tokens of a process, at least one.
+    """The bearer tokens of a process, at least one.
 
-    The process shows the first token to others, and accepts any of them from others.
+    The process sends the first token with its own calls, and accepts any of the tokens from callers.
     """
 
     accepted: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str, source: str) -> "BearerTokens":
-        """Reads one token from each line of `text`.
+        """Parses bearer tokens, one on each line of `text`; `source` names the file or variable in errors.
 
         Raises:
-            ConfigError: a token is unusable, or there is none; the message does not repeat the text.
+            ConfigError: a token cannot be used, or the text has no token; the message does not repeat the text.
         """
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if not lines:
@@ -52,7 +52,7 @@ class BearerTokens:
         return ((_HEADER, f"{_SCHEME}{self.accepted[0]}"),)
 
     def why_refused(self, metadata: Iterable[tuple[str, Any]]) -> str:
-        """Returns the fault of the token of a call, without the token; empty if the token is accepted."""
+        """Returns what is wrong with the bearer token of a call (not the token itself); "" if the token is accepted."""
         shown = [value for key, value in metadata if key == _HEADER]
         if not shown:
             return "no token"
@@ -65,7 +65,9 @@ class BearerTokens:
 
 
 def load_tokens(config: SecurityConfig, environment: Mapping[str, str] = os.environ) -> BearerTokens | None:
-    """Returns the tokens that the configuration names, else those of the launcher that started this process, else None.
+    """Reads the bearer tokens from the file or variable of the configuration, else from the local launcher's variable.
+
+    Returns None if there are no tokens.
 
     Raises:
         ConfigError: the file cannot be read, the variable is not set, or it holds no usable token.

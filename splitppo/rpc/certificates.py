@@ -1,6 +1,6 @@
-"""Certificates and keys as files, which are read and checked when a process starts.
+"""Reads TLS certificates and keys from PEM files, and checks them when a process starts.
 
-A mistake then costs one sentence.
+A mistake then becomes one sentence, not a failed handshake later.
 """
 
 import datetime as dt
@@ -25,9 +25,7 @@ _WARN_BEFORE = dt.timedelta(days=14)
 
 @dataclass(frozen=True, repr=False)  # shows no secret
 class Identity:
-    """The identity of a process in PEM bytes: its certificate (with its chain), its key, and the authorities it
-    trusts.
-    """
+    """The TLS identity of a process in PEM bytes: authorities it trusts, its certificate chain, and its key."""
 
     ca: bytes
     certificate: bytes
@@ -35,9 +33,10 @@ class Identity:
 
 
 def load_identity(ca_file: Path, cert_file: Path, key_file: Path, *, now: dt.datetime | None = None) -> Identity:
-    """Reads the three PEM files and checks that they can be used together at a time (default: the clock's).
+    """Reads three PEM files and checks that they can be used together at the time `now` (default: the clock's).
 
-    `cert_file` holds the certificate, then those between it and the authority; `key_file` has no passphrase.
+    `cert_file` contains the process's certificate, then those between it and the authority; `key_file` has no
+    passphrase.
 
     Raises:
         ConfigError: a file cannot be read or is not of its kind; the key belongs to another certificate; the
@@ -57,7 +56,7 @@ def load_identity(ca_file: Path, cert_file: Path, key_file: Path, *, now: dt.dat
 
 
 def valid_until(identity: Identity) -> dt.datetime:
-    """Returns the earliest end of validity: of the certificate, of those in its chain, of the authority behind them."""
+    """Returns the earliest time at which a certificate of a TLS identity expires: in its chain, or the authority's."""
     chain = x509.load_pem_x509_certificates(identity.certificate)
     authorities = x509.load_pem_x509_certificates(identity.ca)
     ends = [issuer.not_valid_after_utc for issuer in authorities if _is_issued_by(chain[-1], issuer)]
@@ -65,7 +64,10 @@ def valid_until(identity: Identity) -> dt.datetime:
 
 
 def check_names(identity: Identity, host: str, *, key: str, cert_file: Path) -> None:
-    """Checks that a server's certificate is for the host that callers use (in the key `key`); else a ConfigError."""
+    """Checks that a server's certificate is for the host by which callers reach the server; raises ConfigError if not.
+
+    `key` is the configuration key that has the host.
+    """
     extensions = x509.load_pem_x509_certificates(identity.certificate)[0].extensions
     try:
         names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -117,7 +119,7 @@ def _check_time(certificate: x509.Certificate, key: str, path: Path, now: dt.dat
 def _issuers(
     chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate], cert_file: Path, ca_file: Path
 ) -> list[x509.Certificate]:
-    """Returns the authorities that have signed the last certificate of the chain."""
+    """Checks a chain of certificates, and returns the trusted authorities that have signed the last one."""
     key = "services.security.cert_file"
     for certificate, issuer in itertools.pairwise(chain):
         if not _is_issued_by(certificate, issuer):

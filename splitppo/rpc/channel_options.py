@@ -1,9 +1,9 @@
-"""Channel and server options, the same in every process.
+"""The options of gRPC channels and servers, the same in every process.
 
-Keepalive finds a dead peer or network within about 4 s (`ping_timeout_ms` must be set too, or a frozen peer is missed).
-A hung Python process still answers pings, and is found by its missing progress instead. Servers allow the pings that
-clients send. gRPC's own retries are off: the client repeats a call under its request id, so that it joins the running
-call.
+gRPC keepalive finds a dead peer or network within about 4 s (`ping_timeout_ms` must be set too, or a frozen peer is
+missed). A hung Python process still answers pings, and is found by its missing progress instead. Servers allow the
+pings that clients send. gRPC's own retries are off: the client repeats a call under its request id, so that it joins
+the running call.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ _CONNECT_FRACTION = 0.9
 
 
 def answering_within(timeout_s: float) -> list[tuple[str, int]]:
-    """Returns the options of a client that gives up an address without an answer after `timeout_s` seconds."""
+    """Returns channel options of a gRPC client that gives up a silent address after `timeout_s` seconds."""
     attempt_ms = max(1, int(timeout_s * _CONNECT_FRACTION * 1000))
     return [*{**dict(CLIENT_OPTIONS), "grpc.min_reconnect_backoff_ms": attempt_ms}.items()]
 

@@ -1,4 +1,4 @@
-"""Batches on the wire: a header that describes all columns, then their bytes in chunks with checksums.
+"""Converts batches to and from gRPC streams: a header that describes all columns, then chunks with checksums.
 
 The sender copies the payload once (protobuf takes only `bytes`). The receiver checks the header before it takes memory,
 then copies every chunk once, to its final place.
@@ -37,10 +37,10 @@ _WIRE_DTYPES: Mapping[np.dtype[Any], batch_pb2.DType] = {
 
 
 def encode_messages(batch: Batch, slot: batch_pb2.Slot) -> tuple[batch_pb2.BatchHeader, Iterator[bytes]]:
-    """Returns the header of a batch, and its chunks as messages, each made when the stream asks for it.
+    """Converts a batch to its header and an iterator of serialised messages, one for each chunk of the values.
 
-    The messages are serialised: protobuf's own classes would copy the payload three times more, at ten times the CPU.
-    The columns must not change until the last chunk is taken.
+    Each message is made when the stream asks for it. The messages are serialised here: protobuf's own classes would
+    copy the payload three times more, at ten times the CPU. The columns must not change until the last chunk is taken.
 
     Raises:
         ValueError: the batch has no columns, or a column that never travels.
@@ -60,9 +60,7 @@ def _bytes_of(batch: Batch) -> list[memoryview]:
 
 
 def _cut(views: list[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
-    """Yields (offset, pieces) of every chunk: the bytes of all views back to back, CHUNK_BYTES at a time, the rest
-    last.
-    """
+    """Yields (offset, pieces) of every chunk: CHUNK_BYTES bytes of all views back to back, the rest last."""
     offset, filled = 0, 0
     pieces: list[memoryview] = []
     for view in views:
@@ -77,9 +75,9 @@ def _cut(views: list[memoryview]) -> Iterator[tuple[int, list[memoryview]]]:
 
 
 class BatchReceiver:
-    """Puts a batch together from its header and its chunks; the header is checked before memory is taken.
+    """Assembles a batch from its header and its chunks; checks the header before memory is taken.
 
-    `reserve` is called with the number of bytes of the batch before they are taken; it may raise.
+    `reserve` is called with the number of bytes that the batch needs, before memory is taken; the call may raise.
 
     Raises:
         InvalidBatch: the header breaks the closed schema or contradicts itself.
@@ -100,7 +98,7 @@ class BatchReceiver:
         self._targets = _bytes_of(self._batch)  # still to be filled, in the order of the stream
 
     def add(self, offset: int, expected_checksum: int, payload: memoryview) -> None:
-        """Checks the next chunk and copies it to its place.
+        """Checks the next chunk of a batch stream and copies its payload into the batch.
 
         Raises:
             InvalidBatch: the chunk is empty, too large, not the next one, or reaches beyond the batch.
@@ -126,14 +124,14 @@ class BatchReceiver:
                 self._targets.pop(0)
 
     def finish(self) -> Batch:
-        """Returns the complete batch; InvalidBatch if bytes are missing."""
+        """Returns the complete batch; raises InvalidBatch if bytes of it have not been received."""
         if self._received_bytes != self._total_bytes:
             raise InvalidBatch(f"the stream ended after {self._received_bytes} of {self._total_bytes} bytes")
         return self._batch
 
 
 def _check_header(header: batch_pb2.BatchHeader, max_bytes: int) -> dict[str, NDArray[np.int32]]:
-    """Returns the row lengths of every column, in the order of the header."""
+    """Checks a batch header and returns the row lengths of every column, in the order of the header."""
     if not header.columns:
         raise InvalidBatch("a batch needs at least one column")
     lengths: dict[str, NDArray[np.int32]] = {}
@@ -177,7 +175,7 @@ async def receive_batch(
     message_type: type[BatchMessage] = worker_pb2.PutBatchRequest,
     reserve: Callable[[int], None] = lambda _: None,
 ) -> tuple[batch_pb2.Slot, Batch]:
-    """Receives a whole batch stream and returns (slot of the header, batch).
+    """Receives a whole batch stream, one header and then chunks, and returns (slot of the header, batch).
 
     A stream is one header, then chunks. The messages are serialised: protobuf's classes would copy the payload twice
     more. `open_header` checks the message around the batch's header (PutBatchHeader) and returns the header; `reserve`

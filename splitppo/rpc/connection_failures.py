@@ -1,10 +1,10 @@
-"""Sentences on connections that gRPC cannot make."""
+"""Sentences for users about gRPC connections that cannot be made, from gRPC's own error texts."""
 
 from typing import NamedTuple
 
 
 class TlsSettings(NamedTuple):
-    """The settings of TLS in the words of the reader: the switch, the authorities, and all together."""
+    """How the sentences name the TLS settings of the reader: the switch, the authorities, and all together."""
 
     tls: str = "services.security.tls is true here"
     ca: str = "services.security.ca_file"
@@ -15,7 +15,7 @@ OF_A_RUN = TlsSettings()
 
 
 def handshake_failure(details: str, settings: TlsSettings = OF_A_RUN) -> str:
-    """Returns a sentence on a TLS handshake that cannot succeed; empty for any other failure to connect."""
+    """Returns a sentence about a TLS handshake that cannot succeed; "" for any other failure to connect."""
     if "Hostname Verification" in details:
         return "its certificate does not name the host that it is called by"
     lowered = details.lower()
@@ -30,14 +30,14 @@ def handshake_failure(details: str, settings: TlsSettings = OF_A_RUN) -> str:
 
 
 def connection_hint(details: str, settings: TlsSettings = OF_A_RUN) -> str:
-    """Returns the end of a sentence on a worker that is there but hangs up; empty for any other failure."""
+    """Returns the end of a sentence about a worker that closes the connection at once; "" for any other failure."""
     if "Socket closed" not in details:
         return ""
     return f" (it hangs up: does it want TLS, or another certificate? see {settings.section} and the worker's output)"
 
 
 def why_unreachable(details: str, timeout_s: float, *, with_tls: bool, settings: TlsSettings = OF_A_RUN) -> str:
-    """Returns the end of a sentence on a connection that could not be made within `timeout_s` seconds."""
+    """Returns the end of a sentence about a connection that could not be made within `timeout_s` seconds."""
     if because := handshake_failure(details, settings):
         return because
     lowered = details.lower()

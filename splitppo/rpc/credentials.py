@@ -1,4 +1,4 @@
-"""The credentials of a process, and the channels and ports that are opened with them."""
+"""The credentials of a process (TLS identity, bearer tokens), and gRPC channels and ports with them."""
 
 import functools
 import os
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Credentials:
-    """The certificate and the tokens of a process."""
+    """The TLS identity and the bearer tokens of a process, with which it opens gRPC channels and ports."""
 
     identity: "Identity | None" = None  # None: plaintext
     tokens: BearerTokens | None = None  # None: no token is sent or asked for
 
     def channel(self, address: str, api: Any = grpc.aio, options: Options = CLIENT_OPTIONS) -> Any:
-        """Returns a channel that shows certificate and token.
+        """Opens a gRPC channel that shows this process's certificate and adds a bearer token to calls.
 
         The server must show a certificate for `address` (host:port). `api` is grpc for callers without an event loop.
         """
@@ -39,7 +39,10 @@ class Credentials:
         return channel if self.tokens is None else _TokenChannel(channel, self.tokens)
 
     def listen(self, server: grpc.aio.Server, bind: str) -> int:
-        """Adds a port to a server and returns its number; with TLS, callers must show a trusted certificate."""
+        """Adds a port at `bind` to a gRPC server and returns its number.
+
+        With TLS, callers must show a trusted certificate.
+        """
         if self.identity is None:
             return server.add_insecure_port(bind)
         pair = (self.identity.key, self.identity.certificate)
@@ -52,7 +55,7 @@ PLAINTEXT = Credentials()
 
 
 def load_credentials(config: SecurityConfig, role: str, environment: Mapping[str, str] = os.environ) -> Credentials:
-    """Reads the files and variables that `services.security` names for a role.
+    """Reads the certificates, key and bearer tokens that `services.security` names for the process of a role.
 
     Raises:
         ConfigError: a file or variable cannot be used.
@@ -67,9 +70,9 @@ def load_credentials(config: SecurityConfig, role: str, environment: Mapping[str
 
 
 def load_server_credentials(config: ServicesConfig, role: RoleName) -> Credentials:
-    """Reads the credentials of a service.
+    """Reads the credentials of a service, and checks that its certificate is for its address.
 
-    If others start the service, its certificate must be for the host in its address; else a ConfigError.
+    The check is made if the service is started externally. Raises ConfigError if the certificate is for another host.
     """
     credentials = load_credentials(config.security, role)
     address, files = config.of(role).address, config.security.tls_files(role)
@@ -82,7 +85,7 @@ def load_server_credentials(config: ServicesConfig, role: RoleName) -> Credentia
 
 
 class _TokenChannel:
-    """A channel, blocking or not, whose calls carry the token."""
+    """A gRPC channel, blocking or not, that adds the bearer token to each call."""
 
     def __init__(self, channel: Any, tokens: BearerTokens) -> None:
         self._channel = channel

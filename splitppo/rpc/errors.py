@@ -1,8 +1,8 @@
-"""Errors on the wire: one table between our exceptions and gRPC status, in both directions.
+"""Errors between services and controller: one table of exceptions and gRPC status codes, in both directions.
 
-A worker raises one of these errors; `abort` ends the call with its status; the client gets the same exception back from
-`error_from_rpc`. The reason, and the place (role, rank, step, method, phase), travel as a google.rpc.ErrorInfo in the
-rich status.
+A worker raises one of these errors; `abort` ends the call with the status of the error; the client gets the same
+exception back from `error_from_rpc`. The reason, and the location (role, rank, step, method, phase), are sent as a
+google.rpc.ErrorInfo in the rich status.
 """
 
 import re
@@ -25,7 +25,7 @@ _INNER_CAPITAL = re.compile(r"(?<!^)([A-Z])")
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a failure, as far as it is known."""
+    """The location of a failure (role, rank, step, method, phase), as far as it is known."""
 
     role: str = ""
     rank: int | None = None
@@ -42,18 +42,19 @@ class Place:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields that are not empty, by name."""
+        """The known fields of the failure's location, by name; unknown ones are left out."""
         return {name: value for name, value in asdict(self).items() if value not in ("", None)}
 
     def or_else(self, other: "Place") -> "Place":
-        """Returns this place; what it lacks is taken from `other`."""
+        """Returns this location with the fields that are unknown here taken from `other`."""
         return replace(other, **self.fields)
 
 
 class WireError(Exception):
-    """An error that crosses the wire.
+    """The base class of errors that are sent from a service to its caller as a gRPC status.
 
-    `str()` is one sentence that begins with the place; `message` is the sentence without the place.
+    `str()` is one sentence that begins with the location (role, rank, step, method); `message` is the sentence without
+    the location.
     """
 
     code: ClassVar[StatusCode]
@@ -77,7 +78,7 @@ class WireError(Exception):
         return f"{place}: {self.message}" if place else self.message
 
     def at(self, place: Place) -> Self:
-        """Returns this error; what its place lacks is taken from `place`."""
+        """Adds to this error what is missing in its location, taken from `place`; returns this error."""
         self.place = self.place.or_else(place)
         return self
 
@@ -87,47 +88,47 @@ class InvalidArgument(WireError, ValueError, code=StatusCode.INVALID_ARGUMENT):
 
 
 class InvalidBatch(InvalidArgument):
-    """A batch stream that breaks its own header or the closed schema."""
+    """A batch stream contradicts its own header, or has columns or types outside of the fixed schema."""
 
 
 class WrongState(WireError, code=StatusCode.FAILED_PRECONDITION):
-    """The worker is not in the state that the call needs."""
+    """The worker is not in the state that the call needs; base class of more exact errors."""
 
 
 class StaleEpoch(WrongState):
-    """Another controller has taken over the worker in the meantime."""
+    """A newer controller has taken over the worker, so the worker refuses the calls of this controller."""
 
 
 class NotIntroduced(WrongState):
-    """The worker knows no controller: it has started anew, and holds nothing of the run."""
+    """The worker knows no controller: the worker was restarted, and has nothing of the run in memory."""
 
 
 class WrongStep(WrongState):
-    """The committed step is not the one that the command expects to find."""
+    """The worker's last committed step is not the one that the command expects."""
 
 
 class WrongPolicy(WrongState):
-    """The responses were sampled with the weights of another step than the one they are meant for."""
+    """The responses were sampled with the weights of another step than the call expects."""
 
 
 class Dirty(WrongState):
-    """An update failed half-way: only GetStatus and LoadCheckpoint are answered."""
+    """An update failed half-way, so the worker answers only GetStatus and LoadCheckpoint."""
 
 
 class StorageFailed(WireError, code=StatusCode.FAILED_PRECONDITION):
-    """The run folder cannot be written: the disk is full, a quota is used up, a permission is lost."""
+    """The run folder cannot be written: the disk is full, a quota is used up, or a permission is missing."""
 
 
 class NotFound(WireError, code=StatusCode.NOT_FOUND):
-    """A slot, a column or a checkpoint that the worker does not have."""
+    """The call names a slot, a column or a checkpoint that the worker does not have."""
 
 
 class Busy(WireError, code=StatusCode.RESOURCE_EXHAUSTED):
-    """There is no room at the moment, and nothing was changed: the same call may be answered later."""
+    """The worker has no room for the call at the moment, and nothing was changed: the same call may succeed later."""
 
 
 class LimitExceeded(WireError, code=StatusCode.RESOURCE_EXHAUSTED):
-    """A message, a batch, or the time to send it is over what the worker ever accepts."""
+    """A message or a batch is larger, or takes longer to send, than the worker ever accepts."""
 
 
 class OutOfMemory(WireError, code=StatusCode.RESOURCE_EXHAUSTED):
@@ -135,19 +136,19 @@ class OutOfMemory(WireError, code=StatusCode.RESOURCE_EXHAUSTED):
 
 
 class Unavailable(WireError, code=StatusCode.UNAVAILABLE):
-    """The worker cannot be reached, is draining or is starting."""
+    """The worker cannot be reached, is starting, or is ending and takes no new calls."""
 
 
 class PeerDied(WireError, code=StatusCode.ABORTED):
-    """A rank of the group has died; the group ends."""
+    """A rank of the worker group has died; the whole group ends."""
 
 
 class DataLoss(WireError, code=StatusCode.DATA_LOSS):
-    """The bytes do not have their digest."""
+    """Data are damaged, e.g. a checkpoint: the bytes are not those that were written or sent."""
 
 
 class CorruptBatch(DataLoss):
-    """The payload of a chunk does not have its checksum."""
+    """The payload of a chunk of a batch does not have the checksum that was sent with it."""
 
 
 class DeadlineExceeded(WireError, code=StatusCode.DEADLINE_EXCEEDED):
@@ -155,23 +156,23 @@ class DeadlineExceeded(WireError, code=StatusCode.DEADLINE_EXCEEDED):
 
 
 class Cancelled(WireError, code=StatusCode.CANCELLED):
-    """The caller has given up the call."""
+    """The caller has cancelled the call."""
 
 
 class AccessDenied(WireError, code=StatusCode.PERMISSION_DENIED):
-    """The caller may not do this."""
+    """The caller is not permitted to make this call."""
 
 
 class Unauthenticated(AccessDenied, code=StatusCode.UNAUTHENTICATED):
-    """The caller, or the worker, has not proved who it is: no token, a wrong one, no trusted certificate."""
+    """The caller, or the worker, has not proved who it is: no token, a wrong token, or no trusted certificate."""
 
 
 class Unsupported(WireError, code=StatusCode.UNIMPLEMENTED):
-    """The worker has no such method."""
+    """The worker has no RPC method of this name."""
 
 
 class Internal(WireError, code=StatusCode.INTERNAL):
-    """A bug of ours."""
+    """The worker failed by a bug: an exception that no other error of this table stands for."""
 
 
 # Exceptions of Python that have a meaning of their own on the wire; any other exception is a bug.
@@ -183,9 +184,10 @@ _BUILTIN: Mapping[type[Exception], type[WireError]] = {
 
 
 def wire_error(error: BaseException, place: Place = Place()) -> WireError:
-    """Returns the error that goes over the wire for `error`.
+    """Converts any exception to the `WireError` that is sent to the caller.
 
-    Our own errors stay as they are, a ValueError is the caller's mistake, any other error is our bug.
+    A WireError stays as it is; a ValueError is the caller's mistake; MemoryError and TimeoutError have errors of their
+    own; any other exception is a bug.
     """
     if isinstance(error, WireError):
         return error.at(place)
@@ -196,7 +198,7 @@ def wire_error(error: BaseException, place: Place = Place()) -> WireError:
 
 
 def status_of(error: WireError) -> grpc.Status:
-    """Returns the rich status of an error."""
+    """Converts an error to a gRPC rich status with reason, message and location."""
     metadata = {"message": error.message, **{name: str(value) for name, value in error.place.fields.items()}}
     status = status_pb2.Status(code=error.code.value[0], message=str(error))
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=metadata))
@@ -204,14 +206,17 @@ def status_of(error: WireError) -> grpc.Status:
 
 
 async def abort(context: Any, error: WireError) -> NoReturn:
-    """Ends a call of an aio servicer with the status of an error."""
+    """Ends a call of a grpc.aio servicer with the status of an error; never returns."""
     status = status_of(error)
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("unreachable")
 
 
 def error_from_rpc(error: Any, place: Place = Place()) -> WireError:
-    """Returns the exception behind a failed call (grpc or grpc.aio); `place` is what the caller itself knows of it."""
+    """Converts a failed gRPC call (grpc or grpc.aio) back to a `WireError`, on the caller's side.
+
+    `place` is what the caller itself knows of the failure's location.
+    """
     code, details = error.code(), error.details() or ""
     by_code = WireError.by_code.get(code, Internal)
     if (info := _error_info(error)) is not None:
@@ -224,7 +229,7 @@ def error_from_rpc(error: Any, place: Place = Place()) -> WireError:
 
 
 def _error_info(error: Any) -> error_details_pb2.ErrorInfo | None:
-    """Returns our ErrorInfo in the rich status; None if the status comes from gRPC itself or from another program."""
+    """Finds the ErrorInfo of this project in a rich status; None if gRPC itself or another program made the status."""
     try:
         status = rpc_status.from_call(error)
     except (DecodeError, ValueError):

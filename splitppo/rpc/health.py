@@ -32,11 +32,11 @@ _MAX_TIMEOUT_S = 3600.0
 
 
 class UsageError(Exception):
-    """Arguments or files cannot be used; the message is one sentence."""
+    """Command-line arguments or files cannot be used; the message is one sentence."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the line and returns the exit status."""
+    """Asks the server of the command line for its health, prints one line of text, and returns the exit status."""
     options = _parse(arguments)
     try:
         _check_arguments(options)
@@ -58,7 +58,7 @@ def check(
     metadata: tuple[tuple[str, str], ...],
     timeout_s: float,
 ) -> str:
-    """Returns SERVING, NOT_SERVING, UNKNOWN, or a sentence that says why there is no status.
+    """Asks a gRPC server for its health; returns SERVING, NOT_SERVING, UNKNOWN, or a sentence why it has no status.
 
     Args:
         address: host:port.
@@ -90,14 +90,14 @@ def check(
 
 
 def _status_in(answer: bytes) -> str:
-    """Returns the name of the status in a serialised HealthCheckResponse, or a sentence if it is no such message."""
+    """Returns the status name in a serialised HealthCheckResponse; a sentence if the bytes are something else."""
     with suppress(DecodeError, ValueError):
         return str(HealthCheckResponse.ServingStatus.Name(HealthCheckResponse.FromString(answer).status))
     return "its answer is no grpc.health.v1.HealthCheckResponse"
 
 
 def _why_refused(code: grpc.StatusCode, details: str) -> str:
-    """Returns a sentence on a server that was reached and has refused the call."""
+    """Returns a sentence about a health check that reached its server and was refused."""
     if code is grpc.StatusCode.NOT_FOUND:
         return "not found: the server has no service of this name"
     if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -138,7 +138,10 @@ def _check_arguments(options: argparse.Namespace) -> None:
 
 
 def _credentials(options: argparse.Namespace) -> grpc.ChannelCredentials:
-    """Returns the credentials of TLS; the standard library checks the files first, because gRPC gives no reasons."""
+    """Reads the PEM files of the command line and returns TLS credentials for gRPC; raises UsageError.
+
+    The standard library checks the files first, because gRPC gives no reasons.
+    """
     ca = _read("--ca", options.ca)
     context = ssl.create_default_context()
     try:

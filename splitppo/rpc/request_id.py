@@ -1,4 +1,4 @@
-"""The version of the protocol, and the names of commands."""
+"""The version of the gRPC protocol, and the request ids of commands."""
 
 import hashlib
 
@@ -7,7 +7,7 @@ PROTOCOL_VERSION = 1
 
 
 def request_id(run_id: str, epoch: int, step: int, method: str, *parts: str | int) -> str:
-    """Returns the name of a command: the same arguments give the same name, also after a restart.
+    """Returns the request id of a command to a worker: equal arguments give the same id, also after a restart.
 
     `epoch` is the controller's fencing token; `parts` is what else distinguishes commands of one step (slot kind, part,
     model, attempt).

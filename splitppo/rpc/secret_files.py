@@ -1,4 +1,4 @@
-"""Files that `services.security` names. A file with a secret can be read by its owner only."""
+"""Reads files that `services.security` names, and writes files with secrets that only their owner can read."""
 
 import logging
 import stat
@@ -10,14 +10,14 @@ log = logging.getLogger(__name__)
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Writes a file that nobody but its owner can read at any moment."""
+    """Writes a text file that nobody but its owner can read at any moment (mode 0600)."""
     path.unlink(missing_ok=True)
     path.touch(0o600, exist_ok=False)
     path.write_text(text, encoding="utf-8")
 
 
 def read_file(path: Path, key: str, *, is_secret: bool = False) -> bytes:
-    """Reads the file of `services.security.<key>`; warns if others can read a secret.
+    """Reads the file that `services.security.<key>` names; logs a warning if other users can read a secret.
 
     Raises:
         ConfigError: the file cannot be read.

@@ -1,6 +1,6 @@
-"""Compares the versions of controller and worker, which must be equal.
+"""Compares the SplitPPO versions of controller and worker, which must be equal.
 
-A client or worker of another project sends no version: only its protocol is compared.
+A client or worker of another project sends no software version: only its protocol version is compared.
 """
 
 from splitppo import __version__
@@ -11,7 +11,7 @@ from splitppo.v1 import worker_pb2
 def why_versions_differ(
     here: str, peer: str, greeting: worker_pb2.HandshakeRequest | worker_pb2.HandshakeResponse
 ) -> str:
-    """Returns a sentence with both versions and what to do; empty if the two may work together.
+    """Returns a sentence with both versions and what to do; "" if controller and worker may work together.
 
     Two versions of SplitPPO may have different formulas and defaults with the same protocol, so the same protocol is
     not enough.

@@ -1,7 +1,7 @@
-"""Protobuf's wire format, written by hand, so that a chunk is copied once where protobuf would copy it several times.
+"""Reads and writes protobuf's wire format by hand for chunks of batches, which then are copied only once.
 
-A chunk is written as plain protobuf, a PutBatchRequest or a GetBatchResponse (both have it in field 2), and read in
-exactly this layout. Everything else is left to protobuf.
+Protobuf's own classes would copy a chunk several times. A chunk is written as plain protobuf, a PutBatchRequest or a
+GetBatchResponse (both have the chunk in field 2), and read in exactly this layout. Everything else is left to protobuf.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,14 +36,14 @@ _MAX_VARINT_BYTES = 10
 
 
 class MalformedMessage(ValueError):
-    """The bytes are no protobuf message."""
+    """The bytes are not a message in protobuf's wire format."""
 
 
 def read_fields(message: memoryview) -> Iterator[tuple[int, Any]]:
-    """Yields (tag, value) of each field: the number of a varint, the bytes of any other field.
+    """Yields (tag, value) of each field of a protobuf message: an int for a varint, else the bytes.
 
     Raises:
-        MalformedMessage: it comes after all fields before the fault.
+        MalformedMessage: the message breaks the format; all fields before the fault were yielded.
     """
     position = 0
     while position < len(message):
@@ -63,7 +63,7 @@ def read_fields(message: memoryview) -> Iterator[tuple[int, Any]]:
 
 
 def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
-    """Returns (number, position behind it)."""
+    """Reads a protobuf varint at `position` and returns (number, position after the varint)."""
     number = 0
     for index, digit in enumerate(message[position : position + _MAX_VARINT_BYTES]):
         number |= (digit & 0x7F) << (7 * index)
@@ -73,7 +73,7 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
 
 
 def varint(number: int) -> bytes:
-    """Returns the bytes of a number as protobuf writes it."""
+    """Encodes a number that is not negative as a protobuf varint."""
     digits = bytearray()
     while number > 0x7F:
         digits.append(number & 0x7F | 0x80)
@@ -90,12 +90,12 @@ def parse(
     header_path: Sequence[int] = (),
     malformed: type[InvalidArgument] = InvalidArgument,
 ) -> M:
-    """Returns the message of type `message_type` in `serialised`.
+    """Parses a protobuf message of type `message_type`, of at most `max_bytes` bytes.
 
-    `header_path` is where the message may have a batch header; see `check_num_fields`.
+    `header_path` is the path of field numbers where the message may have a batch header; see `check_num_fields`.
 
     Raises:
-        LimitExceeded: there are too many bytes, or too many fields of a header.
+        LimitExceeded: the message has too many bytes, or too many fields of a header.
         InvalidArgument, or its subclass `malformed`: the bytes are no such message.
     """
     if len(serialised) > max_bytes:
@@ -109,13 +109,13 @@ def parse(
 
 
 def check_num_fields(message: bytes, path: Sequence[int]) -> None:
-    """Checks the number of fields of a batch header before protobuf makes an object of each field.
+    """Limits the number of fields of a batch header, before protobuf makes an object of each field.
 
     A small message can hold many fields. `path` has two field numbers: of a field of the message, and of a field inside
     it.
 
     Raises:
-        LimitExceeded: there are more than MAX_HEADER_FIELDS in all.
+        LimitExceeded: the message and its header have more than MAX_HEADER_FIELDS fields together.
     """
     with suppress(MalformedMessage):
         _count_fields(memoryview(message), path, 0)
@@ -132,7 +132,7 @@ def _count_fields(message: memoryview, path: Sequence[int], counted: int) -> int
 
 
 def checksum(pieces: Sequence[memoryview]) -> int:
-    """Returns the xxh3-64 of the pieces, back to back."""
+    """Returns the xxh3-64 checksum of several pieces of bytes, back to back."""
     digest = xxhash.xxh3_64()
     for piece in pieces:
         digest.update(piece)
@@ -140,7 +140,7 @@ def checksum(pieces: Sequence[memoryview]) -> int:
 
 
 def serialise_chunk(offset: int, pieces: Sequence[memoryview]) -> bytes:
-    """Returns the serialised message with one chunk."""
+    """Serialises the message with one chunk of a batch: its offset in bytes, its checksum, its payload."""
     num_bytes = sum(len(piece) for piece in pieces)
     digest = checksum(pieces).to_bytes(8, "little")
     parts = (bytes([_OFFSET]), varint(offset), bytes([_CHECKSUM]), digest, bytes([_PAYLOAD]), varint(num_bytes))
@@ -149,9 +149,7 @@ def serialise_chunk(offset: int, pieces: Sequence[memoryview]) -> bytes:
 
 
 def read_chunk(message: bytes) -> tuple[int, int, memoryview] | None:
-    """Returns (offset, checksum, payload) of a message that `serialise_chunk` has written; None for any other
-    message.
-    """
+    """Parses a message made by `serialise_chunk` into (offset, checksum, payload); None for any other message."""
     try:
         ((tag, chunk),) = read_fields(memoryview(message))
         if tag != _CHUNK:
