@@ -1,6 +1,6 @@
-"""The code that both sides of the wire share: contract, batches, configuration, RPC.
+"""The code that controller and services share: gRPC contract, batches, configuration.
 
-It needs numpy, and never torch.
+This package needs numpy, and never torch.
 """
 
 import os

@@ -1,11 +1,11 @@
-"""Writes files that a reader never sees half-written."""
+"""Writes files so that a reader never sees a half-written file, also after a crash."""
 
 import os
 from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replaces `path` by `content` (text as UTF-8).
+    """Replaces the file `path` by one with `content` (text as UTF-8), durably.
 
     A reader sees the old file or the whole new one, also after a crash. Missing folders are made. When the function
     returns, content and name are on disk. An OSError names `path`.
@@ -27,7 +27,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in `folder` durable."""
+    """Makes the names of files in `folder` durable (fsync of the folder)."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

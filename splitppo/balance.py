@@ -1,4 +1,4 @@
-"""Divides rows: over ranks and into micro-batches of nearly equal cost, and responses into streamed parts."""
+"""Divides rows of a batch over ranks and micro-batches of nearly equal cost, and responses into streamed parts."""
 
 import heapq
 import operator
@@ -13,7 +13,7 @@ EQUAL_COST_TOKENS = 4096
 
 
 def attention_cost(lengths: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Returns the cost of a forward pass per row, in units of one token through the linear layers.
+    """Returns the cost of a forward pass for each row, in units of one token through the linear layers.
 
     cost = L + L^2 / EQUAL_COST_TOKENS
     """
@@ -25,8 +25,8 @@ def partition(costs: Sequence[float] | NDArray[np.float64], num_parts: int) -> l
     """Divides rows into `num_parts` groups of nearly equal total cost (Karmarkar and Karp, 1982).
 
     The largest differencing method: the two partial partitions that are furthest from balance are combined, the
-    heaviest group with the lightest. The result is deterministic; indices ascend within a group; a group is empty only
-    if there are fewer rows than groups. `costs` are not negative.
+    heaviest group with the lightest. The result is deterministic; it is a list of arrays of row indices, ascending
+    within a group; a group is empty only if there are fewer rows than groups. `costs` are not negative.
     """
     if num_parts < 1:
         raise ValueError(f"num_parts must be at least 1, got {num_parts}")
@@ -50,7 +50,7 @@ def partition(costs: Sequence[float] | NDArray[np.float64], num_parts: int) -> l
 
 
 def _fill_empty(groups: list[list[int]], costs: Sequence[float] | NDArray[np.float64]) -> list[list[int]]:
-    """Gives every empty group the cheapest row of the group with the most rows, while that group has more than one."""
+    """Gives every empty group the cheapest row of the group with the most rows, if that group has more than one."""
     for group in groups:
         donor = max(groups, key=len)
         if not group and len(donor) > 1:
@@ -65,11 +65,11 @@ LARGEST_PART = 1.5
 
 
 def part_ends(num_responses: int, num_parts: int) -> list[int]:
-    """Returns, for each part, the number of responses in this part and in all parts before it.
+    """Divides the responses of a step into streamed parts; returns the cumulative number of responses of each part.
 
-    A part takes half of what the parts before have left, but no more than LARGEST_PART equal shares. It leaves one
-    response to each part behind it as long as there are enough. The first part should come soon; few responses are
-    long; and nothing hides the work on the last part.
+    A part takes half of the responses that the parts before have left, but no more than LARGEST_PART equal shares. It
+    leaves one response to each part behind it as long as there are enough. The first part should come soon; few
+    responses are long; and nothing hides the work on the last part.
     """
     ends, left = [], num_responses
     largest = ceil(LARGEST_PART * num_responses / num_parts)

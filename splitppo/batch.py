@@ -55,14 +55,14 @@ def _dtype_of(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """The ragged values of one name."""
+    """One named column of a batch: ragged values, concatenated over all rows, and the length of each row."""
 
     values: Array  # [sum(lengths)], all rows back to back
     lengths: NDArray[np.int32]  # [num_rows], the number of values in each row
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[Any] | Array], dtype: np.dtype[Any]) -> Self:
-        """Returns the column of concatenated rows; an empty list gives a column of no rows."""
+        """Returns a column that concatenates the given rows; an empty list gives a column of no rows."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
         lengths = np.fromiter((len(array) for array in arrays), dtype=np.int32, count=len(arrays))
         return cls(np.concatenate(arrays) if arrays else np.empty(0, dtype), lengths)
@@ -77,7 +77,7 @@ class Column:
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     def rows(self) -> list[Array]:
-        """Returns one view for each row."""
+        """Splits the column into rows; returns one array view for each row."""
         return np.split(self.values, self.offsets[1:-1]) if self.num_rows else []
 
     def sums(self) -> NDArray[np.float64]:
@@ -88,7 +88,7 @@ class Column:
         return sums
 
     def take(self, indices: Array) -> "Column":
-        """Returns the rows at `indices`, in that order; rows may repeat."""
+        """Returns a column with the rows at `indices`, in that order; rows may repeat."""
         starts, lengths = self.offsets[:-1][indices], self.lengths[indices]
         if len(self.values) > _LONG_ROW * self.num_rows and len(indices):
             rows = [self.values[start : start + length] for start, length in zip(starts, lengths, strict=True)]
@@ -98,7 +98,7 @@ class Column:
         return Column(self.values[positions], lengths)
 
     def between(self, start: int, stop: int) -> "Column":
-        """Returns the rows from `start` to before `stop`, as a view."""
+        """Returns a column with the rows from `start` to before `stop`, as a view without copying."""
         first = int(self.lengths[:start].sum(dtype=np.int64))
         lengths = self.lengths[start:stop]
         return Column(self.values[first : first + int(lengths.sum(dtype=np.int64))], lengths)
@@ -115,15 +115,15 @@ class Column:
         return np.arange(self.lengths.max(initial=0)) < self.lengths[:, None]
 
     def unpad(self, padded: Array) -> "Column":
-        """Returns a column with the row lengths of this column, and the values of an array padded as `pad` does."""
+        """Converts a padded array, laid out as by `pad`, to a column with the row lengths of this column."""
         return Column(padded[self.mask()], self.lengths)
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Columns over the same rows.
+    """Named ragged columns over the same rows, e.g. responses and their log-probs.
 
-    The columns are checked when they are first put together; `trusted` columns come from a batch that was checked.
+    The columns are checked when a batch is made; `trusted` skips this for columns of a batch that was checked.
 
     Raises:
         ValueError: a column is unknown, has another dtype than the closed set, another number of rows, lengths that do
@@ -153,15 +153,15 @@ class Batch:
 
     @classmethod
     def from_rows(cls, **rows: Sequence[Sequence[Any] | Array]) -> Self:
-        """Returns a batch of columns that are given as lists of rows, with the dtypes of the closed set."""
+        """Makes a batch from lists of rows, one keyword argument for each column; dtypes are those of COLUMN_DTYPES."""
         columns = {name: Column.from_rows(values, _dtype_of(name)) for name, values in rows.items()}
         return cls(next(iter(columns.values())).num_rows, columns)
 
     @classmethod
     def allocate(cls, num_rows: int, lengths: Mapping[str, NDArray[np.int32]]) -> Self:
-        """Returns a batch of columns with these row lengths, whose values are still to be received.
+        """Makes a batch of columns with these row lengths, whose values are uninitialised until they are received.
 
-        A sender sends the row lengths of its columns, then the values, both in the order of `columns`.
+        `lengths` has the row lengths of each column, in the order in which a sender sends the values.
         """
         columns = {
             name: Column(np.empty(int(row_lengths.sum(dtype=np.int64)), _dtype_of(name)), row_lengths)
@@ -177,7 +177,7 @@ class Batch:
 
     @property
     def buffers(self) -> list[Array]:
-        """The values of each column, contiguous, in the order in which they travel."""
+        """The contiguous value arrays of all columns, in the order in which they are sent."""
         return [np.ascontiguousarray(column.values) for column in self.columns.values()]
 
     @property
@@ -186,31 +186,31 @@ class Batch:
 
     @property
     def held_bytes(self) -> int:
-        """The memory of values and row lengths, in bytes."""
+        """The memory that values and row lengths of all columns take, in bytes."""
         return sum(column.values.nbytes + column.lengths.nbytes for column in self.columns.values())
 
     def select(self, names: Iterable[str]) -> "Batch":
-        """Returns the named columns only; KeyError if one is missing."""
+        """Returns a batch with only the named columns; KeyError if one of them is missing."""
         return Batch(self.num_rows, {name: self.columns[name] for name in names}, trusted=True)
 
     def merge(self, other: "Batch") -> "Batch":
-        """Returns this batch with the columns of `other` (same rows) added or replaced."""
+        """Returns this batch with the columns of `other`, which must have the same rows, added or replaced."""
         if other.num_rows != self.num_rows:
             raise ValueError(f"cannot merge a batch of {other.num_rows} rows into one of {self.num_rows}")
         return Batch(self.num_rows, {**self.columns, **other.columns})
 
     def take(self, indices: Array) -> "Batch":
-        """Returns the rows at `indices`, in that order; rows may repeat."""
+        """Returns a batch with the rows at `indices`, in that order; rows may repeat."""
         return Batch(len(indices), {name: column.take(indices) for name, column in self.columns.items()}, trusted=True)
 
     def between(self, start: int, stop: int) -> "Batch":
-        """Returns the rows from `start` to before `stop`, as views."""
+        """Returns a batch with the rows from `start` to before `stop`, as views without copying."""
         columns = {name: column.between(start, stop) for name, column in self.columns.items()}
         return Batch(len(range(self.num_rows)[start:stop]), columns, trusted=True)
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """Returns the rows of all batches, one batch after the other; a single batch stays as it is.
+    """Concatenates batches: the rows of one batch after those of the other; a single batch stays as it is.
 
     Raises:
         ValueError: the batches have different columns.
@@ -228,12 +228,12 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
 
 
 def join_parts(parts: Sequence[Batch]) -> Batch:
-    """Returns the whole batch of its parts: the columns that all parts have, with every row at its place.
+    """Joins streamed parts into the whole batch, in which every row is at its position (column `places`).
 
-    Without the column `places` one part follows the other.
+    The whole has the columns that all parts have. Without the column `places` one part follows the other.
 
     Raises:
-        ValueError: a row does not have one place, or the places are not every row of the whole once.
+        ValueError: a row does not have one position in `places`, or the positions are not 0 to num_rows - 1, each once.
     """
     common = [name for name in parts[0].columns if all(name in part for part in parts)]
     joined = concatenate([part.select(common) for part in parts])
@@ -246,10 +246,10 @@ def join_parts(parts: Sequence[Batch]) -> Batch:
 
 
 def row_order(places: Array) -> NDArray[np.int64]:
-    """Returns [num_rows] int64: for each row of the whole, its position among rows that have these places.
+    """Inverts a permutation: for each row of the whole batch, its index among the rows of the parts, [num_rows] int64.
 
     Raises:
-        ValueError: the places are not 0 to num_rows - 1, each once.
+        ValueError: `places` are not 0 to num_rows - 1, each once.
     """
     order = np.argsort(places, kind="stable")
     if not np.array_equal(places[order], np.arange(len(places))):

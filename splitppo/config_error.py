@@ -1,8 +1,8 @@
-"""The error for a configuration that cannot be used.
+"""The exception for a configuration that cannot be used.
 
 This module needs no package, so any process can import it.
 """
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the message names the key or file and what was expected."""
+    """The configuration cannot be used; the message names the key or file and says what was expected."""

@@ -1,4 +1,4 @@
-"""Trees of settings, and their leaves under dotted keys such as `actor.lr`.
+"""Converts nested dicts of settings to dotted keys such as `actor.lr`, and back.
 
 This module needs the standard library only.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted key, value) for everything in a tree that is not a section; an empty section is a value."""
+    """Yields (dotted key, value) for every value in nested dicts that is not a dict; an empty dict is a value."""
     for name, value in tree.items():
         key = f"{path}.{name}" if path else str(name)
         if isinstance(value, Mapping) and value:
@@ -18,7 +18,7 @@ def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the tree that has these values under their dotted keys."""
+    """Converts {dotted key: value} to nested dicts."""
     tree: dict[str, Any] = {}
     for key, value in values.items():
         *parents, leaf = key.split(".")

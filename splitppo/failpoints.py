@@ -1,4 +1,6 @@
-"""Failpoints: named points at which a test lets a process die, stop, fail or wait (docs/adr/015-failpoints.md).
+"""Failpoints: named points in the code at which a test makes a process die, stop, fail or wait.
+
+docs/adr/015-failpoints.md gives the reasons.
 
 Code calls `hit` at a point; without failpoints (`arm`) the call does nothing. A failpoint fires once in a run folder:
 its mark, `failpoints/<point>....fired`, is written before the process dies. A process that was started again therefore
@@ -24,11 +26,11 @@ _POLL_INTERVAL_S = 0.01
 
 
 class FailpointError(RuntimeError):
-    """The error that a failpoint with action `raise` raises."""
+    """The exception that a failpoint with action `raise` raises."""
 
 
 class Failpoints:
-    """The failpoints of a process: actor, critic or controller, the first part of the names of its points."""
+    """The failpoints of one process (actor, critic or controller), and how often each was passed."""
 
     def __init__(self, config: DebugConfig, run_dir: Path, process: str, rank: int = 0) -> None:
         self._config = config.failpoints
@@ -41,7 +43,7 @@ class Failpoints:
         self.step = -1
 
     def hit(self, point: str, step: int | None = None) -> None:
-        """Tells that the process passes a point, named without the process, in its work on a step.
+        """Reports that this process passes a named point in its work on a step; does the action of a failpoint there.
 
         Raises:
             FailpointError, MemoryError: the action of the failpoint.
@@ -83,7 +85,7 @@ class Failpoints:
             time.sleep(_POLL_INTERVAL_S)
 
     def _mark(self, name: str, what: str, step: int) -> bool:
-        """Writes a mark into the run folder; returns False if it is there already."""
+        """Writes a JSON file `name` into the folder of failpoint marks; returns False if the file exists already."""
         self._folder.mkdir(parents=True, exist_ok=True)
         content = {"pid": os.getpid(), "rank": self._rank, "step": step, "what": what, "unix_s": time.time()}
         part = self._folder / f".{name}.{os.getpid()}"
@@ -98,18 +100,18 @@ class Failpoints:
 
 
 def fired_mark(point: str, failpoint: Failpoint) -> str:
-    """Returns the name of the file that says that a failpoint has fired."""
+    """Returns the name of the file that records that a failpoint has done its action."""
     step = "any" if failpoint.step is None else failpoint.step
     return f"{point}.rank{failpoint.rank}.step{step}.hit{failpoint.hit}.{failpoint.action}.fired"
 
 
 def passed_mark(point: str, step: int) -> str:
-    """Returns the name of the file that says that a process has passed a point for which another process waits."""
+    """Returns the name of the file that records that a process has passed a point that another process waits for."""
     return f"{point}.step{step}.passed"
 
 
 def point_of(method: str) -> str:
-    """Returns the name of an RPC in the names of points: ComputeValues -> compute_values."""
+    """Converts the name of an RPC to the form used in names of failpoints: ComputeValues -> compute_values."""
     return re.sub(r"(?<!^)([A-Z])", r"_\1", method).lower()
 
 
@@ -117,20 +119,20 @@ _armed: Failpoints | None = None
 
 
 def arm(config: DebugConfig, run_dir: Path, process: str, rank: int = 0) -> None:
-    """Gives this process its failpoints; without any, `hit` does nothing."""
+    """Sets the failpoints of this process from the configuration; without failpoints, `hit` does nothing."""
     global _armed
     _armed = Failpoints(config, run_dir, process, rank) if config.failpoints else None
 
 
 def hit(point: str, step: int | None = None) -> None:
-    """Tells that this process passes a point, see `Failpoints.hit`; the default step is that of `at_step`."""
+    """Reports that this process passes a named point, see `Failpoints.hit`; the default step is that of `at_step`."""
     if _armed is not None:
         _armed.hit(point, step)
 
 
 @contextmanager
 def at_step(step: int) -> Iterator[None]:
-    """Within the block, `hit` counts this step unless it is given another; for the thread that does the work."""
+    """Sets the step that `hit` counts within the block, unless `hit` gets a step; for the thread that does the work."""
     if _armed is not None:
         _armed.step = step
     yield

@@ -1,11 +1,11 @@
-"""File locks that a process holds as long as the file is open."""
+"""Locks of open files, by flock; a lock lasts as long as the process has the file open."""
 
 import fcntl
 from typing import TextIO
 
 
 def try_lock(file: TextIO, *, shared: bool = False) -> bool:
-    """Takes the lock of a file without waiting; returns False if a process holds a lock that excludes this one."""
+    """Takes the flock of an open file without waiting; returns False if a process has a lock that excludes it."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

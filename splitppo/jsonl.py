@@ -1,4 +1,4 @@
-"""JSONL files: one JSON object on each line."""
+"""Reads JSONL files, which have one JSON object on each line."""
 
 import gzip
 import json
@@ -8,10 +8,9 @@ from typing import Any
 
 
 def read_jsonl(file: Path, *, until_torn: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (line number from 1, object) for each line of a file.
+    """Reads a JSONL file; yields (line number from 1, object) for each line that is not blank.
 
-    Blank lines are skipped, and `.gz` is unpacked. With `until_torn`, a last line that a crash has left incomplete is
-    left out.
+    A file `*.gz` is unpacked. With `until_torn`, a last line that a crash has left incomplete is left out.
 
     Raises:
         ValueError: another line is no JSON object, or no UTF-8 text; the message names file and line.
@@ -36,7 +35,7 @@ def read_jsonl(file: Path, *, until_torn: bool = False) -> Iterator[tuple[int, d
 
 
 def json_object(line: bytes, place: str) -> dict[str, Any]:
-    """Returns the object that a line holds; without one, a ValueError that begins with `place`."""
+    """Parses a line of bytes as a JSON object; else raises a ValueError that begins with `place` (file, line)."""
     try:
         content = json.loads(line.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:

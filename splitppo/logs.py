@@ -1,4 +1,4 @@
-"""Arguments of log calls that controller and services share."""
+"""Arguments of `logging` calls that controller and services share."""
 
 # The value of `extra` in a log call whose line goes to the log file only, because the user sees its content elsewhere.
 FILE_ONLY = {"file_only": True}

@@ -1,7 +1,7 @@
-"""The manifest of one role's part of a checkpoint: its files, to the last bit, and what they hold.
+"""Writes, reads and verifies the manifest of one role's part of a checkpoint: sizes and digests of its files.
 
-A service writes the manifest when its files are durable; the controller's commit marker names its digest. Both sides
-read it.
+A service writes the manifest when the files are durable; the controller's commit marker contains the manifest's digest.
+Controller and service read the manifest.
 """
 
 import errno
@@ -27,7 +27,7 @@ _MAX_THREADS = 8
 
 
 class DamagedCheckpoint(ValueError):
-    """Files of a checkpoint are not what was written.
+    """Files of a checkpoint are missing, or are not what was written.
 
     `str()` names the file, what was expected and what was found.
     """
@@ -35,7 +35,7 @@ class DamagedCheckpoint(ValueError):
 
 @dataclass(frozen=True)
 class FileEntry:
-    """The size in bytes and the sha256 (hex) of a file."""
+    """The size in bytes and the sha256 (hex) of one file of a checkpoint."""
 
     size: int
     sha256: str
@@ -47,7 +47,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class SealedFile:
-    """A JSON file in one form only, with its own digest: a reader sees if a single bit was changed."""
+    """The base class of small JSON files with a digest of their own content, so that a reader sees any changed bit."""
 
     KIND: ClassVar[str]
 
@@ -60,7 +60,7 @@ class SealedFile:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Returns the object whose `serialise` has made the content of `file`.
+        """Reads a JSON file that `serialise` has made, and checks it bit by bit.
 
         Raises:
             DamagedCheckpoint: the file is missing, or not as it was written.
@@ -83,7 +83,7 @@ def _canonical_json(content: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class Manifest(SealedFile):
-    """The manifest of what one role has written."""
+    """The files that one role has written for a checkpoint, with sizes and digests, and what they contain."""
 
     KIND = "manifest"
     role: str
@@ -95,17 +95,17 @@ class Manifest(SealedFile):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> str:
-    """Stores the manifest durably in the folder that it describes; returns its sha256."""
+    """Writes a manifest durably into the folder that the manifest describes; returns the manifest's sha256."""
     content = manifest.serialise()
     write_atomically(folder / MANIFEST, content)
     return hashlib.sha256(content).hexdigest()
 
 
 def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:
-    """Returns the manifest of a part.
+    """Reads and checks the manifest of one role's part of a checkpoint.
 
     Raises:
-        DamagedCheckpoint: the manifest is missing, not as it was written, or not the one of `sha256`.
+        DamagedCheckpoint: the manifest is missing, not as it was written, or has another digest than `sha256`.
     """
     manifest = Manifest.read(folder / MANIFEST)
     if sha256 is not None:
@@ -114,8 +114,9 @@ def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:
-    """Makes every file and folder below `folder` durable, and returns the entries of the files; links are not
-    followed.
+    """Makes every file and folder below `folder` durable (fsync); returns size and digest of each file by path.
+
+    Links are not followed.
     """
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     files = {path.relative_to(folder).as_posix(): path for path in paths if not path.name.startswith(_REMOVED_BUT_OPEN)}
@@ -127,9 +128,9 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
 
 
 def verify_files(folder: Path, manifest: Manifest) -> None:
-    """Compares every file with the manifest: first names and sizes of all files, then contents, on several threads.
+    """Checks the files of a checkpoint part against the manifest: first sizes, then contents, on several threads.
 
-    A file that the manifest does not name is never read, and does no harm.
+    Files that the manifest does not name are ignored.
 
     Raises:
         DamagedCheckpoint: a file is missing, of another size or content, or cannot be read.
@@ -144,7 +145,7 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
 
 
 def verify_file(file: Path, expected: FileEntry) -> None:
-    """Compares one file with its entry, and raises as `verify_files`."""
+    """Checks the size and the sha256 of one file against its manifest entry; raises the errors of `verify_files`."""
     _verify_size(file, expected)
     _verify_digest(file, expected.sha256, _measure(file).sha256)
 
@@ -173,8 +174,9 @@ def _measure(file: Path, *, durable: bool = False) -> FileEntry:
 
 @contextmanager
 def _reading(file: Path, *, was_promised: bool = True) -> Iterator[None]:
-    """Turns an error of reading into DamagedCheckpoint if a promised file is missing, or if the storage reports
-    damage.
+    """Converts errors of reading a checkpoint file to DamagedCheckpoint, where they mean damage of the file.
+
+    They do if the file is missing although it was promised, or if the storage reports an input/output error.
     """
     try:
         yield

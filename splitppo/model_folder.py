@@ -1,14 +1,14 @@
-"""The folder of a model: a local one, or files that are fetched from the Hugging Face hub."""
+"""Finds the folder of a model: a local one, or files that are fetched from the Hugging Face hub."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 
 def local_folder(name: str, files: Sequence[str]) -> Path:
-    """Returns the local folder that a path or a hub name stands for; of a hub name `files` (patterns) are fetched.
+    """Returns the folder of a model on this machine; for a hub name, first fetches `files` (patterns) from the hub.
 
     Raises:
-        ValueError: there is no such folder, and no such model on the hub.
+        ValueError: neither a folder nor a model on the hub has this name, or the hub cannot be reached.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():

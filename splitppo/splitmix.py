@@ -1,4 +1,4 @@
-"""Random bits that depend on a number only: the same on every machine, in any order."""
+"""Pseudo-random bits that depend only on a number: the same on every machine, in any order."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Returns the next output of SplitMix64 (Steele et al., 2014) for each state; arrays wrap around silently."""
+    """Returns the next output of SplitMix64 (Steele et al., 2014) for each uint64 state; sums wrap around silently."""
     mixed = np.atleast_1d(state) + GAMMA
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""The user's Python files: imports one by its path and returns one object of it, or reads a file without running it.
+"""Loads a function or class from a Python file of the user, or reads its functions without running the file.
 
 Scoring processes import this module, so it imports nothing heavy.
 """
@@ -14,10 +14,10 @@ from splitppo.config_error import ConfigError
 
 
 def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> Any:
-    """Imports the file that the key `path_key` names and returns its `name`, which `name_key` names.
+    """Imports the user's Python file `path` and returns the class or function `name` of it.
 
-    The import writes no bytecode, so no `__pycache__` is left in the user's folder, neither for this file nor for the
-    modules that it imports.
+    `path_key` and `name_key` are the configuration keys that errors name. The import writes no bytecode, so no
+    `__pycache__` is left in the user's folder, neither for this file nor for the modules that it imports.
 
     Raises:
         ConfigError: the file does not exist, importing it fails, or it has no callable of that name; one sentence.
@@ -44,17 +44,17 @@ def load_from_file(path: Path, name: str, *, path_key: str, name_key: str) -> An
 
 @dataclass(frozen=True)
 class Parameters:
-    """The names of the parameters of a function: all that can be given by name, and those that must be given."""
+    """The parameter names of a user's function: all that can be given by name, and those that must be given."""
 
     names: tuple[str, ...]
     required: tuple[str, ...]
 
 
 def read_functions(path: Path) -> dict[str, Parameters]:
-    """Returns the parameters of each function that a file defines at its top level, by name, without running the file.
+    """Parses a Python file and returns the parameters of each function at its top level, without running the file.
 
     Raises:
-        ValueError: the file does not exist, cannot be read or is not Python; the sentence names no key.
+        ValueError: the file does not exist, cannot be read or is not Python; the sentence names no configuration key.
     """
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
@@ -77,5 +77,5 @@ def _parameters_of(arguments: ast.arguments) -> Parameters:
 
 
 def describe(error: BaseException) -> str:
-    """Returns the type and message of an exception on one line."""
+    """Returns the type and the message of an exception as one line of text."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,4 +1,4 @@
-"""Finds the weights of a Hugging Face folder: one safetensors file, or those that an index names."""
+"""Finds the weight files in a Hugging Face model folder: one safetensors file, or those that an index names."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ EXPECTED = f"{SINGLE_FILE} or {INDEX_FILE}"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the safetensors files of a model in the order of their names; none if the folder has none.
+    """Returns the paths of a model's safetensors files, sorted by name; an empty list if the folder has no weights.
 
     Raises:
         ValueError: the index cannot be used, or names a file that is not there.
