@@ -1,4 +1,4 @@
-"""Typed ragged batches, the form of prompts, rollouts and experience on the wire and in every process.
+"""Batches of ragged columns (a list of values per row): prompts, rollouts and experience in memory and over gRPC.
 
 A column holds the concatenated values of all rows and the number of values in each row. Nothing is padded here; `pad`
 and `unpad` convert to right-padded [B, T] arrays for vectorised arithmetic.
@@ -73,7 +73,7 @@ class Column:
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """[num_rows + 1] int64, the position where each row starts; the last entry is the number of values."""
+        """[num_rows + 1] int64: the position in `values` where each row starts; the last entry is their number."""
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     def rows(self) -> list[Array]:
@@ -81,7 +81,7 @@ class Column:
         return np.split(self.values, self.offsets[1:-1]) if self.num_rows else []
 
     def sums(self) -> NDArray[np.float64]:
-        """Returns [num_rows] float64, the sum of each row."""
+        """Sums the values of each row; returns [num_rows] float64."""
         sums, rows = np.zeros(self.num_rows), np.flatnonzero(self.lengths)
         if len(rows):
             sums[rows] = np.add.reduceat(self.values, self.offsets[rows], dtype=np.float64)
@@ -104,14 +104,14 @@ class Column:
         return Column(self.values[first : first + int(lengths.sum(dtype=np.int64))], lengths)
 
     def pad(self) -> Array:
-        """Returns the rows, right-padded with zeros to the longest row: [num_rows, width], a new array."""
+        """Copies the rows into a new array [num_rows, width], right-padded with zeros to the longest row."""
         mask = self.mask()
         padded = np.zeros(mask.shape, self.values.dtype)
         padded[mask] = self.values
         return padded
 
     def mask(self) -> NDArray[np.bool_]:
-        """Returns [num_rows, width] bool, true where `pad` puts a value of a row."""
+        """Returns [num_rows, width] bool: True where the array of `pad` has a value of a row, False for padding."""
         return np.arange(self.lengths.max(initial=0)) < self.lengths[:, None]
 
     def unpad(self, padded: Array) -> "Column":

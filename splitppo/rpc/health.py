@@ -1,4 +1,4 @@
-"""Asks a worker, or any gRPC server, for its health (grpc.health.v1): one line, and an exit status for probes.
+"""Asks a gRPC server for its health (grpc.health.v1); prints one line of text, with an exit status for probes.
 
     python -m splitppo.rpc.health HOST:PORT [--service NAME] [--ca F [--cert F --key F]] [--token-file F] [--timeout S]
 

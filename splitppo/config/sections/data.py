@@ -20,7 +20,7 @@ class _ClassInFile(Section):
 
 
 class CustomDatasetConfig(_ClassInFile):
-    """A class of yours that supplies the rows instead of files that are read."""
+    """A class of the user that supplies the rows of prompts, instead of files that are read."""
 
     path: Path | None = None
     """The Python file that defines the class. null: the rows come from train_files and val_files."""
@@ -30,7 +30,7 @@ class CustomDatasetConfig(_ClassInFile):
 
 
 class SamplerConfig(_ClassInFile):
-    """A class of yours that chooses the order of the prompts, in place of `shuffle`."""
+    """A class of the user that chooses the order of the prompts, in place of `shuffle`."""
 
     class_path: Path | None = None
     """The Python file that defines the class. null: `shuffle` sets the order."""

@@ -89,7 +89,7 @@ class Failpoint(Section):
 
 
 class DebugConfig(Section):
-    """Settings for tests and benchmarks, which are no part of a worker's digest."""
+    """The settings for tests and benchmarks; they are no part of the digest that compares controller and worker."""
 
     failpoints: dict[Point, Annotated[tuple[Failpoint, ...], OneOrMany]] = Field(default_factory=dict)
     """The failpoints of each point: one, or a list. splitppo/config/sections/debug.py lists all points. Failpoints are

@@ -12,7 +12,10 @@ DEFAULT_COEF = "default"
 
 
 class RewardModelConfig(ComputedModelConfig):
-    """The reward model: it has one label, and reads messages and response through its own tokenizer."""
+    """The settings of the reward model, a classifier with one label that reads messages and response.
+
+    The reward model has its own tokenizer.
+    """
 
     model: Annotated[str, IS_WORK] = ""
     """The reward model: a local folder or a hub name of a decoder that classifies sequences, with one label. Empty: no

@@ -54,7 +54,7 @@ Coefficient = Annotated[
 
 
 class Phase(Section):
-    """A span of steps in which other values apply; a key that is null keeps the value of its section.
+    """A span of steps in which other configuration values apply; a key that is null keeps the value of its section.
 
     A number fixes a coefficient, and its controller rests; with `adaptive` the controller moves the coefficient, from
     the value that it has reached.

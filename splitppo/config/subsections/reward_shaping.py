@@ -6,7 +6,7 @@ from splitppo.config.section import Range, Section
 
 
 class RewardShapingConfig(Section):
-    """Changes to scores in training, in this order: scaled, clipped, reduced by the KL penalty, whitened."""
+    """Changes to the scores in training, in this order: scaled, clipped, reduced by the KL penalty, whitened."""
 
     scale: float = Field(1.0, gt=0.0, allow_inf_nan=False)
     """The number that scores are multiplied by."""
