@@ -1,6 +1,7 @@
-"""Defaults of verl's older versions, and the version that a launch was written for.
+"""Finds the verl version that a launch script or YAML file was written for, and lists defaults of older versions.
 
-Hydra refuses a key that a version does not have, and a `+` before a key that it has. So keys tell the version.
+Hydra refuses a key that a version of verl does not have, and a `+` before a key that the version has. Therefore the
+keys of a launch tell the version of verl.
 """
 
 import re
@@ -60,10 +61,10 @@ _OLDER = (
 
 @dataclass(frozen=True)
 class Age:
-    """The version of verl that a launch was written for.
+    """The version of verl that a launch script or YAML file was written for, and the reason for this conclusion.
 
     Attributes:
-        version: None if the keys fit several versions; then the latest is assumed.
+        version: the version, (0, 4) for 0.4.0; None if the keys fit several versions, and the latest is assumed.
         why: the reason, as the end of a sentence.
         is_given: True if the user gave the version.
     """
@@ -73,7 +74,10 @@ class Age:
     is_given: bool = False
 
     def defaults(self, engine: str = "") -> dict[str, Any]:
-        """Returns the defaults of this version and engine that differ from those of the latest version with FSDP."""
+        """Returns the defaults of verl at this version, for one engine, that differ from the latest version with FSDP.
+
+        `engine` is a name that `engine_of_words` returns, e.g. "veomni"; "" takes only the defaults of all engines.
+        """
         version = self.version or LATEST
         defaults: dict[str, Any] = {}
         for name, since, until, values in _OTHERS:
@@ -81,7 +85,7 @@ class Age:
         return defaults
 
     def text(self, settings: Settings, engine: str = "") -> str:
-        """Returns a sentence on the version whose defaults are taken; "" if the version makes no difference."""
+        """Returns a sentence for the user on the verl version whose defaults are taken; "" if nothing depends on it."""
         if self.version and self.version[:2] <= _LAST_OLD:
             return f"defaults are those of verl {_name(self.version)}: {self.why} (--verl-version gives another)"
         last = (0, 4, 1) if self.version else _LAST_OLD
@@ -101,7 +105,7 @@ class Age:
 
 
 def age_of_release(text: str) -> Age:
-    """Returns the age for a release number, such as 0.4.1.
+    """Parses a release number of verl, such as 0.4.1, and returns the release as an `Age` that the user gave.
 
     Raises:
         ConfigError: the text is no release number of verl.
@@ -114,7 +118,10 @@ def age_of_release(text: str) -> Age:
 
 
 def age_of_words(words: Sequence[str]) -> Age:
-    """Returns the age of overrides: the last version that accepts them."""
+    """Returns the last verl version that accepts these Hydra overrides (key=value), as an `Age`.
+
+    The version in the `Age` is None if no key tells it.
+    """
     keys = [word.partition("=")[0] for word in words]
     for version, patterns in (((0, 2), _OLDER), (_LAST_OLD, _OLD), (LATEST, _NEW)):
         if telling := next((key for key in keys if any(re.fullmatch(pattern, key) for pattern in patterns)), ""):
@@ -123,7 +130,10 @@ def age_of_words(words: Sequence[str]) -> Age:
 
 
 def engine_of_words(words: Sequence[str]) -> str:
-    """Returns the engine of overrides; Megatron's older configuration is "ppo_megatron_trainer"."""
+    """Returns the training engine that Hydra overrides (key=value) choose in verl: "dp" (FSDP) if they choose none.
+
+    The older configuration of verl for Megatron is "ppo_megatron_trainer".
+    """
     if names := [word.removeprefix("model_engine=") for word in words if word.startswith("model_engine=")]:
         return names[-1]
     is_megatron = any("ppo_megatron_trainer" in word or word.endswith("actor.strategy=megatron") for word in words)
@@ -131,7 +141,7 @@ def engine_of_words(words: Sequence[str]) -> str:
 
 
 def age_of_yaml(text: str) -> Age:
-    """Returns the age of a configuration: the last version that may have written it, if it has all keys."""
+    """Returns the last version of verl that may have written this YAML, as an `Age`; the YAML should have all keys."""
     if "use_kl_in_reward" in text:
         return Age(LATEST)
     return Age(_LAST_OLD, "it has no algorithm.use_kl_in_reward") if "hybrid_engine" in text else Age(None)

@@ -1,7 +1,7 @@
-"""Runs a launch script with bash in a sandbox, and records the launches of verl.
+"""Runs a shell script in a sandbox with bash, and records the commands in which the script would start verl.
 
-The sandbox has bash, tools whose output follows from their input, and the files that the script reads. It has no
-network, and files that the script writes are lost. `answers.bash` replaces all other commands.
+The sandbox has bash, tools whose output follows from their input, and the files that the script reads. The sandbox has
+no network, and files that the script writes are lost. `answers.bash` replaces all other commands.
 """
 
 import fcntl
@@ -41,7 +41,7 @@ _FIRST_PROCESS = (
 
 @dataclass(frozen=True)
 class Step:
-    """A command that bash ran: its file and line, its working folder, and its text after expansion."""
+    """One command that bash ran in a script: file and line, working folder, and the command's text after expansion."""
 
     file: str
     line: int
@@ -50,7 +50,7 @@ class Step:
 
     @property
     def words(self) -> list[str]:
-        """The words of the command."""
+        """The words of the command, split as a shell splits them."""
         try:
             return shlex.split(self.text)
         except ValueError:
@@ -58,17 +58,17 @@ class Step:
 
     @property
     def name(self) -> str:
-        """The first word of the command; "" if it has none."""
+        """The first word of the command, which is the program; "" if the command has no words."""
         return next(iter(self.words), "")
 
 
 @dataclass(frozen=True)
 class BashRun:
-    """The record of one run of a script.
+    """The record of one run of a shell script in the sandbox.
 
     Attributes:
-        launches: line and words of each launch of verl.
-        calls: LINE@NAME of each command that was replaced.
+        launches: for each command that starts verl, its line in the script and its words.
+        calls: LINE@NAME of each command that was replaced, because it cannot run in the sandbox.
         steps: all commands, as bash traced them.
         messages: line and text of each error message of bash.
     """
@@ -81,13 +81,13 @@ class BashRun:
 
 @dataclass
 class Bash:
-    """Runs one script, which sees the files and folders of this machine that it reads, read-only.
+    """Runs one shell script in a sandbox, which shows the files and folders that the script reads, read-only.
 
     Attributes:
-        now_s: the unix time that `date` gives.
-        shown: the options of bubblewrap that show a file or folder, by path.
-        programs: the programs that the script calls by their paths; they are replaced, too.
-        sandbox: the command of bubblewrap.
+        now_s: the time that `date` prints in the sandbox, in seconds since 1970.
+        shown: the options of bubblewrap that show a file or folder in the sandbox, by path.
+        programs: the programs that the script calls by their paths; these programs are replaced, too.
+        sandbox: the command line of bubblewrap.
 
     Raises:
         NoSandbox: bubblewrap is not installed, or cannot start here.
@@ -109,14 +109,14 @@ class Bash:
         passed: Collection[int] = (),
         strict: bool = False,
     ) -> BashRun:
-        """Runs the script, and runs it again while it asks for files and programs that are new.
+        """Runs the script, again while it asks for new files or programs, and returns the record of the last run.
 
         Args:
-            environment: the variables of the script.
-            failing: the calls (LINE@NAME) that fail.
+            environment: the environment variables of the script.
+            failing: the replaced commands (LINE@NAME) that fail.
             arguments: the arguments of the script.
-            passed: the lines whose tests succeed.
-            strict: runs it with `set -u`.
+            passed: the lines of the script whose tests succeed.
+            strict: runs the script with `set -u`.
         """
         settings = {"NOW": self.now_s, "STRICT": "u" if strict else "", "FAILING": f" {' '.join(failing)} "}
         settings |= {"PASSED": f" {' '.join(map(str, passed))} "}
@@ -170,7 +170,7 @@ class Bash:
 
 
 def _sandbox() -> list[str]:
-    """Returns the command of bubblewrap for a sandbox with bash and the tools."""
+    """Returns the command line of bubblewrap that starts a sandbox with bash and the tools."""
     options = [*isolated(platform.node()), *(() if is_root() else ("--unshare-user",)), *shared_libraries()]
     options += ["--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/urandom", "/dev/urandom"]
     options += [*_PROC, "--symlink", "/proc/self/fd", "/dev/fd", "--tmpfs", "/tmp"]  # noqa: S108
@@ -187,7 +187,7 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _read_notes(fields: Sequence[str]) -> tuple[list[tuple[int, list[str]]], list[str]]:
-    """Returns (launches, calls) from the fields that `answers.bash` wrote."""
+    """Parses the fields that `answers.bash` wrote into (commands that start verl, replaced commands as LINE@NAME)."""
     launches: list[tuple[int, list[str]]] = []
     calls: list[str] = []
     rest = iter(fields)
@@ -208,7 +208,7 @@ def _read_trace(text: str) -> Iterator[Step]:
 
 
 def _files_of(steps: Sequence[Step], shown: Collection[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields each file or folder of this machine that the steps read, with the options that show it."""
+    """Yields each file or folder of this machine that the commands read, with the bubblewrap options that show it."""
     for step in steps:
         words = step.words
         if words and (words[0] in _READERS or words[0].endswith(".sh")):
@@ -219,7 +219,7 @@ def _files_of(steps: Sequence[Step], shown: Collection[str]) -> Iterator[tuple[s
 
 
 def _programs_of(steps: Sequence[Step]) -> set[str]:
-    """Returns the programs that the steps call by their paths."""
+    """Returns the programs, shell scripts aside, that the commands call by a path, such as ./tool."""
     return {
         word
         for word in (step.name for step in steps)

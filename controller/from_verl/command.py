@@ -1,4 +1,4 @@
-"""`python -m controller from-verl SCRIPT_OR_YAML`: reads a verl run, writes our configuration and a report."""
+"""The command `python -m controller from-verl SCRIPT_OR_YAML`: turns a verl launch into a SplitPPO configuration."""
 
 import argparse
 import os
@@ -27,10 +27,12 @@ _NO_FILE = Path("-")
 
 
 def from_verl(arguments: Sequence[str]) -> int:
-    """Runs the command; returns 0, or 1 if the user must decide something first.
+    """Runs the command from-verl: writes the report and the configuration; returns exit code 0, or 1 without a file.
+
+    Exit code 1: the user must first decide about keys that cannot be translated.
 
     Raises:
-        ConfigError: the input cannot be used.
+        ConfigError: the script or YAML file cannot be used.
     """
     parser = argparse.ArgumentParser(
         prog="python -m controller from-verl",
@@ -72,9 +74,10 @@ def from_verl(arguments: Sequence[str]) -> int:
 def read_settings(
     source: Path, overrides: Sequence[str], environment: Mapping[str, str], now: datetime, verl_version: str = ""
 ) -> Settings:
-    """Returns the settings of a YAML file or of a launch script, with overrides applied last.
+    """Reads a YAML file or a launch script of verl, applies overrides last, and returns verl's keys as `Settings`.
 
-    Defaults are those of `verl_version`, else of the version that the keys tell, else of the latest version.
+    Keys that are not given have the defaults of `verl_version`, else of the version that the given keys tell, else of
+    the latest version.
 
     Raises:
         ConfigError: the file cannot be read or understood.
@@ -100,7 +103,7 @@ def read_settings(
 
 
 def translated_yaml(translation: Translation, name: str) -> str:
-    """Returns the text of the configuration file; `name` is the name of the source.
+    """Validates the translated configuration and returns it as YAML text; `name` is the file it was translated from.
 
     Raises:
         ConfigError: the configuration does not pass its checks.
@@ -119,7 +122,7 @@ def _read(file: Path) -> str:
 
 
 def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> list[Word]:
-    """Returns the words that are overrides, and reads the configuration that options such as --config-name give."""
+    """Returns the words of verl's command line that are overrides; adds the file of --config-name to the settings."""
     rest: list[Word] = []
     options: dict[str, str] = {}
     remaining = iter(words)
@@ -142,7 +145,7 @@ def _take_options(settings: Settings, source: Path, words: Sequence[Word]) -> li
 
 
 def _add_words(settings: Settings, words: Sequence[Word]) -> None:
-    """Adds the overrides; later ones count. ConfigError for a value that is unknown and not overridden."""
+    """Adds Hydra overrides to the settings, later ones count; ConfigError if a value is unknown and not overridden."""
     names = [_key(word) for word in words if not word.unknown]
     for word in words:
         if not word.unknown or _key(word) not in names:
@@ -162,7 +165,7 @@ def _key(word: Word) -> str:
 
 
 def _undecided(translation: Translation, settings: Settings) -> Iterator[str]:
-    """Yields a sentence on each kind of decision that the user must make before a file is written."""
+    """Yields one error sentence per kind of decision that the user must make before a configuration file is written."""
     if settings.asks_age:
         yield settings.age
     if unknown := [finding for finding in translation.stopping if finding.is_unknown]:

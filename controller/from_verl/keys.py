@@ -1,4 +1,4 @@
-"""The table of all keys of verl's PPO trainer. It translates runs, and docs/from-verl.md is made from it."""
+"""The table that maps every key of verl's PPO trainer to a SplitPPO key; docs/from-verl.md is made from the table."""
 
 from controller.from_verl.keys_data import DATA_ROWS
 from controller.from_verl.keys_models import MODEL_ROWS
@@ -23,5 +23,5 @@ SECTIONS = tuple(row.key for row in ROWS if row.is_section)
 
 
 def row_of(key: str) -> Row | None:
-    """Returns the first row that matches a key; None if verl's PPO trainer has no such key."""
+    """Finds the first row of the table of verl's keys that matches a key; None if verl's PPO trainer lacks the key."""
     return next((row for row in ROWS if row.matches(key)), None)

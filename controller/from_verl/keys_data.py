@@ -1,4 +1,7 @@
-"""verl's keys of data and rewards: `data`, `reward`, and the older `reward_model` and `custom_reward_function`."""
+"""Converts verl's keys of data and rewards (`data`, `reward`, older names of `reward`) into keys of SplitPPO.
+
+The older names are `reward_model` and `custom_reward_function`.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +18,7 @@ _TEXT_ONLY = "text only: prompts with images, videos or sounds are not read"
 
 
 def _files(value: Any, _: VerlRun) -> Any:
-    """Returns the list of files, or the only file."""
+    """Converts verl's data files (a path or a list) into a list, or into the one path; refuses URLs."""
     names = value if isinstance(value, list) else [value]
     if remote := [name for name in names if "://" in str(name)]:
         raise NotSupported(f"copy {remote[0]} to this machine first")
@@ -119,7 +122,7 @@ def _functions() -> Iterator[Row]:
 
 
 def _models(top: Section, model: Section) -> Iterator[Row]:
-    """Yields the rows of the reward model and of the sandbox; `model` is the section with verl's older names."""
+    """Yields the table rows of verl's reward model and code sandbox; `model` is the section with older key names."""
     alone = "its score alone, in training (reward_model.rule_coef 0); reward functions score validation"
     path = "{reward.reward_model.model_path,reward_model.model.path}"
     both = Section("{reward.reward_model,reward_model}")

@@ -1,4 +1,7 @@
-"""verl's keys of policy, value model and reference: `actor_rollout_ref.{actor,model,ref}` and `critic`."""
+"""Converts verl's keys of policy, value model and reference model into keys of SplitPPO.
+
+These are verl's sections `actor_rollout_ref.{actor,model,ref}` and `critic`.
+"""
 
 from collections.abc import Iterator
 from typing import Any, get_args

@@ -1,4 +1,4 @@
-"""verl's keys of sampling: `actor_rollout_ref.rollout`."""
+"""Converts verl's keys about rollouts and their engine (`actor_rollout_ref.rollout`) into keys of SplitPPO."""
 
 from collections.abc import Iterator
 from typing import Any

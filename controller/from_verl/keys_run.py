@@ -1,4 +1,4 @@
-"""verl's keys of algorithm and run: `algorithm`, `trainer`, and keys of no section above."""
+"""Converts verl's keys of `algorithm` and `trainer`, and keys outside all sections, into keys of SplitPPO."""
 
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -55,7 +55,10 @@ def _normalizes(value: Any, run: VerlRun) -> Any:
 
 
 def _rejects(value: Any, _: VerlRun) -> Any:
-    """Returns the name here. Options of verl up to 0.7.0 bound the ratio; k1 is minus its logarithm."""
+    """Converts a name of verl's rejection rule (rollout_rs) into the name in SplitPPO.
+
+    Rules of verl up to 0.7.0 bound the ratio of the probabilities; k1 is minus the logarithm of this ratio.
+    """
     return _OLD_REJECTIONS.get(value, value)
 
 
@@ -93,12 +96,12 @@ def _warmup(value: Any, _: VerlRun) -> int:
 
 
 def _loggers(value: Any, _: VerlRun) -> list[Any]:
-    """Returns the trackers that exist here; others have no effect on what is learned."""
+    """Returns verl's experiment trackers that SplitPPO has, too; the others do not change what is learned."""
     return [name for name in (value if isinstance(value, list) else [value]) if name in _TRACKERS]
 
 
 def _gpus(_: Any, run: VerlRun) -> str:
-    """Returns the GPUs of each group, for the report; `translate` sets the keys of all groups together."""
+    """Returns a text with the GPUs of each process group, for the report alone; `translate` sets the keys."""
     return " + ".join(f"{count} {role}" for role, count in run.groups.ranks().items())
 
 
@@ -113,7 +116,7 @@ def _resume(value: Any, run: VerlRun) -> Any:
 
 
 def _keep(value: Any, run: VerlRun) -> Any:
-    """Returns the larger of the given numbers; None, which keeps all, if a number is null or not above 0."""
+    """Returns how many checkpoints to keep: the larger of verl's two numbers; None (all) if one is null or below 1."""
     keys = [f"trainer.max_{role}_ckpt_to_keep" for role in ("actor", "critic")]
     kept = [run.value(key) for key in keys if key in run.settings.given] or [value]
     return None if any(number is None or num_of(number, keys[0]) <= 0 for number in kept) else int(max(kept))

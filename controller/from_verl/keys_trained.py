@@ -1,4 +1,4 @@
-"""verl's keys that policy and value model have in common: optimizer, batches, loss, engine, model."""
+"""Converts the verl keys that policy and value model share (optimizer, batches, loss, engine) into keys of SplitPPO."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +31,7 @@ def _steps_or_refuse(run: VerlRun, for_what: str) -> int:
 
 
 class _Trained:
-    """Converts the keys of one trained model."""
+    """Conversions from verl to SplitPPO for the values of one trained model, the actor or the critic."""
 
     def __init__(self, section: Section) -> None:
         self.verl, self.ours = section.verl, section.ours
@@ -53,7 +53,7 @@ class _Trained:
         return max(int(num_of(value, f"{self.verl}.ppo_max_token_len_per_gpu")), run.longest_row)
 
     def grad_clip(self, value: Any, run: VerlRun) -> Any:
-        """Returns the value that older workers of verl read; verl's engines read optim.clip_grad instead."""
+        """Returns the gradient clip that older workers of verl read; NotNeeded if the newer optim.clip_grad is set."""
         if f"{self.verl}.optim.clip_grad" in run.settings.given:
             raise NotNeeded("optim.clip_grad is given too, and verl's engines read only that key")
         return value
@@ -72,7 +72,7 @@ class _Trained:
         return int(value * _steps_or_refuse(run, "a share of the steps"))
 
     def _schedule(self, run: VerlRun) -> Any:
-        """Returns the schedule, from FSDP's key or else from Megatron's or Torchtitan's."""
+        """Returns the name of the learning-rate schedule, from verl's key for FSDP, Megatron or Torchtitan."""
         names = (self._of(run, f"optim.{key}") for key in ("warmup_style", "lr_decay_style", "decay_type"))
         style = next(filter(None, names), None)
         if style == "WSD":
@@ -109,7 +109,7 @@ class _Trained:
         return self._number(run, "optim.min_lr") / self._number(run, "optim.lr")
 
     def aggregation(self, value: Any, run: VerlRun) -> Any:
-        """Returns the aggregation; losses over sequences have the aggregation of their papers, here and in verl."""
+        """Returns how verl aggregates the loss over tokens; NotNeeded for sequence losses, whose papers fix that."""
         if self.ours == "actor" and run.value(f"{ACTOR}.policy_loss.loss_mode") in SEQUENCE_LOSSES:
             raise NotNeeded(
                 f"{', '.join(SEQUENCE_LOSSES)} are always aggregated by seq-mean-token-mean, here and in verl; but"
@@ -119,7 +119,10 @@ class _Trained:
 
 
 def _override_config(value: Any, _: VerlRun) -> dict[str, Any]:
-    """Returns the attributes for config.json; for Megatron's workers they are in model_config."""
+    """Returns the attributes of verl's override_config for config.json of the model; NotSupported for dropout above 0.
+
+    Older workers of verl for Megatron have the attributes under `model_config`.
+    """
     attributes = {**(value or {})}
     if any((attributes.pop("moe_config", None) or {}).values()):
         raise NotSupported("moe_config: the router is trained, too")
@@ -136,7 +139,7 @@ def _hf_model(value: Any, _: VerlRun) -> bool:
 
 
 def trained(section: Section, *, model: str, engine: str) -> Iterator[Row]:
-    """Yields the rows that the sections of actor and critic have in common.
+    """Yields the table rows of the verl keys that the sections of actor and critic have in common.
 
     `model` and `engine` are the names of verl's sections with the keys of the model and of FSDP.
     """
@@ -190,7 +193,7 @@ def _batches(trained: Section, of: _Trained) -> Iterator[Row]:
     ours = trained.ours
 
     def inherited(key: str, value: Any) -> Any:
-        """Returns verl's default; the critic's default is the actor's value."""
+        """Returns the default of a verl key for this model; for the critic, a reference to the actor's value."""
         return f"${{{ACTOR}.{key}}}" if ours == "critic" else value
 
     mini_batch = "ppo_mini_batch_size"

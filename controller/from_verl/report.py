@@ -1,4 +1,4 @@
-"""The report of a translation: each key by outcome, with its value here or a reason."""
+"""Writes the report of a translation from verl: each verl key with its new key and value, or with a reason."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -20,7 +20,7 @@ _TITLES = {
 
 
 def report_text(translation: Translation, settings: Settings) -> str:
-    """Returns the report on all keys; keys that need a decision come first."""
+    """Formats the report on all translated verl keys as text; keys that the user must decide on come first."""
     by_kind = {kind: [finding for finding in translation.findings if _kind(finding) == kind] for kind in _TITLES}
     counts = [f"{len(findings)} {kind}" for kind, findings in by_kind.items() if findings and kind != "default"]
     num_keys = len(translation.findings) - len(by_kind["default"])
@@ -58,7 +58,7 @@ def _lines(kind: str, findings: Iterable[Finding]) -> Iterator[str]:
 
 
 def _names(of_row: list[Finding]) -> list[str]:
-    """Returns the keys of one row; for four or more keys, the pattern of the row."""
+    """Returns the verl keys that one row of the table matched; for four or more keys, the pattern of the row."""
     return [finding.key for finding in of_row] if len(of_row) < 4 else [f"{of_row[0].row} ({len(of_row)} keys)"]
 
 
@@ -71,6 +71,6 @@ def _ours(finding: Finding) -> str:
 
 
 def _short(value: object) -> str:
-    """Returns a value as in YAML, cut after 60 characters."""
+    """Formats a configuration value as in YAML, cut after 60 characters."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""Rows of the table that translates verl's keys, and the conversions that several rows use."""
+"""The type of a row of the table that translates verl's keys, and conversions of values that several rows use."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,11 +14,11 @@ NO_DEFAULT = object()
 
 
 class NotNeeded(Exception):
-    """Raised for a value that needs no key here; the text is the reason."""
+    """Raised by a conversion for a value of verl that needs no key in SplitPPO; the text is the reason."""
 
 
 class NotSupported(Exception):
-    """Raised for a value that is not supported here; the text says what to do instead.
+    """Raised by a conversion for a value of verl that SplitPPO does not support; the text says what to do instead.
 
     `changes_results` is False if only speed or memory differ without the value.
     """
@@ -30,14 +30,14 @@ class NotSupported(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """The rule for one key of verl, or for all keys that match a pattern.
+    """The rule that translates one key of verl into SplitPPO, or all verl keys that match a pattern.
 
     Attributes:
         key: verl's key or pattern: * matches one part, ** any number of characters, {a,b} either a or b.
-        to: our key; "" if there is none.
+        to: the key of SplitPPO; "" if SplitPPO has no such key.
         note: how the value is changed, why the key is not needed, or what to do instead.
-        default: verl's default; it is used if the key is not given and our default differs.
-        convert: returns our value of verl's value; it may raise NotNeeded or NotSupported.
+        default: verl's default; it is used if the key is not given and SplitPPO's default differs.
+        convert: converts verl's value into SplitPPO's value; may raise NotNeeded or NotSupported.
         off: values that switch something unsupported off, beside None, false and empty values.
         changes_results: True if a run without the key would learn something else; else only speed or memory differ.
         is_section: True if the value is a mapping that is taken as a whole.
@@ -62,52 +62,59 @@ class Row:
         return any(sign in self.key for sign in "*{")
 
     def matches(self, key: str) -> bool:
-        """Returns True if this row is the rule for the key."""
+        """Returns True if this row is the rule for the verl key `key`, by name or by pattern."""
         return key == self.key or (self.is_pattern and self._pattern.fullmatch(key) is not None)
 
     def is_off(self, value: Any) -> bool:
-        """Returns True if the value switches the key off."""
+        """Returns True if the value of the verl key switches a feature off: None, False, empty, or listed in `off`."""
         return value is None or value is False or value in ("", [], {}) or value in self.off
 
 
 @dataclass(frozen=True)
 class Section:
-    """Makes the rows of one section of verl's configuration.
+    """Makes the translation rules (`Row`) for the keys of one section of verl's configuration.
 
     Attributes:
         verl: verl's section: the prefix of verl's keys in all rows.
-        ours: our section: the prefix of our keys; "" if rows give our keys in full.
+        ours: SplitPPO's section: the prefix of SplitPPO's keys; "" if rows give these keys in full.
     """
 
     verl: str
     ours: str = ""
 
     def taken(self, key: str, default: Any = NO_DEFAULT, convert: Convert | None = None, **more: Any) -> Row:
-        """Makes a row for a key with the same name and meaning here."""
+        """Makes the rule for a verl key that has the same name and meaning in SplitPPO."""
         return self.renamed(key, key, default, convert, **more)
 
     def renamed(self, key: str, to: str, default: Any = NO_DEFAULT, convert: Convert | None = None, **more: Any) -> Row:
-        """Makes a row for a key whose meaning has another name here."""
+        """Makes the rule for a verl key that has the same meaning but another name in SplitPPO."""
         return Row(self._key(key), "taken", _joined(self.ours, to), default=default, convert=convert, **more)
 
     def changed(self, key: str, to: str, how: str, convert: Convert | None = None, default: Any = NO_DEFAULT) -> Row:
-        """Makes a row for a key whose meaning needs another value here, or is only nearly the same."""
+        """Makes the rule for a verl key that needs another value in SplitPPO, or has only nearly the same meaning."""
         return Row(self._key(key), "changed", _joined(self.ours, to), how, default, convert)
 
     def checked(self, key: str, how: str, convert: Convert, default: Any = NO_DEFAULT) -> Row:
-        """Makes a row for a key that we do not have: `convert` raises NotNeeded or NotSupported for each value."""
+        """Makes the rule for a verl key that SplitPPO lacks: `convert` raises NotNeeded or NotSupported for a value."""
         return Row(self._key(key), "changed", "", how, default, convert)
 
     def not_needed(self, key: str, why: str, default: Any = NO_DEFAULT) -> Row:
-        """Makes a row for a key that is not needed here, whatever its value."""
+        """Makes the rule for a verl key that SplitPPO does not need, whatever the value; `why` is the reason."""
         return Row(self._key(key), "not needed", note=why, default=default)
 
     def unsupported(self, key: str, instead: str, *off: Any, default: Any = NO_DEFAULT) -> Row:
-        """Makes a row for a key that is not supported; a run without it learns something else."""
+        """Makes the rule for a verl key that is not supported; a training run without the key learns something else.
+
+        Args:
+            key: the key in verl's section.
+            instead: what the user can do instead.
+            off: values that switch the feature of the key off, which are accepted.
+            default: verl's default.
+        """
         return Row(self._key(key), "not supported", note=instead, default=default, off=off)
 
     def slower(self, key: str, instead: str, *off: Any, default: Any = NO_DEFAULT) -> Row:
-        """Makes a row for a key that is not supported; without it only speed, memory or logs differ."""
+        """Makes the rule for a verl key that is not supported; without the key only speed, memory or logs differ."""
         return Row(self._key(key), "not supported", note=instead, default=default, off=off, changes_results=False)
 
     def _key(self, key: str) -> str:
@@ -115,7 +122,7 @@ class Section:
 
 
 def mapped(values: Mapping[str, str], instead: str) -> Convert:
-    """Returns the conversion by this mapping; for other values the message is `instead`."""
+    """Makes a conversion of verl's values by a mapping; other values raise NotSupported with the message `instead`."""
 
     def convert(value: Any, _: VerlRun) -> str:
         if value not in [*values]:  # the value may be a list
@@ -126,12 +133,12 @@ def mapped(values: Mapping[str, str], instead: str) -> Convert:
 
 
 def one_of(names: Iterable[str], instead: str = "") -> Convert:
-    """Returns the conversion that keeps these values; for others the message is `instead`, or a list of them."""
+    """Makes a conversion that keeps the listed values; others raise NotSupported with `instead`, or with the list."""
     return mapped({name: name for name in names}, instead or f"one of {', '.join(names)}")
 
 
 def needless(values: Collection[Any], why: str, instead: str) -> Convert:
-    """Returns the conversion for which these values are not needed, and all others are not supported."""
+    """Makes a conversion that raises NotNeeded for the listed values of a verl key, and NotSupported for all others."""
 
     def convert(value: Any, _: VerlRun) -> Any:
         raise NotNeeded(why) if value in values else NotSupported(instead)
@@ -140,7 +147,7 @@ def needless(values: Collection[Any], why: str, instead: str) -> Convert:
 
 
 def same_as(key: str, instead: str) -> Convert:
-    """Returns the conversion for which the value of another key is not needed, and others are not supported."""
+    """Makes a conversion that raises NotNeeded if a verl key equals the verl key `key`, and NotSupported otherwise."""
 
     def convert(value: Any, run: VerlRun) -> Any:
         raise NotNeeded(f"same value as {key}") if value == run.value(key) else NotSupported(instead)
@@ -149,12 +156,12 @@ def same_as(key: str, instead: str) -> Convert:
 
 
 def none_if_same_as(key: str) -> Convert:
-    """Returns the conversion that keeps the value, or returns None if it is the value of another key."""
+    """Makes a conversion that turns a verl value into None if it equals the verl key `key`, and keeps it otherwise."""
     return lambda value, run: None if value == run.value(key) else value
 
 
 def only_if(condition: Callable[[VerlRun], bool], why_not: str) -> Convert:
-    """Returns the conversion that keeps the value if the run meets the condition; else it is not needed."""
+    """Makes a conversion that keeps a verl value if the run meets `condition`, and raises NotNeeded otherwise."""
 
     def convert(value: Any, run: VerlRun) -> Any:
         if not condition(run):
@@ -169,6 +176,6 @@ def _joined(section: str, key: str) -> str:
 
 
 def _regex(pattern: str) -> str:
-    """Returns the regular expression for a pattern with *, ** and {a,b}."""
+    """Converts a key pattern with *, ** and {a,b} into a regular expression."""
     signs = {"**": ".+", "*": "[^.]+", "{": "(?:", ",": "|", "}": ")"}
     return "".join(signs.get(part) or re.escape(part) for part in re.split(r"(\*\*|[*{,}])", pattern))

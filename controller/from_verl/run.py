@@ -1,4 +1,4 @@
-"""A verl run: its settings, values that follow from several of them, and the GPUs of each group here."""
+"""What follows from several keys of a verl configuration together: steps, use of a critic, GPUs of each role."""
 
 import math
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ ACTOR_SHARE = 0.75
 
 @dataclass(frozen=True)
 class GpuGroups:
-    """The number of ranks of each group; each rank has a GPU.
+    """The number of ranks of the actor, critic and reward process groups in SplitPPO; each rank has one GPU.
 
-    `tensor_parallel` is the size of a vLLM engine. `shared` is True if actor and critic share the only GPU.
+    `tensor_parallel` is the number of GPUs of a vLLM engine. `shared` is True if actor and critic share the only GPU.
     """
 
     actor: int
@@ -28,13 +28,13 @@ class GpuGroups:
     shared: bool = False
 
     def ranks(self) -> Mapping[str, int]:
-        """Returns the number of ranks of each group that exists, by role."""
+        """Returns the number of ranks by role, without roles that have no process group."""
         return {role: count for role, count in asdict(self).items() if role in ("actor", "critic", "reward") and count}
 
 
 @dataclass(frozen=True)
 class VerlRun:
-    """The verl run that is translated; `requested` are the GPUs of actor and critic that `--gpus` gives."""
+    """A verl training run that is translated: its settings, and the GPUs of actor and critic that `--gpus` requests."""
 
     settings: Settings
     requested: tuple[int, int] | None = None
@@ -44,7 +44,7 @@ class VerlRun:
 
     @property
     def longest_row(self) -> int:
-        """The number of tokens of the longest prompt with the longest response."""
+        """The number of tokens of the longest allowed prompt and the longest allowed response together."""
         return self._count("data.max_prompt_length") + self._count("data.max_response_length")
 
     @property
@@ -53,20 +53,20 @@ class VerlRun:
 
     @property
     def uses_critic(self) -> bool:
-        """True if the estimator needs values."""
+        """True if the advantage estimator of the verl run needs values from a critic."""
         return "values_BT" in NEEDS.get(str(self.value("algorithm.adv_estimator")), ())
 
     def has_use_for(self, key: str) -> bool:
-        """Returns False for the critic's keys if the run has no critic."""
+        """Returns False if a verl key is about the critic and the verl run has no critic; True otherwise."""
         return self.uses_critic or not (key.startswith("critic.") or key == "trainer.critic_warmup")
 
     @property
     def has_reward_model(self) -> bool:
-        """True if a reward model is enabled, by its old or its new key."""
+        """True if the verl run has a reward model, enabled by the old or the new key."""
         return bool(self.value("reward.reward_model.enable") or self.value("reward_model.enable"))
 
     def num_steps(self) -> int | None:
-        """Returns the number of PPO steps; None if that needs data files that are not on this machine."""
+        """Computes the number of PPO steps of the verl run; None if that needs data files that are not here."""
         if self.value("trainer.total_training_steps") is not None:
             return self._count("trainer.total_training_steps")
         rows = rows_in(self.value("data.train_files"))
@@ -78,14 +78,15 @@ class VerlRun:
 
     @cached_property
     def groups(self) -> GpuGroups:
-        """The GPUs of each group: as requested, or three for the actor to one for the critic.
+        """The number of GPUs for each process group: as requested, or three for the actor to one for the critic.
 
         In verl both models use all GPUs. The actor's share is rounded down to whole vLLM engines, if it has at least
-        one. A reward model has the GPUs of its pool in verl. Without a pool the critic's group hosts it; without a
-        critic it gets a quarter of the GPUs.
+        one. A reward model has as many GPUs as its resource pool in verl. Without a pool the critic's process group
+        runs the reward model; without a critic the reward model gets a quarter of the GPUs.
 
         Raises:
-            ConfigError: there are fewer GPUs than groups, or `--gpus` names GPUs for a critic that the run has not.
+            ConfigError: there are fewer GPUs than process groups, or `--gpus` names GPUs for a critic and the run has
+                none.
         """
         total = int(self.settings.number("trainer.nnodes") * self.settings.number("trainer.n_gpus_per_node"))
         wanted = self._count("actor_rollout_ref.rollout.tensor_model_parallel_size")
@@ -118,7 +119,7 @@ class VerlRun:
         return actor, critic
 
     def _reward_gpus(self, total: int) -> int:
-        """Returns the GPUs of the reward group; 0 if there is none, because the critic's group hosts the model."""
+        """Returns the GPUs of the reward model's own process group; 0 if the critic's group runs the reward model."""
         if not self.has_reward_model:
             return 0
         if self.value("reward.reward_model.enable_resource_pool"):

@@ -1,7 +1,7 @@
-"""Reads the words that a launch script passes to `verl.trainer.main_ppo`.
+"""Finds the arguments that a launch script passes to `verl.trainer.main_ppo`, without training anything.
 
-Bash runs the script. A script depends on variables, and on commands that cannot be run here. Further runs with other
-variables and results show on which of them the launch depends.
+Bash runs the script in a sandbox. A script depends on variables, and on commands that cannot be run there. Further runs
+with other variables and results show on which of them the arguments depend.
 """
 
 import re
@@ -25,11 +25,11 @@ _OF_BASH = re.compile(r"BASH.*|PATH|PS4|PWD|OLDPWD|SHLVL|SHELLOPTS|POSIXLY_CORRE
 
 @dataclass(frozen=True)
 class Word:
-    """One argument of verl.
+    """One argument that a launch script passes to verl, for example data.train_batch_size=64.
 
     Attributes:
-        line: its line in the script; 0 if it is not from a script.
-        unknown: the reason why the rest of the text is not known; "" if all of it is known.
+        line: the line of the script with this argument; 0 if the argument is not from a script.
+        unknown: the reason why the rest of the text is not known; "" if all of the text is known.
     """
 
     text: str
@@ -39,14 +39,16 @@ class Word:
 
 @dataclass(frozen=True)
 class Launch:
-    """The words after the entry point, and the variables of the environment that they depend on."""
+    """The arguments that a script passes to verl, and the environment variables that these arguments depend on."""
 
     words: list[Word]
     from_environment: Collection[str]
 
 
 def read_script(file: Path, text: str, environment: Mapping[str, str], now: datetime) -> Launch:
-    """Returns the words that a script passes to `verl.trainer.main_ppo`; the script itself gets no arguments.
+    """Runs a launch script in a sandbox and returns the arguments that the script passes to `verl.trainer.main_ppo`.
+
+    The script itself gets no arguments.
 
     Raises:
         ConfigError: bash cannot run here, the script does not start verl or starts two runs, or a branch depends on
@@ -62,7 +64,7 @@ def read_script(file: Path, text: str, environment: Mapping[str, str], now: date
 
 
 class _Reader:
-    """Runs one script with different variables and results, and reads its launch."""
+    """Runs one launch script several times with different variables and results, and finds its arguments for verl."""
 
     def __init__(self, file: Path, text: str, environment: Mapping[str, str], now: datetime) -> None:
         self._file, self._text = file, text
@@ -91,7 +93,7 @@ class _Reader:
         return Word(f"{key}=" if unset else word, line, unset)
 
     def _check(self, run: BashRun) -> None:
-        """Raises ConfigError unless the script has one launch, and no number in it depends on a mark."""
+        """Checks that the script starts verl once, and that bash needed no unknown value for it; else ConfigError."""
         for line, message in run.messages:
             if (call := _CALL.search(message)) and message.split(":")[0] not in _TESTS:
                 raise self._mistake(line, f"a value is not known, as {_why(call)}")
@@ -117,9 +119,10 @@ class _Reader:
         return ConfigError(f"{self._file.name}, line {line}: {sentence}")
 
     def _check_tests(self, run: BashRun, passed: Sequence[int] = ()) -> None:
-        """Raises ConfigError if the launch depends on a test of a mark.
+        """Checks that the arguments for verl depend on no test of an unknown value; else ConfigError.
 
-        Such a test fails. Where it succeeds, the launch must have the same words, or not be reached.
+        A mark stands for the unknown value, and a test of a mark fails. If the test succeeded, the script would have to
+        pass the same arguments, or not to start verl.
         """
         for step in run.steps:
             call = _CALL.search(step.text)
@@ -133,7 +136,7 @@ class _Reader:
                 self._check_tests(other, lines)
 
     def _check_calls(self, calls: Sequence[str]) -> None:
-        """Raises ConfigError if the words are others where a replaced command fails."""
+        """Checks that the arguments for verl stay the same if a replaced command fails; else ConfigError."""
         keys = {_key(word) for word in self._words if not _CALL.search(word)}
 
         def with_failing(group: Sequence[str]) -> list[str] | None:
@@ -147,7 +150,7 @@ class _Reader:
             raise self._mistake(line, why)
 
     def _unset(self) -> dict[str, str]:
-        """Returns the words that contain an unset variable or argument, as bash expands them, each with the reason."""
+        """Returns the words for verl that contain an unset variable or argument, as bash expands them, and why."""
         reasons: dict[str, str] = {}
         for name in self._read_unset():
             mark = f"@@{name}@@"
@@ -161,7 +164,7 @@ class _Reader:
         return reasons
 
     def _read_unset(self) -> list[str]:
-        """Returns the unset variables and arguments that the script reads, in order of use."""
+        """Finds the variables and arguments that the script reads and nobody has set, in order of use."""
         names: list[str] = []
         while True:
             run = self._run_with(dict.fromkeys(names, ""), strict=True)
@@ -174,7 +177,7 @@ class _Reader:
         return self._run_with({name: f"@@{name}@@" for name in names})
 
     def _run_with(self, values: Mapping[str, str], *, strict: bool = False) -> BashRun:
-        """Runs the script with these values of variables; names that are numbers are arguments."""
+        """Runs the script with these values of variables; names that are numbers are arguments of the script."""
         variables = {name: value for name, value in values.items() if not name.isdigit()}
         last = max([0, *(int(name) for name in values if name.isdigit())])
         arguments = [values.get(str(place), "") for place in range(1, last + 1)]
@@ -184,7 +187,7 @@ class _Reader:
 def _having_effect(
     names: Sequence[str], words_with: Callable[[Sequence[str]], list[str] | None], before: Sequence[str]
 ) -> list[str]:
-    """Returns the names that change the words of the launch, by bisection."""
+    """Finds by bisection the names (variables or commands) that change the arguments that the script passes to verl."""
     words = words_with(names) if names else before
     if words == before or (words is None and len(names) == 1):
         return []

@@ -1,4 +1,4 @@
-"""The configuration of a verl run: the given keys, and verl's defaults for all others."""
+"""Stores the configuration of a verl run: the given keys, and verl's defaults for all other keys."""
 
 import math
 import re
@@ -18,17 +18,17 @@ MISSING = "???"
 
 
 class Settings:
-    """The configuration tree of verl, and the keys that were given.
+    """The configuration tree of a verl run, with a list of the keys that the user gave.
 
     Args:
-        source: the name of the file in errors.
+        source: the name of the file in error sentences.
         defaults: the defaults of verl that the translation needs, by key.
         sections: keys whose value is a mapping that is taken as a whole.
 
     Attributes:
         given: the given keys in order, each with its line in the script; 0 if it has none.
-        from_environment: the variables that a script has read.
-        age: a sentence on the version of verl whose defaults are taken; "" if it makes no difference.
+        from_environment: the environment variables that a launch script has read.
+        age: a sentence on the version of verl whose defaults are taken; "" if the version makes no difference.
         asks_age: True if the user must give the version: no key tells it, and defaults that are not overridden differ.
     """
 
@@ -42,10 +42,10 @@ class Settings:
         self._tree: DictConfig = OmegaConf.create(nested(defaults))
 
     def add_yaml(self, text: str, name: str) -> None:
-        """Adds a primary configuration of Hydra, resolved or not; keys at verl's default do not count as given.
+        """Adds a primary Hydra configuration in YAML to the settings; keys at verl's default do not count as given.
 
         Raises:
-            ConfigError: it is not a mapping in YAML, or its defaults list names a file that is not verl's.
+            ConfigError: the text is not a mapping in YAML, or its defaults list names a file that is not verl's.
         """
         try:
             tree = OmegaConf.create(text)
@@ -64,7 +64,7 @@ class Settings:
                 self._note(key, 0)
 
     def add_override(self, text: str, line: int = 0) -> None:
-        """Adds `key=value`, `+key=value`, `++key=value` or `~key`, as on Hydra's command line.
+        """Adds an override of Hydra's command line: `key=value`, `+key=value`, `++key=value` or `~key`.
 
         Raises:
             ConfigError: the text is no override, or its value cannot be read.
@@ -87,7 +87,7 @@ class Settings:
             self._note(inner, line)
 
     def value(self, key: str) -> Any:
-        """Returns the final value of a key, with interpolations resolved; None if it has none.
+        """Returns the final value of a verl key, with interpolations resolved; None if the key has no value.
 
         Raises:
             ConfigError: an interpolation cannot be resolved.
@@ -103,7 +103,7 @@ class Settings:
             raise ConfigError(f"{self.source}: {key} is {raw}, which cannot be resolved: {why}; give {key}") from error
 
     def number(self, key: str) -> float:
-        """Returns the final value of a key; ConfigError if it is not a number."""
+        """Returns the final value of a verl key; ConfigError that names the key unless it is a finite number."""
         return num_of(self.value(key), key)
 
     def _note(self, key: str, line: int) -> None:
@@ -127,7 +127,7 @@ class Settings:
 
 
 def tree_of(config: DictConfig) -> dict[str, Any]:
-    """Returns a configuration as plain dictionaries, with interpolations as text."""
+    """Converts an OmegaConf configuration into plain dictionaries; interpolations stay text."""
     return cast("dict[str, Any]", OmegaConf.to_container(config))
 
 
@@ -136,7 +136,7 @@ def _is_interpolation(value: Any) -> bool:
 
 
 def _check_defaults_list(entries: Any, name: str) -> None:
-    """Raises ConfigError if a defaults list names a file that is not verl's: such a file is not read."""
+    """Checks that a Hydra defaults list names only files of verl: other files are not read; else ConfigError."""
     for entry in entries if isinstance(entries, list) else [entries]:
         chosen = entry if isinstance(entry, str) else next(iter(entry.values()), None)
         if entry == "_self_" or chosen is None:
@@ -149,21 +149,24 @@ def _check_defaults_list(entries: Any, name: str) -> None:
 
 
 def _as_yaml(value: str) -> str:
-    """Returns a value of Hydra's grammar as YAML: adds blanks to `{a:1}`, and quotes to an empty value."""
+    """Converts a value in Hydra's grammar into YAML: adds blanks to `{a:1}`, and quotes to an empty value."""
     if value.startswith("{"):
         return re.sub(r"(?<=[\w'\"]):(?=[^\s/])", ": ", value)
     return value or "''"
 
 
 def num_of(value: Any, key: str) -> float:
-    """Returns the value; ConfigError that names the key if it is not a finite number."""
+    """Returns the value of a configuration key unchanged; ConfigError that names the key unless it is a finite number.
+
+    A bool is no number.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"{key}: expected a number, got {value!r}")
     return value
 
 
 def rows_in(files: Any) -> int | None:
-    """Returns the number of rows of parquet files; None unless all of them are on this machine."""
+    """Counts the rows of parquet files by their metadata; None unless all are readable parquet on this machine."""
     paths = [Path(str(name)).expanduser() for name in (files if isinstance(files, list) else [files])]
     if not paths or not all(path.suffix == ".parquet" and path.is_file() for path in paths):
         return None

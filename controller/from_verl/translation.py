@@ -1,4 +1,4 @@
-"""Translates a verl run: the values of our keys, and the outcome for each key of verl."""
+"""Translates the keys of a verl run into values of SplitPPO's keys, and records the outcome for each verl key."""
 
 import difflib
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from splitppo.config import Config, ConfigError
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome for one key.
+    """What the translation did with one key of verl.
 
     Attributes:
         key, value: verl's key and value.
-        note: how the value is changed, why it is not needed, or what to do instead.
-        to, new: our key and value; "" if we have no such key.
-        row: the key or pattern of the row that decided; "" for an unknown key.
-        line: the line of the script; 0 if there is none.
-        is_default: True if the value is verl's default, which differs from ours.
-        stops: True if the run would learn something else without the key.
+        note: how the value is changed, why the key is not needed, or what to do instead.
+        to, new: SplitPPO's key and value; "" if SplitPPO has no such key.
+        row: the key or pattern of the table row that decided; "" for an unknown key.
+        line: the line of the launch script; 0 if the key is not from a script.
+        is_default: True if the value is verl's default, which differs from SplitPPO's.
+        stops: True if the training run would learn something else without the key.
         is_dropped: True if the user dropped the key by name.
     """
 
@@ -44,18 +44,18 @@ class Finding:
 
     @property
     def is_unknown(self) -> bool:
-        """True if no version of verl has this key."""
+        """True if no version of verl has the key of this finding."""
         return self.stops and not self.row
 
     @property
     def keeps_value(self) -> bool:
-        """True if our value equals verl's; true and 1 are not equal."""
+        """True if SplitPPO's value equals verl's value; True and 1 do not count as equal."""
         return bool(self.new == self.value) and isinstance(self.new, bool) == isinstance(self.value, bool)
 
 
 @dataclass
 class Translation:
-    """The translated values and their comments by our dotted keys, and the findings on verl's keys."""
+    """The result of a translation from verl: values and comments by SplitPPO's dotted keys, findings on verl's keys."""
 
     values: dict[str, Any] = field(default_factory=dict)
     comments: dict[str, str] = field(default_factory=dict)
@@ -63,11 +63,11 @@ class Translation:
 
     @property
     def stopping(self) -> list[Finding]:
-        """The findings that the user must decide on before there is a configuration."""
+        """The findings on verl keys that the user must decide on before a configuration is written."""
         return [finding for finding in self.findings if finding.stops and not finding.is_dropped]
 
     def set(self, key: str, value: Any, comment: str = "") -> None:
-        """Sets a value; removes the key if the value is our default."""
+        """Sets the value of a SplitPPO key in the result; removes the key if the value is SplitPPO's default."""
         self.values.pop(key, None)
         self.comments.pop(key, None)
         if (value is not None or _takes_null(key)) and not _is_default(key, value):
@@ -77,11 +77,11 @@ class Translation:
 
 
 def translate(settings: Settings, *, gpus: tuple[int, int] | None, drop: Sequence[str]) -> Translation:
-    """Returns the translation of a run: verl's defaults that differ from ours, the given keys, and the GPUs.
+    """Translates a verl run into SplitPPO's keys: the given keys, defaults of verl that differ, and the GPUs per group.
 
     Args:
-        settings: the configuration of the run.
-        gpus: the GPUs of actor and critic; None divides verl's GPUs.
+        settings: the configuration of the verl run.
+        gpus: the numbers of GPUs of actor and critic; None divides verl's GPUs.
         drop: keys or sections that are left out, although the run learns something else without them.
 
     Raises:
@@ -106,7 +106,7 @@ def translate(settings: Settings, *, gpus: tuple[int, int] | None, drop: Sequenc
 
 
 def _take_default(result: Translation, finding: Finding) -> None:
-    """Adds a default of verl if it differs from our default."""
+    """Adds a default of verl to the translation if SplitPPO's default differs from it."""
     if finding.stops:
         result.findings.append(finding)
     elif finding.outcome in ("taken", "changed") and (finding.new is not None or _takes_null(finding.to)):
@@ -135,7 +135,7 @@ def _unknown(key: str, value: Any) -> Finding:
 
 
 def _convert(row: Row, key: str, value: Any, run: VerlRun) -> Finding:
-    """Returns the finding on a value by its row; a value that stays equal counts as taken."""
+    """Converts a verl value by a row of the table and returns the finding; an equal value counts as "taken"."""
     try:
         new = _new_value(row, value, run)
     except NotNeeded as why:
@@ -164,7 +164,7 @@ def _dropped(finding: Finding, drop: Sequence[str]) -> Finding:
 
 
 def _place(result: Translation, run: VerlRun) -> None:
-    """Sets ranks and GPUs of each group."""
+    """Sets the number of ranks, and the GPUs, of each role's process group in the translated configuration."""
     groups, per_node, nodes = run.groups, run.value("trainer.n_gpus_per_node"), run.value("trainer.nnodes")
     total = f"{per_node}{f' on each of {nodes} machines' if nodes != 1 else ''}"
     in_verl = f"of {total}, which both models have in verl" if groups.critic else "as in verl"
@@ -191,7 +191,7 @@ def _place(result: Translation, run: VerlRun) -> None:
 
 
 def _takes_null(key: str) -> bool:
-    """Returns True if our key may be null, and null is not its default."""
+    """Returns True if the SplitPPO key may be null, and null is not the default of that key."""
     if not key or "*" in key:
         return False
     field_of = _field(key)

@@ -1,4 +1,4 @@
-"""The translated configuration as a YAML file for people: values other than our defaults, in our order of keys."""
+"""Writes a translated configuration as YAML for people: only values other than defaults, in SplitPPO's key order."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from splitppo.config.keys import KEYS
 
 
 def yaml_text(values: Mapping[str, Any], comments: Mapping[str, str], header: str) -> str:
-    """Returns the YAML of dotted keys, with a header and with comments behind values."""
+    """Formats values by dotted key as nested YAML, with a header line and with comments behind values."""
     lines = [f"# {header}"]
     for key in KEYS:
         indent, name = "  " * key.count("."), key.rpartition(".")[-1]
@@ -22,6 +22,6 @@ def yaml_text(values: Mapping[str, Any], comments: Mapping[str, str], header: st
 
 
 def _inline(value: Any) -> str:
-    """Returns the YAML of a value on one line; our loader reads the same value."""
+    """Formats a configuration value as YAML on one line; the loader of SplitPPO reads the same value from the line."""
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1 << 20).strip()
     return text.removesuffix("\n...").strip()
