@@ -1,1 +1,1 @@
-"""PPO's arithmetic on a step's rollouts, in numpy alone."""
+"""PPO's arithmetic on the rollouts of one step: rewards, KL, advantages, returns; in numpy alone."""

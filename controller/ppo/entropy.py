@@ -1,4 +1,4 @@
-"""The weight of the entropy bonus, which moves so that the policy's entropy does not fall below a target.
+"""Adapts the weight of the entropy bonus after each step, so that the policy's entropy stays above a target.
 
 Adaptive entropy control of Skywork Open Reasoner 1 (He et al., 2025, arXiv 2505.22312): with the entropy e of a step,
 in nats per token, and a target T,
@@ -16,7 +16,9 @@ from splitppo.config.subsections.phases import AdaptiveEntropy
 
 
 def next_entropy_coeff(config: AdaptiveEntropy, coeff: float, entropy: float | None) -> float:
-    """Returns c', the stored weight after a step with this entropy in nats per token; None: no entropy was measured.
+    """Computes c', the stored weight of the entropy bonus after a step whose policy entropy was `entropy`.
+
+    `entropy` is in nats per token; with None (no entropy was measured) the weight stays as it is.
 
     Raises:
         ValueError: the entropy is not finite.
@@ -30,5 +32,8 @@ def next_entropy_coeff(config: AdaptiveEntropy, coeff: float, entropy: float | N
 
 
 def entropy_coeff_in_force(config: AdaptiveEntropy, coeff: float, entropy: float | None) -> float:
-    """Returns the weight in the loss for c' = `coeff` and the entropy of the step before; None: it was not measured."""
+    """Returns the weight of the entropy bonus in the loss: `coeff`, or 0 if the policy's entropy is above its target.
+
+    `entropy` is that of the step before, in nats per token; None: no entropy was measured, and `coeff` is returned.
+    """
     return coeff if entropy is None or entropy <= config.target_entropy else 0.0

@@ -1,4 +1,4 @@
-"""The experience of a step: rewards, advantages and returns from rollouts, log-probs, values and scores.
+"""Computes what the models learn from in one step: rewards, advantages and returns, from rollouts and scores.
 
 B responses (prompts x samples, ordered by prompt, then sample), N tokens of responses, one row after the other.
 Formulas work on padded arrays. Only a block of rows is padded at a time; the arrays that a step keeps are ragged.
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Experience:
-    """The batch that one step learns from, and statistics of it.
+    """The batch that actor and critic learn from in one step, and statistics of this batch.
 
     Attributes:
         batch: prompts, responses, the columns that the services computed, advantages, returns; response_mask if tokens
@@ -49,18 +49,18 @@ class Experience:
 
     @property
     def num_tokens(self) -> int:
-        """The number of prompt and response tokens."""
+        """The number of prompt and response tokens in the batch."""
         return len(self.batch["prompts"].values) + len(self.batch["responses"].values)
 
     def actor_columns(self, *, lacks_reference: bool = False, lacks_old: bool = False) -> Batch:
-        """Returns the columns that the actor's update needs and the actor lacks; the arguments name two of them."""
+        """Selects the columns to send for the actor's update; the arguments name two that the actor may lack."""
         others = {"ref_log_probs": lacks_reference, "old_log_probs": lacks_old}
         lacking = (name for name, lacks in others.items() if lacks)
         return self._present("advantages", "response_mask", "rollout_is_weights", *lacking)
 
     @property
     def critic_columns(self) -> Batch:
-        """The columns that the critic's update needs; with normalisation also values, because their scale has moved."""
+        """The columns to send for the critic's update; with normalisation also values, whose scale has moved."""
         if not (moments := self.running.returns).count:
             return self._present("returns", "response_mask")
         scaled = {name: moments.normalize(self.batch[name], self.learned) for name in ("values", "returns")}
@@ -79,7 +79,7 @@ def assemble_experience(
     greedy_scores_P: Float32s | None = None,
     normalization: Normalization = NO_NORMALIZATION,
 ) -> Experience:
-    """Corrects rollouts, puts scores on tokens, subtracts the KL penalty, estimates advantages and returns.
+    """Computes what a step learns from: corrects rollouts, places scores, subtracts the KL, estimates advantages.
 
     A rejected token gets no advantage and no return, and the estimators bridge it. A response keeps its score on its
     last token that is left. A response that is rejected as a whole still counts in its group's baseline. With
@@ -129,7 +129,7 @@ def assemble_experience(
 
 
 def _response_mask(rollouts: Batch) -> Column:
-    """Returns the response tokens that count, bool; all tokens without a column `response_mask`."""
+    """Returns a bool mask of the response tokens that count; all tokens if there is no column `response_mask`."""
     lengths = rollouts["responses"].lengths
     if "response_mask" in rollouts:
         return Column(rollouts["response_mask"].values.astype(np.bool_), lengths)
@@ -137,9 +137,9 @@ def _response_mask(rollouts: Batch) -> Column:
 
 
 def _learned(algorithm: AlgorithmConfig, not_rejected: Column, response_mask: Column, is_truncated_B: Mask) -> Column:
-    """Returns the tokens to learn from: those that are not rejected, without truncated responses if these are masked.
+    """Returns a mask of the tokens to learn from: not rejected, and not in truncated responses if these are masked.
 
-    Returns no token if only one would be left, because a single token has no statistics.
+    The mask is empty if only one token would be left, because a single token has no statistics.
     """
     learned_N, lengths = not_rejected.values, not_rejected.lengths
     if algorithm.mask_truncated_completions:
@@ -154,9 +154,9 @@ def _learned(algorithm: AlgorithmConfig, not_rejected: Column, response_mask: Co
 
 
 def _with_policy_that_sampled(algorithm: AlgorithmConfig, rollouts: Batch) -> Batch:
-    """Returns the rollouts with the rollout backend's log-probs as the old ones, if bypass_mode is on.
+    """With bypass_mode, replaces the old log-probs of the rollouts by those of the rollout backend.
 
-    This holds also in steps that compute both log-probs for a check: a check must not change what is learned.
+    This is done also in steps that compute both log-probs for a check: a check must not change what is learned.
     """
     if not (algorithm.rollout_correction.bypasses and "rollout_log_probs" in rollouts):
         return rollouts
@@ -164,15 +164,15 @@ def _with_policy_that_sampled(algorithm: AlgorithmConfig, rollouts: Batch) -> Ba
 
 
 def _rewarded(learned: Column, response_mask: Column) -> Column:
-    """Returns the tokens that may have a score: `learned`, or all that count if the whole response is rejected."""
+    """Returns a mask of the tokens that may have a score: `learned`, or all that count if the response is rejected."""
     is_rejected_B = learned.sums() == 0
     return Column(learned.values | (response_mask.values & np.repeat(is_rejected_B, learned.lengths)), learned.lengths)
 
 
 def _of_losses(algorithm: AlgorithmConfig, weights: Column | None, learned: Column) -> dict[str, Column]:
-    """Returns the columns on the wire that leave tokens out of the losses, and that weigh tokens, as far as needed.
+    """Returns the columns to send for the losses: which tokens are left out, and the weights of tokens, if needed.
 
-    The wire's `response_mask` has the tokens of `learned`.
+    The column `response_mask` on the wire marks the tokens of `learned`.
     """
     columns = {}
     correction = algorithm.rollout_correction

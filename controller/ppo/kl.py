@@ -1,4 +1,4 @@
-"""KL divergences estimated on sampled tokens, and the coefficient of the KL in the reward.
+"""KL estimators on sampled tokens, and the adaptive coefficient of the KL penalty in the reward.
 
 d is the log-prob of a token under the policy that sampled it minus its log-prob under the other policy, in nats. The
 mean of d over tokens is the KL of the sampler from the other policy. The estimators are those of Schulman, 2020,
@@ -18,17 +18,17 @@ MAX_LOG_RATIO = 20.0  # nats; log-ratios are clamped to it before they are expon
 
 
 def k1(d: Float64s) -> Float64s:
-    """Returns k1 = d: unbiased, of either sign."""
+    """Estimates the KL per token as k1 = d, the log-ratio in nats: unbiased, of either sign."""
     return d
 
 
 def k2(d: Float64s) -> Float64s:
-    """Returns k2 = d^2 / 2: biased, never negative."""
+    """Estimates the KL per token as k2 = d^2 / 2, d the log-ratio in nats: biased, never negative."""
     return np.asarray(0.5 * d**2)
 
 
 def k3(d: Float64s) -> Float64s:
-    """Returns k3 = exp(-d) + d - 1: unbiased, never negative."""
+    """Estimates the KL per token as k3 = exp(-d) + d - 1, d the log-ratio in nats: unbiased, never negative."""
     return np.asarray(np.exp(-d) + d - 1.0)
 
 
@@ -45,12 +45,12 @@ KL_ESTIMATORS: Mapping[str, Callable[[Float64s], Float64s]] = {
 
 
 def clamp_log_ratio(log_ratio: Float64s) -> Float64s:
-    """Clamps `log_ratio` to +-MAX_LOG_RATIO."""
+    """Clamps log-ratios to +-MAX_LOG_RATIO nats, so that their exponentials stay finite."""
     return np.asarray(np.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def kl_divergence(log_probs_BT: Float32s, ref_log_probs_BT: Float32s, mask_BT: Mask, *, kl_penalty: str) -> Float64s:
-    """Estimates the KL of the policy, which sampled, from the reference: [B, T], in nats, zero outside the mask.
+    """Estimates the KL of the sampling policy from the reference per token: [B, T], in nats, zero outside the mask.
 
     For k3, d is clamped, and the estimate is clipped to +-10. A "+" at the end of kl_penalty changes only the gradient
     of a loss, and does not count here.
@@ -61,7 +61,7 @@ def kl_divergence(log_probs_BT: Float32s, ref_log_probs_BT: Float32s, mask_BT: M
 
 
 def next_kl_coef(config: AlgorithmConfig, kl_coef: float, current_kl: float | None, *, num_samples: int) -> float:
-    """Returns the coefficient after a step: unchanged (fixed), or moved to keep the KL near a target (adaptive).
+    """Computes the KL penalty's coefficient after a step: unchanged (fixed), or moved to reach a target KL (adaptive).
 
     Adaptive (Ziegler et al., 2019, section 2.2): kl_coef * (1 + clip(kl / target - 1, +-0.2) * num_samples / horizon),
     where kl is the step's mean KL in nats (None: it was not measured) and num_samples the number of its responses.

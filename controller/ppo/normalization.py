@@ -1,7 +1,7 @@
-"""Statistics over all steps of a run, which scale the scores and the values that the critic learns.
+"""Mean and variance over all steps of a run, which scale the scores and the values that the critic learns.
 
 The critic learns returns minus their mean, divided by their standard deviation. Mean and deviation are those of all
-returns that it has learned so far (ValueNorm of MAPPO; Yu et al., 2022):
+returns that the critic has learned so far (ValueNorm of MAPPO; Yu et al., 2022):
 
     step k:  V = v * std_{k-1} + mean_{k-1}             v: the critic's output; its weights know step k-1's scale
              R = A + V                                  GAE, on the scale of the rewards
@@ -28,7 +28,10 @@ MIN_VARIANCE = 1e-2  # the value of ValueNorm: returns that hardly differ are no
 
 
 class Moments(BaseModel):
-    """The mean and variance of all values so far; immutable, float64, so that JSON gives back the same bits."""
+    """Count, mean and variance of scores or returns over all steps so far; immutable.
+
+    The numbers are float64, so that JSON gives back the same bits.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -38,12 +41,12 @@ class Moments(BaseModel):
 
     @property
     def variance(self) -> float:
-        """The sum of squares over the count; 0 without values."""
+        """The biased variance: the sum of squared deviations over the count; 0 without values."""
         return self.squares / max(self.count, 1)
 
     @property
     def std(self) -> float:
-        """The square root of the variance."""
+        """The standard deviation: the square root of the variance; 0 without values."""
         return math.sqrt(self.variance)
 
     @property
@@ -52,11 +55,11 @@ class Moments(BaseModel):
         return max(self.variance, MIN_VARIANCE) ** 0.5 if self.count else 1.0
 
     def including(self, values: Floats) -> Self:
-        """Returns the moments with further values (Chan et al., 1979, "Updating formulae and a pairwise algorithm").
+        """Adds further values and returns the new count, mean and sum of squares as `Moments`.
 
         d = mean of the values - mean so far:
         mean' = mean + d * n / (count + n),  squares' = squares + sum of (x - mean of the values)^2 + d^2 * count * n
-        / (count + n)
+        / (count + n)  (Chan et al., 1979, "Updating formulae and a pairwise algorithm").
         """
         if not (num_values := values.size):
             return self
@@ -67,18 +70,21 @@ class Moments(BaseModel):
         return self.model_copy(update={"count": count, "mean": mean, "squares": self.squares + squares})
 
     def normalize(self, values: Column, learned: Column) -> Column:
-        """Returns (x - mean) / std, zero on tokens that are not `learned`; float32, float64 inside."""
+        """Normalises token values to (x - mean) / std, zero on tokens not in `learned`; float32, float64 inside."""
         scaled = (values.values - np.float64(self.mean)) / self.value_std
         return Column(np.where(learned.values, scaled, 0.0).astype(np.float32), values.lengths)
 
     def denormalize(self, values: Column) -> Column:
-        """Returns x * std + mean; float32, float64 inside."""
+        """Undoes the normalisation of token values: x * std + mean; float32, float64 inside."""
         scaled = values.values * np.float64(self.value_std) + self.mean
         return Column(scaled.astype(np.float32), values.lengths)
 
 
 class RunningMoments(BaseModel):
-    """The statistics of the run so far, stored with every checkpoint; empty if nothing is normalised."""
+    """Count, mean and variance of the scores and returns of the run so far; every checkpoint stores them.
+
+    Empty if nothing is normalised.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -88,22 +94,22 @@ class RunningMoments(BaseModel):
 
 @dataclass(frozen=True)
 class Normalization:
-    """The configuration of scaling, and the statistics of the run before this step."""
+    """How scores and critic values are scaled, with the mean and variance of the run before this step."""
 
     shaping: RewardShapingConfig = field(default_factory=RewardShapingConfig)
     normalize_values: bool = False  # critic.normalize_values
     running: RunningMoments = field(default_factory=RunningMoments)
 
     def scores_including(self, scores_B: Floats) -> Moments:
-        """Returns the statistics of scores with the scores of this step before shaping."""
+        """Returns the moments of all unshaped scores of the run, this step included; empty if scores are not scaled."""
         return self.running.scores.including(scores_B) if self.shaping.running_scale else Moments()
 
     def returns_including(self, returns_N: Floats) -> Moments:
-        """Returns the statistics of returns with those that the critic learns in this step."""
+        """Returns the moments of all returns of the run, this step included; empty if values are not normalised."""
         return self.running.returns.including(returns_N) if self.normalize_values else Moments()
 
     def denormalized(self, rollouts: Batch) -> Batch:
-        """Returns the rollouts with the critic's values, if there are any, on the scale of the rewards."""
+        """Returns the rollouts with the critic's values, if they have any, converted to the scale of the rewards."""
         if "values" not in rollouts or not self.running.returns.count:
             return rollouts
         values = self.running.returns.denormalize(rollouts["values"])
@@ -111,7 +117,7 @@ class Normalization:
 
 
 def running_metrics(running: RunningMoments) -> Mapping[str, float]:
-    """Returns reward/running_std and critic/value_norm/..., as far as there are such statistics."""
+    """Makes the metrics reward/running_std and critic/value_norm/... from the moments of the run that are in use."""
     scores, returns = running.scores, running.returns
     metrics = {"reward/running_std": scores.std} if scores.count else {}
     if returns.count:

@@ -1,9 +1,9 @@
-"""Rollout correction: weights and rejection of tokens that the rollout backend samples by other probabilities.
+"""Corrects for the difference between the trainer's and the rollout backend's probabilities of sampled tokens.
 
-The trainer and the rollout backend compute the probabilities of the same tokens with different kernels and dtypes, so
-that the samples are slightly off-policy before the first update (Liu et al., 2025, "When Speed Kills Stability"; Yao et
-al., 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"). Options and metric names are
-verl's.
+The correction weights tokens or rejects them. The trainer and the rollout backend compute the probabilities of the same
+tokens with different kernels and dtypes, so that the samples are slightly off-policy before the first update (Liu et
+al., 2025, "When Speed Kills Stability"; Yao et al., 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy
+RL Training"). Options and metric names are verl's.
 
 B responses, T response tokens, right-padded; N tokens inside the mask, R responses that have any.
 r = p / q, the trainer's probability of a sampled token over the rollout backend's. float64 inside.
@@ -27,11 +27,12 @@ _TOKENS = 1 << 17
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """The tokens to learn from, their weights, and metrics: rollout_corr/... and training/rollout_...
+    """The result of rollout correction: which tokens to learn from, their weights, and metrics.
 
     Attributes:
         learned: [B, T] bool, the tokens to learn from: the mask without rejected tokens.
         weights: [B, T] float32, the factor of each token's policy loss, 0 outside the mask; None: there are no factors.
+        metrics: rollout_corr/... and training/rollout_...
     """
 
     learned: Mask
@@ -42,9 +43,10 @@ class Correction:
 def correct_rollouts(
     config: RolloutCorrectionConfig, rollouts: Batch, response_mask: Column
 ) -> tuple[Column, Column | None, Mapping[str, float]]:
-    """Returns a `Correction` of ragged rows: (learned, weights, metrics). If correction is off, all tokens are learned.
+    """Applies rollout correction to ragged rollouts and returns (tokens to learn from, token weights, metrics).
 
-    Rollouts with both log-probs have metrics, also if correction is off.
+    If correction is off, all tokens are learned, without weights. Rollouts with both log-probs have metrics, also if
+    correction is off.
 
     Raises:
         ValueError: the correction needs log-probs that the rollouts do not have.
@@ -67,9 +69,10 @@ def correct_rollouts(
 def correct_rollout(
     config: RolloutCorrectionConfig, old_log_probs_BT: Floats, rollout_log_probs_BT: Floats, mask_BT: Mask
 ) -> Correction:
-    """Returns weights, rejection and metrics of a batch, from log p and log q; no metrics without any token.
+    """Computes token weights, rejected tokens and metrics of a padded batch, from log p and log q.
 
-    Weights are computed and normalised over all tokens, rejected tokens included.
+    p: the trainer's probability of a token, q: the rollout backend's. Weights are computed and normalised over all
+    tokens, rejected tokens included. There are no metrics without any token.
     """
     metrics = mismatch_metrics(old_log_probs_BT, rollout_log_probs_BT, mask_BT)
     log_ratio_BT = np.where(mask_BT, old_log_probs_BT.astype(np.float64) - rollout_log_probs_BT, 0.0)
@@ -84,7 +87,7 @@ def correct_rollout(
 def importance_weights(
     config: RolloutCorrectionConfig, log_ratio_BT: Float64s, mask_BT: Mask
 ) -> tuple[Float32s, dict[str, float]]:
-    """Returns truncated importance weights min(w, threshold) (Ionides, 2008, "Truncated Importance Sampling").
+    """Computes truncated importance weights min(w, threshold) (Ionides, 2008, "Truncated Importance Sampling").
 
         token:    w_t = p_t / q_t
         sequence: w_t = prod_s p_s / q_s, over the response's tokens s
@@ -125,11 +128,11 @@ def importance_weights(
 
 
 def reject(rejections: tuple[Rejection, ...], d_BT: Float64s, mask_BT: Mask) -> tuple[Mask, dict[str, float]]:
-    """Returns the tokens that pass all criteria, each of the form lower <= statistic <= upper; and metrics.
+    """Rejects tokens whose KL statistic is out of bounds; returns (mask of the tokens that pass all rules, metrics).
 
-    The statistic is k1, k2 or k3 (controller/ppo/kl.py) of a token, or their sum, mean or maximum over a response. A
-    statistic of a response rejects all of its tokens together. d = log q - log p is 0 outside the mask, and clamped for
-    k2 and k3.
+    A rule has the form lower <= statistic <= upper. The statistic is k1, k2 or k3 (controller/ppo/kl.py) of a token, or
+    their sum, mean or maximum over a response. A statistic of a response rejects all of its tokens together.
+    d = log q - log p is 0 outside the mask, and clamped for k2 and k3.
     """
     if not rejections or not mask_BT.any():
         return mask_BT, {}
@@ -146,7 +149,7 @@ def reject(rejections: tuple[Rejection, ...], d_BT: Float64s, mask_BT: Mask) -> 
 
 
 def _statistic(rejection: Rejection, d_BT: Float64s, mask_BT: Mask) -> Float64s:
-    """Returns [B, T], the statistic of a criterion. Each token has the statistic of its response."""
+    """Computes the KL statistic of a rejection rule, [B, T]; one over a response is repeated on all of its tokens."""
     d_BT = d_BT if rejection.estimate == "k1" else clamp_log_ratio(d_BT)
     estimate_BT = np.where(mask_BT, KL_ESTIMATORS[rejection.estimate](d_BT), 0.0)
     if rejection.over == "token":
@@ -160,10 +163,11 @@ def _statistic(rejection: Rejection, d_BT: Float64s, mask_BT: Mask) -> Float64s:
 def _spread(
     values_BT: Float64s, mask_BT: Mask, *, low: float, high: float, centre: float, by_response: bool
 ) -> dict[str, float]:
-    """Returns figures of a weight or a statistic over tokens and, with the prefix seq_, of its means over responses.
+    """Returns mean, extremes, deviation and shares beyond bounds of a weight or statistic, for the metrics.
 
-    `std` is the deviation of the tokens' values, clipped to [low, high]. With `by_response`, the extremes and the
-    shares beyond the bounds are those of responses.
+    The figures are over tokens and, with the prefix seq_, over the means of responses. `std` is the deviation of the
+    tokens' values, clipped to [low, high]. With `by_response`, the extremes and the shares beyond the bounds are those
+    of responses.
     """
     values_N, values_R = values_BT[mask_BT], _response_means(values_BT, mask_BT)
     counted = values_R if by_response else values_N
@@ -186,7 +190,7 @@ def _spread(
 
 
 def _masked_fractions(learned_BT: Mask, mask_BT: Mask) -> dict[str, float]:
-    """Returns the share of tokens that are rejected, and of responses that lose a token."""
+    """Returns two metrics: the share of tokens that are rejected, and of responses that lose a token."""
     rejected_BT = mask_BT & ~learned_BT
     return {
         "masked_fraction": float(rejected_BT.sum() / mask_BT.sum()),
@@ -195,7 +199,7 @@ def _masked_fractions(learned_BT: Mask, mask_BT: Mask) -> dict[str, float]:
 
 
 def _response_means(values_BT: Float64s, mask_BT: Mask) -> Float64s:
-    """Returns [R], means over the tokens of each response that has any."""
+    """Averages token values per response, over the responses that have any token: [R]."""
     rows = mask_BT.any(axis=1)
     return np.asarray(np.where(mask_BT, values_BT, 0.0)[rows].sum(axis=1) / mask_BT[rows].sum(axis=1))
 

@@ -1,4 +1,4 @@
-"""Metrics of the difference between the trainer's and the rollout backend's probabilities of sampled tokens.
+"""Measures how the trainer's and the rollout backend's probabilities of sampled tokens differ, as metrics.
 
 B responses, T response tokens, right-padded; N tokens inside the mask, R responses that have any. p is the trainer's
 probability of a token, q the rollout backend's, r = p / q; exponents are clamped. float64 throughout.
@@ -13,16 +13,17 @@ from controller.ppo.masked_stats import Float64s, Floats, Mask
 
 
 def mismatch_metrics(old_log_probs_BT: Floats, rollout_log_probs_BT: Floats, mask_BT: Mask) -> dict[str, float]:
-    """Returns the metrics of `Mismatch` for a batch in one piece."""
+    """Compares the trainer's and the rollout backend's log-probs of one whole batch, and returns metrics by name."""
     mismatch = Mismatch()
     mismatch.add(old_log_probs_BT, rollout_log_probs_BT, mask_BT)
     return mismatch.metrics()
 
 
 class Mismatch:
-    """The metrics training/rollout_... and rollout_corr/... of a step with both log p and log q, corrected or not.
+    """Accumulates the differences between the trainer's and the rollout backend's token probabilities in a step.
 
-    Rows may come in several pieces. Only a few numbers of each response are kept.
+    Rows may come in several pieces. Only a few numbers of each response are kept. The metrics are training/rollout_...
+    and rollout_corr/...
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class Mismatch:
         self._responses: list[tuple[Float64s, Float64s, Float64s]] = []
 
     def add(self, old_log_probs_BT: Floats, rollout_log_probs_BT: Floats, mask_BT: Mask) -> None:
-        """Adds some rows; ValueError if shapes differ."""
+        """Adds the log-probs of further responses, [B, T], to the statistics; ValueError if shapes differ."""
         if not old_log_probs_BT.shape == rollout_log_probs_BT.shape == mask_BT.shape:
             raise ValueError(
                 f"log-probs and mask must have the same shape, got {old_log_probs_BT.shape},"
@@ -61,7 +62,7 @@ class Mismatch:
         self._add_moments(np.stack([diff_N, p_N, q_N]))
 
     def _add_moments(self, values_3N: Float64s) -> None:
-        """Adds further tokens to the means and to the products of deviations (Chan et al., 1983)."""
+        """Adds |p - q|, p and q of further tokens, [3, N], to means and products of deviations (Chan et al., 1983)."""
         before, added = self._num_tokens, values_3N.shape[1]
         means_3 = values_3N.mean(axis=1)
         deviations_3N, shift_3 = values_3N - means_3[:, None], means_3 - self._means_3
@@ -71,7 +72,7 @@ class Mismatch:
         self._num_tokens += added
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics of all rows so far; no metrics without any token."""
+        """Returns the metrics of all responses added so far, by name; no metrics without any token."""
         if not self._num_tokens:
             return {}
         old_R, rollout_R, tokens_R = map(np.concatenate, zip(*self._responses, strict=True))
@@ -97,7 +98,7 @@ class Mismatch:
 
 
 def _by_response(old_R: Float64s, rollout_R: Float64s, tokens_R: Float64s) -> dict[str, float]:
-    """Returns means over responses, from sums of log-probs. A perplexity is exp(-mean log-prob)."""
+    """Computes metrics that are means over responses, from sums of log-probs. A perplexity is exp(-mean log-prob)."""
     training_R, sampled_R = -old_R / tokens_R, -rollout_R / tokens_R
     diff_R = training_R - sampled_R
     log_ratio_R = clamp_log_ratio(old_R - rollout_R)

@@ -1,4 +1,7 @@
-"""The scores of a step's responses as arrays: `controller/scoring` makes them, `controller/ppo` computes with them."""
+"""The scores of a step's responses, as arrays with one row per response, and the texts and failures beside them.
+
+`controller/scoring` makes the scores, `controller/ppo` computes with them.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -37,9 +40,9 @@ class Scores:
         has_eos: bool, True if the response ends with an EOS token.
         has_stopped: bool, True if the response contains a text of `rollout.stop`.
         is_truncated: bool, True if the response was cut off at `data.max_response_length`.
-        data_sources: str.
+        data_sources: str, the data source of the prompt.
         prompt_indices: int64, the index of the prompt's row in the table of prompts.
-        places: str, the place of the prompt's row, e.g. "train.parquet, row 3".
+        places: str, the file and row of the prompt, e.g. "train.parquet, row 3".
         failures: the reason why a scorer gave no score, or None.
         messages: str, the failure in a sentence.
         extra: mappings, the other fields of the scorer's dict.
@@ -64,7 +67,7 @@ class Scores:
 
     @classmethod
     def of(cls, scores_B: Float32s, **columns: Any) -> Self:
-        """Returns scores with the given columns; the others stand for responses without failure that EOS has ended."""
+        """Makes `Scores` from given columns; the other columns say that EOS ended each response, without a failure."""
         num_rows = len(scores_B)
         no_tokens = Column(np.empty(0, np.float32), np.zeros(num_rows, np.int32))
         nothing, no = np.full(num_rows, "", np.object_), np.zeros(num_rows, np.bool_)
@@ -88,29 +91,29 @@ class Scores:
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """Returns the rows of all parts, one part after the other."""
+        """Concatenates the rows of several `Scores` into one, in order."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: _joined([getattr(part, name) for part in parts]) for name in names})
 
     def take(self, rows: NDArray[np.int64]) -> "Scores":
-        """Returns the rows at these places, in this order."""
+        """Returns the scores of the responses with these row numbers, in this order."""
         columns = vars(self).items()
         taken: dict[str, Any] = {name: None if column is None else column.take(rows) for name, column in columns}
         return Scores(**taken)
 
     @property
     def num_rows(self) -> int:
-        """The number of responses, B."""
+        """The number of scored responses, B."""
         return len(self.scores)
 
     @property
     def extra_columns(self) -> dict[str, list[Any]]:
-        """The B values of each field in `extra`; None for a response that lacks the field."""
+        """The B values of each further field that a scorer returned (`extra`); None if a response lacks the field."""
         names = {name: None for extra in self.extra for name in extra}
         return {name: [extra.get(name) for extra in self.extra] for name in names}
 
     def components(self, names: Sequence[str]) -> Float32s | None:
-        """Returns [K, B], the named parts of the scores: fields of `extra`, or `score`; None without names.
+        """Returns named parts of the scores as [K, B] float32: fields of `extra`, or `score`; None without names.
 
         The part is 0 for a response that lacks the field, for instance because its scorer failed.
 
@@ -135,17 +138,17 @@ class Scores:
 
 
 def objects(values: Iterable[Any]) -> Objects:
-    """Returns Python objects as an array of one dimension, even if the objects are sequences."""
+    """Converts Python objects into a one-dimensional numpy array of objects, even if the objects are sequences."""
     return np.fromiter(values, np.dtype(np.object_))
 
 
 def is_numeric(value: object) -> TypeGuard[float]:
-    """Returns True if the value of a scorer's field is a number, which can be a metric."""
+    """Returns True if a value that a scorer returned is an int, a float or a bool, which a metric can be made of."""
     return isinstance(value, bool | int | float)
 
 
 def _joined(columns: Sequence[Any]) -> Any:
-    """Returns the rows of columns of the same name, one column after the other; None if one of them is missing."""
+    """Concatenates columns of the same name (arrays or ragged columns); None if one of them is missing."""
     if any(column is None for column in columns):
         return None
     if isinstance(columns[0], Column):

@@ -1,4 +1,4 @@
-"""Token rewards: shaped scores on their tokens, less the KL penalty that keeps the policy near the reference.
+"""Makes a reward per response token: shaped scores on their tokens, less the KL penalty to the reference policy.
 
 B sequences, T response tokens, right-padded; N of them, ragged. float32 in and out, float64 inside.
 """
@@ -17,7 +17,7 @@ _TOKENS = 1 << 19
 
 
 def shape_scores(shaping: RewardShapingConfig, scores: Floats, *, std: float) -> Floats:
-    """Returns clip(score * scale / std), element by element.
+    """Scales and clips scores, element by element: clip(score * scale / std).
 
     `std` is the deviation of all whole scores of the run, this step's included (trlX scales rewards in this way;
     Engstrom et al., 2020, section 3). A `std` of 0 means that there is none, or that all scores were equal: nothing is
@@ -31,7 +31,7 @@ def shape_scores(shaping: RewardShapingConfig, scores: Floats, *, std: float) ->
 
 
 def shaped_parts(shaping: RewardShapingConfig, scores: Scores, *, std: float) -> tuple[Floats, Column]:
-    """Returns both parts of the scores, each shaped by itself: those of the responses' ends, [B], and `token_scores`.
+    """Shapes both parts of the scores by themselves: returns (scores at the ends of responses, [B]; scores on tokens).
 
     A token score of 0 stays 0.
     """
@@ -42,11 +42,11 @@ def shaped_parts(shaping: RewardShapingConfig, scores: Scores, *, std: float) ->
 
 
 def token_rewards(ends_B: Floats, token_scores: Column, rewarded: Column) -> Column:
-    """Returns the rewards: the scores on the tokens that are `rewarded` (bool, aligned with responses).
+    """Places scores on response tokens and returns the rewards; only tokens marked in `rewarded` can have a score.
 
     The score of a response's end belongs to its last token, a token score to its token. If this token is not rewarded,
     the score moves to the next rewarded token of the response, else to the last rewarded token before. The scores of a
-    response without any rewarded token are dropped.
+    response without any rewarded token are dropped. `rewarded` is bool, aligned with responses.
     """
     offsets, ended = rewarded.offsets, np.flatnonzero(rewarded.lengths)
     placed = np.flatnonzero(token_scores.values)
@@ -66,7 +66,7 @@ def token_rewards(ends_B: Floats, token_scores: Column, rewarded: Column) -> Col
 
 
 def penalise_kl(rewards_BT: Float32s, kl_BT: Float64s, mask_BT: Mask, *, kl_coef: float) -> tuple[Float32s, Float64s]:
-    """Subtracts kl_coef * KL_t from the reward of every token inside the mask.
+    """Subtracts the KL penalty, kl_coef * KL_t in nats, from the reward of every token inside the mask.
 
     Returns:
         (rewards [B, T], KL [B]: the mean over the tokens of each row, 0 for an empty row).
@@ -76,7 +76,7 @@ def penalise_kl(rewards_BT: Float32s, kl_BT: Float64s, mask_BT: Mask, *, kl_coef
 
 
 def subtract_kl(algorithm: AlgorithmConfig, rollouts: Batch, rewards: Column, response_mask: Column) -> float:
-    """Subtracts the KL penalty from the rewards, in place; returns the mean KL of the responses, in nats."""
+    """Subtracts the KL penalty from the token rewards, in place; returns the mean KL of the responses, in nats."""
     kl_B = np.zeros(rollouts.num_rows)
     for start, stop in blocks(response_mask.lengths, _TOKENS):
         columns = (rollouts["old_log_probs"], rollouts["ref_log_probs"], response_mask, rewards)
@@ -89,7 +89,9 @@ def subtract_kl(algorithm: AlgorithmConfig, rollouts: Batch, rewards: Column, re
 
 
 def whiten_rewards(rewards: Column, response_mask: Column) -> Column:
-    """Returns (r - mean) / sqrt(var + 1e-8) + mean over the mask, zero outside it (TRL's whiten_rewards).
+    """Whitens token rewards but keeps their mean: (r - mean) / sqrt(var + 1e-8) + mean over the mask, zero outside.
+
+    The formula is that of TRL's whiten_rewards.
 
     Raises:
         ValueError: the mask has fewer than two tokens.

@@ -1,4 +1,4 @@
-"""Functions that several estimators use: checks, a score per response, one advantage for all tokens of a response.
+"""What several advantage estimators use: checks, one score per response, one advantage on all tokens of a response.
 
 B sequences (prompts x samples), T response tokens, right-padded. A row may be empty. A mask may have holes (tool
 output), which are bridged: "the next token" is the next token inside the mask.
@@ -17,7 +17,7 @@ AdvantagesAndReturns = tuple[Float32s, Float32s]
 
 
 def check(rewards_BT: Float32s, mask_BT: Mask, *factors: float) -> None:
-    """Checks shapes and types, and that all factors lie in [0, 1]; ValueError if one does not fit."""
+    """Checks that rewards and mask are [B, T], the mask bool, and all factors within [0, 1]; else ValueError."""
     if mask_BT.dtype != np.bool_ or mask_BT.ndim != 2:
         raise ValueError(f"the mask must be [B, T] bool, got {mask_BT.dtype} with shape {mask_BT.shape}")
     if rewards_BT.shape != mask_BT.shape:
@@ -27,17 +27,17 @@ def check(rewards_BT: Float32s, mask_BT: Mask, *factors: float) -> None:
 
 
 def scores_of(rewards_BT: Float32s, mask_BT: Mask, scored_BT: Mask | None) -> Float64s:
-    """Returns [B], s: the sum of each response's rewards over `scored_BT`, by default the mask."""
+    """Sums the token rewards of each response over `scored_BT`, by default the mask: [B], the score s of a response."""
     check(rewards_BT, mask_BT)
     return masked_sum(rewards_BT, mask_BT if scored_BT is None else scored_BT, axis=1)
 
 
 def on_every_token(advantage_B: Float64s, mask_BT: Mask) -> AdvantagesAndReturns:
-    """Returns each response's advantage on all of its tokens; the returns are the same."""
+    """Copies the advantage of each response to all of its tokens, and returns the copy also as the returns."""
     advantages_BT = float32(np.broadcast_to(advantage_B[:, None], mask_BT.shape), mask_BT)
     return advantages_BT, advantages_BT.copy()
 
 
 def float32(values_BT: Floats, mask_BT: Mask) -> Float32s:
-    """Returns the values inside the mask, zero outside it, as float32."""
+    """Converts values to float32 and sets those outside the mask to zero."""
     return np.where(mask_BT, values_BT, 0.0).astype(np.float32)

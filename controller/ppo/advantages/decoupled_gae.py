@@ -1,4 +1,4 @@
-"""GAE for long responses: a lambda of its own for the critic, and one for the policy that grows with the response."""
+"""GAE with several lambdas, for long responses: one for the critic, and one for the policy that grows with length."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def configured_gae(
     lam_critic: float | None = None,
     adaptive_lam_alpha: float | None = None,
 ) -> AdvantagesAndReturns:
-    """Returns the estimate of the configuration's `gae`: textbook GAE, unless another key sets another lambda.
+    """Estimates advantages and returns by GAE: textbook GAE, unless one of the optional keys sets another lambda.
 
     With `lam_critic`, the returns have a lambda of their own (`decoupled_gae`). With `adaptive_lam_alpha`, the policy's
     lambda is `length_adaptive_lambda` instead of `lam`.
@@ -39,7 +39,7 @@ def decoupled_gae(
     lam: float | Float64s,
     lam_critic: float,
 ) -> AdvantagesAndReturns:
-    """Decoupled GAE (VC-PPO; Yuan et al., 2025): the advantages of `gae` with `lam`, its returns with `lam_critic`.
+    """Estimates advantages by GAE with `lam`, and returns by GAE with `lam_critic` (VC-PPO; Yuan et al., 2025).
 
     With a lam_critic of 1, the critic learns Monte-Carlo returns: a reward at the end reaches all tokens undiminished.
     """
@@ -49,9 +49,9 @@ def decoupled_gae(
 
 
 def length_adaptive_lambda(mask_BT: Mask, *, alpha: float) -> Float64s:
-    """Returns [B], the lambda of each response of l tokens (length-adaptive GAE; VAPO, Yue et al., 2025).
+    """Computes the lambda of GAE for each response from its number of tokens l: [B].
 
-    lam = max(0, 1 - 1 / (alpha * l))
+    lam = max(0, 1 - 1 / (alpha * l))    (length-adaptive GAE; VAPO, Yue et al., 2025)
     """
     lengths_B = np.maximum(mask_BT.sum(axis=1), 1)
     return np.asarray(np.maximum(0.0, 1.0 - 1.0 / (alpha * lengths_B)))

@@ -1,4 +1,4 @@
-"""Advantages and returns of a step's ragged rows: the estimator's formula in blocks, then its step over the batch.
+"""Estimates advantages and returns for all responses of a step, block by block, then over the whole batch.
 
 B responses (the samples of a prompt are neighbours), T response tokens, right-padded.
 """
@@ -25,9 +25,10 @@ def estimate(
     greedy_scores_B: Float32s | None = None,
     components_KB: Float32s | None = None,
 ) -> tuple[Column, Column]:
-    """Returns (advantages, returns), float32, 0 on tokens that are not `learned`; `response_mask`: tokens that count.
+    """Runs the configured advantage estimator on a step's responses and returns (advantages, returns), float32.
 
-    An estimator that takes a batch in pieces gets whole groups of samples.
+    Both are 0 on tokens that are not `learned`; `response_mask` marks the tokens that count. An estimator that takes a
+    batch in pieces gets whole groups of samples.
     """
     lengths, num_rows = response_mask.lengths, rollouts.num_rows
     advantages, returns = (Column(np.empty(len(response_mask.values), np.float32), lengths) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (GAE) from token to token, and the estimators that are GAE without values."""
+"""Estimates advantages token by token: GAE, and estimators that are GAE without values (REINFORCE++, ReMax)."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from controller.ppo.masked_stats import Float32s, Float64s, Mask
 
 
 def gae(rewards_BT: Float32s, values_BT: Float32s, mask_BT: Mask, *, gamma: float, lam: float) -> AdvantagesAndReturns:
-    """Generalised advantage estimation over response tokens (Schulman et al., 2016, eq. 16), not whitened.
+    """Estimates advantages and returns of response tokens by GAE (Schulman et al., 2016, eq. 16), not whitened.
 
         delta_t  = r_t + gamma * V_{t+1} - V_t
         A_t      = delta_t + gamma * lam * A_{t+1}
@@ -23,7 +23,7 @@ def gae(rewards_BT: Float32s, values_BT: Float32s, mask_BT: Mask, *, gamma: floa
 def discounted_deltas(
     rewards_BT: Float32s, values_BT: Float32s, mask_BT: Mask, *, gamma: float, lam: float | Float64s
 ) -> Float64s:
-    """Returns A of `gae`, [B, T] float64, zero outside the mask; `lam` may differ from row to row, [B].
+    """Computes GAE's advantages as [B, T] float64, zero outside the mask; `lam` may differ from row to row, [B].
 
     Raises:
         ValueError: shapes or types do not fit, or gamma lies outside [0, 1].
@@ -47,7 +47,7 @@ def discounted_deltas(
 
 
 def reinforce_plus_plus(rewards_BT: Float32s, mask_BT: Mask, *, gamma: float) -> AdvantagesAndReturns:
-    """REINFORCE++ (Hu, 2025): the discounted reward-to-go, GAE without values, not whitened.
+    """Advantages of REINFORCE++ (Hu, 2025): the discounted reward-to-go, GAE without values, not whitened.
 
     A_t = r_t + gamma * A_{t+1}
     """
@@ -55,7 +55,7 @@ def reinforce_plus_plus(rewards_BT: Float32s, mask_BT: Mask, *, gamma: float) ->
 
 
 def remax(rewards_BT: Float32s, mask_BT: Mask, *, greedy_scores_B: Float32s) -> AdvantagesAndReturns:
-    """ReMax (Li et al., 2024): the reward-to-go less the score of a greedy response to the same prompt.
+    """Advantages of ReMax (Li et al., 2024): reward-to-go less the score of a greedy response to the same prompt.
 
     return_t = r_t + return_{t+1}
     A_t      = return_t - greedy score

@@ -1,4 +1,4 @@
-"""Estimators that compare the samples of a prompt: one advantage per response, the same on all of its tokens.
+"""Advantage estimators that compare the samples of a prompt: one advantage per response, the same on all its tokens.
 
 The arguments of all estimators:
 
@@ -22,7 +22,7 @@ _EPSILON = 1e-6
 def grpo(
     rewards_BT: Float32s, groups_B: Integers, mask_BT: Mask, *, norm_adv_by_std: bool, scored_BT: Mask | None = None
 ) -> AdvantagesAndReturns:
-    """Group-relative advantage (Shao et al., 2024).
+    """Group-relative advantages (GRPO; Shao et al., 2024).
 
         A = (s - mean(s of the prompt's samples)) / (std(s of the prompt's samples) + 1e-6)
 
@@ -35,12 +35,12 @@ def grpo(
 def grpo_passk(
     rewards_BT: Float32s, groups_B: Integers, mask_BT: Mask, *, norm_adv_by_std: bool, scored_BT: Mask | None = None
 ) -> AdvantagesAndReturns:
-    """GRPO for pass@k (Tang et al., 2025, leave-one-out of the maximum): only the best sample of a group learns.
+    """Advantages of GRPO for pass@k: only the best sample of a group learns.
 
         A = (s - second best s of the prompt's samples) / (std(s of the prompt's samples) + 1e-6)
 
-    for the best sample, 0 for the others. If two samples are best, and in a group of one, all get 0. `norm_adv_by_std`
-    off leaves out the division.
+    for the best sample, 0 for the others (Tang et al., 2025, leave-one-out of the maximum). If two samples are best,
+    and in a group of one, all get 0. `norm_adv_by_std` off leaves out the division.
     """
     scores_B = scores_of(rewards_BT, mask_BT, scored_BT)
     groups = _Groups(groups_B, mask_BT)
@@ -61,7 +61,7 @@ def gdpo(
     component_weights_K: Float64s,
     norm_adv_by_std: bool,
 ) -> AdvantagesAndReturns:
-    """Group advantages of each component of a score, added up (GDPO; Liu et al., 2026), not normalised.
+    """Advantages of GDPO (Liu et al., 2026): group advantages of each component of a score, added up, not normalised.
 
         A = sum over k of weight_k * (c_k - mean(c_k of the group)) / (std(c_k of the group) + 1e-6)
 
@@ -79,7 +79,7 @@ def gdpo(
 def rloo(
     rewards_BT: Float32s, groups_B: Integers, mask_BT: Mask, *, scored_BT: Mask | None = None
 ) -> AdvantagesAndReturns:
-    """Leave-one-out baseline (Ahmadian et al., 2024).
+    """Advantages with a leave-one-out baseline (RLOO; Ahmadian et al., 2024).
 
         A = s - mean(s of the prompt's other samples) = (s - mean(s of all n)) * n / (n - 1)
 
@@ -94,7 +94,7 @@ def rloo(
 def opo(
     rewards_BT: Float32s, groups_B: Integers, mask_BT: Mask, *, scored_BT: Mask | None = None
 ) -> AdvantagesAndReturns:
-    """Length-weighted baseline (OPO; Hao et al., 2025).
+    """Advantages with a length-weighted mean score of the group as baseline (OPO; Hao et al., 2025).
 
         A = s - sum(l * s of the prompt's samples) / sum(l of the prompt's samples)
 
@@ -111,7 +111,7 @@ def opo(
 def less_group_mean(
     rewards_BT: Float32s, groups_B: Integers, mask_BT: Mask, *, scored_BT: Mask | None = None
 ) -> AdvantagesAndReturns:
-    """REINFORCE++-baseline (Hu, 2025), and GPG (Chu et al., 2025), before their batch steps (registry.py).
+    """Advantages of REINFORCE++-baseline (Hu, 2025) and GPG (Chu et al., 2025), before their batch steps (registry.py).
 
         A = s - mean(s of the prompt's samples)
 
@@ -122,7 +122,7 @@ def less_group_mean(
 
 
 class _Groups:
-    """The group of each row, counted from 0, and the number of rows in each group."""
+    """Responses grouped by prompt: the group of each response, counted from 0, and the size of each group."""
 
     def __init__(self, groups_B: Integers, mask_BT: Mask) -> None:
         if groups_B.shape != mask_BT.shape[:1]:
@@ -130,16 +130,16 @@ class _Groups:
         _, self.index_B, self.count_G = np.unique(groups_B, return_inverse=True, return_counts=True)
 
     def sums(self, values_B: Float64s | Integers) -> Float64s:
-        """Returns [G], sums over the rows of each group."""
+        """Sums a number per response, [B], over the responses of each group: [G]."""
         return np.bincount(self.index_B, values_B, minlength=len(self.count_G)).astype(np.float64)
 
     def centred(self, values_B: Float64s) -> Float64s:
-        """Returns [B], each value less the mean of its group; in a group of one, the value itself."""
+        """Subtracts from each response's value the mean of its group: [B]; in a group of one, the value stays."""
         mean_G = np.where(self.count_G > 1, self.sums(values_B) / self.count_G, 0.0)
         return np.asarray(values_B - mean_G[self.index_B])
 
     def std(self, values_B: Float64s) -> Float64s:
-        """Returns [B], the unbiased standard deviation of each row's group; 1 in a group of one."""
+        """Returns the unbiased standard deviation of each response's group, [B]; 1 in a group of one."""
         variance_G = self.sums(self.centred(values_B) ** 2) / np.maximum(self.count_G - 1, 1)
         return np.where(self.count_G > 1, np.sqrt(variance_G), 1.0)[self.index_B]
 

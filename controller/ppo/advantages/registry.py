@@ -1,4 +1,7 @@
-"""The estimators by name, also a user's own: the inputs of each, and its step over the batch afterwards."""
+"""The table of advantage estimators by name, and the loading of a user's own estimator.
+
+An entry has the estimator's function, the inputs of this function, and a step over the whole batch afterwards.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -25,12 +28,12 @@ OverBatch = Callable[[Column, Mask, Float64s], NDArray[Any]]
 
 
 def whiten_tokens(advantages: Column, learned_N: Mask, _: Float64s) -> NDArray[Any]:
-    """Returns (A - mean) / sqrt(var + 1e-8) over all tokens of the batch; ValueError for fewer than two."""
+    """Whitens advantages over all learned tokens of the batch, (A - mean) / sqrt(var + 1e-8); ValueError below two."""
     return masked_whiten(advantages.values, learned_N)
 
 
 def whiten_responses(advantages: Column, learned_N: Mask, _: Float64s) -> NDArray[Any]:
-    """Returns advantages whitened over responses; each counts once, whatever its length, and a single one gets 0."""
+    """Whitens advantages over responses: each response counts once, whatever its length; a single response gets 0."""
     row_N = np.repeat(np.arange(advantages.num_rows), advantages.lengths)[learned_N]
     _, first_R, response_N = np.unique(row_N, return_index=True, return_inverse=True)
     learned = advantages.values[learned_N]
@@ -41,17 +44,17 @@ def whiten_responses(advantages: Column, learned_N: Mask, _: Float64s) -> NDArra
 
 
 def scale_by_nonzero_scores(advantages: Column, _: Mask, scores_B: Float64s) -> NDArray[Any]:
-    """Returns GPG's alpha * A, alpha = B / max(1, number of s that are not 0)."""
+    """Multiplies the advantages by GPG's alpha = B / max(1, number of responses whose score is not 0)."""
     alpha = len(scores_B) / max(1, int(np.count_nonzero(scores_B)))
     return (advantages.values * alpha).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """An estimator: a function, which gets by name the inputs that it takes (INPUTS), and its step over the batch.
+    """An advantage estimator: a function on [B, T] arrays, and a step over the whole batch afterwards.
 
-    The functions of this package do not combine rows of different prompts, so that a batch may come in pieces. A user's
-    function gets the whole batch at once.
+    The function gets by name the inputs that it takes (INPUTS). The functions of this package do not combine rows of
+    different prompts, so that a batch may come in pieces. A user's function gets the whole batch at once.
     """
 
     function: Callable[..., AdvantagesAndReturns]
@@ -60,7 +63,7 @@ class Estimator:
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the inputs that the function takes."""
+        """The names of the inputs (of INPUTS) that the estimator's function takes."""
         return tuple(name for name in inspect.signature(self.function).parameters if name in INPUTS)
 
 
@@ -80,7 +83,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
 
 
 def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
-    """Returns the estimator `algorithm.adv_estimator`; ConfigError if a user's file cannot be used or lacks it."""
+    """Returns the advantage estimator of the configuration; ConfigError if a user's file cannot be used or lacks it."""
     if algorithm.custom_path is None:
         return ESTIMATORS[algorithm.adv_estimator]
     return _custom(algorithm.custom_path, algorithm.adv_estimator)
@@ -93,7 +96,7 @@ def _custom(path: Path, name: str) -> Estimator:
 
 
 def try_estimator(algorithm: AlgorithmConfig, *, num_samples: int) -> None:
-    """Calls a user's estimator with the responses to two prompts, three tokens each, before anything is started.
+    """Tries a user's advantage estimator on two prompts with responses of three tokens, before anything is started.
 
     Raises:
         ConfigError: the file cannot be imported or lacks the function; the function fails, or its result does not fit.
@@ -128,9 +131,10 @@ def compute_advantages(
     greedy_scores_B: Float32s | None = None,
     components_KB: Float32s | None = None,
 ) -> AdvantagesAndReturns:
-    """Returns (advantages, returns), [B, T], before the step over the batch; rewards include the KL penalty.
+    """Calls the configured estimator and returns (advantages, returns), [B, T], before the step over the batch.
 
-    The estimators' arguments `mask_BT` and `scored_BT` are `learned_BT` and `response_mask_BT`.
+    The rewards include the KL penalty. The estimators' arguments `mask_BT` and `scored_BT` are `learned_BT` and
+    `response_mask_BT`.
 
     Raises:
         ValueError: an argument does not fit or is missing.
@@ -168,7 +172,7 @@ def compute_advantages(
 
 
 def over_batch(algorithm: AlgorithmConfig, advantages: Column, learned_N: Mask, scores_B: Float64s) -> NDArray[Any]:
-    """Returns [N], the advantages for the loss: those of a whole batch, after the estimator's step over the batch.
+    """Applies the estimator's last step (e.g. whitening) to the advantages of a whole batch; returns [N] for the loss.
 
     `advantages` has all response tokens, 0 for tokens that are not learned from. `learned_N` marks the tokens that are
     learned from. `scores_B` are the sums of the responses' rewards.
@@ -178,7 +182,7 @@ def over_batch(algorithm: AlgorithmConfig, advantages: Column, learned_N: Mask, 
 
 
 def _checked(result: Any, mask_BT: Mask) -> Float32s:
-    """Returns a user's result, zero outside the mask; ValueError if it is not [B, T], or not finite in the mask."""
+    """Checks that a user's result is [B, T] and finite in the mask, else ValueError; sets it to 0 outside the mask."""
     values_BT = np.asarray(result)
     if values_BT.shape != mask_BT.shape:
         raise ValueError(f"expected advantages and returns of shape {mask_BT.shape}, got {values_BT.shape}")
