@@ -1,1 +1,1 @@
-"""Prompts: data files, rows, chat templates and token ids."""
+"""Prompts: reads data files, renders chat templates, converts text to token ids, and orders prompts."""

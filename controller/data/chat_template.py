@@ -1,4 +1,4 @@
-"""Renders chat messages to the text that a model sees, as transformers does."""
+"""Renders chat messages with a model's Jinja template to the text that the model sees, as transformers does."""
 
 import json
 import time
@@ -21,13 +21,13 @@ Prompt = str | Messages
 
 
 def as_messages(prompt: Prompt) -> Messages:
-    """Returns a prompt as messages; a plain string becomes one message of the user."""
+    """Converts a prompt into a list of chat messages; a plain string becomes one message of the user."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The chat template of a model.
+    """The Jinja template that turns chat messages into the text that a model sees.
 
     Attributes:
         template: None for a base model without a template.
@@ -38,11 +38,11 @@ class ChatTemplate:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def applies_to(self, prompt: Prompt) -> bool:
-        """Returns True if rendering this prompt adds the special tokens."""
+        """Returns True if this prompt is rendered by the template, which then adds the special tokens."""
         return self.template is not None and not isinstance(prompt, str)
 
     def render(self, prompt: Prompt) -> str:
-        """Returns the text that the model sees: the messages in the template, with the generation prompt.
+        """Renders a prompt to the text that the model sees: the messages in the template, with the generation prompt.
 
         A plain string is returned unchanged. Without a template the text is the contents of the messages, one per line.
 
@@ -69,7 +69,7 @@ def load_chat_template(
     *,
     section: str = "data",
 ) -> ChatTemplate:
-    """Returns the template of a file, else of the model's chat_template.jinja, else of its tokenizer_config.json.
+    """Loads a chat template from the user's file, else the model's chat_template.jinja, else tokenizer_config.json.
 
     Args:
         folder: the folder of the model.
@@ -97,7 +97,7 @@ def load_chat_template(
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """The block `{% generation %}`, which marks text of the assistant for training; rendered as its body."""
+    """The Jinja block `{% generation %}`, which marks text of the assistant for training; rendered as its body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
 
@@ -107,7 +107,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 def _compile(template: str, source: Path) -> jinja2.Template:
-    """Compiles a template in jinja2's sandbox, with the settings, filters and functions of transformers."""
+    """Compiles a chat template in jinja2's sandbox, with the settings, filters and functions of transformers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
     )

@@ -1,4 +1,4 @@
-"""The order of the prompts in an epoch, as a function of seed and epoch."""
+"""Computes the order of the prompts in an epoch from seed and epoch alone."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,7 +10,7 @@ Indices = NDArray[np.int64]
 
 
 def quotas(weights: Sequence[float], num_prompts: int) -> list[int]:
-    """Returns the share of `num_prompts` for each weight, rounded by largest remainder; the sum is exact."""
+    """Divides `num_prompts` among files by weight, rounded by largest remainder; the counts add up to `num_prompts`."""
     shares = np.asarray(weights, np.float64) / np.sum(weights) * num_prompts
     counts = np.floor(shares).astype(np.int64)
     missing = num_prompts - int(counts.sum())
@@ -20,7 +20,7 @@ def quotas(weights: Sequence[float], num_prompts: int) -> list[int]:
 
 @lru_cache(maxsize=2)
 def epoch_order(num_prompts: int, seed: int, epoch: int, *, shuffle: bool) -> Indices:
-    """Returns the order of an epoch: the indices of all prompts, each once."""
+    """Returns the indices of all prompts, each once, in the order of this epoch."""
     return _permutation(num_prompts, seed, epoch) if shuffle else np.arange(num_prompts)
 
 
@@ -28,7 +28,7 @@ def epoch_order(num_prompts: int, seed: int, epoch: int, *, shuffle: bool) -> In
 def mixed_order(
     file_sizes: tuple[int, ...], file_quotas: tuple[int, ...], seed: int, epoch: int, *, shuffle: bool
 ) -> Indices:
-    """Returns the order of an epoch with `file_quotas[f]` prompts of each file f.
+    """Returns the prompt indices of an epoch, in order, with `file_quotas[f]` prompts from each data file f.
 
     In the table the prompts of file f follow those of file f - 1. A file repeats its prompts in passes, which continue
     over epochs: no prompt comes twice in a pass. With `shuffle` each pass and each epoch has its own random order;
@@ -50,5 +50,8 @@ def mixed_order(
 
 
 def _permutation(num_prompts: int, *key: int) -> Indices:
-    """Returns a random permutation. It sorts raw output of a generator, which is the same in all versions of numpy."""
+    """Returns a random permutation of the prompts that is the same in all versions of numpy.
+
+    The permutation sorts the raw output of a generator, which numpy does not change.
+    """
     return np.argsort(np.random.PCG64(list(key)).random_raw(num_prompts), kind="stable")

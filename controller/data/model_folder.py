@@ -1,4 +1,4 @@
-"""Reads the small files of a model, from a local folder or from the Hugging Face hub."""
+"""Reads the small files of a model (tokenizer, config.json), from a local folder or from the Hugging Face hub."""
 
 import json
 from pathlib import Path
@@ -18,9 +18,9 @@ _HUB_FILES = [
 
 
 def model_folder(source: str, key: str) -> Path:
-    """Returns the folder of a model; for a name on the hub it downloads the small files.
+    """Returns the local folder of a model; for a name on the Hugging Face hub, downloads the small files first.
 
-    `source` is the folder or the name, `key` is the key that has it, for errors.
+    `source` is the folder or the name, `key` is the configuration key that has it, for errors.
 
     Raises:
         ConfigError: there is no such folder, and no such model on the hub.
@@ -32,7 +32,7 @@ def model_folder(source: str, key: str) -> Path:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file; empty if the file does not exist. ConfigError if it has no JSON object."""
+    """Reads a JSON object from a file; {} if the file does not exist, ConfigError if the file has no JSON object."""
     if not file.is_file():
         return {}
     try:
@@ -45,7 +45,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_description(source: str, key: str) -> dict[str, Any]:
-    """Returns a model's config.json, with the entries of its text_config. ConfigError if it cannot be read."""
+    """Reads a model's config.json and adds the entries of its text_config; ConfigError if the file cannot be read."""
     file = model_folder(source, key) / "config.json"
     if not file.is_file():
         raise ConfigError(f"{key}: {file.parent} has no config.json")

@@ -20,10 +20,10 @@ _Contents = Iterator[tuple[str, Mapping[str, Any]]]  # (place, columns by name)
 
 @dataclass(frozen=True)
 class PromptRow:
-    """One checked row of a data file.
+    """One checked row of a data file: a prompt with what its scorer needs.
 
     Attributes:
-        place: the place of the row, for errors: e.g. "train.parquet, row 3" (from 1).
+        place: the file and the number of the row, for errors: e.g. "train.parquet, row 3" (from 1).
         prompt: chat messages, or text.
         data_source, ground_truth, extra_info: the input of the scorer.
         file_index: the index of its file in the split.
@@ -38,7 +38,7 @@ class PromptRow:
 
 
 def read_rows(config: DataConfig, split: Split) -> list[PromptRow]:
-    """Returns the first `max_samples` rows of a split that pass its filters, in the order of its files.
+    """Reads the first `max_samples` rows of a split (train or val) that pass its filters, in the order of its files.
 
     Raises:
         ConfigError: a file is missing, unreadable or empty, a row lacks a column, the user's class fails, or no row
@@ -66,7 +66,7 @@ def read_rows(config: DataConfig, split: Split) -> list[PromptRow]:
 
 
 def _sources(config: DataConfig, split: Split, filters: Mapping[str, Condition]) -> Iterator[tuple[str, _Contents]]:
-    """Yields (name, rows) of each file of the split, or of the user's class."""
+    """Yields (name, rows) of each data file of a split, or of the user's dataset class."""
     files = config.train_files if split == "train" else config.val_files
     if config.custom_cls.path is not None and config.custom_cls.name is not None:
         name = f"{config.custom_cls.name} of {config.custom_cls.path}"
@@ -79,7 +79,7 @@ def _sources(config: DataConfig, split: Split, filters: Mapping[str, Condition])
 
 
 def _custom_rows(path: Path, name: str, config: DataConfig, split: Split) -> _Contents:
-    """Yields the rows of a user's class, by iteration or else by index."""
+    """Yields the rows of a user's dataset class: by iteration, or by index if the class has no iterator."""
     make = load_from_file(path, name, path_key="data.custom_cls.path", name_key="data.custom_cls.name")
     try:
         files = config.train_files if split == "train" else config.val_files
@@ -150,7 +150,7 @@ def _checked(content: Mapping[str, Any], place: str, prompt_key: str, file_index
 
 
 def _medium_in(content: Mapping[str, Any], prompt: str | list[Any]) -> str:
-    """Returns a clause that says where the row has images, videos or sounds; "" for text."""
+    """Returns a clause that says where a data row has images, videos or sounds; "" if the row is text alone."""
     for name in _MEDIA_COLUMNS:
         if content.get(name) is not None and len(content[name]):
             return f"column {name!r} is not empty"
@@ -164,7 +164,7 @@ def _medium_in(content: Mapping[str, Any], prompt: str | list[Any]) -> str:
 
 
 def _value(content: Mapping[str, Any], place: str, column: str) -> Any:
-    """Returns the value that a filter tests; `a.b` is the entry b of column a, unless a column is named `a.b`."""
+    """Returns the value that a filter tests in a data row; `a.b` is entry b of column a, or the column named `a.b`."""
     value: Any = content
     for name in [column] if column in content else column.split("."):
         if not isinstance(value, Mapping) or name not in value:

@@ -1,4 +1,4 @@
-"""Tokenised prompts, and the prompts of each step as a pure function of (seed, step)."""
+"""Loads prompts as token ids, and selects the prompts of each training step as a pure function of (seed, step)."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +22,10 @@ NO_ROWS = np.empty(0, np.int64)
 
 @dataclass(frozen=True, eq=False)
 class PromptBatch:
-    """Tokenised prompts: those of a split, of a step, or a part of them; each field has one entry per prompt.
+    """Tokenised prompts of a split, of a step, or of a part of these; each field has one entry per prompt.
 
     Attributes:
-        row_indices: [num_prompts] int64, the places of the prompts in their split.
+        row_indices: [num_prompts] int64, the indices of the prompts in their split.
         prompts: token ids.
         texts: the rendered texts, before truncation.
         rows: the rows of the data files, for the scorer.
@@ -42,11 +42,11 @@ class PromptBatch:
 
     @property
     def data_sources(self) -> frozenset[str]:
-        """The data sources of the prompts."""
+        """The names of the data sources that the prompts come from."""
         return frozenset(row.data_source for row in self.rows)
 
     def take(self, places: NDArray[np.int64]) -> "PromptBatch":
-        """Returns the prompts at these places of the batch, in this order."""
+        """Returns a batch with the prompts at these indices of this batch, in this order."""
         return PromptBatch(
             row_indices=self.row_indices[places],
             prompts=self.prompts.take(places),
@@ -56,7 +56,7 @@ class PromptBatch:
 
     @classmethod
     def join(cls, batches: "Sequence[PromptBatch]") -> "PromptBatch":
-        """Returns the prompts of several batches, one batch after the other."""
+        """Concatenates the prompts of several batches into one batch, in order."""
         columns = [Batch(batch.num_prompts, {"prompts": batch.prompts}) for batch in batches]
         return cls(
             row_indices=np.concatenate([batch.row_indices for batch in batches]),
@@ -66,12 +66,12 @@ class PromptBatch:
         )
 
     def parts(self, num_prompts: int) -> "Iterator[PromptBatch]":
-        """Yields the prompts in order, in parts of at most `num_prompts`."""
+        """Divides the batch into parts of at most `num_prompts` prompts and yields these parts, in order."""
         for start in range(0, self.num_prompts, num_prompts):
             yield self.take(np.arange(start, min(start + num_prompts, self.num_prompts)))
 
     def to_batch(self, run_seed: int, step: int, num_samples: int, *, earlier: NDArray[np.int64] = NO_ROWS) -> Batch:
-        """Returns the input of Generate: a row per prompt with `prompts` and `num_samples` sampling `seeds`.
+        """Makes the input of the RPC Generate: a row per prompt with `prompts` and `num_samples` sampling `seeds`.
 
         A prompt that repeats in the batch, or is among the row indices drawn `earlier` for this step, gets new seeds.
         """
@@ -82,7 +82,7 @@ class PromptBatch:
         return Batch(self.num_prompts, {"prompts": self.prompts, "seeds": Column(seeds.reshape(-1), lengths)})
 
     def repeated(self, num_samples: int) -> "PromptBatch":
-        """Returns the prompt of each response: every prompt `num_samples` times, ordered by prompt."""
+        """Repeats every prompt of the batch `num_samples` times, in order, so that each response has its prompt."""
         return self.take(np.repeat(np.arange(self.num_prompts), num_samples))
 
 
@@ -91,34 +91,34 @@ Answered: TypeAlias = tuple[PromptBatch, NDArray[np.float32]]
 
 
 class PromptSource(Protocol):
-    """The order of the training prompts. A batch has the prompts of a step, or of one generation of a step."""
+    """Decides which training prompts come next. A batch has the prompts of a step, or of one generation of a step."""
 
     @property
     def table(self) -> PromptBatch:
-        """The training prompts."""
+        """The table of all training prompts."""
 
     def num_steps(self, num_epochs: int) -> int:
-        """Returns the number of batches in the first data epochs."""
+        """Returns the number of prompt batches in the first `num_epochs` data epochs."""
 
     def batch_at(self, step: int) -> PromptBatch:
-        """Returns the prompts of a batch; batches are drawn one after the other.
+        """Draws the next batch of prompts; batches are drawn one after the other.
 
-        `step` is the number of the batch in the run, from 1. It is the step if each step draws one batch.
+        `step` is the number of the batch in the run, from 1. It is the training step if each step draws one batch.
         """
 
     def epoch_of(self, step: int) -> int:
         """Returns the data epoch, from 0, of the batch that was drawn last."""
 
     def state_after(self, answered: Sequence[Answered]) -> Mapping[str, Any] | None:
-        """Returns the state, as JSON, that the next batches depend on, after a step with these batches."""
+        """Returns the state, as JSON, on which the next batches depend, after a step has scored these batches."""
 
     def restored(self, state: Mapping[str, Any] | None) -> Self:
-        """Returns a source that continues from such a state; None stands for the start."""
+        """Returns a prompt source that continues from a state of `state_after`; None stands for the run's start."""
 
 
 @dataclass(eq=False)
 class PromptDataset:
-    """The prompts of each step as a function of (seed, step), without state.
+    """Selects the training prompts of each step as a function of (seed, step), without state.
 
     Each epoch has its own order. A batch that would be incomplete at the end of an epoch is left out.
 
@@ -149,15 +149,15 @@ class PromptDataset:
         return self.table.num_prompts // self.batch_size
 
     def num_steps(self, num_epochs: int) -> int:
-        """Returns the number of steps in the first epochs."""
+        """Returns the number of training steps in the first `num_epochs` data epochs."""
         return num_epochs * self.steps_per_epoch
 
     def epoch_of(self, step: int) -> int:
-        """Returns the epoch, from 0, of a step, from 1."""
+        """Returns the data epoch, from 0, of a training step, from 1."""
         return (step - 1) // self.steps_per_epoch
 
     def batch_at(self, step: int) -> PromptBatch:
-        """Returns the prompts of a step (from 1); they depend on files, seed and step alone."""
+        """Returns the prompts of a training step (from 1), which depend on files, seed and step alone."""
         if step < 1:
             raise ValueError(f"steps count from 1, got {step}")
         start, epoch = (step - 1) % self.steps_per_epoch * self.batch_size, self.epoch_of(step)
@@ -168,14 +168,14 @@ class PromptDataset:
         return self.table.take(order[start : start + self.batch_size])
 
     def state_after(self, answered: Sequence[Answered]) -> None:
-        """Returns None: this source has no state."""
+        """Returns None: the order of the prompts depends on no state."""
 
     def restored(self, state: Mapping[str, Any] | None) -> Self:  # noqa: ARG002 - of PromptSource
         return self
 
 
 def _mixture(table: PromptBatch, weights: Sequence[float]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns (rows, rows per epoch) of each file; ConfigError if a file has no share."""
+    """Returns (rows, rows per epoch) of each data file, by the files' weights; ConfigError if a file has no share."""
     sizes = np.bincount([row.file_index for row in table.rows], minlength=len(weights))
     counts = quotas(weights, table.num_prompts)
     for index, (size, count) in enumerate(zip(sizes, counts, strict=True)):
@@ -186,7 +186,7 @@ def _mixture(table: PromptBatch, weights: Sequence[float]) -> tuple[tuple[int, .
 
 
 def load_prompts(config: DataConfig, tokenizer: Tokenizer, split: Split) -> PromptBatch:
-    """Reads, renders and tokenises the prompts of a split.
+    """Reads, renders and tokenises the prompts of a split (train or val).
 
     Raises:
         ConfigError: as in `read_rows`, or a prompt is too long with `truncation` "error", or no prompt is left.
@@ -214,9 +214,9 @@ def load_prompts(config: DataConfig, tokenizer: Tokenizer, split: Split) -> Prom
 
 
 def response_seeds(run_seed: int, step: int, prompt_index: ArrayLike, sample: ArrayLike) -> NDArray[np.int64]:
-    """Returns the sampling seed of each response, in [0, 2**63): a hash of the arguments.
+    """Computes the sampling seed of each response, in [0, 2**63): a hash of run seed, step, prompt and sample number.
 
-    So a step that is repeated has the same seeds. `prompt_index` is the place of the prompt in its split; it is
+    Therefore a step that is repeated has the same seeds. `prompt_index` is the index of the prompt in its split; it is
     broadcast with `sample`.
     """
     state = np.zeros(np.broadcast_shapes(np.shape(prompt_index), np.shape(sample)), np.uint64)
@@ -226,7 +226,7 @@ def response_seeds(run_seed: int, step: int, prompt_index: ArrayLike, sample: Ar
 
 
 def _occurrences(row_indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns how often each entry occurs before its place: [5, 7, 5] gives [0, 0, 1]."""
+    """Counts for each entry of an array how often it occurs before: [5, 7, 5] gives [0, 0, 1]."""
     order = np.argsort(row_indices, kind="stable")
     starts = np.flatnonzero(np.diff(row_indices[order], prepend=-1))
     lengths = np.diff(starts, append=len(order))

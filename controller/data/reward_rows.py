@@ -1,4 +1,4 @@
-"""Makes the rows of the reward model: prompt and response in its own chat template and tokens."""
+"""Makes the input of the reward model: prompt and response in the reward model's own chat template and token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _HF_NUM_LABELS = 2  # if config.json does not give the number
 
 @dataclass(frozen=True)
 class RewardTokenizer:
-    """Renders and encodes rows for the reward model.
+    """Renders and encodes prompts with their responses for the reward model.
 
     The policy's tokenizer decodes every row, and this tokenizer encodes it anew, also if both are the same: the
     policy's prompt has a generation prompt and may be cut, and the policy ends its responses itself, but a reward model
@@ -31,7 +31,7 @@ class RewardTokenizer:
     max_length: int | None
 
     def encode(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> Batch:
-        """Returns a batch with the column reward_tokens: a row for each prompt and its response.
+        """Encodes each prompt with its response as token ids for the reward model, in the batch column reward_tokens.
 
         The response is the assistant's message. A response to a plain string continues the string, and the tokenizer
         adds its special tokens.
@@ -43,7 +43,7 @@ class RewardTokenizer:
 
 
 def load_reward_tokenizer(config: RewardModelConfig, prompts: PromptBatch, *, is_model_here: bool) -> RewardTokenizer:
-    """Returns the reward model's tokenizer, after a test on the prompts.
+    """Loads the reward model's tokenizer, and checks that its chat template accepts all prompts.
 
     `is_model_here` is True if the model's folder must be on this machine; else only its tokenizer is read.
 
@@ -80,7 +80,10 @@ def _with_response(prompt: Prompt, response: str) -> Prompt:
 
 
 def _checked_max_length(config: RewardModelConfig, tokenizer: Tokenizer) -> int | None:
-    """Returns max_length, by default the model's positions. ConfigError if model, tokenizer and length do not fit."""
+    """Checks that reward model, tokenizer and max_length fit, else ConfigError; returns the maximum number of tokens.
+
+    Without max_length, the maximum is the number of the model's positions; None if that is not known.
+    """
     entries = read_description(config.model, "reward_model.model")
     num_labels = len(entries.get("id2label") or range(entries.get("num_labels", _HF_NUM_LABELS)))
     if num_labels != 1:

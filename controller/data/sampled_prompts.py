@@ -1,4 +1,4 @@
-"""Prompts in the order of a user's sampler, whose state is saved with every checkpoint."""
+"""Draws training prompts in the order of a user's sampler class, whose state every checkpoint stores."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from splitppo.user_file import describe, load_from_file
 
 
 class SampledPrompts:
-    """The prompts that a user's sampler selects; docs/extending/prompts.md has an example of each kind.
+    """Draws the training prompts that a user's sampler selects; docs/extending/prompts.md has an example of each kind.
 
         Sampler(data_source=rows, data_config=config.data, seed=run.seed)
 
@@ -46,7 +46,7 @@ class SampledPrompts:
         self._order = [] if self._has_state else self._order_of(self._epoch)
 
     def num_steps(self, num_epochs: int) -> int:
-        """Returns the number of steps in the first data epochs; incomplete batches do not count."""
+        """Returns the number of training steps in the first data epochs; incomplete batches do not count."""
         size = self._config.draw_size
         if self._has_state:
             return num_epochs * self.table.num_prompts // size
@@ -56,11 +56,11 @@ class SampledPrompts:
         return self._epoch
 
     def batch_at(self, step: int) -> PromptBatch:  # noqa: ARG002 - of PromptSource
-        """Returns the next prompts."""
+        """Asks the user's sampler for the next batch of prompts and returns them; the argument `step` is ignored."""
         return self.table.take(np.array(self._next_indices(), np.int64))
 
     def state_after(self, answered: Sequence[Answered]) -> Mapping[str, Any]:
-        """Gives the scores of each batch, [prompts, samples], to the sampler; returns the state."""
+        """Passes the scores of each batch, [prompts, samples], to the user's sampler; returns its state as JSON."""
         for prompts, scores_B in answered if hasattr(self._sampler, "update") else ():
             self._call(
                 "update", partial(self._sampler.update, prompts.row_indices, scores_B.reshape(prompts.num_prompts, -1))
@@ -74,7 +74,7 @@ class SampledPrompts:
         """Checks that a new sampler begins with the same prompts, and that a restored one continues with the same.
 
         Raises:
-            ConfigError: it does not, so that a run could not be resumed.
+            ConfigError: the prompts differ, so that a run could not be resumed.
         """
         first, state = self._next_indices(), self._state()
         second = self._next_indices()
@@ -136,7 +136,7 @@ class SampledPrompts:
         return [int(index) for index in indices]
 
     def _state(self) -> dict[str, Any]:
-        """Returns the state as JSON gives it back: without tuples, and with text as keys."""
+        """Returns epoch, position and the sampler's state, as JSON gives them back: no tuples, and text as keys."""
         own = None
         if self._has_state:
             own = self._call("state_dict", lambda: json.loads(json.dumps(self._sampler.state_dict())))

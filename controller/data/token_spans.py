@@ -18,9 +18,9 @@ from rewards.samples import Span
 
 
 class TokenSpans(Sequence[Span]):
-    """The span [start, end) of each token in `text`, in characters; `ids` decode to `text`.
+    """The characters [start, end) of a decoded response that belong to each token; `ids` decode to `text`.
 
-    Spans are computed at the first access, because most responses are scored without them.
+    The spans are computed at the first access, because most responses are scored without them.
     """
 
     def __init__(self, tokenizer: Tokenizer, ids: NDArray[Any], text: str) -> None:
@@ -38,7 +38,7 @@ class TokenSpans(Sequence[Span]):
 
 
 def token_ends(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Sequence[int]:
-    """Returns the end of each token in `text`, in characters; the tokens decode to `text`."""
+    """Returns where each token ends in `text`, in characters; the tokens decode to `text`."""
     pieces = tokenizer.pieces(ids)
     if "".join(pieces) == text:
         return tuple(accumulate(map(len, pieces)))
@@ -48,7 +48,7 @@ def token_ends(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Sequence[
 
 
 def _ends_by_windows(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Iterator[int]:
-    """Yields the end of each token in `text`, from decoding windows of tokens.
+    """Yields where each token ends in `text`, in characters, found by decoding short runs (windows) of tokens.
 
     A window is ids[start:index + 1]. Its context, ids[start:opened], decodes to the end of text[:base]. The rest of the
     window grows until it decodes to the text that follows.

@@ -1,7 +1,7 @@
 """Converts text to token ids and back, as defined by a model's Hugging Face folder.
 
-It uses the `tokenizers` library: the controller needs neither transformers nor torch. Rendering and encoding give the
-same ids as `AutoTokenizer.apply_chat_template`.
+The `tokenizers` library does the work: the controller needs neither transformers nor torch. Rendering and encoding give
+the same ids as `AutoTokenizer.apply_chat_template`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _ENCODE_CHUNK = 4096  # at most so many encodings are in memory
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer with its chat template.
+    """Converts between text and token ids for one model, and has the model's chat template.
 
     Attributes:
         backend: the `tokenizers` object, without truncation and padding.
@@ -40,11 +40,11 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of token ids with added tokens; a model's embedding may have more rows."""
+        """The number of token ids, added tokens included; a model's embedding may have more rows."""
         return self.backend.get_vocab_size()
 
     def encode_batch(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Returns the token ids of prompts, which were rendered to `texts`.
+        """Converts prompts, already rendered to `texts`, into token ids.
 
         Special tokens are added only to prompts that no template has rendered.
         """
@@ -59,15 +59,15 @@ class Tokenizer:
         return ids
 
     def decode_batch(self, rows: Sequence[NDArray[Any]]) -> list[str]:
-        """Returns the text of each row of token ids, without special tokens."""
+        """Converts each row of token ids into text, without special tokens."""
         return self.backend.decode_batch([row.tolist() for row in rows])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of token ids, without special tokens."""
+        """Converts token ids into text, without special tokens."""
         return self.backend.decode(ids)
 
     def pieces(self, ids: Sequence[int]) -> Sequence[str]:
-        """Returns the text of each token by itself; together these need not be the text of all tokens."""
+        """Converts each token id into text by itself; together these texts need not be the text of all tokens."""
         if new := list(set(ids) - self._pieces.keys()):
             self._pieces.update(zip(new, self.backend.decode_batch([[token] for token in new]), strict=True))
         return [self._pieces[token] for token in ids]
@@ -81,7 +81,7 @@ def load_tokenizer(
     section: str = "data",
     model_key: str = "actor.model",
 ) -> Tokenizer:
-    """Returns the tokenizer of a local model folder or of a model on the hub.
+    """Loads the tokenizer and chat template of a local model folder or of a model on the Hugging Face hub.
 
     Args:
         source: the folder or the name on the hub.
@@ -124,7 +124,10 @@ def load_tokenizer(
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the named special tokens; a file gives each as text or as an object with its content."""
+    """Returns the named special tokens (such as eos_token) of a tokenizer's JSON file, each as text.
+
+    A file gives each token as text or as an object with its content.
+    """
     values = {name: config.get(name) for name in _NAMED_SPECIAL_TOKENS}
     contents = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
     return {name: content for name, content in contents.items() if isinstance(content, str)}
