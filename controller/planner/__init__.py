@@ -1,1 +1,1 @@
-"""Predicts a step on other devices, schedules and placements from the phases that a run has measured."""
+"""Predicts the time of a training step on other devices, schedules and placements, from measured phases of a run."""

@@ -1,4 +1,4 @@
-"""The measurement of a run: the seconds of each phase of a step, and the number of devices it ran on."""
+"""Measures a finished run: the median seconds of each phase of a step, and the number of devices of each group."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _FIRST_STEPS = 1  # slower than the rest: left out if there are more
 
 @dataclass(frozen=True)
 class Measurement:
-    """The median step of one run.
+    """The median training step of one run, phase by phase.
 
     Attributes:
         phase_s: median seconds of each phase. The parts of a phase are added up, and a step without the phase counts as
@@ -45,20 +45,20 @@ class Measurement:
     devices: Mapping[str, int]
 
     def device_count_of(self, phase: str) -> int:
-        """Returns the number of devices that a phase ran on; 0 for a phase on the controller's machine."""
+        """Returns the number of devices that computed a phase; 0 for a phase on the controller's machine."""
         host = host_of(self.config, phase)
         return self.devices[host] if host else 0
 
 
 def host_of(config: Config, phase: str) -> RoleName | None:
-    """Returns the role whose group computes a phase; None for the controller and its reward processes."""
+    """Returns the role whose worker group computes a phase; None for the controller and its reward processes."""
     if phase in ("ref", "reward_model"):
         return config.reference_host if phase == "ref" else config.reward_model_host
     return _HOSTS.get(phase)
 
 
 def read_measurement(run_dir: Path) -> Measurement:
-    """Returns the measurement of the run in a run folder.
+    """Measures the run whose files are in a run folder.
 
     Raises:
         ConfigError: the folder is not a run folder, another version wrote it, or it holds no step.
@@ -79,7 +79,7 @@ def read_measurement(run_dir: Path) -> Measurement:
 def measurement_of(
     config: Config, blocks: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Span]]], *, source: str
 ) -> Measurement:
-    """Returns the measurement of blocks of steps.
+    """Computes the median step from the metrics and trace spans of one or more blocks of steps.
 
     Args:
         config: the configuration of the run.
@@ -117,14 +117,14 @@ def measurement_of(
 
 
 def _idle_s(own: Sequence[Span], spans: Sequence[Span], started_s: float, finished_s: float) -> float:
-    """Returns the seconds of a step in which no group worked, for this step or for its neighbours."""
+    """Returns the seconds of a step in which no worker group worked, for this step or for its neighbours."""
     steps = (own[0].step - 1, own[0].step, own[0].step + 1)
     working = [span for span in spans if span.step in steps and span.name in PHASES]
     return finished_s - started_s - busy_s(working, started_s, finished_s)
 
 
 def _shared_s(span: Span, spans: Sequence[Span]) -> float:
-    """Returns the seconds of a span of the actor or the critic in which the other group works; else 0."""
+    """Returns the seconds of a span in which actor and critic both work; 0 for a span of another pool."""
     others = {"actor": "critic", "critic": "actor"}
     working = (other for other in spans if other.pool == others.get(span.pool) and other.name in PHASES)
     return busy_s(working, span.started_s, span.finished_s)

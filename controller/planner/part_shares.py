@@ -1,4 +1,4 @@
-"""Sizes of the parts of a streamed generation, as shares of the responses and of the tokens of a step."""
+"""Sizes of the parts of a streamed generation: each part's share of the responses, and of the tokens, of a step."""
 
 from itertools import pairwise
 
@@ -10,12 +10,15 @@ _MANY = 1 << 20
 
 
 def part_shares(num_parts: int) -> list[float]:
-    """Returns the share of the responses in each part, for a step with many responses (`part_ends` cuts it)."""
+    """Returns the share of a step's responses in each part of a streamed generation, 0 to 1.
+
+    `part_ends` divides the responses among the parts; the number of responses is taken to be large.
+    """
     return [(end - begin) / _MANY for begin, end in pairwise((0, *part_ends(_MANY, num_parts)))]
 
 
 def part_work_shares(num_parts: int, response_share: float) -> list[float]:
-    """Returns the share of a step's tokens in each part; short responses are in the first parts.
+    """Returns the share of a step's tokens in each part of a streamed generation; the first parts have short responses.
 
         share of tokens = share of responses x (1 - response_share + response_share x (before + up_to))
 
@@ -31,6 +34,9 @@ def part_work_shares(num_parts: int, response_share: float) -> list[float]:
 
 
 def response_share(config: Config) -> float:
-    """Returns the share of response tokens in a step's tokens, if responses have half of their maximum length."""
+    """Estimates the share of response tokens in all tokens of a step.
+
+    Prompts are taken to have data.max_prompt_length tokens, and responses half of data.max_response_length.
+    """
     prompt, response = config.data.max_prompt_length, config.data.max_response_length / 2
     return response / (prompt + response)

@@ -1,4 +1,4 @@
-"""All layouts of a run on N devices, with the predicted step time, idle shares and memory of each."""
+"""Lists all ways to place a run on N devices, with the predicted step time, idle shares and memory of each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from splitppo.config.section import RoleName
 
 @dataclass(frozen=True)
 class Place:
-    """A layout of a run.
+    """One way to place a run: a schedule, the devices of each worker group, and the host of the reference model.
 
     Attributes:
         layout: the schedule, or "colocated".
@@ -32,13 +32,13 @@ class Place:
     reference: RoleName | None
 
     def devices_of(self, role: str) -> int:
-        """Returns the number of devices that a group has or shares; 0 if it has none."""
+        """Returns the number of devices that a role's worker group has or shares; 0 if there is no such group."""
         return self.devices.get(role, self.devices.get("all", 0))
 
 
 @dataclass(frozen=True)
 class Plan(Place):
-    """A layout with its prediction: one row of the table.
+    """One way to place a run, with its predictions; one row of the printed table.
 
     Attributes:
         step_s: seconds of a step.
@@ -57,7 +57,7 @@ class Plan(Place):
 
 @dataclass(frozen=True)
 class Plans:
-    """All plans of a run.
+    """All ways to place a run on a number of devices, with their predictions and the measurement behind them.
 
     Attributes:
         measured: the measurement of the first run.
@@ -75,22 +75,22 @@ class Plans:
 
     @property
     def error(self) -> float:
-        """The relative error of the predicted step of the first run."""
+        """The relative error of the step time that is predicted for the first measured run."""
         return abs(self.fitted_s - self.measured.step_s) / self.measured.step_s
 
     @property
     def best_split(self) -> Plan | None:
-        """The fastest plan in which each model has devices of its own; None if there is none."""
+        """The fastest plan in which actor and critic have devices of their own; None without such a plan."""
         return next((row for row in self.rows if row.layout != "colocated"), None)
 
     @property
     def colocated(self) -> Plan | None:
-        """The plan in which both models share all devices; None if there is none."""
+        """The plan in which actor and critic share all devices; None without such a plan."""
         return next((row for row in self.rows if row.layout == "colocated"), None)
 
 
 def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> Plans:
-    """Predicts all layouts on `num_devices` devices from the measurements of one or more runs.
+    """Predicts all ways to place a run on `num_devices` devices, from the measurements of one or more runs.
 
     `num_devices` None stands for the devices of the first run.
 
@@ -126,7 +126,10 @@ def make_plans(measurements: Sequence[Measurement], num_devices: int | None) -> 
 
 
 def _places(config: Config, total: int, for_rewards: int) -> Iterator[Place]:
-    """Yields all layouts. A reward group keeps its devices; without a critic the actor has all others."""
+    """Yields all ways to place a run on `total` devices.
+
+    A reward group keeps its devices; without a critic the actor has all others.
+    """
     hosts: Sequence[RoleName | None] = config.trained_roles if config.uses_reference else (None,)
     schedules: Sequence[Schedule] = get_args(Schedule)
     kept = {"reward": for_rewards} if for_rewards else {}
@@ -143,7 +146,7 @@ def _places(config: Config, total: int, for_rewards: int) -> Iterator[Place]:
 
 @dataclass(frozen=True)
 class _StepModel:
-    """Predicts the steps of a run from the times of its phases."""
+    """Predicts the step of a run in any placement, from the times of its phases."""
 
     config: Config
     times: Mapping[str, PhaseTimes]
@@ -178,14 +181,14 @@ class _StepModel:
 
 
 class _Memory:
-    """The memory of a run's ranks in each layout; it depends on devices and host of the reference alone."""
+    """Estimates the memory of a run's ranks in any placement; it depends on devices and the reference's host alone."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._estimated: dict[object, dict[str, GroupMemory]] = {}
 
     def of(self, place: Place) -> dict[str, float | None]:
-        """Returns the peak memory of a rank of each group in GiB; ConfigError if this layout is not possible."""
+        """Returns the peak memory of a rank of each group in GiB; ConfigError if this placement is not possible."""
         counts = {role: place.devices_of(role) for role in self._config.roles}
         key = (*counts.values(), place.reference)
         if key not in self._estimated:
@@ -210,7 +213,7 @@ class _Memory:
         return {group.role: group for group in memory_plan(config, {}).groups}
 
     def _service(self, role: RoleName, count: int) -> dict[str, Any]:
-        """Returns the keys of a group on `count` devices.
+        """Returns the configuration keys of a worker group on `count` devices.
 
         A GPU has one rank. On a CPU the number of ranks is kept if it divides the number of threads.
         """
@@ -222,6 +225,6 @@ class _Memory:
 
 
 def _shared_bytes(groups: Sequence[GroupMemory]) -> int:
-    """Returns the peak of a device that all these groups share: one group works, the others rest beside it."""
+    """Returns the peak bytes of a device that several worker groups share: one computes, the others only keep data."""
     at_rest = [min(terms.total for terms in group.phases.values()) for group in groups]
     return sum(at_rest) + max(group.peak.total - rest for group, rest in zip(groups, at_rest, strict=True))

@@ -1,4 +1,4 @@
-"""`python -m controller plan RUN_DIR`: the plans as a table with its explanation, or as JSON."""
+"""Prints the predicted step times of `python -m controller plan RUN_DIR`, as a table with explanation or as JSON."""
 
 import json
 import textwrap
@@ -18,7 +18,11 @@ _HEAD = ("step s", "vs best", "layout", "actor", "critic", "reference", "idle", 
 
 
 def run_plan(run_dirs: Sequence[Path], num_devices: int | None, *, as_json: bool) -> str:
-    """Returns the output of the command; ConfigError for a folder or a number that cannot be used."""
+    """Predicts step times from run folders and returns them as a table or as JSON text.
+
+    Raises:
+        ConfigError: a folder or the number of devices cannot be used.
+    """
     plans = make_plans([read_measurement(run_dir) for run_dir in run_dirs], num_devices)
     return _as_json(plans) if as_json else _as_text(plans)
 
@@ -81,7 +85,7 @@ def _cells(plan: Plan, best_s: float) -> tuple[str, ...]:
 
 
 def explain(plans: Plans) -> list[str]:
-    """Returns sentences on the table: split or colocated, measured or scaled, and the host of the reference."""
+    """Returns sentences that explain the plans: split or colocated, measured or scaled, and the reference's host."""
     sentences = []
     split, colocated = plans.best_split, plans.colocated
     if split is not None and colocated is not None:

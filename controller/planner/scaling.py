@@ -1,4 +1,4 @@
-"""Scales the seconds of each phase to numbers of devices on which it was not measured."""
+"""Scales the measured seconds of each phase of a step to other numbers of devices."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,14 @@ _ByPlace = dict[tuple[str, int], list[tuple[float, float]]]
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """The seconds of one phase by number of devices; 0 devices stands for the controller's machine."""
+    """The measured seconds of one phase by number of devices; 0 devices stands for the controller's machine."""
 
     seconds: Mapping[int, float]
 
     def on(self, num_devices: int) -> tuple[float, str]:
-        """Returns (seconds on so many devices, the law that scaled them; "" if they were measured).
+        """Predicts the seconds of this phase on `num_devices` devices; returns (seconds, name of the scaling law).
+
+        The name is "" if the phase was measured on so many devices, or runs on the controller's machine.
 
         1/n    measured on one number n of devices:   t n / num_devices              all work is divided
         a+b/n  measured on several:                   fixed + divided / num_devices  least squares, neither below 0
@@ -45,7 +47,7 @@ class PhaseTimes:
 
 
 def phase_times(measurements: Sequence[Measurement]) -> tuple[dict[str, PhaseTimes], float]:
-    """Returns (times by phase, slowdown), fitted to all runs together.
+    """Fits the seconds of each phase to all measured runs together; returns (times by phase, slowdown).
 
     A phase that takes w seconds alone takes t = w + s (1 - 1 / slowdown) if actor and critic both work in s of them: on
     one machine they may wait for its memory or its cores. The slowdown is fitted by least squares, within phases, to
@@ -64,7 +66,7 @@ def phase_times(measurements: Sequence[Measurement]) -> tuple[dict[str, PhaseTim
 
 
 def _lost_share(by_place: _ByPlace) -> float:
-    """Returns 1 - 1 / slowdown: the share of shared time that is lost."""
+    """Fits 1 - 1 / slowdown: the share of time that is lost while actor and critic work at the same time."""
     together = spread = 0.0
     for runs in by_place.values():
         deviations = np.array(runs) - np.mean(runs, axis=0)

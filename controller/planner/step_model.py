@@ -1,4 +1,4 @@
-"""Computes the time of a step from the work of its phases, by the order of calls in controller/trainer.py."""
+"""Predicts the seconds of a training step from its phases, by the order of calls in controller/trainer.py."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _Numbers = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StepTime:
-    """The seconds of a step, and the share of them in which each pool is idle."""
+    """The predicted seconds of a training step, and the idle share (0 to 1) of each pool of devices."""
 
     step_s: float
     bubbles: Mapping[str, float]
@@ -27,7 +27,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class _Task:
-    """A call: `work` seconds in a pool, which does its calls in order; a call without a pool is a delay."""
+    """One call of a step: `work` seconds in a pool of devices, which does its calls in order; pool "" is a delay."""
 
     pool: str
     work: float
@@ -45,7 +45,7 @@ def step_time(
     has_reward_group: bool = False,
     slowdown: float = 1.0,
 ) -> StepTime:
-    """Returns the time of a step in the steady state.
+    """Predicts the seconds of a training step in the steady state, and the idle share of each pool of devices.
 
         serial, colocated   the sum of all
         gather              generate + max(old [+ ref], values [+ ref] [+ reward model], scores) + adv + max(updates)
@@ -57,7 +57,7 @@ def step_time(
         layout: the schedule, or "colocated".
         reference: the host of the reference.
         num_parts: the parts of a streamed generation. All groups but the actor begin with the first part. A part ends
-            when its share of the decoding is done, and holds the tokens of `part_work_shares`.
+            when its share of the decoding is done, and has the share of tokens that `part_work_shares` gives.
         response_share: the share of response tokens in all tokens of a step.
         has_reward_group: True if the reward model has a group of its own; else the critic's group computes it.
         slowdown: work of actor and critic takes so many times as long while the other group works, too.
@@ -98,7 +98,7 @@ def step_time(
 
 
 def _run(tasks: Sequence[_Task], slowdown: float) -> tuple[list[float], list[float]]:
-    """Returns (start, end) of all tasks, in seconds from the start of the first one."""
+    """Simulates the tasks on their pools; returns (start, end) of each, in seconds from the start of the first."""
     left = [task.work for task in tasks]
     started, ended = [-1.0] * len(tasks), [-1.0] * len(tasks)
     waiting, now = list(range(len(tasks))), 0.0
