@@ -1,1 +1,1 @@
-"""Estimates the memory of the ranks of a run, before anything starts."""
+"""Estimates the GPU or main memory of each rank of a run, before anything starts."""

@@ -1,4 +1,4 @@
-"""Estimates the memory of one rank in each phase: what the engine always keeps, and what the phase adds.
+"""Estimates the memory of one rank in each phase of a step: what the engine always keeps, and what the phase adds.
 
 Legend: P weights, R ranks, c bytes of the compute dtype (4 in fp32, 2 in bf16), L layers, D hidden, I width of the MLP,
 H query heads x head dimension, K key-value heads x head dimension, V vocabulary, T tokens of a micro-batch, N response
@@ -23,13 +23,13 @@ _LABELS = {"kv_cache": "KV cache", "vllm": "vLLM"}
 
 
 def label(term: str) -> str:
-    """Returns the name of a term for people."""
+    """Returns the name of a part of the memory for people: "KV cache" for "kv_cache"."""
     return _LABELS.get(term, term.replace("_", " "))
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The bytes of one rank in one phase, by term."""
+    """The memory of one rank in one phase, divided into parts: bytes of weights, gradients, activations and so on."""
 
     weights: int = 0
     gradients: int = 0
@@ -50,13 +50,13 @@ class Terms:
 
     @property
     def largest(self) -> str:
-        """The name of the largest term."""
+        """The name of the part that needs most bytes."""
         return max(vars(self), key=vars(self).__getitem__)
 
 
 @dataclass(frozen=True)
 class GroupMemory:
-    """The memory of each rank of a group in each phase: memory of its GPU, or main memory on a CPU."""
+    """The memory of each rank of a worker group in each phase: memory of its GPU, or main memory on a CPU."""
 
     role: RoleName
     num_ranks: int
@@ -66,12 +66,12 @@ class GroupMemory:
 
     @property
     def peak_phase(self) -> str:
-        """The phase that needs most memory."""
+        """The name of the phase in which a rank needs most memory."""
         return max(self.phases, key=lambda name: self.phases[name].total)
 
     @property
     def peak(self) -> Terms:
-        """The terms of the peak phase."""
+        """The memory of a rank in the phase that needs most, divided into parts."""
         return self.phases[self.peak_phase]
 
 
@@ -91,7 +91,7 @@ def estimate_group(
     reward_model: ModelShape | None = None,
     gpu_bytes: int | None = None,
 ) -> GroupMemory:
-    """Returns the memory of each rank of a trained role's group.
+    """Estimates the memory of each rank of the worker group that trains the actor or the critic.
 
     In every phase there are the weights and the moments of AdamW, sharded, in fp32, and frozen models in the compute
     dtype:
@@ -155,7 +155,7 @@ def estimate_group(
 
 
 def _checkpoint_bytes(model: ModelShape, num_ranks: int, *, with_hf_model: bool) -> int:
-    """Returns the main memory of rank 0 for a checkpoint that it writes during training; other ranks need no more.
+    """Returns the bytes of main memory that rank 0 needs to write a checkpoint during training; others need no more.
 
     a tensor at a time:  4 T / R, T the weights of the embedding or of a layer, whichever is more
     huggingface/:        min(4 P, max(MAX_FILE_BYTES, 4 T)), and where R > 1 the tensor whose shards are joined, 4 T
@@ -168,7 +168,7 @@ def _checkpoint_bytes(model: ModelShape, num_ranks: int, *, with_hf_model: bool)
 
 
 def estimate_reward_group(config: Config, model: ModelShape) -> GroupMemory:
-    """Returns the memory of each rank of a group that has only the reward model."""
+    """Estimates the memory of each rank of a worker group that has only the reward model."""
     service, bytes_each = config.services.reward, _compute_bytes(config.reward_model)
     kept = Terms(
         reward_model=bytes_each * model.num_parameters // service.num_processes,
@@ -181,7 +181,7 @@ def estimate_reward_group(config: Config, model: ModelShape) -> GroupMemory:
 def _forward_phase(
     config: Config, role: RoleName, computed: ComputedModelConfig, model: ModelShape, kept: Terms, *, has_logits: bool
 ) -> Terms:
-    """Returns the terms of a forward pass without gradients; on several ranks weights are gathered."""
+    """Returns the memory of a rank in a forward pass without gradients; on several ranks weights are gathered."""
     bytes_each = _compute_bytes(computed)
     everything = _micro_batch(config, role, computed, config.data.train_batch_size)
     is_gathered = config.services.of(role).num_processes > 1
@@ -193,7 +193,7 @@ def _forward_phase(
 
 
 def training_gathered(model: ModelShape, bytes_each: int) -> int:
-    """Returns the bytes of the whole weights, in the compute dtype, that a rank holds while it computes.
+    """Returns the bytes of gathered (unsharded) weights, in the compute dtype, that a rank has while it computes.
 
     4 P <= KEEP_GATHERED_BYTES:  c P      else:  c (what is in no layer + 2 layers)
     """
@@ -203,7 +203,7 @@ def training_gathered(model: ModelShape, bytes_each: int) -> int:
 
 
 def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
-    """Returns the bytes that one decoder layer keeps for its backward pass.
+    """Returns the bytes of activations that one decoder layer keeps for its backward pass.
 
         T (8 D + c (4 D + 2 H + 2 K + 4 I))       2 I instead of 4 I if the MLP has no gate
 
@@ -216,7 +216,7 @@ def layer_activations(model: ModelShape, tokens: int, bytes_each: int) -> int:
 
 
 def saved_activations(model: ModelShape, tokens: int, bytes_each: int, *, checkpointing: bool) -> int:
-    """Returns the bytes that all layers and the last norm keep at the end of a forward pass.
+    """Returns the bytes of activations that all layers and the last norm keep at the end of a forward pass.
 
     layers:                  L x layer_activations        last norm: T D (4 + c)
     gradient_checkpointing:  L c T D + layer_activations of the layer that is computed again
@@ -227,7 +227,7 @@ def saved_activations(model: ModelShape, tokens: int, bytes_each: int, *, checkp
 
 
 def kv_cache_bytes(model: ModelShape, rows: int, positions: int, bytes_each: int) -> int:
-    """Returns the bytes of the keys and values of `rows` rows with `positions` tokens, and of the reserved room.
+    """Returns the bytes of a KV cache for `rows` rows of `positions` tokens, with the reserved room.
 
     rows x 2 K c x sum over layers of (min(positions, window) + KV_ROOM)
     """
@@ -240,7 +240,7 @@ def _compute_bytes(computed: ComputedModelConfig) -> int:
 
 
 def _micro_batch(config: Config, role: RoleName, computed: ComputedModelConfig, prompts: int) -> _MicroBatch:
-    """Returns the largest micro-batch of full rows in a rank's share of so many prompts."""
+    """Returns the largest micro-batch of a rank if all rows have full length; the ranks share `prompts` prompts."""
     service, longest = config.services.of(role), config.data.longest_row
     rows = ceil(prompts * config.rollout.n / service.num_processes)
     budget, fixed = computed.ppo_max_token_len_per_gpu, computed.ppo_micro_batch_size_per_gpu
@@ -256,7 +256,7 @@ def _micro_batch(config: Config, role: RoleName, computed: ComputedModelConfig, 
 
 
 def _forward_only(model: ModelShape, batch: _MicroBatch, bytes_each: int, *, has_logits: bool) -> dict[str, int]:
-    """Returns the terms of a forward pass without gradients: the MLP of a layer or a chunk of logits, if larger.
+    """Returns the bytes of a forward pass without gradients: the MLP of a layer or a chunk of logits, if larger.
 
     c T (2 D + 3 I)       or       c N D + 12 C V
     """
@@ -269,7 +269,7 @@ def _forward_only(model: ModelShape, batch: _MicroBatch, bytes_each: int, *, has
 def _backward(
     model: ModelShape, batch: _MicroBatch, trained: TrainedModelConfig, sharded_over: int | None, *, is_policy: bool
 ) -> Iterator[dict[str, int]]:
-    """Yields the terms at each moment of a backward pass that may be its peak.
+    """Yields the bytes of gradients, activations and logits at each moment of a backward pass that may be its peak.
 
     At the output layer: logits, their exponentials and their gradient, C V each in fp32 (with bf16 also the gradient in
     bf16), and the gradient of the layer's weights, V D, twice: the sum in fp32, and the gradient that is added. In the
@@ -300,7 +300,7 @@ def _backward(
 
 
 def _kept_gradients(model: ModelShape, sharded_over: int | None) -> int:
-    """Returns the bytes of the fp32 gradients between micro-batches: all if the model stays gathered, else a shard."""
+    """Returns the bytes of fp32 gradients kept between micro-batches: all if weights stay gathered, else a shard."""
     whole = 4 * model.num_parameters
     if sharded_over is None or whole <= KEEP_GATHERED_BYTES:
         return whole
@@ -316,7 +316,7 @@ def _chunk(model: ModelShape, batch: _MicroBatch) -> int:
 
 
 def _generation(config: Config, model: ModelShape, kept: Terms) -> Terms:
-    """Returns the terms of sampling: gathering, prefill of the first prompts or decoding of all rows, if larger.
+    """Returns the memory of a rank while it samples: gathering of weights, prefill or decoding, whichever needs most.
 
     gathering: first the weights in no layer; a unit is there twice, and its shard in the compute dtype
     prefill:   c U M (2 D + 3 I + 2 H) + (1 + c) U M^2         for U different prompts of M tokens
@@ -352,7 +352,7 @@ def _generation(config: Config, model: ModelShape, kept: Terms) -> Terms:
 
 
 def _sampling_bytes(config: Config) -> int:
-    """Returns the bytes for each logit while a token is drawn.
+    """Returns the bytes of memory for each logit while a token is sampled.
 
     These are the logit in the compute dtype, its exponential in fp32 and its sum in fp64; for bf16, or a temperature
     other than 1, a copy in fp32; and what top-k and top-p sort.

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and a check that the groups of a run fit on them."""
+"""Finds the GPUs of this machine, and checks that the worker groups of a run fit into their memory."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -18,7 +18,7 @@ def visible_gpus(config: Config) -> dict[int, int]:
 
 
 def check_devices(config: Config, gpus: Collection[int]) -> None:
-    """Checks that this machine has the GPUs of all groups that start on it; ConfigError for the first that it lacks."""
+    """Checks that this machine has the GPUs of all groups that start on it; else ConfigError for the first group."""
     for role, group in config.groups.items() if config.services.launch == "local" else ():
         if not set(group.devices) <= set(gpus):
             raise ConfigError(
@@ -28,10 +28,10 @@ def check_devices(config: Config, gpus: Collection[int]) -> None:
 
 
 def find_misfit(config: Config, groups: Iterable[GroupMemory], gpus: Mapping[int, int]) -> str | None:
-    """Returns a sentence on the first GPU whose groups need more than it has; None if all fit.
+    """Finds the first GPU whose worker groups need more memory than it has, and returns a sentence; None if all fit.
 
-    Peaks are added up where ranks share a GPU. The sentence names the GPU, both numbers, the largest term and the key
-    that lowers it.
+    Peaks are added up where ranks share a GPU. The sentence names the GPU, both numbers, the largest part of the memory
+    and the key that lowers it.
     """
     groups = list(groups)
     for device, available in gpus.items():
@@ -55,7 +55,10 @@ def _sentence(config: Config, here: Iterable[tuple[GroupMemory, int]], device: i
 
 
 def way_out(config: Config, group: GroupMemory, term: str) -> str:
-    """Returns advice that lowers a term of a group's peak: a key, and its change."""
+    """Returns advice for a group that needs too much memory: a configuration key, and the change that lowers `term`.
+
+    `term` is a part of the memory, such as "activations".
+    """
     # The reference computes in the micro-batches of the actor's section.
     section = {"reference": "actor", "reward": "reward_model"}.get(group.peak_phase, group.role)
     computed: ComputedModelConfig = getattr(config, section)

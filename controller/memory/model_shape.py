@@ -1,4 +1,4 @@
-"""Reads the shape of a model from config.json and the headers of its safetensors files; reads no weights."""
+"""Reads the sizes of a model from config.json and the headers of its safetensors files, without reading weights."""
 
 import re
 from collections import Counter
@@ -28,12 +28,12 @@ _NAMES = {
 
 
 class UnknownShape(Exception):
-    """Raised for a model whose memory cannot be estimated; the text is the reason. It is no mistake of the user."""
+    """Raised for a model whose memory cannot be estimated; the text is the reason. This is no mistake of the user."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The shape of a transformer as the engine builds it: numbers of weights, and widths of activations."""
+    """The sizes of a transformer as the engine builds it: numbers of weights, and widths of activations."""
 
     num_parameters: int  # tied weights count once
     layer_parameters: int  # in the largest decoder layer
@@ -50,10 +50,10 @@ class ModelShape:
 
 
 def read_model_shape(source: str, kind: Kind, key: str) -> ModelShape:
-    """Returns the shape of a causal language model or of a value model.
+    """Reads the sizes of a causal language model ("policy") or of a value model from its local folder.
 
     A value model has no output layer, and a head with one label, which the folder may lack. `source` is the folder,
-    `key` the key that has it, for errors.
+    `key` the configuration key that has it, for errors.
 
     Raises:
         UnknownShape: the model is not in a local folder, or the folder lacks a size or the weights.
@@ -74,7 +74,7 @@ def read_model_shape(source: str, kind: Kind, key: str) -> ModelShape:
 
 
 def read_tensor_shapes(folder: Path, key: str) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each tensor in the safetensors files of a model, by name; empty if it has no files.
+    """Reads the shape of each tensor, by name, from the headers of a model's safetensors files; {} without such files.
 
     Raises:
         ConfigError: a file is torn, or the index names a file that does not exist.
@@ -89,7 +89,7 @@ def read_tensor_shapes(folder: Path, key: str) -> dict[str, tuple[int, ...]]:
 
 
 def _shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes in one file; ValueError if its header is unreadable, or the file is shorter than it says."""
+    """Reads the tensor shapes in a safetensors file; ValueError if the header is unreadable or the file cut short."""
     try:
         with safe_open(file, framework="numpy") as tensors:  # type: ignore[no-untyped-call]
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
@@ -136,7 +136,7 @@ def _find(config: Mapping[str, Any], size: str) -> int | None:
 
 
 def _intermediate(config: Mapping[str, Any], hidden: int) -> int:
-    """Returns the width of the MLP; for a mixture of experts, the width of all experts that one token uses."""
+    """Returns the width of a layer's MLP; for a mixture of experts, of all experts that one token uses together."""
     per_token, width = config.get("num_experts_per_tok"), config.get("moe_intermediate_size")
     if per_token and width:
         return int(per_token * width + (config.get("shared_expert_intermediate_size") or 0))

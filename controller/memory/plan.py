@@ -1,4 +1,4 @@
-"""The memory plan that --check prints: a table for each group, and a check against the GPUs."""
+"""The memory table that --check prints for each worker group, with a check against the memory of the GPUs."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from splitppo.config.section import RoleName
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of the groups.
+    """The estimated memory of all worker groups of a run; as text, one table per group.
 
     Attributes:
         groups: the groups whose memory can be estimated.
@@ -30,7 +30,7 @@ class MemoryPlan:
 
 
 def memory_plan(config: Config, gpus: Mapping[int, int]) -> MemoryPlan:
-    """Returns the plan for all groups of a run; downloads nothing, and reads no weights.
+    """Estimates the memory of all worker groups of a run; downloads nothing, and reads no weights.
 
     `gpus` are the bytes of memory of the GPUs by index, as far as they are known.
 
@@ -48,7 +48,7 @@ def memory_plan(config: Config, gpus: Mapping[int, int]) -> MemoryPlan:
 
 
 def _estimate(config: Config, role: RoleName, gpus: Mapping[int, int]) -> GroupMemory:
-    """Returns the memory of one group; UnknownShape if the shape of one of its models is not known."""
+    """Estimates the memory of one worker group; UnknownShape if the shape of one of its models is not known."""
     reward_model = None
     if role == config.reward_model_host:  # like a value model: a base model with one label
         reward_model = read_model_shape(config.reward_model.model, "value", "reward_model.model")
@@ -66,7 +66,10 @@ def _estimate(config: Config, role: RoleName, gpus: Mapping[int, int]) -> GroupM
 
 
 def _table(group: GroupMemory) -> Iterator[str]:
-    """Yields the table of a group: a line for each term that is not 0, a column for each phase."""
+    """Yields the lines of a group's memory table: a line for each part of the memory, a column for each phase, in GiB.
+
+    Parts that are 0 in all phases are left out.
+    """
     place = f"GPU {', '.join(map(str, group.devices))}" if group.devices else "CPU"
     yield f"memory of each of {group.num_ranks} ranks of the {group.role} ({place}), GiB, estimated:"
     columns = dict(group.phases)
