@@ -1,1 +1,1 @@
-"""`python -m controller doctor`: finds faults of a run, its groups and its connections, and gives advice."""
+"""The command `python -m controller doctor`: finds faults of a run, its worker groups and connections; gives advice."""

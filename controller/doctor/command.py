@@ -1,4 +1,4 @@
-"""`python -m controller doctor --config FILE [--json] [key.path=value ...]`."""
+"""The command `python -m controller doctor --config FILE [--json] [key.path=value ...]`: prints faults of a run."""
 
 import argparse
 import asyncio
@@ -11,7 +11,11 @@ from splitppo.config import load_config
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """Prints facts and faults; returns 0 if there is no fault, else 1. ConfigError for an unusable configuration."""
+    """Examines a run, prints facts and faults, and returns 0 without faults, else 1.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m controller doctor",
         allow_abbrev=False,

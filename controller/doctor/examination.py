@@ -1,4 +1,4 @@
-"""Examines a run from outside: its folder and disk, its credentials, and all its groups at the same time."""
+"""Collects facts about a run from outside: its folder, disk and credentials, and all worker groups at the same time."""
 
 import asyncio
 import json
@@ -36,7 +36,11 @@ _CHECKPOINT_BYTES, _HF_BYTES = 12, 4
 
 
 async def examine_run(config: Config) -> Facts:
-    """Returns all facts that can be had within seconds; ConfigError for an unusable configuration or folder."""
+    """Collects all facts about a run that can be had within seconds.
+
+    Raises:
+        ConfigError: the configuration or the run folder cannot be used.
+    """
     batch_plan(config)
     if config.services.launch == "local" and not config.run.dir.is_dir():
         raise ConfigError(f"run.dir: there is no run folder {config.run.dir}, so no run was started with it")
@@ -78,7 +82,10 @@ async def _examine_groups(facts: Facts, credentials: Credentials) -> None:
 
 
 def _compare_configs(config: Config, facts: Facts) -> None:
-    """Notes the keys in which a group differs, if it runs with the configuration in the run folder."""
+    """Notes the configuration keys in which a worker group differs from `config`.
+
+    Only groups that run with the configuration in the run folder can be compared.
+    """
     with suppress(ConfigError):
         stored = load_config(RunFolder(config).config_file, is_stored=True)
         for role, group in facts.groups.items():
@@ -93,9 +100,9 @@ def _compare_configs(config: Config, facts: Facts) -> None:
 
 @contextmanager
 def _nonce(run_dir: Path, facts: Facts) -> Iterator[Path | None]:
-    """Makes a file in the run folder for the time of the block; yields its path, None if it cannot be written.
+    """Makes an empty file in the run folder for the time of the block; yields its path, None if writing fails.
 
-    Groups that share the folder must see the file.
+    Groups that share the folder must see the file. A folder that cannot be written to is noted as a mistake.
     """
     nonce = run_dir / f"{NONCE_PREFIX}{secrets.token_hex(8)}"
     try:
@@ -114,7 +121,7 @@ def _nonce(run_dir: Path, facts: Facts) -> Iterator[Path | None]:
 
 
 def _addresses(config: Config, facts: Facts) -> dict[RoleName, str]:
-    """Returns the addresses of the groups: from the configuration, or as announced in the run folder.
+    """Returns the address of each worker group, from the configuration or as announced in the run folder.
 
     The address of a group that has not announced itself is empty. If the groups are on another machine, this is a
     mistake of the facts, and no address is returned.
@@ -135,20 +142,23 @@ def _announcement(config: Config, role: RoleName) -> Path:
 
 
 def _stopped_pids(run_dir: Path, role: RoleName) -> dict[int, int]:
-    """Returns the pids, by rank, of the role's stopped processes on this machine, as processes.json lists them."""
+    """Returns the pids, by rank, of the role's processes on this machine that a signal has stopped.
+
+    The file processes.json of the run folder lists the processes.
+    """
     rows = [row for row in _read_json(run_dir / "processes.json", list) if isinstance(row, dict)]
     here = [row for row in rows if row.get("role") == role and row.get("host") == os.uname().nodename]
     return {row["rank"]: row["pid"] for row in here if is_stopped(row["pid"])}
 
 
 def _controllers_host(run_dir: Path) -> str:
-    """Returns the host of the controller in processes.json; "" if it has none."""
+    """Returns the host name of the controller from the run folder's processes.json; "" if no controller is listed."""
     rows = [row for row in _read_json(run_dir / "processes.json", list) if isinstance(row, dict)]
     return next((str(row.get("host", "")) for row in rows if row.get("role") == "controller"), "")
 
 
 def _credentials(config: Config, facts: Facts) -> Credentials | None:
-    """Returns the controller's credentials; notes a mistake and returns None if its files cannot be used."""
+    """Loads the controller's TLS certificate and token; notes a mistake and returns None if a file cannot be used."""
     security, token_file = config.services.security, config.run.dir / "services" / "token"
     # Only groups on this machine have their files here.
     for role in config.roles if config.services.launch == "local" and security.tls else ():
@@ -196,7 +206,7 @@ def _run_facts(config: Config) -> RunFacts:
 
 
 def _has_new_epoch(run_dir: Path) -> bool:
-    """Returns True if a controller has taken the folder, and has not written processes.json since."""
+    """Returns True if a controller has taken the run folder, and has not written processes.json since."""
     record, processes = run_dir / "controller.epoch", run_dir / "processes.json"
     if not record.exists():
         return False
@@ -204,7 +214,7 @@ def _has_new_epoch(run_dir: Path) -> bool:
 
 
 def _size_of_last(store: CheckpointStore) -> int | None:
-    """Returns the bytes of the newest checkpoint; None if there is none, or it is removed meanwhile."""
+    """Returns the bytes of the newest checkpoint; None if no checkpoint exists, or it is removed meanwhile."""
     step = store.latest_step()
     try:
         return sum(file.stat().st_size for file in store.folder(step).rglob("*") if file.is_file()) if step else None
@@ -213,7 +223,7 @@ def _size_of_last(store: CheckpointStore) -> int | None:
 
 
 def _size_by_models(config: Config) -> int | None:
-    """Returns the bytes of a checkpoint of the trained models; None if the models are not on this machine."""
+    """Estimates the bytes of a checkpoint from the trained models; None if the models are not on this machine."""
     num_parameters = 0
     for role in config.trained_roles:
         try:
@@ -225,7 +235,7 @@ def _size_by_models(config: Config) -> int | None:
 
 
 def _read_json(file: Path, kind: type[T]) -> T:
-    """Returns the content of a JSON file; an empty one if it does not exist, is incomplete or of another kind."""
+    """Reads a JSON file of this type; returns an empty value if it does not exist, is incomplete or of another type."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

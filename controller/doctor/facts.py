@@ -1,4 +1,4 @@
-"""Facts about a run and its groups, as plain values; the names of the attributes are the keys of `--json`."""
+"""Facts about a run and its worker groups, as plain values; the names of the attributes are the keys of `--json`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ Code = FailureCode | RunCode | GroupCode
 
 @dataclass(frozen=True)
 class RankFacts:
-    """One rank by its last sign of life, which is `silent_s` seconds old; None if not known."""
+    """What the last heartbeat of one rank said, `silent_s` seconds ago; an attribute is None if not known."""
 
     rank: int
     host: str
@@ -31,7 +31,7 @@ class RankFacts:
 
 @dataclass
 class GroupFacts:
-    """One worker group. An attribute is None if the group was not asked for it, or did not answer.
+    """What is known about one worker group. An attribute is None if the group was not asked for it, or did not answer.
 
     Attributes:
         address: host:port; empty if the group has not announced it.
@@ -79,7 +79,7 @@ class GroupFacts:
     certificate_ends_unix_s: int | None = None
 
     def note_status(self, status: worker_pb2.GetStatusResponse) -> None:
-        """Copies the status that a worker reports."""
+        """Copies the answer of a worker to GetStatus into these facts."""
         self.is_reached = True
         self.role = _name(worker_pb2.Role, status.role, "ROLE_")
         self.state = _name(worker_pb2.WorkerState, status.state, "WORKER_STATE_")
@@ -93,14 +93,14 @@ class GroupFacts:
         self.config_digest = status.config_digest
 
     def note_round_trips(self, round_trips_s: Sequence[float], clock_offset_s: float | None) -> None:
-        """Copies statistics of the round trips, of which there is at least one."""
+        """Computes minimum, median and 99th percentile of round trips (one or more, in seconds), and stores them."""
         self.num_round_trips, self.round_trip_min_s = len(round_trips_s), min(round_trips_s)
         p50_s, p99_s = np.quantile(round_trips_s, (0.5, 0.99), method="inverted_cdf")
         self.round_trip_p50_s, self.round_trip_p99_s = float(p50_s), float(p99_s)
         self.clock_offset_s = clock_offset_s
 
     def note_diagnosis(self, diagnosis: worker_pb2.DiagnoseResponse, *, asked_for_nonce: bool) -> None:
-        """Copies the diagnosis: ranks, run folder, disk and certificate."""
+        """Copies the answer of a worker to Diagnose into these facts: ranks, run folder, disk and certificate."""
         self.is_diagnosed = True
         self.ranks = [_rank(rank) for rank in diagnosis.ranks]
         self.run_dir, self.is_run_dir_writable = diagnosis.run_dir, diagnosis.is_writable
@@ -111,11 +111,11 @@ class GroupFacts:
 
 @dataclass
 class RunFacts:
-    """The run as this process sees it; None if not known.
+    """What the doctor command knows about the run from its folder and configuration; an attribute is None if not known.
 
     Attributes:
         is_live: True if there are groups to ask.
-        controller_runs: True if a controller holds the lock of the run folder.
+        controller_runs: True if a controller has the lock of the run folder.
         is_starting: True if this controller has not reached all its groups yet (services.launch: local).
         step: the last recorded step.
         is_completed: True if the run's summary says that it did its last step.
@@ -140,13 +140,13 @@ class RunFacts:
     certificate_ends_unix_s: int | None = None
 
     def is_awaited(self, group: GroupFacts) -> bool:
-        """Returns True if a group does not answer because the run is starting."""
+        """Returns True if a worker group does not answer because the run is still starting."""
         return self.is_starting and not group.is_reached
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault: its code for programs, its subject (a role, or "run"), a sentence, and advice."""
+    """A fault of a run: its code for programs, its subject (a role, or "run"), a sentence, and advice."""
 
     code: Code
     about: str
@@ -156,7 +156,10 @@ class Finding:
 
 @dataclass
 class Facts:
-    """All facts; `mistakes` are faults met while facts were collected, `notes` are no faults."""
+    """All facts about a run: of the run itself and of each worker group.
+
+    `mistakes` are faults met while facts were collected, `notes` are no faults.
+    """
 
     run: RunFacts
     now_unix_s: float
@@ -166,7 +169,7 @@ class Facts:
 
 
 def _name(enum: Any, number: int, prefix: str) -> str:
-    """Returns the name of an enum value in small letters; for a value of another version, its number."""
+    """Returns the name of a protobuf enum value in small letters; the number if this version lacks the value."""
     return enum.Name(number).removeprefix(prefix).lower() if number in enum.values() else str(number)
 
 

@@ -1,4 +1,4 @@
-"""Derives faults from the facts: a sentence and advice for each."""
+"""Derives the faults of a run from the facts about it: a sentence and advice for each fault."""
 
 import datetime as dt
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from splitppo.rpc.software_version import why_versions_differ
 from splitppo.v1 import worker_pb2
 
 MAX_CLOCK_OFFSET_S = 1.0
-# A rank gives a sign of life every second.
+# A rank sends a heartbeat every second.
 MAX_SILENCE_S = 10.0
 # The same limit as for the warning at the start of a process (splitppo/rpc/certificates.py).
 MIN_CERTIFICATE_DAYS = 14.0
@@ -28,7 +28,7 @@ _CERTIFICATES = "python -m tools.certs makes new ones (docs/security.md); copy t
 
 
 def find(facts: Facts) -> list[Finding]:
-    """Returns all faults, those of the run first."""
+    """Derives all faults from the facts about a run and its worker groups; faults of the run come first."""
     faults = [*facts.mistakes, *_of_run(facts.run, facts.now_unix_s)]
     for role, group in facts.groups.items():
         faults += _of_group(role, group, facts)
@@ -101,7 +101,7 @@ def _differences(role: str, group: GroupFacts) -> str:
 
 
 def _advice(role: str, code: str, run: RunFacts) -> str:
-    """Returns advice for a group that does not answer."""
+    """Returns advice for a worker group that does not answer, by the code of the failure."""
     log = f"{run.dir}/logs/{role}_0.log"
     again = "the controller starts it again, or ends and says why" if run.launch == "local" else "start it again"
     return {
@@ -177,7 +177,10 @@ def _certificate(about: str, what: str, ends_unix_s: int | None, now_unix_s: flo
 
 
 def _restarted(groups: Mapping[RoleName, GroupFacts]) -> Iterator[Finding]:
-    """Yields groups that know no controller while another group does. Their steps may differ without a fault."""
+    """Yields a fault for each worker group that knows no controller while another group does.
+
+    The steps of the groups may differ without a fault.
+    """
     epoch = max((group.epoch or 0 for group in groups.values()), default=0)
     for role, group in groups.items():
         if group.is_reached and not group.epoch and epoch:

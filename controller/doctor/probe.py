@@ -1,4 +1,4 @@
-"""Asks one group for its state within seconds, also if the group is faulty; does not disturb its work."""
+"""Asks one worker group for its state within seconds, also if the group is faulty; does not disturb its work."""
 
 import asyncio
 import time
@@ -28,7 +28,9 @@ _UPLOAD_BYTES = CHUNK_BYTES // 4  # a message; small, so that a slow connection 
 
 
 async def examine(group: GroupFacts, credentials: Credentials, nonce: str, turn: asyncio.Lock) -> None:
-    """Asks a group and fills in its answers; its faults become `failure`, not exceptions.
+    """Asks a worker group for state, diagnosis and speed, and fills in the facts about it.
+
+    A group that does not answer raises nothing: its `failure` is set.
 
     Args:
         group: the facts to fill in.
@@ -54,7 +56,7 @@ async def examine(group: GroupFacts, credentials: Credentials, nonce: str, turn:
 
 
 async def _diagnose(group: GroupFacts, worker: Any, nonce: str) -> None:
-    """Asks for a diagnosis; workers of other software may not support it."""
+    """Asks a worker for a diagnosis of its ranks and storage; workers of other software may not support this RPC."""
     try:
         answer = await worker.Diagnose(worker_pb2.DiagnoseRequest(nonce=nonce), timeout=_ANSWER_S)
     except grpc.aio.AioRpcError as error:
@@ -67,9 +69,9 @@ async def _diagnose(group: GroupFacts, worker: Any, nonce: str) -> None:
 
 
 async def _round_trips(worker: Any) -> tuple[list[float], float | None]:
-    """Returns (seconds of each round trip, the worker's clock minus this one's); None if it does not send its time.
+    """Measures round trips to a worker: returns (seconds of each, the worker's clock minus this clock, in seconds).
 
-    The offset of the clock is taken from the fastest round trip.
+    The offset of the clock is taken from the fastest round trip; None if the worker does not send its time.
     """
     round_trips_s: list[float] = []
     clock_offset_s = None
@@ -85,7 +87,7 @@ async def _round_trips(worker: Any) -> tuple[list[float], float | None]:
 
 
 async def _upload(worker: Any) -> float | None:
-    """Returns the bytes per second to the worker; None if not even one message arrives in time."""
+    """Measures the bytes per second to the worker; None if the call fails, for instance because of its deadline."""
     message = worker_pb2.MeasureUploadRequest(payload=bytes(_UPLOAD_BYTES))
     began_s = time.perf_counter()
 
@@ -103,7 +105,7 @@ async def _upload(worker: Any) -> float | None:
 
 
 async def _download(worker: Any) -> float | None:
-    """Returns the bytes per second from the worker; None if not even one message arrives in time."""
+    """Measures the bytes per second from the worker; None if not even one message arrives in time."""
     num_bytes, began_s = 0, time.perf_counter()
     took_s = 0.0
     call = worker.MeasureDownload(worker_pb2.MeasureDownloadRequest(num_bytes=MAX_MEASURED_BYTES), timeout=_ANSWER_S)
@@ -121,7 +123,7 @@ async def _download(worker: Any) -> float | None:
 
 
 def _explain(error: grpc.RpcError, *, has_tls: bool) -> tuple[FailureCode, str]:
-    """Returns (code of the finding, end of its sentence) for a failed call."""
+    """Converts a failed gRPC call to a group into (code of the fault, end of the sentence about the fault)."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return "token", error_from_rpc(error).message

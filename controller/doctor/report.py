@@ -1,4 +1,4 @@
-"""The report of an examination: tables for people, or JSON for programs."""
+"""Prints what the doctor command found out about a run and its faults: tables for people, or JSON for programs."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ _DIGEST_CHARACTERS = 12
 
 
 def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
-    """Returns all facts and faults as JSON, by the names of their attributes."""
+    """Converts all facts and faults of a run into JSON text, by the names of their attributes."""
     content = {
         "format": FORMAT,
         "healthy": not findings,
@@ -28,7 +28,7 @@ def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
 
 
 def as_text(facts: Facts, findings: Sequence[Finding]) -> str:
-    """Returns the tables of the run, of the groups (a column each) and of the ranks, and the faults."""
+    """Formats the facts about run, worker groups (a column each) and ranks as tables, and lists the faults below."""
     tables: list[list[tuple[str, ...]]] = [[*_of_run(facts)], [*_groups(facts)], [*_ranks(facts)]]
     blocks = [columns(table, gap=3) for table in tables if table]
     blocks.append([*facts.notes, *_verdict(findings)])
@@ -67,7 +67,7 @@ def _groups(facts: Facts) -> Iterator[tuple[str, ...]]:
 
 
 def _cells(role: str, group: GroupFacts, facts: Facts) -> dict[str, str]:
-    """Returns the column of a group: a cell for each heading, a dash if not known."""
+    """Returns the table column of a worker group: a cell for each heading, a dash for what is not known."""
     rates, clock_s = (group.upload_bytes_per_s, group.download_bytes_per_s), group.clock_offset_s
     cells = {
         "": role,
