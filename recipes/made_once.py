@@ -1,4 +1,4 @@
-"""Folders that are costly to make: each is made once, and again only when something that it depends on has changed."""
+"""Makes folders that are costly to make only once, and again only when something that they depend on has changed."""
 
 import fcntl
 import hashlib
@@ -13,7 +13,7 @@ _FINGERPRINT_FILE = "fingerprint.json"
 
 
 def make_once(folder: Path, wanted: Fingerprint, make: Callable[[Path], None]) -> bool:
-    """Lets `make` fill the folder, unless it was made from the same inputs; returns True if it was made now.
+    """Lets `make` fill a folder, unless the folder was made from the same inputs; returns True if it was made now.
 
     The folder appears whole or not at all. Several processes may call this function at the same time.
 
@@ -38,7 +38,7 @@ def make_once(folder: Path, wanted: Fingerprint, make: Callable[[Path], None]) -
 
 
 def code_fingerprint(*files: Path) -> dict[str, str]:
-    """Returns a fingerprint of the code that makes something, and of the libraries that train and save models."""
+    """Returns a SHA-256 of code files and the versions of torch and transformers, which train and save models."""
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     return {"code_sha256": code.hexdigest(), **versions}

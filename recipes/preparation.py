@@ -1,4 +1,4 @@
-"""The common part of the recipes' prepare.py: command line, input files, prompt files in verl's schema, tiny models.
+"""What all recipes' prepare.py share: command line, input files, prompt files in verl's schema, tiny models.
 
 The input is a folder or a data set of the Hugging Face hub with the files of both splits, or a single file; then
 --test-file or --test-rows names the test split. The output is train.parquet and test.parquet, and the tiny random
@@ -22,7 +22,7 @@ _MAX_SHOWN = 100  # characters of a text in the sample
 
 @dataclass(frozen=True)
 class Recipe:
-    """A data set: its files, and the way its rows are read.
+    """A data set that can be prepared for training: its files, and the function that reads its rows.
 
     Attributes:
         name: the name of the recipe, for messages.
@@ -40,12 +40,12 @@ class Recipe:
     unprintable: Collection[str] = ()
 
     def say(self, text: str) -> None:
-        """Prints a line that begins with the name of the recipe."""
+        """Prints a line of text that begins with the name of the recipe."""
         print(f"{self.name}: {text}", flush=True)
 
 
 def command_line(description: str | None) -> argparse.ArgumentParser:
-    """Returns a parser with the options of every recipe."""
+    """Makes an argument parser with the options that every recipe's prepare.py has."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", required=True, metavar="DIR_HUB_NAME_OR_FILE", help="folder, data set or file")
     parser.add_argument("--test-file", metavar="FILE", help="the test split; the input is read for training alone")
@@ -56,7 +56,7 @@ def command_line(description: str | None) -> argparse.ArgumentParser:
 
 
 def run(recipe: Recipe, options: argparse.Namespace) -> int:
-    """Makes the files of a recipe and returns the exit status: 2 for input that cannot be prepared."""
+    """Writes the prompt files and tiny models of a recipe; returns the exit code, 2 for input that is not usable."""
     try:
         rows = {}
         for split, examples in read_splits(recipe, options.input, options.test_file, options.test_rows).items():
@@ -83,7 +83,7 @@ def run(recipe: Recipe, options: argparse.Namespace) -> int:
 def read_splits(
     recipe: Recipe, source: str, test_file: str | None = None, test_rows: int | None = None
 ) -> dict[str, list[Example]]:
-    """Returns the examples of both splits.
+    """Reads the examples of a recipe's input, by split (train and test).
 
     Raises:
         BadInput: a file or the test split is missing; a file cannot be read, is empty, or has a line that is no JSON.
@@ -106,7 +106,7 @@ def read_splits(
 
 
 def find_files(source: str, patterns: Mapping[str, Sequence[str]], *, has_test: bool = True) -> dict[str, list[Path]]:
-    """Returns the files of each split, or of the training split alone.
+    """Finds the data files of each split (train and test), or of the training split alone.
 
     `source` is a folder, or a data set of the hub, which is downloaded.
 
@@ -131,7 +131,7 @@ def find_files(source: str, patterns: Mapping[str, Sequence[str]], *, has_test: 
 
 
 def shown(value: Any, path: str = "", *, unprintable: Collection[str] = ()) -> Iterator[str]:
-    """Yields lines "prompt[0].content: ..." for the content of a row; an unprintable text is replaced by its length."""
+    """Yields lines of text ("prompt[0].content: ...") that show a data row; of unprintable texts only the length."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield from shown(entry, f"{path}.{key}" if path else key, unprintable=unprintable)
@@ -146,7 +146,7 @@ def shown(value: Any, path: str = "", *, unprintable: Collection[str] = ()) -> I
 
 
 def _fetch(name: str, patterns: Sequence[str]) -> Path:
-    """Downloads the files of a data set that the patterns name; returns their folder."""
+    """Downloads the files of a Hugging Face data set that match the patterns; returns their local folder."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise BadInput(f"there is no folder {name}")
     import huggingface_hub  # slow to import, and local files do not need it

@@ -1,4 +1,4 @@
-"""Small tokenizers with the normaliser, pre-tokeniser and decoder of Qwen2's.
+"""Makes small tokenizers with the normaliser, pre-tokeniser and decoder of Qwen2's tokenizer.
 
 transformers loads the tokenizer of every Qwen2 model with those parts, whatever tokenizer.json says. A recipe's model
 gets the same ids from transformers and from `tokenizers` only if its tokenizer has these parts too.
@@ -18,7 +18,7 @@ _PRETOKENIZE = (
 
 
 def character_tokenizer(characters: Iterable[str], special_tokens: Sequence[str]) -> Tokenizer:
-    """Returns a tokenizer with one token per ASCII character: a byte-level BPE without merges.
+    """Makes a tokenizer with one token per ASCII character: a byte-level BPE without merges.
 
     Characters that are not listed are dropped. Special tokens get the first ids, in order.
     """
@@ -29,7 +29,7 @@ def character_tokenizer(characters: Iterable[str], special_tokens: Sequence[str]
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, special_tokens: Sequence[str]) -> Tokenizer:
-    """Returns a byte-level BPE that is trained on `texts` and encodes any text.
+    """Trains a byte-level BPE tokenizer on `texts`; the tokenizer encodes any text.
 
     Special tokens get the first ids, in order.
     """
@@ -45,7 +45,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, special_tokens: Se
 def save_tokenizer(
     tokenizer: Tokenizer, folder: Path, *, named_tokens: Mapping[str, str], chat_template: str | None = None
 ) -> None:
-    """Writes the files of a Hugging Face tokenizer.
+    """Writes tokenizer.json and tokenizer_config.json of a Hugging Face tokenizer into a folder.
 
     Args:
         tokenizer: the tokenizer to save.

@@ -1,4 +1,4 @@
-"""Rows of data sets, read from JSONL or parquet files and written as parquet files; prompts are in verl's schema."""
+"""Reads rows of data sets from JSONL or parquet files, and writes prompt files in verl's schema as parquet."""
 
 import filecmp
 import zlib
@@ -17,12 +17,12 @@ _JSONL = (".jsonl", ".jsonl.gz", ".json")
 
 
 class BadInput(ValueError):
-    """An input cannot be prepared; the message names the file and, if a single row is wrong, its line."""
+    """Raised for input data that cannot be prepared; the message names the file, and the line of a wrong row."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A row of the input.
+    """One row of a data set, before it is converted for training.
 
     Attributes:
         place: "file, line 7", for messages.
@@ -36,7 +36,7 @@ class Example:
     index: int = 0
 
     def text(self, *names: str, may_be_empty: bool = False) -> str:
-        """Returns the text under the first of these names that the row has.
+        """Returns the text under the first of these field names that the row has.
 
         Raises:
             BadInput: the row has none of the names, or no text there.
@@ -54,7 +54,7 @@ class Example:
     def verl_row(
         self, data_source: str, prompt: str | list[dict[str, str]], ability: str, reward_model: Row, **extra_info: Any
     ) -> Row:
-        """Returns the row of a prompt file, in verl's schema; a plain prompt becomes the user's message."""
+        """Makes a row of a prompt file in verl's schema; a prompt that is plain text becomes the user's message."""
         return {
             "data_source": data_source,
             "prompt": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
@@ -65,7 +65,7 @@ class Example:
 
 
 def read_rows(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns (place, fields) of each row of a JSONL or parquet file.
+    """Reads a JSONL or parquet file and returns (file and line, fields by name) of each row.
 
     Raises:
         BadInput: the file cannot be read, has no rows, or a line is no JSON object.
@@ -87,7 +87,7 @@ def read_rows(file: Path) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def write_parquet(rows: list[Row], file: Path) -> bool:
-    """Writes the file whole or not at all; returns False if it is there with the same bytes, and is not written again.
+    """Writes rows to a parquet file, whole or not at all; returns False if the same bytes are there already.
 
     Raises:
         BadInput: the file cannot be written there, or a column has values of several kinds.
@@ -107,5 +107,5 @@ def write_parquet(rows: list[Row], file: Path) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message."""
+    """Returns the first line of an exception's message."""
     return str(error).strip().split("\n")[0]

@@ -1,6 +1,6 @@
-"""Random Qwen2 models of about a million parameters, for two CPU cores, whose tokenizer knows the words of the rows.
+"""Makes random Qwen2 models of about a million parameters, for two CPU cores, with a tokenizer trained on the rows.
 
-They cannot reason, and PPO will not teach them to: they only take real rows through the whole pipeline.
+The models cannot reason, and PPO will not teach them to: they only take real rows through the whole pipeline.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 
 
 def make_tiny_model(kind: str, rows: Sequence[Row], folder: Path) -> str:
-    """Makes model and tokenizer as a Hugging Face folder, unless the same are there; returns a sentence on it.
+    """Makes a tiny random model with tokenizer as a Hugging Face folder, unless the same is there; returns a sentence.
 
     Args:
         kind: one of KINDS; a reward model is a sequence classifier with one label.

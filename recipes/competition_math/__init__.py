@@ -1,1 +1,1 @@
-"""MATH, competition mathematics: rows of a real data set, on a CPU and on eight GPUs."""
+"""The recipe for MATH, competition mathematics: PPO on a real data set, on a CPU and on eight GPUs."""

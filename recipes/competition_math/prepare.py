@@ -1,4 +1,4 @@
-r"""MATH (Hendrycks et al., 2021) as prompt files, and the tiny model that cpu.yaml trains on them.
+r"""Prepares MATH (Hendrycks et al., 2021) as prompt files, with the tiny model that cpu.yaml trains on them.
 
     python -m recipes.competition_math.prepare --input DigitalLearningGmbH/MATH-lighteval --output DIR
 
@@ -17,7 +17,7 @@ INSTRUCTION = "Let's think step by step and output the final answer within \\box
 
 
 def to_row(example: Example) -> Row | None:
-    """Returns the row of an example; None for an empty answer, which a few examples have.
+    """Converts an example of MATH into a row of a prompt file; None for an empty answer, which a few examples have.
 
     Raises:
         BadInput: there is no problem or no answer, or the solution has no box.
@@ -53,7 +53,7 @@ RECIPE = Recipe(
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command line; returns the exit status."""
+    """Prepares MATH as the command line says; returns the exit code."""
     return run(RECIPE, command_line(__doc__).parse_args(arguments))
 
 

@@ -1,1 +1,1 @@
-"""GSM8K, grade-school mathematics: rows of a real data set, on a CPU and on eight GPUs."""
+"""The recipe for GSM8K, grade-school mathematics: PPO on a real data set, on a CPU and on eight GPUs."""

@@ -1,4 +1,4 @@
-"""GSM8K (Cobbe et al., 2021) as prompt files, and the tiny model that cpu.yaml trains on them.
+"""Prepares GSM8K (Cobbe et al., 2021) as prompt files, with the tiny model that cpu.yaml trains on them.
 
     python -m recipes.gsm8k.prepare --input openai/gsm8k --output .cache/gsm8k
 
@@ -17,7 +17,7 @@ _FINAL_ANSWER = re.compile(r"#### *(-?[0-9.,]+)")
 
 
 def to_row(example: Example) -> Row:
-    """Returns the row of an example.
+    """Converts an example of GSM8K into a row of a prompt file.
 
     Raises:
         BadInput: there is no question or no answer, or the answer has no number behind "####".
@@ -45,7 +45,7 @@ RECIPE = Recipe(
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command line; returns the exit status."""
+    """Prepares GSM8K as the command line says; returns the exit code."""
     return run(RECIPE, command_line(__doc__).parse_args(arguments))
 
 

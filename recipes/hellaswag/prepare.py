@@ -1,4 +1,4 @@
-"""HellaSwag (Zellers et al., 2019) as prompt files, and the tiny model that cpu.yaml trains on them.
+"""Prepares HellaSwag (Zellers et al., 2019) as prompt files, with the tiny model that cpu.yaml trains on them.
 
     python -m recipes.hellaswag.prepare --input Rowan/hellaswag --output .cache/hellaswag
 
@@ -20,7 +20,7 @@ _MAX_ENDINGS = 26
 
 
 def to_row(example: Example) -> Row:
-    """Returns the row of an example.
+    """Converts an example of HellaSwag into a row of a prompt file.
 
     Raises:
         BadInput: a text is missing, the endings are no list of texts, or the label is the number of none of them.
@@ -39,7 +39,7 @@ def to_row(example: Example) -> Row:
 
 
 def cleaned(text: str) -> str:
-    """Returns a text without the marks of WikiHow's pages.
+    """Removes the markup of WikiHow's pages from a text.
 
     "[title]" ends a sentence; everything else in brackets is removed.
     """
@@ -75,7 +75,7 @@ RECIPE = Recipe(
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command line; returns the exit status."""
+    """Prepares HellaSwag as the command line says; returns the exit code."""
     return run(RECIPE, command_line(__doc__).parse_args(arguments))
 
 

@@ -1,1 +1,1 @@
-"""HH-RLHF, helpful and harmless conversations: real rows and a reward model, on a CPU and on eight GPUs."""
+"""The recipe for HH-RLHF, helpful and harmless conversations: PPO with a reward model, on a CPU and on eight GPUs."""

@@ -1,4 +1,4 @@
-r"""HH-RLHF (Bai et al., 2022) as prompt files, and the tiny policy and reward model of cpu.yaml.
+r"""Prepares HH-RLHF (Bai et al., 2022) as prompt files, with the tiny policy and reward model of cpu.yaml.
 
     python -m recipes.hh_rlhf.prepare --split rl --input Anthropic/hh-rlhf --output .cache/hh_rlhf
 
@@ -27,7 +27,9 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 def transcripts(example: Example) -> tuple[str, str, str]:
-    """Returns (prompt, chosen, rejected): the prompt ends with ASSISTANT, the other two continue it.
+    """Divides both transcripts of an example into (prompt, chosen, rejected); the prompt is their common beginning.
+
+    The prompt ends with ASSISTANT, the other two texts continue it.
 
     Raises:
         BadInput: a transcript is missing, or the two have no turn of the assistant in common.
@@ -43,7 +45,7 @@ def transcripts(example: Example) -> tuple[str, str, str]:
 
 
 def messages(prompt: str) -> list[dict[str, str]] | None:
-    """Returns the chat messages of a prompt; None unless it begins and ends with a turn of the human.
+    """Converts a transcript that is a prompt into chat messages; None unless a human's turn is first and last.
 
     Turns of one speaker that follow each other become one message: chat templates want the speakers to alternate.
     """
@@ -58,26 +60,26 @@ def messages(prompt: str) -> list[dict[str, str]] | None:
 
 
 def first_answer(continuation: str) -> str:
-    """Returns the text up to the next turn of the human: a few transcripts differ before their last turn."""
+    """Returns the assistant's text up to the human's next turn: a few transcripts differ before their last turn."""
     return _TURN.split(continuation)[0].strip()
 
 
 def to_sft_row(example: Example) -> Row | None:
-    """Returns a row for supervised training; None for an empty answer."""
+    """Converts an example of HH-RLHF into a row for supervised fine-tuning; None if the answer is empty."""
     prompt, chosen, _ = transcripts(example)
     answer = first_answer(chosen)
     return {"prompt": prompt, "response": answer, **_origin(example)} if answer else None
 
 
 def to_rm_row(example: Example) -> Row | None:
-    """Returns a row for the training of a reward model; None for two equal answers."""
+    """Converts an example of HH-RLHF into a row for training a reward model; None if both answers are equal."""
     prompt, chosen, rejected = transcripts(example)
     both = {"chosen": chosen.strip(), "rejected": rejected.strip()}
     return {"prompt": prompt, **both, **_origin(example)} if both["chosen"] != both["rejected"] else None
 
 
 def to_rl_row(example: Example) -> Row | None:
-    """Returns a row for PPO; None for a prompt that is no conversation."""
+    """Converts an example of HH-RLHF into a row of a prompt file for PPO; None if the prompt is no conversation."""
     prompt, chosen, _ = transcripts(example)
     conversation = messages(prompt)
     if conversation is None:
@@ -96,7 +98,7 @@ TO_ROW: Mapping[str, Callable[[Example], Row | None]] = {"sft": to_sft_row, "rm"
 
 
 def recipe(split: str) -> Recipe:
-    """Returns the recipe of one kind of training."""
+    """Returns the recipe that prepares HH-RLHF for one kind of training: "sft", "rm" or "rl"."""
     names = ("{}.jsonl", "{}.jsonl.gz", "{}.parquet", "*/{}.jsonl.gz", "data/{}-*.parquet")
     return Recipe(
         name=f"hh_rlhf {split}",
@@ -108,7 +110,7 @@ def recipe(split: str) -> Recipe:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command line; returns the exit status."""
+    """Prepares HH-RLHF as the command line says; returns the exit code."""
     parser = command_line(__doc__)
     parser.add_argument("--split", choices=TO_ROW, required=True, help="for which training the rows are")
     options = parser.parse_args(arguments)

@@ -1,1 +1,1 @@
-"""Sorting letters: the quickstart."""
+"""The quickstart: PPO teaches a small model to sort the letters of a word, on a CPU."""

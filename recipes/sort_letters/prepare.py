@@ -1,4 +1,4 @@
-"""Makes what the recipe needs: tokenizer, warm-started model, prompts for training and validation.
+"""Makes what the quickstart (sorting letters) needs: tokenizer, warm-started model, training and validation prompts.
 
     python -m recipes.sort_letters.prepare [--output .cache/sort_letters] [--seed 0] [--warm-start-steps 130]
 
@@ -24,7 +24,7 @@ PAD, EOS = "<pad>", "<eos>"
 
 
 def main() -> None:
-    """Runs the command line."""
+    """Parses the command line and prepares the quickstart's model and prompts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED)
@@ -35,7 +35,7 @@ def main() -> None:
 def prepare(
     output: Path = DEFAULT_OUTPUT, *, seed: int = DEFAULT_SEED, warm_start_steps: int = DEFAULT_WARM_START_STEPS
 ) -> None:
-    """Makes model/, train.parquet and val.parquet unless they are there.
+    """Makes the quickstart's model/, train.parquet and val.parquet in `output`, unless they are there.
 
     Several processes may call this function at the same time.
     """
@@ -51,7 +51,7 @@ def prepare(
 
 
 def make_tokenizer() -> Tokenizer:
-    """Returns a tokenizer with one token per character: newline, printable ASCII and two special tokens."""
+    """Makes a tokenizer with one token per character: newline, printable ASCII and two special tokens."""
     characters = ["\n", *map(chr, range(ord(" "), ord("~") + 1))]
     return character_tokenizer(characters, [PAD, EOS])
 

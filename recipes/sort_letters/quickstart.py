@@ -1,4 +1,4 @@
-"""`make quickstart`: prepares what is missing, then starts PPO anew; arguments override keys of cpu.yaml.
+"""The program of `make quickstart`: prepares model and prompts, then starts PPO anew; arguments override cpu.yaml.
 
 A finished or broken run in the same folder is removed first, unless an argument asks to resume it. Nothing but a run
 folder is ever removed, and no folder in which a controller is alive.
@@ -25,7 +25,10 @@ EXIT_BAD_INPUT = 2
 
 
 def main(overrides: list[str]) -> NoReturn:
-    """Becomes the controller; ends with 2 if an argument is wrong, or the folder is no run folder."""
+    """Prepares the quickstart and replaces this process by the controller; exit code 2 if an argument is wrong.
+
+    Exit code 2 also if run.dir is not the folder of an earlier run.
+    """
     arguments = [FRESH_RUN, *overrides]
     try:
         config = load_config(CONFIG, arguments)
@@ -42,7 +45,7 @@ def main(overrides: list[str]) -> NoReturn:
 
 
 def remove_run(folder: Path) -> None:
-    """Removes the folder of an earlier run, finished or not.
+    """Deletes the run folder of an earlier run, finished or not.
 
     Raises:
         ConfigError: the folder is not a run folder, or a controller is running in it.

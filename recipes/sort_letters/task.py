@@ -1,4 +1,4 @@
-"""The task "sort cadb", whose answer is "#### abcd": words, their division into disjoint sets, responses.
+"""The task "sort cadb", whose answer is "#### abcd": words, their division into disjoint sets, example responses.
 
 The warm start sees three behaviours (ascending, descending, copy); PPO rewards one of them, ascending.
 """
@@ -21,7 +21,7 @@ NUM_TRAIN_WORDS: Mapping[int, int] = {3: 256, 4: 896, 5: 896}
 
 @dataclass(frozen=True)
 class Words:
-    """Three disjoint sets of words, each word of different letters.
+    """Three disjoint sets of words for validation, PPO and warm start; no letter occurs twice in a word.
 
     Attributes:
         val, train: shuffled.
@@ -34,7 +34,7 @@ class Words:
 
 
 def split_words(seed: int) -> Words:
-    """Divides all words among the three sets; the result depends on `seed` only."""
+    """Divides all words among validation, PPO and warm start; the result depends on `seed` only."""
     rng = random.Random(seed)
     val: list[str] = []
     train: list[str] = []
@@ -52,12 +52,12 @@ def split_words(seed: int) -> Words:
 
 
 def prompt_of(word: str) -> str:
-    """Returns the prompt that the model gets for a word."""
+    """Returns the prompt that asks the model to sort the letters of a word: "sort cadb"."""
     return f"sort {word}"
 
 
 def answer_of(word: str) -> str:
-    """Returns the answer that PPO rewards: the letters in ascending order."""
+    """Returns the answer that PPO rewards: the letters of the word in ascending order."""
     return "".join(sorted(word))
 
 
@@ -70,12 +70,12 @@ BEHAVIOURS: Mapping[str, Callable[[str], str]] = {
 
 
 def demonstrate(word: str, behaviour: str) -> str:
-    """Returns a response that shows one of the behaviours of the warm start."""
+    """Returns an example response for the warm start: the word's letters in the order of this behaviour."""
     return MARKER + BEHAVIOURS[behaviour](word)
 
 
 def rows_of(words: Sequence[str], split: str) -> list[dict[str, object]]:
-    """Returns dataset rows in verl's schema, with plain text as prompts: the model has no chat template."""
+    """Makes rows of a prompt file in verl's schema; prompts are plain text, because the model has no chat template."""
     return [
         {
             "data_source": DATA_SOURCE,

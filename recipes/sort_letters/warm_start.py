@@ -1,8 +1,8 @@
-"""The model that PPO starts from: a small Qwen2, trained from random weights on a mixture of three behaviours.
+"""Trains the model that the quickstart's PPO starts from: a small Qwen2, on a mixture of three behaviours.
 
-The mixture depends on the first letter of the prompt. Greedy decoding therefore starts with the rewarded behaviour for
-three letters in ten, whatever the seed; even shares would leave that to chance. For all other letters about one sample
-in five still shows that behaviour, which is enough for PPO to find the reward.
+The weights are random at first. The mixture depends on the first letter of the prompt. Greedy decoding therefore starts
+with the rewarded behaviour for three letters in ten, whatever the seed; even shares would leave that to chance. For all
+other letters about one sample in five still shows that behaviour, which is enough for PPO to find the reward.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAIN_SHARE = 0.6
 
 
 def train(words: Words, tokenizer: Tokenizer, num_steps: int, *, eos: int, pad: int, seed: int) -> Qwen2ForCausalLM:
-    """Trains the model, with one thread; on one machine the result depends on the arguments only.
+    """Trains a small Qwen2 by supervised steps, with one thread; on one machine only the arguments decide the result.
 
     Two threads on a busy machine wait for each other more than they help at this size.
     """
@@ -68,7 +68,7 @@ def _model_config(vocab_size: int, *, eos: int, pad: int) -> Qwen2Config:
 
 
 def _shares(word: str) -> list[float]:
-    """Returns the probability of each behaviour in the demonstrations of a word."""
+    """Returns the probability of each behaviour (ascending, descending, copy) in the example responses to a word."""
     main = "ascending" if word[0] in REWARDED_LETTERS else "descending"
     rest = (1 - MAIN_SHARE) / (len(BEHAVIOURS) - 1)
     return [MAIN_SHARE if behaviour == main else rest for behaviour in BEHAVIOURS]
@@ -77,8 +77,9 @@ def _shares(word: str) -> list[float]:
 def _batches(
     words: Words, tokenizer: Tokenizer, *, eos: int, pad: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields (input_ids, labels) without end, each [B, S] int64, right-padded; labels cover the response and its
-    EOS.
+    """Yields training batches (input_ids, labels) without end, each [B, S] int64, right-padded.
+
+    The labels cover the response and its EOS token.
     """
     rng = random.Random(seed)
     while True:
