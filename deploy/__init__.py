@@ -1,1 +1,1 @@
-"""Deployments of SplitPPO: Docker Compose, Kubernetes, Slurm, and several hosts."""
+"""Starts SplitPPO under Docker Compose, Kubernetes and Slurm, and on several hosts."""

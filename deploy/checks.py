@@ -1,4 +1,4 @@
-"""Checks that containers and pods make before they start their role.
+"""Checks of settings, secrets and files that a container or pod makes before it starts its role.
 
 This module needs the standard library only.
 """
@@ -12,11 +12,11 @@ EXIT_BAD_INPUT = 2
 
 
 class Refused(ValueError):
-    """A setting, a file or a folder cannot be used; the message is one sentence for the person who has set it."""
+    """Raised for a setting, file or folder that cannot be used; the message is one sentence for the user."""
 
 
 def number(environment: Mapping[str, str], name: str) -> int:
-    """Returns the number that a setting holds; Refused if it holds no number."""
+    """Parses an environment variable as a whole number, 0 or more; Refused if the variable has another value."""
     value = environment.get(name, "")
     if not value.isdecimal():
         raise Refused(f"{name} is {value!r}, expected a number")
@@ -24,7 +24,7 @@ def number(environment: Mapping[str, str], name: str) -> int:
 
 
 def run_name(environment: Mapping[str, str]) -> str:
-    """Returns the name of the run's folder: `RUN`, else the name of the recipe's file, else quickstart."""
+    """Returns the name of the run's folder: the variable `RUN`, else the file name in `RECIPE`, else "quickstart"."""
     name = environment.get("RUN") or Path(environment.get("RECIPE") or "quickstart").stem
     if not re.fullmatch(r"[\w][\w.-]*", name):
         raise Refused(f"RUN is {name!r}, expected the name of a folder: letters, digits, dots, hyphens")
@@ -32,13 +32,13 @@ def run_name(environment: Mapping[str, str]) -> str:
 
 
 def check_role(role: str, roles: tuple[str, ...]) -> None:
-    """Refuses a role that does not exist."""
+    """Checks that `role` is one of `roles`; Refused otherwise."""
     if role not in roles:
         raise Refused(f"expected one of {', '.join(roles)}, got {role!r}")
 
 
 def check_secrets(root: Path, role: str, *more: str, source: str, remedy: str) -> None:
-    """Refuses secrets that are missing, or that this user cannot read.
+    """Checks that the TLS files and the token of a role exist and that this user can read them; Refused otherwise.
 
     Args:
         root: the folder that holds `secrets`.
@@ -56,13 +56,13 @@ def check_secrets(root: Path, role: str, *more: str, source: str, remedy: str) -
 
 
 def check_readable(path: Path, remedy: str, mode: int = os.R_OK) -> None:
-    """Refuses a file or folder that this user cannot read; `remedy` is what makes it readable."""
+    """Checks that this user can read a file or folder; else Refused, with `remedy`, which makes the file readable."""
     if not os.access(path, mode):
         raise Refused(f"cannot read {path_and_owner(path)}: {remedy}")
 
 
 def path_and_owner(path: Path) -> str:
-    """Returns a path that cannot be used, with its owner as far as this user can see it."""
+    """Describes a path that cannot be used, with its owner as far as this user can see the owner, for errors."""
     # `stat` needs the right to search the folder of a path.
     nearest = next(place for place in (path, *path.parents) if os.access(place.parent, os.X_OK))
     status = nearest.lstat()

@@ -1,4 +1,4 @@
-"""The place of each group in a deployment, as overrides that come after the recipe.
+"""Converts where each worker group of a deployment runs into overrides of the recipe's configuration keys.
 
 This module needs the standard library only.
 """
@@ -13,7 +13,7 @@ PORTS = {"actor": 7001, "critic": 7002, "reward": 7003}
 
 @dataclass(frozen=True)
 class GroupPlace:
-    """The place of one group.
+    """Where one worker group runs: its host name, its machines or pods, and their GPUs.
 
     Attributes:
         host: the name that the controller calls the group by.
@@ -32,7 +32,9 @@ class GroupPlace:
 def overrides(
     run_dir: str, secrets: str, places: Mapping[str, GroupPlace], environment: Mapping[str, str], more: Sequence[str]
 ) -> list[str]:
-    """Returns `key.path=value` for groups and controller: run folder, mutual TLS with a token, place of each group.
+    """Makes the `key.path=value` overrides of a deployment: run folder, mutual TLS with a token, place of each group.
+
+    Worker groups and controller all get the same list.
 
     Args:
         run_dir: the run folder, on storage that all share.

@@ -1,4 +1,4 @@
-"""Checks a deployment before any of it starts: the placement of its groups against its recipe."""
+"""Checks a deployment before any process of it starts: do the nodes of its worker groups fit its recipe?"""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from splitppo.config.batch_plan import batch_plan
 
 
 def exit_status(check: Callable[[], str]) -> int:
-    """Prints the result of a check, or its refusal in one line; returns the exit status, 0 or 2."""
+    """Runs a check, prints its result or its error in one line, and returns the exit code, 0 or 2."""
     try:
         sys.stdout.write(f"{check()}\n")
     except (ValueError, OSError, yaml.YAMLError) as error:
@@ -23,7 +23,7 @@ def exit_status(check: Callable[[], str]) -> int:
 
 
 def check_recipe(recipe: Path, overrides: Sequence[str], num_nodes: Mapping[str, int]) -> str:
-    """Returns the batch plan of a recipe that these overrides place on so many nodes.
+    """Checks that a recipe fits these overrides and numbers of nodes; returns the batch plan of the run as text.
 
     Raises:
         ConfigError: the recipe cannot be used, has no such group, has a group without nodes, or names another number.

@@ -1,4 +1,4 @@
-"""The process of a role under the entry point of its container or pod.
+"""Starts the process of a role in a container or pod, passes signals on to it, and restarts a killed controller.
 
 This module needs the standard library only.
 """
@@ -18,14 +18,14 @@ RESTART_PAUSE_S = 2.0
 
 
 def module_of(role: str) -> str:
-    """Returns the module that starts a group or the controller."""
+    """Returns the Python module that starts a worker group or the controller."""
     return "controller" if role == "controller" else f"services.{role}"
 
 
 def run_role(
     role: str, command_of: Callable[[], list[str] | None], run_group: Callable[[str, "Child", Sequence[str]], int]
 ) -> int:
-    """Runs the command of a role, if there is something to do; returns the exit code.
+    """Runs the command line of a role, if the role has something to do; returns the exit code.
 
     Args:
         role: a group, the controller, or a role that prepares them.
@@ -46,9 +46,9 @@ def run_role(
 
 
 def run_controller(run: Callable[[], int], pause_s: float = RESTART_PAUSE_S) -> int:
-    """Runs the controller and returns its exit code.
+    """Runs the controller, again if SIGKILL has ended it, and returns its exit code.
 
-    It is run again if SIGKILL has ended it, which nobody has sent to this container.
+    Nobody has sent this SIGKILL to the container, so the run is resumed, at most MAX_RESTARTS times.
     """
     code = run()
     for restart in range(1, MAX_RESTARTS + 1):
@@ -61,7 +61,7 @@ def run_controller(run: Callable[[], int], pause_s: float = RESTART_PAUSE_S) -> 
 
 
 class Child:
-    """The only process that runs under this one; SIGTERM and SIGINT are passed on to it.
+    """The child process of an entry point, one at a time; SIGTERM and SIGINT are passed on to the child.
 
     Attributes:
         last_signal: the last signal that has come, to this process or by `end`; nothing is started after it.
@@ -79,11 +79,11 @@ class Child:
             self._process.send_signal(number)
 
     def end(self) -> None:
-        """Lets the process drain, as SIGTERM does."""
+        """Sends SIGTERM to the child process, which then ends in order; no further process is started."""
         self._hand_on(signal.SIGTERM)
 
     def run(self, command: Sequence[str]) -> int:
-        """Runs a command to its end and returns its exit code.
+        """Runs a command as the child process, waits for its end, and returns its exit code.
 
         The code is 128 + n if signal n has ended the command, or has come before it was started.
         """
@@ -99,6 +99,6 @@ class Child:
 
 
 def say(sentence: str) -> None:
-    """Writes one line to stderr, at once."""
+    """Writes one line of text to stderr, without buffering."""
     sys.stderr.write(f"{sentence}\n")
     sys.stderr.flush()

@@ -1,1 +1,1 @@
-"""Docker Compose: actor, critic and controller in a container each."""
+"""The Docker Compose deployment: actor, critic and controller, each in its own container."""

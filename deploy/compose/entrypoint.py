@@ -31,14 +31,17 @@ _GPU = re.compile(r"\d+|GPU-[0-9a-f-]+")
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
-    """Runs the role that the first argument names and returns the exit code; `root` is the folder of the volumes."""
+    """Runs the container's role (first argument: actor, controller, ...); returns the exit code.
+
+    `root` is the folder of the volumes.
+    """
     role, *more = arguments or [""]
     code = run_role(role, lambda: command_of(role, more, environment, root), run_group)
     return 0 if role in PORTS and code == EXIT_BAD_INPUT else code
 
 
 def run_group(role: str, child: Child, command: Sequence[str]) -> int:
-    """Runs a group once: the engine starts it again, unless the group has refused its input."""
+    """Runs a worker group once: Docker starts the container again, unless the group has refused its input."""
     code = child.run(command)
     if code == EXIT_BAD_INPUT:
         say(f"the {role} group has refused its input, so it is not started again")
@@ -48,7 +51,7 @@ def run_group(role: str, child: Child, command: Sequence[str]) -> int:
 def command_of(
     role: str, more: Sequence[str], environment: Mapping[str, str], root: Path = Path("/")
 ) -> list[str] | None:
-    """Returns the command of a role, None if there is nothing to do.
+    """Checks what the container of a role was given; returns the role's command line, None if there is nothing to do.
 
     Raises:
         Refused: there is no such role; a volume, a secret, the recipe or a list of GPUs cannot be used.
@@ -79,7 +82,7 @@ def command_of(
 
 
 def common_overrides(environment: Mapping[str, str], gpus: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns the overrides that groups and controller get after the recipe.
+    """Makes the overrides of configuration keys that worker groups and controller get after the recipe.
 
     Args:
         environment: the environment of the container.
@@ -93,9 +96,9 @@ def common_overrides(environment: Mapping[str, str], gpus: Mapping[str, Sequence
 
 
 def gpus_of(environment: Mapping[str, str], role: str) -> dict[str, list[str]]:
-    """Returns the GPUs of each group by `ACTOR_GPUS`, `CRITIC_GPUS` and `REWARD_GPUS`; nothing if none is set.
+    """Parses `ACTOR_GPUS`, `CRITIC_GPUS` and `REWARD_GPUS` into a list of GPUs for each group; {} if none is set.
 
-    Only a container whose `role` is reward asks for the third list.
+    Only a container whose `role` is reward must have the third list.
 
     Raises:
         Refused: a list makes no sense, a list is missing, or two lists overlap.
@@ -118,7 +121,7 @@ def gpus_of(environment: Mapping[str, str], role: str) -> dict[str, list[str]]:
 
 
 def check_recipe(environment: Mapping[str, str], root: Path) -> None:
-    """Refuses a recipe that is no file, and DATA_DIR or MODEL_DIR without RECIPE."""
+    """Checks that RECIPE is a readable file, and that DATA_DIR and MODEL_DIR are set only with RECIPE; else Refused."""
     recipe = environment.get("RECIPE")
     for name in ("DATA_DIR", "MODEL_DIR"):
         if environment.get(name) and not recipe:
@@ -130,7 +133,7 @@ def check_recipe(environment: Mapping[str, str], root: Path) -> None:
 
 
 def check_volumes(role: str, environment: Mapping[str, str], root: Path) -> None:
-    """Refuses volumes that are empty, or that this container's user cannot use."""
+    """Checks that the container's volumes are filled, and that its user can use them; else Refused."""
     check_writable(root, "runs", "cache")
     needed = {"models": "MODEL_DIR", **({"data": "DATA_DIR"} if role == "controller" else {})}
     for folder, variable in needed.items():
@@ -145,7 +148,7 @@ def check_volumes(role: str, environment: Mapping[str, str], root: Path) -> None
 
 
 def check_writable(root: Path, *folders: str) -> None:
-    """Refuses volumes that this container's user cannot write to."""
+    """Checks that the container's user can write to these volumes; else Refused."""
     for folder in folders:
         if not os.access(root / folder, os.W_OK | os.X_OK):
             remedy = f"chown -R {os.getuid()} RUNS_DIR" if folder == "runs" else "remove the volume"
@@ -154,7 +157,10 @@ def check_writable(root: Path, *folders: str) -> None:
 
 
 def warn_of_unreadable(folder: Path, variable: str) -> None:
-    """Names one file that this container's user cannot read; libraries may say that it does not exist."""
+    """Prints a warning with one file that the container's user cannot read, if there is such a file in the folder.
+
+    Libraries may say that the file does not exist.
+    """
     files = (Path(directory, name) for directory, _, names in os.walk(folder) for name in names)
     if unreadable := next((file for file in files if not os.access(file, os.R_OK)), None):
         say(f"warning: cannot read {path_and_owner(unreadable)}: chmod -R a+rX {variable}")

@@ -1,1 +1,1 @@
-"""Kubernetes: actor, critic and controller in pods of their own."""
+"""The Kubernetes deployment: actor, critic and controller, each in its own pods."""

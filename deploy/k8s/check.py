@@ -1,4 +1,6 @@
-"""Checks rendered manifests before a cluster sees them: `kubectl kustomize FOLDER | python -m deploy.k8s.check`.
+"""Checks rendered Kubernetes manifests before a cluster sees them.
+
+    kubectl kustomize FOLDER | python -m deploy.k8s.check
 
 The command ends with 0 and the batch plan, or with 2 and one sentence.
 """
@@ -24,12 +26,12 @@ _GPU = "nvidia.com/gpu"
 
 
 def main() -> int:
-    """Reads standard input and returns the exit code."""
+    """Checks the Kubernetes manifests on standard input, prints the batch plan or an error, and returns 0 or 2."""
     return exit_status(lambda: check(yaml.safe_load_all(sys.stdin)))
 
 
 def check(manifests: Iterable[Manifest]) -> str:
-    """Returns the batch plan of a run that these manifests can start.
+    """Checks that Kubernetes manifests fit each other and the recipe; returns the batch plan of their run as text.
 
     Raises:
         ConfigError: the manifests disagree with each other, or with the recipe.
@@ -68,7 +70,7 @@ def _is_object(manifest: object) -> bool:
 
 
 def _generated(objects: Mapping[tuple[str, str], Manifest], name: str) -> dict[str, str]:
-    """Returns the content of the ConfigMap whose name kustomize ends with a hash; empty if there is none."""
+    """Returns the content of a ConfigMap, to whose name kustomize has added a hash; {} if no such ConfigMap exists."""
     data = [
         item["data"] for (kind, full), item in objects.items() if kind == "ConfigMap" and full.startswith(f"{name}-")
     ]
@@ -76,7 +78,7 @@ def _generated(objects: Mapping[tuple[str, str], Manifest], name: str) -> dict[s
 
 
 def _check_numbers(role: str, job: Manifest, settings: Mapping[str, str]) -> None:
-    """Checks that the pods of a Job, and their GPUs, are as many as its processes expect."""
+    """Checks that a Job has as many pods and GPUs as the settings ROLE_NODES and ROLE_GPUS say; else ConfigError."""
     (container,) = job["template"]["spec"]["containers"]
     limits = container.get("resources", {}).get("limits", {})
     numbers = [("NODES", field, job[field]) for field in ("completions", "parallelism")]
@@ -101,7 +103,7 @@ def _check_names(role: str, names: list[str]) -> None:
 
 
 def _recipe(settings: Mapping[str, str], objects: Mapping[tuple[str, str], Manifest], folder: Path) -> Path:
-    """Returns the recipe as a file: from the ConfigMap, or from this checkout, which the images hold under /app."""
+    """Returns the path of the recipe: a file made from the ConfigMap, or the checkout's file for a path under /app."""
     path = settings.get("RECIPE", "")
     if path.startswith(_IN_IMAGE):
         return _PROJECT / path.removeprefix(_IN_IMAGE)

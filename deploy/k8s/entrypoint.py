@@ -30,7 +30,10 @@ POLL_INTERVAL_S = 5.0
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
-    """Runs the role that the first argument names and returns the exit code; `root` is the folder of the volumes."""
+    """Runs the pod's role (first argument: actor, controller, ...); returns the exit code.
+
+    `root` is the folder of the volumes.
+    """
     role, *more = arguments or [""]
 
     def run_to_its_end(role: str, child: Child, command: Sequence[str]) -> int:
@@ -42,7 +45,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ, 
 def command_of(
     role: str, more: Sequence[str], environment: Mapping[str, str], root: Path = Path("/")
 ) -> list[str] | None:
-    """Returns the command of a role, None if there is nothing to do.
+    """Checks what the pod of a role was given; returns the role's command line, None if there is nothing to do.
 
     Raises:
         Refused: a setting, a secret or the claim cannot be used.
@@ -73,7 +76,7 @@ def command_of(
 
 
 def common_overrides(environment: Mapping[str, str]) -> list[str]:
-    """Returns the overrides that groups and controller get after the recipe."""
+    """Makes the overrides of configuration keys that worker groups and controller get after the recipe."""
     more = [f"services.start_timeout_s={START_TIMEOUT_S:g}"]
     if environment["RECIPE"] == QUICKSTART:
         more += [f"actor.model=/{PREPARED}/model"]
@@ -83,7 +86,7 @@ def common_overrides(environment: Mapping[str, str]) -> list[str]:
 
 
 def places_of(environment: Mapping[str, str]) -> dict[str, GroupPlace]:
-    """Returns the place of each group, which is behind the Service of its name.
+    """Returns where each worker group runs; the Service with the group's name leads to its pods.
 
     Raises:
         Refused: a setting that should be a number is not.
@@ -97,7 +100,7 @@ def places_of(environment: Mapping[str, str]) -> dict[str, GroupPlace]:
 
 
 def wait_for_name(place: GroupPlace, environment: Mapping[str, str], timeout_s: float = START_TIMEOUT_S) -> None:
-    """Waits until the name of the group's first pod can be resolved.
+    """Waits until the host name of a worker group's first pod can be resolved, at most `timeout_s` seconds.
 
     In the first pod itself the name must lead to the pod's own address: a new pod has a new address.
 
@@ -113,7 +116,7 @@ def wait_for_name(place: GroupPlace, environment: Mapping[str, str], timeout_s: 
 
 
 def addresses_of(name: str) -> set[str]:
-    """Returns the addresses of a host name; none if it is unknown."""
+    """Resolves a host name to its IP addresses; empty if the name is unknown."""
     try:
         return {str(address[4][0]) for address in socket.getaddrinfo(name, None)}
     except OSError:
@@ -121,13 +124,13 @@ def addresses_of(name: str) -> set[str]:
 
 
 def wait_until_prepared(folder: Path, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Waits for the folder that the Job prepare makes, which appears whole or not at all."""
+    """Waits for the folder that the Job prepare makes, which appears whole or not at all; Refused after `timeout_s`."""
     if not wait_until(folder.is_dir, timeout_s):
         raise Refused(f"{folder} is not there after {timeout_s:g} s: kubectl logs job/prepare")
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Polls a condition; returns False if it is not true in time."""
+    """Polls a condition until it is true; returns False if that takes more than `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -137,9 +140,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 class RunsEnd:
-    """Returns True when called once the run has ended for good since this object was made.
+    """Tells, when called, whether a run has ended for good (completed or failed) since this object was made.
 
-    The folder of the run then has a new summary that says so.
+    The folder of the run then has a new summary.json that says so.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -161,9 +164,9 @@ class RunsEnd:
 def run_group(
     role: str, child: Child, command: Sequence[str], runs_end: RunsEnd, pause_s: float = RESTART_PAUSE_S
 ) -> int:
-    """Runs a group, and runs it again whenever it has ended by itself.
+    """Runs the process of a worker group in its pod, and runs it again whenever it has ended by itself.
 
-    Returns 0 when the run has ended, else the exit code of the group.
+    Returns 0 when the training run has ended, else the exit code of the group.
     """
 
     def end_with_the_run() -> None:

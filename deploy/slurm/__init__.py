@@ -1,1 +1,1 @@
-"""Slurm: a job that starts all groups and the controller."""
+"""The Slurm deployment: one job that starts all worker groups and the controller."""

@@ -1,8 +1,8 @@
-"""Checks a job against its recipe, and places its groups: `python -m deploy.slurm.placement NODE ...`.
+"""Checks a Slurm job against its recipe, and places its groups: `python -m deploy.slurm.placement NODE ...`.
 
-It reads the variables that deploy/slurm/splitppo.sbatch has exported, and prints one override on each line, for groups
-and controller. If no secrets are given, it makes them in the run folder. It ends with 2 and one sentence if something
-cannot be used.
+The program reads the variables that deploy/slurm/splitppo.sbatch has exported, and prints one override on each line,
+for groups and controller. If no secrets are given, the program makes them in the run folder. It ends with 2 and one
+sentence if something cannot be used.
 """
 
 import os
@@ -20,12 +20,12 @@ _DAYS = 90
 
 
 def main(nodes: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
-    """Prints the overrides; returns 0, or 2 for a job that cannot run."""
+    """Prints the configuration overrides of a Slurm job; returns 0, or 2 for a job that cannot run."""
     return exit_status(lambda: "\n".join(place(nodes, environment)))
 
 
 def place(nodes: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Returns the overrides of a job on these nodes, in Slurm's order.
+    """Assigns the job's nodes, in Slurm's order, to worker groups; returns the overrides of the configuration keys.
 
     Raises:
         Refused: a setting that should be a number is not.
