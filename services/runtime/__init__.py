@@ -1,1 +1,1 @@
-"""The part that all services share: launch, command queue, gRPC server, ledger."""
+"""The code that the actor, critic and reward services share: launch, command queue, gRPC server, ledger."""

@@ -1,4 +1,4 @@
-"""The place of a process in its group, and the run that the group works for."""
+"""What a rank of a torchrun group knows about itself (rank, device, process groups) and about the other ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from splitppo.v1 import worker_pb2
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank of a torchrun group, as the role that is built on it sees it.
+    """The rank, device, process groups and configuration of one process, from which a role (actor, critic) is built.
 
     Attributes:
-        rank, world_size: over all nodes of the group.
+        rank, world_size: global, over all nodes of the torchrun group.
         device: where the rank computes; a CUDA device is already the current one.
         control_group: a gloo process group for the runtime alone.
         parts_group: a gloo process group for the rows that ranks send while a command runs; None in a group of one.
@@ -33,7 +33,7 @@ class RankContext:
 
 
 class Members(NamedTuple):
-    """All ranks of a group."""
+    """The process ids, nodes and IP addresses of all ranks of a torchrun group."""
 
     processes: Sequence[worker_pb2.Process]  # by rank
     same_node: Sequence[int]  # the ranks on the node of this one, itself included

@@ -1,4 +1,4 @@
-"""The entry point of every rank of a service: from the command line to the loop, and out again."""
+"""Runs one rank of a service, from the parsing of the command line over the command loop to the exit of the process."""
 
 import json
 import logging
@@ -47,7 +47,7 @@ _FAILED, _INTERRUPTED = 1, 130
 
 
 def run_service(role_name: RoleName, build_role: BuildRole, *, check_config: CheckConfig = lambda _: None) -> NoReturn:
-    """Runs one rank of a service and ends the process with the status that `run` returns, or 3 without a launcher."""
+    """Runs one rank of a service; the process exits with the status from `run`, or with 3 if its launcher has ended."""
     code = run(role_name, build_role, check_config=check_config)
     logging.shutdown()
     sys.stdout.flush()
@@ -63,11 +63,11 @@ def run(
     *,
     check_config: CheckConfig = lambda _: None,
 ) -> int:
-    """Runs one rank until the group ends; returns 0 (drained), 1 (failed) or 2 (bad input: one sentence on stderr).
+    """Runs one rank until its group ends; returns 0 (drained), 1 (failed), 2 (bad input: a sentence on stderr) or 130.
 
     `arguments` are those of the command line (None: of this process). Every rank calls `check_config`, which raises
     ConfigError, before it joins the group, and with --check. It calls `build_role` when the process groups exist; a
-    ValueError or OSError of `build_role` is bad input.
+    ValueError or OSError of `build_role` is bad input. 130 stands for a KeyboardInterrupt.
     """
     try:
         options = parse(role_name, arguments)
@@ -109,7 +109,7 @@ def _describe(role_name: RoleName, config: Config) -> str:
 
 
 def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeline: bool) -> None:
-    """Joins the group, builds the role, and takes part in commands until the group is drained."""
+    """Joins the torchrun group, builds the role, and takes part in commands until the group is drained."""
     launch, services = Launch.from_environment(), config.services
     # The controller stores stderr of the groups that it starts beside the log files: every line would be there twice.
     set_up_logging(role_name, launch.rank, config.run.dir, to_stderr=not lifeline)
@@ -155,7 +155,7 @@ def _serve(role_name: RoleName, config: Config, build_role: BuildRole, *, lifeli
 
 
 def _place(launch: Launch, role_name: RoleName, config: Config) -> torch.device:
-    """Gives this rank its cores and its GPU, and returns the device; warns of cores and ranks that do not fit."""
+    """Binds this rank to its CPU cores and GPU, and returns the device; warns of too few cores or a wrong rank count."""
     service = config.services.of(role_name)
     cores = permitted_cores()  # the group's, before this rank is bound to its own
     num_threads = threads_of_rank(service, launch.local_world_size, cores)
@@ -170,7 +170,7 @@ def _place(launch: Launch, role_name: RoleName, config: Config) -> torch.device:
 
 
 def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> None:
-    """Serves until drained, on rank 0; `<run.dir>/services/<role>.json` announces the address and the processes."""
+    """Serves gRPC on rank 0 until drained; announces address and processes in `<run.dir>/services/<role>.json`."""
     worker, context = leader.worker, leader.worker.context
     services = context.config.services
     bind = services.of(context.role_name).bind
@@ -205,7 +205,7 @@ def _lead(leader: Leader, credentials: Credentials, heartbeat: Heartbeat) -> Non
 
 
 def _say_once(sentence: str) -> None:
-    """Prints what the user must change on one rank of the group, and logs it on every rank."""
+    """Prints an error in the user's input to stderr on one rank of the group, and logs the error on every rank."""
     if logging.getLogger().hasHandlers():
         log.error("%s", sentence, extra=FILE_ONLY)
     is_first = os.environ.get("RANK", "0") == "0"

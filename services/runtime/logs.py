@@ -1,4 +1,4 @@
-"""The log of a rank: its file, and the service, rank, step and request in each line."""
+"""Sets up the log file of a rank; every log line names the service, the rank, the step and the request id."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ _work: ContextVar[str] = ContextVar("work", default="")
 
 @contextmanager
 def working_on(step: int, request_id: str) -> Iterator[None]:
-    """Adds step and request to the log lines that this thread writes within the block."""
+    """Adds the step and the request id to the log lines that this thread writes within the `with` block."""
     token = _work.set(f" step {step} {request_id}")
     try:
         yield
@@ -22,7 +22,7 @@ def working_on(step: int, request_id: str) -> Iterator[None]:
 
 
 def set_up_logging(role_name: str, rank: int, run_dir: Path, *, to_stderr: bool) -> None:
-    """Sends the log to `<run.dir>/logs/{role}_{rank}.log`, and with `to_stderr` warnings to stderr, too."""
+    """Sends the log of this rank to `<run.dir>/logs/{role}_{rank}.log`; with `to_stderr` also warnings to stderr."""
     directory = run_dir / "logs"
     directory.mkdir(parents=True, exist_ok=True)
     to_file = logging.FileHandler(directory / f"{role_name}_{rank}.log", encoding="utf-8")
@@ -39,7 +39,7 @@ def set_up_logging(role_name: str, rank: int, run_dir: Path, *, to_stderr: bool)
 
 
 def show_progress_on_stderr() -> None:
-    """Sends every line to stderr from now on; until then bad input is reported there by one sentence alone."""
+    """Sends log lines of level INFO to stderr, too; before, stderr has warnings, and one sentence about bad input."""
     for handler in logging.getLogger().handlers:
         if handler.get_name() == _STDERR_HANDLER:
             handler.setLevel(logging.INFO)

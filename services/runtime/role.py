@@ -1,6 +1,6 @@
-"""The contract between the runtime of a worker group and a role: the role's commands, and its methods.
+"""The interface between the runtime of a worker group and a role (actor, critic, reward): commands and methods.
 
-The runtime moves rows and orders work; it knows nothing of PPO. A role (actor, critic, reward) declares its commands;
+The runtime moves rows of batches and orders work; it knows nothing of PPO. A role declares its commands;
 the runtime serves each as the RPC of the same name. A role that trains has checkpoints as well.
 """
 
@@ -22,12 +22,12 @@ from splitppo.v1 import worker_pb2
 
 @dataclass
 class CommandProgress:
-    """The reports of a rank while a command runs, and the question whether the command is still wanted.
+    """Reports the progress and finished parts of one running command on one rank, and tells if it was cancelled.
 
     Attributes:
         point: the name of the command as a failpoint.
-        on_progress: each takes done, total and phase.
-        on_part: takes the number of a part, this rank's rows of it, and the version of its weights.
+        on_progress: functions that are called with done, total and phase.
+        on_part: called with the number of a part, this rank's rows of the part, and the version of the weights.
         is_cancelled: returns True once nobody needs the command any more: a cancellable command then raises
             CommandCancelled. Ranks learn it at different times, up to half a second apart, and some may have finished
             before. So no rank may wait for another one between the first call and the end of the command.
@@ -39,13 +39,13 @@ class CommandProgress:
     is_cancelled: Callable[[], bool]
 
     def __call__(self, done: int, total: int, phase: str) -> None:
-        """Reports progress, at token and micro-batch boundaries, on every rank; callers get the reports of rank 0."""
+        """Reports a command's progress on every rank, at token and micro-batch boundaries; callers get that of rank 0."""
         for tell in self.on_progress:
             tell(done, total, phase)
         failpoints.hit(self.point)
 
     def part_ready(self, part: int, columns: Batch, *, policy_version: int) -> None:
-        """Reports this rank's rows of a part (from 1), as `Outcome.columns` will have them, once they are complete.
+        """Reports this rank's complete rows of one part (from 1) of a streamed command, as in `Outcome.columns`.
 
         To be called if the rows have the column `places`, then once for every part on every rank, also without rows.
         `columns` has `places`, too: which rows of the whole these are.
@@ -55,12 +55,12 @@ class CommandProgress:
 
 
 class CommandCancelled(Exception):
-    """A rank has given up a command that was cancelled; its state is as it was before, and the group goes on."""
+    """A rank has stopped a cancelled command early; the rank's state is as before it, and the group goes on."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of a command on one rank; every rank returns them.
+    """The results of one command on one rank; the command's function returns an Outcome on every rank.
 
     Attributes:
         columns: new columns for this rank's rows, in the order received; the runtime gathers them into the slot.
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def step_of(request: Any) -> int:
-    """Returns the step that a request works on: that of its slot, else the one it names (to load), else base_step."""
+    """Returns the training step of a command request: of the request's slot, else its field `step`, else base_step."""
     fields = request.DESCRIPTOR.fields_by_name
     if "slot" in fields and request.HasField("slot"):
         return int(request.slot.step)
@@ -89,7 +89,7 @@ def step_of(request: Any) -> int:
 
 @dataclass(frozen=True)
 class Command:
-    """One RPC that goes through the command queue.
+    """One RPC of a service that goes through the command queue and runs on all ranks of the group.
 
     Attributes:
         request_type: has `header` and, where it works on rows, `slot`.
@@ -131,46 +131,46 @@ class Command:
 
     @property
     def point(self) -> str:
-        """The name of the command as a failpoint."""
+        """The name of the failpoint that belongs to this command's method."""
         return failpoints.point_of(self.method)
 
     def place_of(self, request: Any) -> Place:
-        """Returns the place that every rank reports while it works on a request."""
+        """Returns the method and the step of a request, which every rank reports while it works on the request."""
         return Place(method=self.method, step=step_of(request))
 
 
 class Role(Protocol):
-    """The work of a group. Its methods are called on the main thread of every rank, but for `check_checkpoint`."""
+    """The work of a group (actor, critic, reward). The main thread of every rank calls all but `check_checkpoint`."""
 
     role: worker_pb2.Role
     num_parameters: int
 
     def commands(self) -> Sequence[Command]:
-        """Returns the role's own RPCs."""
+        """Returns the RPCs that this role adds to those of the runtime, as `Command`s."""
 
 
 @runtime_checkable
 class CheckpointedRole(Role, Protocol):
-    """A role that trains: its service keeps a ledger, and both are saved together."""
+    """A role that trains a model; a checkpoint has the model and the ledger of the role's service."""
 
     model: str  # its architecture in words; a checkpoint of another one is refused
 
     def save_checkpoint(self, directory: Path, service_state: bytes, *, with_hf_model: bool) -> Future[str]:
-        """Snapshots the role and writes it to `directory` in the background, with rank 0's `service_state`.
+        """Copies the state of the role and writes it to `directory` in the background, with rank 0's `service_state`.
 
-        Resolves when the files of all ranks are written, on rank 0 with the sha256 of the weights in them (as
-        `compute_weights_digest`), or to the OSError of a storage that has failed.
+        The future resolves when the files of all ranks are written, on rank 0 with the sha256 of the weights in them
+        (as `compute_weights_digest`), or to the OSError of a storage that has failed.
         """
 
     def check_checkpoint(self, directory: Path) -> None:
-        """Raises DamagedCheckpoint if it is missing or torn, ValueError if of another model; rank 0 alone calls it."""
+        """Raises DamagedCheckpoint if files are missing or torn, ValueError for another model; rank 0 alone calls it."""
 
     def load_checkpoint(self, directory: Path | None) -> bytes:
-        """Loads what was saved, or the initial model (None), and returns the service state (empty for None).
+        """Loads the checkpoint in `directory` (None: the initial model); returns the saved service state (None: empty).
 
         Raises:
-            ValueError, OSError: it is not a checkpoint of this role, or torn.
+            ValueError, OSError: `directory` has no checkpoint of this role, or a torn one.
         """
 
     def compute_weights_digest(self) -> str:
-        """Returns the sha256 over sorted named_parameters, values only, little-endian fp32; tied weights once."""
+        """Returns the sha256 of the weights: sorted named_parameters, values only, little-endian fp32; tied ones once."""

@@ -1,4 +1,4 @@
-"""The ways to end a rank from outside: SIGTERM to the group, and the end of the launcher, seen on the lifeline."""
+"""Ends a rank from outside: on SIGTERM or SIGINT, and when standard input ends because the launcher has ended."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def drain_on_signal(drain: Callable[[], None]) -> None:
-    """Makes SIGTERM and SIGINT call `drain` on a thread of its own; for the main thread of rank 0.
+    """Makes SIGTERM and SIGINT call `drain` on a thread of its own; call it on the main thread of rank 0.
 
     The signal reaches that thread through a socket, so it is noticed even while the main thread is in a collective.
     """
@@ -34,13 +34,13 @@ def drain_on_signal(drain: Callable[[], None]) -> None:
 
 
 def ignore_signals() -> None:
-    """Makes every other rank ignore the signals that torchrun sends to all: they end by an order of rank 0."""
+    """Makes a rank other than rank 0 ignore SIGTERM and SIGINT: that rank ends when rank 0 orders the end."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def hold_lifeline() -> None:
-    """Ends this process at once when its standard input ends, because then the launcher of the group is gone."""
+    """Starts a thread that ends this process when standard input ends, because the launcher has then ended."""
 
     def watch() -> None:
         while os.read(0, 4096):

@@ -1,4 +1,4 @@
-"""The batch store of a service: batches by slot, from the first put until their step is committed."""
+"""Stores the batches of a service by slot (kind and step), from the first put until the step is committed."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -42,7 +42,7 @@ class _Entry:
 
 
 class BatchStore:
-    """The batches of rank 0. Thread-safe: puts and gets come from the gRPC thread, the rest from the main thread.
+    """The batches that rank 0 stores in slots. Thread-safe: the gRPC thread puts and gets, the rest is the main thread's.
 
     There is room for the experience of the next two steps (under `overlap` the step after next arrives while the next
     one is still being trained), for MAX_EVALUATION_SLOTS evaluation batches, for one batch of candidates and for one
@@ -67,7 +67,7 @@ class BatchStore:
 
     @contextmanager
     def reserved(self, num_bytes: int) -> Iterator[None]:
-        """Reserves room for a batch that is being received while the block runs.
+        """Reserves this many bytes of the store for a batch that is being received while the `with` block runs.
 
         Raises:
             LimitExceeded: the batch is over the limit by itself.
@@ -92,7 +92,7 @@ class BatchStore:
                 self._coming_bytes -= num_bytes
 
     def check(self, slot: batch_pb2.Slot, committed_step: int | None) -> None:
-        """Raises InvalidArgument for a slot that cannot exist, WrongState if its step is over or too far ahead."""
+        """Raises InvalidArgument for an impossible slot, WrongState if the slot's step is over or too far ahead."""
         if slot.kind not in _KINDS:
             raise InvalidArgument(f"unknown slot kind {slot.kind}")
         if slot.kind == batch_pb2.SLOT_KIND_EXPERIENCE and not 0 <= slot.part <= MAX_PARTS:
@@ -107,7 +107,7 @@ class BatchStore:
             raise WrongState(f"no room for {describe(slot)}: steps {steps[0]} and {steps[1]} are taken now")
 
     def put(self, slot: batch_pb2.Slot, batch: Batch, committed_step: int | None) -> None:
-        """Creates the slot, or adds columns to its rows; all or nothing.
+        """Stores a batch in a new slot, or adds the batch's columns to the rows of an existing slot; all or nothing.
 
         Raises:
             InvalidArgument, WrongState: see `check`.
@@ -128,12 +128,12 @@ class BatchStore:
                 del self._entries[oldest]
 
     def get(self, slot: batch_pb2.Slot) -> Batch:
-        """Returns the rows of a slot; NotFound if nothing was put there, or its step has been committed."""
+        """Returns the rows of a slot; NotFound if nothing was put into the slot, or if the slot's step is committed."""
         with self._lock:
             return self._entry(slot).rows
 
     def absorb(self, slot: batch_pb2.Slot, columns: Batch, reply_key: str, reply: StoredReply) -> None:
-        """Stores what a command made: columns of the same rows are added, a multiple of the rows replaces them.
+        """Stores a command's result in a slot: adds columns of the same rows, or replaces the rows by a multiple of them.
 
         Raises:
             NotFound: as for `get`.
@@ -148,24 +148,24 @@ class BatchStore:
             self._entries[_key(slot)] = entry
 
     def add_part(self, slot: batch_pb2.Slot, part: int, rows: Batch) -> None:
-        """Stores rows that a running command has finished as a part of its slot; NotFound as for `get`."""
+        """Stores rows that a running command has finished as one part of the command's slot; NotFound as for `get`."""
         with self._lock:
             self._entry(slot)
             self._entries[_Key(slot.kind, slot.step, part)] = _Entry(rows)
 
     def drop_parts(self, slot: batch_pb2.Slot) -> None:
-        """Drops the parts of a whole slot, because the command that made them was given up."""
+        """Drops all parts of a slot, because the command that made the parts was cancelled or is run again."""
         with self._lock:
             self._drop_parts(_key(slot))
 
     def reply_of(self, slot: batch_pb2.Slot, reply_key: str) -> StoredReply | None:
-        """Returns the reply of a command whose work is still in the slot; None if there is none."""
+        """Returns the stored reply of a command whose result is still in the slot; None without such a reply."""
         with self._lock:
             entry = self._entries.get(_key(slot))
             return entry.replies.get(reply_key) if entry else None
 
     def commit(self, step: int) -> None:
-        """Drops the slots of this step and of earlier ones; an evaluation of this step stays."""
+        """Drops the slots of a committed step and of earlier steps; evaluation slots of the committed step stay."""
         with self._lock:
             for key in list(self._entries):
                 if key.step < step or (key.step == step and key.kind != batch_pb2.SLOT_KIND_EVALUATION):
@@ -176,7 +176,7 @@ class BatchStore:
             self._entries.clear()
 
     def slots(self) -> list[batch_pb2.Slot]:
-        """Returns the slots that have rows, oldest first."""
+        """Returns all slots of the store that have rows, oldest first."""
         with self._lock:
             return [batch_pb2.Slot(**key._asdict()) for key in self._entries]
 
@@ -187,7 +187,7 @@ class BatchStore:
         return entry
 
     def _find(self, key: _Key) -> _Entry | None:
-        """Returns the entry of a slot, for a whole without a put its joined parts; None if there is nothing."""
+        """Returns the entry of a slot, made of the slot's joined parts if only parts were put; None without rows."""
         if key in self._entries or not key.may_have_parts or not (parts := self._parts(key)):
             return self._entries.get(key)
         if parts != list(range(1, len(parts) + 1)):
@@ -203,7 +203,7 @@ class BatchStore:
 
 
 def describe(slot: batch_pb2.Slot | _Key) -> str:
-    """Returns the name of a slot for people."""
+    """Returns a slot as text for error sentences, e.g. "experience slot of step 3, part 1"."""
     kind, _ = _KINDS.get(slot.kind, (f"unknown ({slot.kind})", None))
     part = f", part {slot.part}" if slot.part else ""
     return f"{kind} slot of step {slot.step}{part}"

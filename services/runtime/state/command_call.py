@@ -1,4 +1,4 @@
-"""A command on its way to its reply, and the log of the events that its callers get."""
+"""One call of a command, from its request to its reply, and the events (progress, parts, reply) for its callers."""
 
 import hashlib
 import threading
@@ -20,24 +20,24 @@ Event = worker_pb2.CommandEvent | WireError
 
 
 class StoredReply(NamedTuple):
-    """A reply, and the digest of the request that it answers; the digest is empty in checkpoints of older versions."""
+    """A command's stored reply with the sha256 of its request; the digest is empty in checkpoints of older versions."""
 
     request_sha256: str
     reply: worker_pb2.CommandResult
 
 
 class CommandCall:
-    """A command on its way to its reply, with a log of events for its callers that only grows. Thread-safe.
+    """One call of a command until its reply, with a list of events for its callers that only grows. Thread-safe.
 
-    Callers come and go (they join under the same request id, they time out, they cancel), and each reads the log from
-    its beginning; the command goes on.
+    Several callers may wait for one call: they join under the same request id, they time out, they cancel. Each reads
+    the events from the first one on; the command goes on without a caller.
 
     Attributes:
         request_sha256: digest of the request without run_id and epoch: a newer controller may make it again.
-        progress: the newest progress; not all progress is in the log.
-        newest_progress: the last event with progress in the log.
-        answered: set once the result or the error is in the log.
-        cancelled_because: why the engine is to give the command up; empty while it is wanted.
+        progress: the newest progress; not every progress becomes an event.
+        newest_progress: the last event with progress.
+        answered: set once the result or the error is among the events.
+        cancelled_because: why the engine must stop the command; empty while the command is wanted.
     """
 
     def __init__(self, command: Command, request: Any) -> None:
@@ -57,18 +57,18 @@ class CommandCall:
 
     @property
     def reply_key(self) -> str:
-        """The key of its stored reply, which has the method, because another method must not get this reply."""
+        """The key of the call's stored reply: method and request id, because another method must not get the reply."""
         return f"{self.command.method} {self.request_id}"
 
     def check_same(self, request_sha256: str) -> None:
-        """Raises InvalidArgument if the request with this digest, which has the same id, is another one."""
+        """Raises InvalidArgument unless the other request with the same request id has the same digest."""
         if request_sha256 not in ("", self.request_sha256):
             raise InvalidArgument(
                 f"request id {self.request_id!r} belongs to another request than this {self.command.method}"
             )
 
     def stored(self, reply: worker_pb2.CommandResult) -> StoredReply:
-        """Returns the reply to this call as it is stored for repetitions of the request."""
+        """Returns a reply to this call as a `StoredReply`, which answers repetitions of the request."""
         return StoredReply(self.request_sha256, reply)
 
     @property
@@ -76,12 +76,12 @@ class CommandCall:
         return replace(self.command.place_of(self.request), phase=self.progress.phase if self.progress else "")
 
     def read(self, start: int) -> tuple[Sequence[Event], Future[None]]:
-        """Returns the events of the log from an index on, and a future that resolves at the next event."""
+        """Returns the call's events from an index on, and a future that resolves when the next event is added."""
         with self._lock:
             return self._events[start:], self._more
 
     def report(self, done: int, total: int, phase: str) -> None:
-        """Takes progress; it becomes an event if the last one is old enough, in a new phase, and when all is done."""
+        """Notes the call's progress; adds an event at most every 50 ms, at each new phase, and when all is done."""
         now, last = time.monotonic(), self.progress
         self.progress = worker_pb2.Progress(done=done, total=total, phase=phase)
         is_due = last is None or last.phase != phase or last.done < total <= done
@@ -91,7 +91,7 @@ class CommandCall:
             self._append(self.newest_progress)
 
     def part_ready(self, part: worker_pb2.PartReady) -> None:
-        """Adds the event that a part of the slot can be fetched."""
+        """Adds the event that tells callers that a part of the command's slot can be fetched."""
         self._append(worker_pb2.CommandEvent(part=part))
 
     def resolve(self, reply: worker_pb2.CommandResult) -> None:
@@ -103,7 +103,7 @@ class CommandCall:
         self._append(error.at(self.place), is_last=True)
 
     def cancel(self, because: str) -> None:
-        """Asks the engine to give a cancellable command up; the command may still be finished."""
+        """Asks the engine to stop a cancellable command early; the engine may still finish the command."""
         with self._lock:
             if not self.command.cancellable or self.cancelled_because or self.answered.is_set():
                 return
@@ -112,7 +112,7 @@ class CommandCall:
         tell_ranks()
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Has `callback` called once, in any thread, when the call is cancelled; at once if it is already."""
+        """Registers a function to be called once, in any thread, when the call is cancelled, or at once if it is."""
         with self._lock:
             self._on_cancel = callback
             is_cancelled = bool(self.cancelled_because)

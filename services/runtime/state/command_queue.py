@@ -1,4 +1,4 @@
-"""The command queue of a service: commands in the order of their arrival, joined by their request ids."""
+"""Queues the commands of a service in the order of arrival; calls with the same request id share one command."""
 
 import threading
 import time
@@ -14,11 +14,11 @@ _CHECKPOINT_IS_LOADED = "a checkpoint is being loaded"
 
 
 class CommandQueueClosed(Exception):
-    """The queue is closed and empty: no call will come any more."""
+    """The command queue is closed and empty: no call will be queued any more."""
 
 
 class CommandQueue:
-    """A bounded queue of calls, filled by the gRPC thread and emptied by the main thread, one call at a time."""
+    """A bounded queue of command calls: the gRPC thread adds calls, the main thread takes one at a time."""
 
     def __init__(self, max_queued: int) -> None:
         self._max_queued = max_queued
@@ -31,7 +31,7 @@ class CommandQueue:
 
     @property
     def running(self) -> CommandCall | None:
-        """The call that the main thread works on; None without one."""
+        """The command call that the main thread works on; None if the main thread waits for a call."""
         call = self._running
         return call if call is not None and not call.answered.is_set() else None
 
@@ -44,7 +44,7 @@ class CommandQueue:
     ) -> CommandCall:
         """Queues a call, or returns the open call with the same request id, or answers it with its stored reply.
 
-        For a command that repairs, calls that wait are refused, and the running one is cancelled if it can be.
+        A command that repairs (LoadCheckpoint) refuses the calls that wait, and cancels the running call if possible.
 
         Raises:
             InvalidArgument: the request id is that of another request.
@@ -74,7 +74,7 @@ class CommandQueue:
             return call
 
     def take(self, timeout_s: float) -> CommandCall | None:
-        """Returns the next call, which is `running` until the next `take`; None if no call came in time.
+        """Takes the next call from the queue, which is `running` until the next `take`; None if no call came in time.
 
         Raises:
             CommandQueueClosed: the queue is closed and empty.
@@ -89,7 +89,7 @@ class CommandQueue:
             return self._running
 
     def supersede(self, because: str) -> None:
-        """Refuses all calls that have not begun, and cancels the running one if it can be cancelled."""
+        """Refuses all queued calls that have not begun, and cancels the running call if it can be cancelled."""
         with self._changed:
             self._refuse_queued(Unavailable(because))
         self.cancel_running(because)
@@ -99,7 +99,7 @@ class CommandQueue:
             running.cancel(because)
 
     def close(self, because: WireError) -> None:
-        """Refuses all calls that have not begun, now and later; for calls to come the first reason stays."""
+        """Refuses all calls that have not begun, now and later; later calls get the reason of the first `close`."""
         with self._changed:
             self._closed_because = self._closed_because or because
             self._refuse_queued(self._closed_because)
@@ -110,7 +110,7 @@ class CommandQueue:
             _fail(list(self._open.values()), error)
 
     def wait_open(self, timeout_s: float) -> None:
-        """Waits until every open call is answered (checkpoints that are still being written)."""
+        """Waits until every open call is answered, e.g. saves of checkpoints in progress; at most timeout_s seconds."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             calls = list(self._open.values())

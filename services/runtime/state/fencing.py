@@ -1,4 +1,4 @@
-"""The controller that a service works for: the one with the newest epoch of a run."""
+"""Remembers the controller that a service works for (run id and newest epoch), and refuses older controllers."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from splitppo.rpc.errors import InvalidArgument, NotIntroduced, StaleEpoch, Wron
 
 
 class FencingToken:
-    """The fencing token: a controller of a newer epoch takes over, and every older one is refused. Thread-safe."""
+    """The run id and epoch of the controller that a service obeys; a newer epoch takes over. Thread-safe."""
 
     def __init__(self, epoch_file: Path | None = None) -> None:
         self._epoch_file = epoch_file
@@ -17,12 +17,12 @@ class FencingToken:
         self.epoch = 0  # before the first handshake
 
     def take(self, run_id: str, epoch: int) -> bool:
-        """Accepts the controller that introduces itself; returns True if it takes over from an older one.
+        """Accepts the controller that calls Handshake; returns True if that controller replaces an older one.
 
         Raises:
             InvalidArgument: no run id, or an epoch below 1.
             StaleEpoch: a newer controller has introduced itself here, or has claimed the run folder.
-            WrongState: the epoch is that of another run.
+            WrongState: another run already has this epoch.
         """
         if not run_id or epoch < 1:
             raise InvalidArgument(f"a handshake needs a run id and an epoch from 1 on, got {run_id!r} and {epoch}")
@@ -37,12 +37,12 @@ class FencingToken:
             return takes_over
 
     def check(self, run_id: str, epoch: int) -> None:
-        """Refuses a call that does not come from the controller that this service works for.
+        """Checks that a call comes from the controller that this service works for.
 
         Raises:
-            StaleEpoch: it comes from an older controller.
+            StaleEpoch: the call comes from an older controller.
             NotIntroduced: no controller has introduced itself since the service started.
-            WrongState: it comes from another controller, which has not introduced itself.
+            WrongState: the call comes from another controller, which has not introduced itself.
         """
         with self._lock:
             if not self.epoch:
@@ -56,7 +56,7 @@ class FencingToken:
                 )
 
     def _epoch_of_folder(self) -> int:
-        """Returns the epoch in the run folder; 0 if there is none."""
+        """Reads the newest claimed epoch from the run folder; 0 without a readable epoch file."""
         try:
             return int(json.loads(self._epoch_file.read_text())["epoch"]) if self._epoch_file else 0
         except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The ledger: the committed step, the request that committed it, and the reply. It is saved with the weights."""
+"""The ledger of a role that trains: the committed step, its request id and reply. It is saved with the weights."""
 
 import json
 from typing import NamedTuple
@@ -13,7 +13,7 @@ _VERSION = 1
 
 
 class _Entry(NamedTuple):
-    """A request and its reply; replaced as a whole, so that no thread sees one without the other."""
+    """The request id and reply of an update or a save; replaced as a whole: no thread sees one without the other."""
 
     committed_step: int = 0
     request_id: str = ""
@@ -34,7 +34,7 @@ class Ledger:
         self._entry = _Entry(step, request_id, stored)
 
     def reply_of(self, request_id: str) -> StoredReply | None:
-        """Returns the stored reply, marked as replayed, if this request was the last one applied; else None."""
+        """Returns the reply of the last applied update, marked as replayed, if it has this request id; else None."""
         entry = self._entry
         if not request_id or request_id != entry.request_id:
             return None
@@ -43,16 +43,16 @@ class Ledger:
         return entry.stored._replace(reply=reply)
 
     def remember_save(self, request_id: str, stored: StoredReply) -> None:
-        """Stores the reply of a durable save, for repetitions of its request until a checkpoint is loaded."""
+        """Stores the reply of a SaveCheckpoint that is on disk, to answer repetitions of the same request."""
         self._saved = _Entry(stored.reply.committed_step, request_id, stored)
 
     def reply_of_save(self, request_id: str) -> StoredReply | None:
-        """Returns the reply of the last durable save, if this request made it; else None."""
+        """Returns the reply of the last SaveCheckpoint on disk if it has this request id; else None."""
         saved = self._saved
         return saved.stored if request_id and request_id == saved.request_id else None
 
     def serialise(self) -> bytes:
-        """Returns the last applied request as JSON, for a checkpoint."""
+        """Returns the ledger's last applied update (step, request id, reply) as JSON, for a checkpoint."""
         entry = self._entry
         content = {
             "version": _VERSION,
@@ -64,10 +64,10 @@ class Ledger:
         return json.dumps(content, sort_keys=True).encode()
 
     def restore(self, state: bytes, step: int) -> None:
-        """Takes over the entry of a checkpoint; empty `state` stands for a model that was never trained.
+        """Replaces the ledger by that of a checkpoint (`serialise`); empty `state`: a model that was never trained.
 
         Raises:
-            DataLoss: the entry cannot be read, or belongs to another step than `step`.
+            DataLoss: the checkpoint's ledger cannot be read, or belongs to another step than `step`.
         """
         entry = _read(state) if state else _Entry()
         if entry.committed_step != step:

@@ -1,4 +1,4 @@
-"""The state that the two threads of rank 0 share: the main thread, which works, and the gRPC thread, which answers."""
+"""The state of a service that the main thread of rank 0 (runs commands) and the gRPC thread (answers) share."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ from splitppo.v1 import worker_pb2
 
 @dataclass
 class Worker:
-    """A service as its callers see it: its role, its controller, its batches, and its state.
+    """One service on rank 0: its role, its controller, its batches, its command queue, and whether it can serve.
 
     Attributes:
-        ledger: None if the group trains nothing: then no step is committed, and any step of a request is right.
+        ledger: None if the group trains nothing; then no step is committed, and requests may name any step.
         instance_id: new at each start of the group.
         has_failed: the group ends because of a failure.
         on_change: called, in any thread, when `is_serving` may have changed.
@@ -56,16 +56,16 @@ class Worker:
 
     @property
     def is_serving(self) -> bool:
-        """True if it takes commands of every kind."""
+        """True if the service takes commands of every kind: it is not failed, dirty or draining."""
         return not (self.has_failed or self._dirty or self._is_draining)
 
     @property
     def committed_step(self) -> int | None:
-        """The committed step; None without a ledger."""
+        """The last committed training step; None for a role that does not train."""
         return None if self.ledger is None else self.ledger.committed_step
 
     def stored_reply(self, call: CommandCall) -> worker_pb2.CommandResult | None:
-        """Returns the stored reply to a request that was made before; None without one.
+        """Returns the stored reply if the same command request was answered before; else None.
 
         Raises:
             InvalidArgument: the request id belongs to another request.
@@ -76,7 +76,7 @@ class Worker:
         return stored.reply
 
     def _stored(self, call: CommandCall) -> StoredReply | None:
-        """Returns the reply under the call's request id: from its slot, from the ledger, or of the last save."""
+        """Looks up the reply stored under a call's request id: in its slot, in the ledger, or that of the last save."""
         if call.command.works_on_slot and not call.command.commits:
             return self.slots.reply_of(call.request.slot, call.reply_key)
         if self.ledger is None:
@@ -86,7 +86,7 @@ class Worker:
         return self.ledger.reply_of_save(call.request_id) if call.command.method == "SaveCheckpoint" else None
 
     def check_clean(self) -> None:
-        """Raises Dirty after an update that failed half-way."""
+        """Raises Dirty if the weights belong to no step because an update or a load failed half-way."""
         if self._dirty:
             raise Dirty(f"{self._dirty}; only GetStatus and LoadCheckpoint are answered until a checkpoint is loaded")
 
@@ -96,24 +96,24 @@ class Worker:
             raise draining()
 
     def mark_dirty(self, because: str) -> None:
-        """Notes that the weights belong to no step any more."""
+        """Notes that the weights belong to no step any more; most commands are refused until a checkpoint is loaded."""
         self._dirty = because
         self.on_change()
 
     def mark_clean(self) -> None:
-        """Notes that a checkpoint was loaded."""
+        """Notes that a checkpoint was loaded, so the weights belong to a step again."""
         self._dirty = ""
         self.on_change()
 
     def drain(self) -> None:
-        """Refuses all calls but the running one, which is finished, or cancelled; then the main thread ends."""
+        """Refuses all calls but the running one, which is finished or cancelled; the main thread then ends its loop."""
         self._is_draining = True
         self.on_change()
         self.command_queue.close(draining())
         self.command_queue.cancel_running("the service is draining")
 
     def mark_failed(self, error: WireError) -> None:
-        """Answers all open calls with the error for which the group ends."""
+        """Notes that the group ends because of an error, and answers all open calls with that error."""
         self.has_failed = True
         self.on_change()
         self.command_queue.close(error)
